@@ -70,7 +70,7 @@ class Life:
     def end(self, number: signal.Signals) -> None:
         """Cancel it."""
         if self.world is not None:
-            self.world.told_to_end(number.name)
+            self.world.end_by_signal(number.name)
         self.scope.cancel(reason=f"told to end by {number.name}")
 
     def tell(self) -> None:

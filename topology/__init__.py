@@ -1,7 +1,7 @@
 """Machines as data: where ranks sit, which wires join them, which groups are legal.
 
-    topology
-    |-- cluster     cluster("trn2.48xlarge x4") and Cluster: it answers every question, by the rooms below
+       topology
+    |-- cluster     cluster("trn2.48xlarge x4") and Cluster: it answers every question, by the modules below
     |-- routes      the place of each rank, and the links from one rank to another
     |-- groups      rings, grids and hypercubes in a set of ranks;  cycles: Hamiltonian cycles
     |-- rules       check_group and the nearest legal groups

@@ -39,8 +39,6 @@ class Cluster(RankMap):
         Raises:
             TopologyError: in one line, naming the file, the key and the expected value.
         """
-        # Here, because reading TOML needs modules that importing this package should not pay for.
-
         return Cluster.of(machinefile.load(path), nodes=nodes, lnc=lnc, ranks=ranks, strict=strict, edition=edition)
 
     @classmethod
@@ -78,9 +76,9 @@ class Cluster(RankMap):
         )
 
     def route(self, a: int, b: int) -> tuple[Link, ...]:
-        """List the directed links that bytes cross from rank a to rank b; none for a == b.
+        """List the directed links that bytes cross from rank a to rank b; none if a equals b.
 
-        Ways between devices are shortest (see `Wiring.path`). Inside an UltraServer bytes first move to the right
+        Routes between devices are shortest (see `Wiring.path`). Inside an UltraServer bytes first move to the right
         device of their own server, then from server to server. Over the network they leave through the adapters of
         a's device and arrive through those of b's.
 
@@ -101,8 +99,8 @@ class Cluster(RankMap):
         for rank in range(self.ranks_per_node) if ranks is None else ranks:  # all nodes are equal
             nic = (self.place(rank).node, self.nic_of(rank))
             users[nic] = users.get(nic, 0) + 1
-        whole = self.bandwidth_bytes_per_s(self.machine.network.link) * self.nics_per_bundle
-        return whole / max(users.values(), default=1)
+        bandwidth = self.bandwidth_bytes_per_s(self.machine.network.link) * self.nics_per_bundle
+        return bandwidth / max(users.values(), default=1)
 
     def bisection_bytes_per_s(self) -> float:
         """Give the bandwidth across the narrowest cut of the cluster into halves, one way, over any wires."""
@@ -130,7 +128,7 @@ class Cluster(RankMap):
         return self._share(self.machine.chip.memory_bytes_per_s)
 
     def rank_memory_bytes_per_s(self) -> float | None:
-        """Give the bandwidth of what a rank copies in: its share of its device's, or of a memory that all ranks use."""
+        """Give the bandwidth of the memory a rank copies in: its share of its device's, or one that all ranks use."""
         shared = self.machine.collectives.usual.memory_bytes_per_s
         return self.memory_bytes_per_s() or (shared.value if shared else None)
 
@@ -201,7 +199,7 @@ class Cluster(RankMap):
         return groups.hypercube_axes(self, range(self.world_size) if ranks is None else ranks)
 
     def whole_devices(self, ranks: Iterable[int]) -> bool:
-        """Tell whether every device that some ranks touch is theirs entirely, which KangaRing needs."""
+        """Tell whether some ranks use every core of every device that they touch, which KangaRing needs."""
         used: dict[tuple[int, int], set[int]] = {}
         for rank in ranks:
             place = self.place(rank)
@@ -217,9 +215,9 @@ def _known(machine: Machine, edition: int) -> int:
     return edition
 
 
-def _at_least_one(what: str, value: int | None, default: int) -> int:
+def _at_least_one(key: str, value: int | None, default: int) -> int:
     if value is not None and value < 1:
-        raise TopologyError(f"{what}: expected 1 or more, found {value}")
+        raise TopologyError(f"{key}: expected 1 or more, found {value}")
     return default if value is None else value
 
 
@@ -261,27 +259,27 @@ def cluster(
     strict: bool | None = None,
     edition: int | None = None,
 ) -> Cluster:
-    """Make a cluster of a named machine, or of one in a file whose name ends in ``.toml``.
+    """Make a cluster of a named machine, or of a machine in a ``.toml`` file.
 
     Args:
         name: a built-in name, optionally with its nodes and logical cores: ``"trn2.48xlarge x4 lnc=1"``.
             ``"local"`` is this computer: any number of ranks, no rules.
-        nodes: how many; one by default, a full UltraServer where the machine is part of one.
+        nodes: their number; one by default, a full UltraServer where the machine is part of one.
         lnc: physical cores per logical core; the machine's default if None.
         ranks: size of the world, spread evenly over the nodes; None fills a named machine, and is one rank per node
             on "local".
         strict: whether an illegal group is an error; named Neuron machines are strict, "local" has nothing to
             violate.
-        edition: the year whose rules apply; the newest by default.
+        edition: year of the rules that apply; the newest by default.
 
     Raises:
         TopologyError: for an unknown name, a world that does not fit, an impossible or contradictory number.
     """
     if not isinstance(name, str):
         raise TopologyError(f"name: expected the name of a cluster, got {name!r}")
-    name, said = _split(name)
-    nodes = _agreed("nodes", said.get("nodes"), nodes)
-    lnc = _agreed("lnc", said.get("lnc"), lnc)
+    name, suffixes = _split(name)
+    nodes = _agreed("nodes", suffixes.get("nodes"), nodes)
+    lnc = _agreed("lnc", suffixes.get("lnc"), lnc)
     machine = machinefile.load(name) if name.endswith(".toml") else machinefile.builtin(name)
     return Cluster.of(machine, nodes=nodes, lnc=lnc, ranks=ranks, strict=strict, edition=edition)
 
@@ -292,22 +290,22 @@ def names() -> tuple[str, ...]:
 
 
 def _split(name: str) -> tuple[str, dict[str, int]]:
-    said: dict[str, int] = {}
+    suffixes: dict[str, int] = {}
     rest = name.strip()
     while match := _SUFFIX.fullmatch(rest):
         for key in ("nodes", "lnc"):
             if match[key] is not None:
-                said[key] = _agreed(key, said.get(key), int(match[key])) or 0
+                suffixes[key] = _agreed(key, suffixes.get(key), int(match[key])) or 0
         rest = match["rest"]
     first, _, more = rest.partition(" ")
     if more and (first in names() or first.endswith(".toml")):
         raise TopologyError(
             f"cluster: expected nodes or cores after {first!r}, such as x4 or lnc=1, got {more.strip()!r}"
         )
-    return rest, said
+    return rest, suffixes
 
 
-def _agreed(what: str, first: int | None, second: int | None) -> int | None:
+def _agreed(key: str, first: int | None, second: int | None) -> int | None:
     if first is not None and second is not None and first != second:
-        raise TopologyError(f"{what} is given twice: {first} and {second}")
+        raise TopologyError(f"{key} is given twice: {first} and {second}")
     return second if first is None else first

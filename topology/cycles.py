@@ -23,16 +23,16 @@ _MERGE_STEPS = 2_000_000
 def zigzag_cycles(vertices: Sequence[int]) -> tuple[Cycle, ...]:
     """Cut a complete graph of n vertices in (n-1)//2 edge-disjoint Hamiltonian cycles, at most `MAX_CYCLES` of them.
 
-    The first vertex is the hub; cycle i visits i, i+1, i-1, i+2, ... of the others. Its edges are those whose ends
-    sum to 2i or 2i+1, so no two cycles share one.
+    The first vertex is the hub; cycle i visits i, i+1, i-1, i+2, ... of the others. Both ends of each of its edges sum
+    to 2i or 2i+1, so no two cycles share one.
     """
-    hub, *others = vertices
-    around = len(others)
-    if around < 2:
+    hub, *outer = vertices
+    count_outer = len(outer)
+    if count_outer < 2:
         return (tuple(vertices),)
-    steps = [(step + 1) // 2 * (1 if step % 2 else -1) for step in range(around)]
-    count = min(around // 2, MAX_CYCLES)
-    return tuple((hub, *(others[(start + step) % around] for step in steps)) for start in range(count))
+    steps = [(step + 1) // 2 * (1 if step % 2 else -1) for step in range(count_outer)]
+    count = min(count_outer // 2, MAX_CYCLES)
+    return tuple((hub, *(outer[(start + step) % count_outer] for step in steps)) for start in range(count))
 
 
 def disjoint_cycles(graph: Graph, factors: Sequence[Sequence[Cycle]] = ()) -> tuple[Cycle, ...]:
@@ -40,8 +40,8 @@ def disjoint_cycles(graph: Graph, factors: Sequence[Sequence[Cycle]] = ()) -> tu
 
     Args:
         graph: neighbours of each vertex.
-        factors: for graphs of more than 16 vertices, disjoint sets of rings, each set covering every vertex, to be
-            merged.
+        factors: for graphs of more than 16 vertices, disjoint sets of rings to be merged; each set covers every
+               vertex.
 
     Returns:
         Cycles, each starting at the lowest vertex; none if there are none, or (beyond 16 vertices) none was found.
@@ -54,8 +54,8 @@ def disjoint_cycles(graph: Graph, factors: Sequence[Sequence[Cycle]] = ()) -> tu
         return _merged(graph, factors)
     for count in range(min(map(len, graph.values())) // 2, 0, -1):
         budget = [_SEARCH_STEPS]
-        if found := _search({vertex: set(others) for vertex, others in graph.items()}, count, budget):
-            return tuple(found)
+        if cycles := _search({vertex: set(others) for vertex, others in graph.items()}, count, budget):
+            return tuple(cycles)
     return ()
 
 
@@ -98,7 +98,7 @@ Colours = dict[frozenset[int], int]
 def _merged(graph: Graph, factors: Sequence[Sequence[Cycle]]) -> tuple[Cycle, ...]:
     """Merge the rings of each factor into one by recolouring squares.
 
-    In a square whose opposite sides have colours A, A and B, B, exchanging the colours leaves every vertex its two
+    In a square of colours A, B, A, B, exchanging the colours leaves every vertex its two
     edges of each colour, and joins or splits rings. Random exchanges that never raise the number of rings lead to
     one ring per colour.
     """
@@ -130,14 +130,14 @@ def _squares(graph: Graph) -> list[tuple[frozenset[int], ...]]:
 
 
 def _exchanged(colours: Colours, square: tuple[frozenset[int], ...], counts: list[int], graph: Graph) -> list[int]:
-    here, there, here2, there2 = (colours.get(side) for side in square)
-    if here != here2 or there != there2 or here == there:
+    even, odd, even2, odd2 = (colours.get(side) for side in square)
+    if even != even2 or odd != odd2 or even == odd:
         return counts
-    _paint(colours, square, there, here)
-    new = [_rings(colours, colour, graph) if colour in (here, there) else count for colour, count in enumerate(counts)]
+    _paint(colours, square, odd, even)
+    new = [_rings(colours, colour, graph) if colour in (even, odd) else count for colour, count in enumerate(counts)]
     if sum(new) <= sum(counts):
         return new
-    _paint(colours, square, here, there)
+    _paint(colours, square, even, odd)
     return counts
 
 
@@ -150,9 +150,9 @@ def _paint(colours: Colours, square: tuple[frozenset[int], ...], even: int | Non
 
 
 def _rings(colours: Colours, colour: int, graph: Graph) -> int:
-    left, count = set(graph), 0
-    while left:
-        left -= set(_walk(colours, colour, next(iter(left)), graph))
+    remaining, count = set(graph), 0
+    while remaining:
+        remaining -= set(_walk(colours, colour, next(iter(remaining)), graph))
         count += 1
     return count
 

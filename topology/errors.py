@@ -14,7 +14,7 @@ from difflib import get_close_matches
 MAX_RANKS = 1 << 20
 """Ranks of a world, and that one text may name: far beyond any cluster, and little enough to list."""
 
-_MOST_MEANT = 3  # names that an error of a misspelt one proposes
+_MOST_SUGGESTIONS = 3  # names that an error of a misspelt one proposes
 
 
 class TopologyError(ValueError):
@@ -60,15 +60,15 @@ class TopologyWarning(UserWarning):
     """A group runs, but leaves part of the machine unused or is not known to be supported."""
 
 
-def unknown(what: str, name: str, known: Sequence[str]) -> TopologyError:
-    """Build the error for a misspelt name: it lists the known ones and guesses which was meant.
+def unknown(kind: str, name: str, known: Sequence[str]) -> TopologyError:
+    """Build the error for a misspelt name: it lists the known names and guesses the right one.
 
-    Names that begin with what was written come before similar ones.
+    Names that begin with the text come before similar ones.
     """
-    begin = [each for each in known if name and each.startswith(name)][:_MOST_MEANT]
+    begin = [candidate for candidate in known if name and candidate.startswith(name)][:_MOST_SUGGESTIONS]
     meant = begin or get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ";"
-    return TopologyError(f"unknown {what} {name!r}{hint} known: {', '.join(known)}", known=known)
+    return TopologyError(f"unknown {kind} {name!r}{hint} known: {', '.join(known)}", known=known)
 
 
 def format_ranks(ranks: Sequence[int], *, most: int | None = None) -> str:
@@ -76,7 +76,7 @@ def format_ranks(ranks: Sequence[int], *, most: int | None = None) -> str:
 
     Args:
         ranks: Any ranks, in order.
-        most: How many ranges are written; "..." stands for the others.
+        most: Number of ranges to write; "..." stands for the others.
     """
     runs: list[list[int]] = []
     for rank in ranks:

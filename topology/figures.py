@@ -19,7 +19,7 @@ Confidence = Literal["A", "B", "C", "D", "E"]
 class Figure:
     """A number with its origin."""
 
-    value: float  # in the unit that the name of the field says
+    value: float  # in the unit that the field's name ends with
     source: str  # where it was published, as ``repository:path`` or an address
     # "A" vendor, "B" published run with its configuration, "C" published with gaps, "D" derived arithmetic, "E" an
     # estimate of ours or a number of the user's.
@@ -38,10 +38,10 @@ class Curve:
     """A share that depends on the size of a message, with its origin."""
 
     # (bytes, share), ascending in bytes; between two points the share is linear in the logarithm of the size, outside
-    # it is that of the nearest point.
+    # the share of the nearest point applies.
     points: Annotated[tuple[Point, ...], Words(_POINTS)]
-    source: str  # as of a figure
-    confidence: Confidence  # as of a figure
+    source: str  # as in a figure
+    confidence: Confidence  # as in a figure
 
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.points]
@@ -65,13 +65,13 @@ ShareBySize = Annotated[Figure | Curve, _SHARE]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireOverheads:
-    """The cost of messages over one kind of wire besides its latency and its bytes."""
+    """The cost of messages over one kind of wire besides latency and bytes."""
 
-    kind: str  # of the wire: the first one of a message's way, or the last one for `incast_s`
+    kind: str  # the wire: the first one of a message's route, or the last one for `incast_s`
     launch_s: Duration | None = None  # to start an operation that needs such wires between its nodes: their handshake
     step_s: Duration | None = None  # to start a step's message, on the sender
     gap_s: Duration | None = None  # between two messages that one rank starts in one step
-    incast_s: Duration | None = None  # for each further message that comes to one rank in one step
+    incast_s: Duration | None = None  # for each further message that arrives at one rank in one step
     # to start reducing the bytes of one message; further messages of the step hide as much as their gaps take, and
     # pieces that a ring passes on hide it (see `chunk_pieces`).
     reduce_s: Duration | None = None
@@ -87,15 +87,15 @@ class Overheads:
     launch_s: Duration | None = None  # to start it, once
     # share of a wire's latency that counts where bytes only pass through a device on their way; 1 if absent.
     cut_through: Part | None = None
-    # reads and writes of all ranks of a node together, where they share one memory and the chip names none; of one
-    # process for copies, where nodes are processes that share `cores`.
+    # reads and writes of all ranks of a node together, if they share one memory and the chip names none; of one
+    # process for copies, if nodes are processes that share `cores`.
     memory_bytes_per_s: Amount | None = None
-    # reads and writes up to which caches give `cached_bytes_per_s`; the rest goes at `memory_bytes_per_s`. No caches if
+    # reads and writes up to which caches give `cached_bytes_per_s`; the rest runs at `memory_bytes_per_s`. No caches if
     # absent.
     cached_bytes: Amount | None = None
-    cached_bytes_per_s: Amount | None = None  # of caches
+    cached_bytes_per_s: Amount | None = None  # bandwidth of the caches
     memory_efficiency: Share | None = None  # share of a memory's bandwidth that collectives get; 1 if absent
-    reducer_bytes_per_s: Amount | None = None  # of the reducer of one physical core; no limit if absent
+    reducer_bytes_per_s: Amount | None = None  # rate of the reducer of one physical core; no limit if absent
     # whether a rank receives nothing while it reduces, except pieces that rings pass on.
     serial_reduction: bool | None = None
     # pieces into which a ring cuts each chunk that it reduces and passes on: one is reduced while another one is on the
@@ -114,21 +114,20 @@ class Overheads:
     # its caches; 1 if absent.
     crowding: Factor | None = None
     # processor time of a rank in each step in which it waits for messages, where there are more processes than cores:
-    # it sleeps, is woken, and another one leaves its place; nothing if absent.
+    # it sleeps, is woken, and another process leaves its processor; nothing if absent.
     wake_s: Duration | None = None
-    # for a rank to meet the others of its process, where they read each other's memory; between nodes that share
+    # time for a rank to meet the others of its process, if they read each other's memory; between nodes that share
     # memory, for all of them.
     meeting_s: Duration | None = None
-    phase_s: Duration | None = None  # for ranks of several processes to tell each other their progress, each time
+    phase_s: Duration | None = None  # for ranks of several processes to report their progress to each other, each time
     piece_s: Duration | None = None  # to read or add one rank's part of another's result, whatever its size
-    inline_bytes: Amount | None = None  # of all ranks' vectors, from which threads do the work; none if absent
+    inline_bytes: Amount | None = None  # bytes of all ranks' vectors from which threads do the work; none if absent
     handing_s: Duration | None = None  # to hand work to these threads and back
-    # reads and writes of these threads up to which caches give `spread_bytes_per_s`; the rest goes at
-    # `memory_bytes_per_s`. As one processor alone if absent.
+    # reads and writes of these threads up to which caches give `spread_bytes_per_s`; the rest runs at
+    # `memory_bytes_per_s`. As with one processor if absent.
     spread_bytes: Amount | None = None
-    spread_bytes_per_s: Amount | None = None  # of caches, for these threads
-    # at which a sum is copied to the other ranks of a process; counted with other reads and writes if
-    # absent.
+    spread_bytes_per_s: Amount | None = None  # bandwidth of the caches for these threads
+    # rate at which a sum is copied to the other ranks of a process; counted with other reads and writes if absent.
     copied_bytes_per_s: Amount | None = None
     shared_memory: bool | None = None  # whether nodes are processes of one host whose ranks read each other's memory
     wires: Annotated[tuple[WireOverheads, ...], ByName("a table of kinds of wires")] = ()
@@ -138,7 +137,7 @@ class Overheads:
 class Collectives:
     """The `[collectives]` table."""
 
-    usual: Overheads = field(default=Overheads())  # on one node
-    host_copies: Overheads | None = None  # where adapters reach host memory only; None if nothing is known of that
+    usual: Overheads = field(default=Overheads())  # overheads on one node
+    host_copies: Overheads | None = None  # if adapters reach host memory only; None if nothing is known of that
     between_nodes: Overheads | None = None  # on more than one node; None if nothing differs there
     library: Library | None = None  # of collectives, that comes with the machine; None if its choices are not known

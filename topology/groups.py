@@ -22,7 +22,7 @@ Devices = dict[int, tuple[int, ...]]
 class Axis:
     """One exchange of recursive halving or doubling."""
 
-    bit: int  # of the index in the group, that partners differ in
+    bit: int  # bit of the index in the group in which partners differ
     level: LinkKind  # slowest kind of wire between partners
     hops: int  # wires on the longest way between partners
     partners: tuple[int, ...]  # per index of the (ascending) group, the rank at the other end
@@ -34,13 +34,13 @@ def by_device(cluster: RankMap, ranks: Iterable[int]) -> Devices:
     Raises:
         TopologyError: if there is no rank, or one that does not exist.
     """
-    found: dict[int, list[int]] = {}
+    by_device: dict[int, list[int]] = {}
     for rank in sorted(set(ranks)):
         place = cluster.place(rank)
-        found.setdefault(place.node * cluster.devices_per_node + place.device, []).append(rank)
-    if not found:
-        raise TopologyError("a group needs at least one rank, found none")
-    return {device: tuple(here) for device, here in found.items()}
+        by_device.setdefault(place.node * cluster.devices_per_node + place.device, []).append(rank)
+    if not by_device:
+        raise TopologyError("a group needs at least one rank, by_device none")
+    return {device: tuple(members) for device, members in by_device.items()}
 
 
 def rings(cluster: RankMap, ranks: Iterable[int]) -> tuple[Cycle, ...]:
@@ -87,10 +87,10 @@ def _visit(graph: dict[int, tuple[int, ...]], start: int, order: list[int]) -> N
 
 
 def _units(cluster: RankMap, devices: Iterable[int]) -> list[list[int]]:
-    size, found = cluster.devices_per_node * cluster.servers, dict[int, list[int]]()
+    size, units = cluster.devices_per_node * cluster.servers, dict[int, list[int]]()
     for device in devices:
-        found.setdefault(device // size, []).append(device)
-    return list(found.values())
+        units.setdefault(device // size, []).append(device)
+    return list(units.values())
 
 
 def _unit_rings(cluster: RankMap, devices: list[int]) -> tuple[Cycle, ...]:
@@ -109,8 +109,8 @@ def _wired(cluster: RankMap, device: int) -> list[int]:
     per_node = cluster.devices_per_node
     node, inside = divmod(device, per_node)
     first, server = node - node % cluster.servers, node % cluster.servers
-    beside = [(first + other) * per_node + inside for other in torus(cluster.servers).neighbours(server)]
-    return [node * per_node + other for other in cluster.wiring.adjacent(inside)] + beside
+    coupled = [(first + other) * per_node + inside for other in torus(cluster.servers).neighbours(server)]
+    return [node * per_node + other for other in cluster.wiring.adjacent(inside)] + coupled
 
 
 def _axis_rings(cluster: RankMap, devices: list[int]) -> list[list[Cycle]]:
@@ -145,7 +145,7 @@ def grid(cluster: RankMap, ranks: Iterable[int]) -> Grid | None:
         several units.
     """
     devices = by_device(cluster, ranks)
-    even = len({len(here) for here in devices.values()}) == 1
+    even = len({len(members) for members in devices.values()}) == 1
     return _box(cluster, list(devices)) if even and len(_units(cluster, devices)) == 1 else None
 
 
@@ -154,19 +154,19 @@ def _box(cluster: RankMap, devices: list[int]) -> Grid | None:
     if inside is None:
         return None
     per_node = cluster.devices_per_node
-    whole = Grid(dims=(cluster.servers, *inside.dims), wraps=(True, *inside.wraps))
-    places = [whole.coordinates(device % (per_node * cluster.servers)) for device in devices]
+    full = Grid(dims=(cluster.servers, *inside.dims), wraps=(True, *inside.wraps))
+    places = [full.coordinates(device % (per_node * cluster.servers)) for device in devices]
     sides = [sorted(set(side)) for side in zip(*places, strict=True)]
     size = 1
     for axis, side in enumerate(sides):
         size *= len(side)
-        if not _walkable(side, whole.dims[axis], wraps=whole.wraps[axis]):
+        if not _walkable(side, full.dims[axis], wraps=full.wraps[axis]):
             return None
-    kept = [axis for axis, side in enumerate(sides) if len(side) > 1]
+    axes = [axis for axis, side in enumerate(sides) if len(side) > 1]
     if size != len(devices):
         return None
-    wraps = (whole.wraps[axis] and len(sides[axis]) == whole.dims[axis] for axis in kept)
-    return Grid(dims=tuple(len(sides[axis]) for axis in kept), wraps=tuple(wraps))
+    wraps = (full.wraps[axis] and len(sides[axis]) == full.dims[axis] for axis in axes)
+    return Grid(dims=tuple(len(sides[axis]) for axis in axes), wraps=tuple(wraps))
 
 
 def _walkable(side: list[int], length: int, *, wraps: bool) -> bool:
@@ -185,11 +185,11 @@ def hypercube_axes(cluster: RankMap, ranks: Iterable[int]) -> tuple[Axis, ...]:
             each node.
     """
     devices = by_device(cluster, ranks)
-    group = [rank for here in devices.values() for rank in here]
+    group = [rank for members in devices.values() for rank in members]
     per_node: dict[int, int] = {}
     for device in devices:
         per_node[device // cluster.devices_per_node] = per_node.get(device // cluster.devices_per_node, 0) + 1
-    even = len({len(here) for here in devices.values()}) == 1 and len(set(per_node.values())) == 1
+    even = len({len(members) for members in devices.values()}) == 1 and len(set(per_node.values())) == 1
     if not even or len(group) & (len(group) - 1):
         raise TopologyError(
             "recursive halving and doubling needs a power of two ranks, evenly on devices and nodes; "
@@ -200,11 +200,11 @@ def hypercube_axes(cluster: RankMap, ranks: Iterable[int]) -> tuple[Axis, ...]:
 
 def _axis(cluster: RankMap, group: list[int], bit: int) -> Axis:
     partners = tuple(group[index ^ (1 << bit)] for index in range(len(group)))
-    ways = [
+    links_of_pairs = [
         (route(cluster, rank, partner), cluster.link_kind(rank, partner))
         for rank, partner in zip(group, partners, strict=True)
     ]
-    longest, level = max(ways, key=lambda way: sum(link.latency_s for link in way[0]))
+    longest, level = max(links_of_pairs, key=lambda way: sum(link.latency_s for link in way[0]))
     return Axis(bit=bit, level=level, hops=len(longest), partners=partners)
 
 

@@ -1,4 +1,4 @@
-"""Annotations of the fields that a machine file holds: limits, and the words in which messages name them."""
+"""Annotations of the fields that a machine file holds: limits, and their names in messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 
 def wrong(key: str, expected: str, found: object) -> ValueError:
-    """Build the error for a key whose value contradicts others."""
+    """Build the error for a value that contradicts other keys."""
     return ValueError(f"{key}: expected {expected}, found {as_written(found)!r}")
 
 
@@ -27,13 +27,13 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Numbers(Words):
-    """The numbers that a key may hold; also the value of a figure."""
+    """The numbers that a key may hold, or the value of a figure."""
 
     least: float = -sys.float_info.max
-    above: float | None = None  # a limit that the number itself may not have
+    above: float | None = None  # limit that the number must exceed
     most: float = sys.float_info.max  # TOML has inf and nan
     whole: bool = False
-    text: str | None = None  # a word that may stand instead of a number, and is read as None
+    text: str | None = None  # word that may be written instead of a number, and is read as None
 
     def allow(self, value: object) -> bool:
         """Return whether a value is such a number."""
@@ -46,9 +46,9 @@ class Numbers(Words):
 
 @dataclass(frozen=True, slots=True)
 class ByName(Words):
-    """A table whose keys are names: of records that keep their key as `kind`, or of figures."""
+    """A table by names: of records that keep their key as `kind`, or of figures."""
 
-    known: tuple[str, ...] = ()  # the names that are accepted, in the order of the records; any if empty
+    known: tuple[str, ...] = ()  # accepted names, in the order of the records; any if empty
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Libraries of collectives that come with machines, as records: the algorithms that exist, and their times.
 
-A machine file names one of the files in `data/libraries/` by `[collectives.library] use = "nccl"`, and says what of it
-applies; or it lists schedules itself.
+A machine file names one of the files in `data/libraries/` by `[collectives.library] use = "nccl"`, and the parts of it
+that apply; or it lists schedules itself.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def version_of(text: str) -> tuple[int, ...]:
 class Protocol:
     """Synchronisation of an algorithm: by flags beside the data, or after a whole chunk."""
 
-    kind: str  # as the library calls it
-    base_s: Seconds = 0.0  # of an operation
-    inside_s: Seconds = 0.0  # of a hop inside a node
-    between_s: Seconds = 0.0  # of a hop between nodes, besides the latency of the network
-    waits: Count = 1  # how often a hop between nodes waits for that latency: for the data, and to flush it
+    kind: str  # the library's name of it
+    base_s: Seconds = 0.0  # time of an operation
+    inside_s: Seconds = 0.0  # time of a hop inside a node
+    between_s: Seconds = 0.0  # time of a hop between nodes, besides the latency of the network
+    waits: Count = 1  # waits of a hop between nodes for that latency: for the data, and to flush it
     posts: Count = 1  # messages that the processor posts for a step
-    share: Part = 1.0  # of a wire's bandwidth that is left beside flags
+    share: Part = 1.0  # share of a wire's bandwidth that flags leave to data
     low_latency: bool = False  # whether the limits of processors and chips for words with flags apply
-    chunk_bytes: Bytes | None = None  # of a tree's pieces in a channel; None: those of the library's buffer
+    chunk_bytes: Bytes | None = None  # size of a tree's pieces in a channel; None: as in the library's buffer
     plateau: Factor = 1.0  # factor of the latency of an all-reduce between nodes, where a ring waits for its chunks
 
 
@@ -51,18 +51,18 @@ class Protocol:
 class Model:
     """An algorithm of a library."""
 
-    name: str  # as the library calls it
+    name: str  # the library's name of it
     operations: Texts  # collectives that it carries out
     since: str = "0"  # the first version that has it
-    # what it does: "ring" around all ranks, as many as there are adapters; "chain" through them; "tree" between nodes
-    # over chains inside; "switch" sums in the switch of a node, "switch_tree" does so below a tree, "fabric" below the
-    # switches of the network; "pat" doubles distances between nodes of one rank.
+    # shape of the algorithm: "ring" around all ranks, as many as there are adapters; "chain" through them; "tree"
+    # between nodes over chains inside; "switch" sums in the switch of a node, "switch_tree" does so below a tree,
+    # "fabric" below the switches of the network; "pat" doubles distances between nodes of one rank.
     shape: Shape = ""
     schedule: str = ""  # our schedule that does the same, if there is one; it is priced as such
     nodes: Literal["any", "one", "several", "alone"] = "any"  # "alone": several, of one rank each
-    least_ranks: Count = 1  # on a node
-    # pieces in which sums in switches follow each other, the largest first: the bytes of a channel and rank, and for
-    # how many rounds of all channels and ranks a vector must suffice to be cut so.
+    least_ranks: Count = 1  # least number of ranks on a node
+    # pieces in which sums in switches follow each other, the largest first: the bytes of a channel and rank, and the
+    # number of rounds of all channels and ranks for which a vector must suffice to be cut so.
     chunks: Pairs = ()
     chunk_from_four_nodes: Bytes | None = None  # the largest of these from four nodes on
     protocols: Annotated[tuple[Protocol, ...], ByName("a table of protocols")] = ()
@@ -81,10 +81,10 @@ class Generation:
     """Properties of the chips of a generation that a library depends on."""
 
     kind: str  # its name
-    low_latency_bytes_per_s: Rate  # of words with flags inside a node
-    switch_share: Part | None = None  # of its wires' bandwidth where the switch sums; None: it has no such switch
-    switch_channels: Count = 16  # through which it does so on one node
-    switch_channels_between: Count = 16  # likewise, on several
+    low_latency_bytes_per_s: Rate  # rate of words with flags inside a node
+    switch_share: Part | None = None  # share of its wires' bandwidth where the switch sums; None: no such switch
+    switch_channels: Count = 16  # channels of sums in the switch on one node
+    switch_channels_between: Count = 16  # channels of sums in the switch on several nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,27 +93,28 @@ class Processors:
 
     kind: str  # their maker
     post_s: Seconds  # to post a message to an adapter
-    low_latency_bytes_per_s: Rate  # of words with flags between two nodes
-    low_latency_beyond_two_bytes_per_s: Rate  # likewise, between more
+    low_latency_bytes_per_s: Rate  # rate of words with flags between two nodes
+    low_latency_beyond_two_bytes_per_s: Rate  # rate of words with flags between more nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
     """The machine's own library. No schedule that it lacks prices a measurement, or is promised to its users."""
 
-    source: str  # as of a figure
-    confidence: Literal["A", "B", "C", "D", "E"]  # as of a figure
-    algorithms: Texts = ()  # schedules of ours that it has too, as plans spell them
-    operations: Texts = ()  # collectives that this list speaks of; all if empty
+    source: str  # as in a figure
+    confidence: Literal["A", "B", "C", "D", "E"]  # as in a figure
+    algorithms: Texts = ()  # our schedules that it has too, in the names of plans
+    operations: Texts = ()  # collectives that this list covers; all if empty
     name: str = "the machine's library"
-    version: str = "0"  # the version whose algorithms exist
-    chosen: str = ""  # how it chooses among them
+    version: str = "0"  # the version that has the algorithms
+    chosen: str = ""  # its way of choosing among them
     wires: Texts = ()  # kinds of wires inside nodes that it runs over; any if empty
-    generation: str = ""  # of the machine's chips
+    generation: str = ""  # generation of the machine's chips
     processor: str = ""  # maker of the host's processors
     protocols_between: Texts = ()  # protocols that the network carries; all if empty
     without: Texts = ()  # algorithms that the machine's settings switch off
-    # of a channel's buffer: in such pieces trees pass data on, from a version on; before, and if None: as suits them
+    # size of the pieces of a channel's buffer in which trees pass data on, from `chunk_since` on; before, and if None,
+    # pieces suit the vector
     chunk_bytes: Bytes | None = None
     chunk_since: str = "0"
     channels_of_rail: Count = 1  # channels for each adapter that a device has for itself
@@ -127,50 +128,50 @@ class Library:
         for key in ("version", "chunk_since"):
             if not _VERSION.fullmatch(getattr(self, key)):
                 raise wrong(key, "a version such as '2.18'", getattr(self, key))
-        for key, found, known in (
-            ("generation", self.generation, [each.kind for each in self.generations]),
-            ("processor", self.processor, [each.kind for each in self.processors]),
+        for key, value, known in (
+            ("generation", self.generation, [entry.kind for entry in self.generations]),
+            ("processor", self.processor, [entry.kind for entry in self.processors]),
         ):
-            if known and found not in known:
-                raise wrong(key, f"one of {', '.join(known)}", found)
+            if known and value not in known:
+                raise wrong(key, f"one of {', '.join(known)}", value)
         protocols = {protocol.kind for model in self.models for protocol in model.protocols}
         for key, listed, names in (
             ("protocols_between", self.protocols_between, protocols),
             ("without", self.without, {model.name for model in self.models}),
         ):
-            if strange := [each for each in listed if each not in names]:
+            if strange := [entry for entry in listed if entry not in names]:
                 raise wrong(key, f"names among {', '.join(sorted(names)) or 'none'}", strange[0])
 
     @property
     def label(self) -> str:
-        """Name and version in one."""
+        """Name and version."""
         return self.name if self.version == "0" else f"{self.name} {self.version}"
 
     def has(self, operation: str) -> tuple[Model, ...]:
         """Return the algorithms of its version for an operation."""
         now = version_of(self.version)
-        return tuple(each for each in self.models if operation in each.operations and version_of(each.since) <= now)
+        return tuple(model for model in self.models if operation in model.operations and version_of(model.since) <= now)
 
     @property
     def chunk(self) -> int | None:
-        """Bytes of the pieces in which trees of its version pass data on; None if they are as suits the vector."""
+        """Size in bytes of the pieces in which trees of its version pass data on; None if it suits the vector."""
         return self.chunk_bytes if version_of(self.version) >= version_of(self.chunk_since) else None
 
     def speaks_of(self, operation: str) -> bool:
-        """Tell whether it is known what the library does for an operation."""
+        """Whether the record covers the library's algorithms for an operation."""
         listed = bool(self.algorithms) and (not self.operations or operation in self.operations)
-        return listed or any(operation in each.operations for each in self.models)
+        return listed or any(operation in model.operations for model in self.models)
 
     def runs(self, operation: str, schedules: tuple[str, ...]) -> bool:
-        """Tell whether the library has a schedule of ours, given the names of what it is made of."""
+        """Whether the library has a schedule of ours, given the names of its phases."""
         if self.algorithms and (not self.operations or operation in self.operations):
-            return all(each in self.algorithms for each in schedules)
-        return any((each.schedule,) == schedules for each in self.has(operation))
+            return all(schedule in self.algorithms for schedule in schedules)
+        return any((model.schedule,) == schedules for model in self.has(operation))
 
     def of_chips(self) -> Generation | None:
-        """Return what the machine's chips give it; None where the library does not ask for that."""
-        return next((each for each in self.generations if each.kind == self.generation), None)
+        """Return the properties of the machine's chips; None if the library does not depend on them."""
+        return next((entry for entry in self.generations if entry.kind == self.generation), None)
 
     def of_processors(self) -> Processors | None:
-        """Return what the host's processors give it; None where the library does not ask for that."""
-        return next((each for each in self.processors if each.kind == self.processor), None)
+        """Return the properties of the host's processors; None if the library does not depend on them."""
+        return next((entry for entry in self.processors if entry.kind == self.processor), None)

@@ -49,7 +49,7 @@ class Rule:
     source: str  # the document that states it
     confidence: Confidence  # as for figures
     severity: Severity = "error"  # of a violation on a strict cluster
-    since: Index = 0  # first year in which the platform's documents say this
+    since: Index = 0  # first year of this rule in the platform's documents
     until: Count = LATEST  # last such year
     lnc: Count | None = None  # the logical-core setting to which it applies, None for all
     for_sizes: Counts = ()  # applies only to local parts of these sizes; empty means all
@@ -71,7 +71,7 @@ class Rule:
             raise wrong("until", f"a year not before since = {self.since}", self.until)
 
     def in_force(self, *, edition: int, lnc: int) -> bool:
-        """Tell whether the documents of that year hold this rule for that logical-core setting."""
+        """Tell whether the documents of a year have this rule for a logical-core setting."""
         return self.since <= edition <= self.until and self.lnc in (None, lnc)
 
 
@@ -94,12 +94,12 @@ class Chip:
     cc_cores: Amount | None = None  # collective processors on the chip
     memory_bytes: Amount | None = None  # device memory
     memory_bytes_per_s: Amount | None = None  # its bandwidth
-    dma_bytes_per_s: Amount | None = None  # of the DMA engines of one physical core, in practice
-    # peak per dtype, for the whole chip.
+    dma_bytes_per_s: Amount | None = None  # rate of the DMA engines of one physical core, in practice
+    # peak rate per dtype, for the whole chip.
     flops_per_s: Annotated[tuple[tuple[str, Amount], ...], ByName("a table")] = ()
     products: Annotated[tuple[Products, ...], ByName("a table")] = ()  # measured matrix products, per dtype
-    attention_flops_per_s: Amount | None = None  # of fused attention, forward and backward, in two bytes
-    sustained: Share | None = None  # share of the measured rates that is left in a whole training step
+    attention_flops_per_s: Amount | None = None  # rate of fused attention, forward and backward, in two bytes
+    sustained: Share | None = None  # share of the measured rates that remains in a whole training step
     beside_collectives: Share | None = None  # share of its rate that a compute keeps while its chip communicates
     memory_efficiency: Share | None = None  # share of the memory's bandwidth that element-wise computes reach
     power_w: Amount | None = None  # that the chip takes at most
@@ -141,16 +141,16 @@ class WiringSpec:
             raise ValueError("pairs: missing, expected a list of pairs such as [[0, 1], [1, 2]]")
         if self.shape != "none" and self.link == "none":
             raise ValueError(f"link: missing, expected {LINKED}")
-        for key, known, belongs in (
+        for key, value, belongs in (
             ("dims", self.dims, self.shape in _GRIDS),
             ("pairs", self.pairs, self.shape == "links"),
             ("link", "" if self.link == "none" else self.link, self.shape != "none"),
         ):
-            if known and not belongs:
-                raise wrong(key, f"nothing, because the shape is {self.shape!r}", known)
+            if value and not belongs:
+                raise wrong(key, f"nothing, because the shape is {self.shape!r}", value)
 
     def sides(self, devices: int) -> tuple[int, ...]:
-        """Return the sides of the grid that so many devices form; a ring or a chain has one, of all of them."""
+        """Return the sides of the grid that the devices form; a ring or a chain has one, of all of them."""
         return self.dims or ((devices,) if self.shape in _GRIDS else ())
 
 
@@ -167,10 +167,10 @@ class Level:
     """One level of the switches between nodes. Messages inside a block of nodes do not leave it."""
 
     name: str  # such as "leaf", "rail" or "pod"
-    nodes: Count  # of a block that the switches of this level join
+    nodes: Count  # nodes of a block that the switches of this level join
     rails: Count = 1  # planes of switches, each for adapters of one number
     oversubscription: Factor | None = None  # bandwidth of a block's adapters over that of its way out
-    bandwidth_bytes_per_s: Amount | None = None  # of a block's way out, of all rails together, one way
+    bandwidth_bytes_per_s: Amount | None = None  # bandwidth of a block's way out, of all rails together, one way
 
     def __post_init__(self) -> None:
         if (self.oversubscription is None) == (self.bandwidth_bytes_per_s is None):
@@ -181,7 +181,7 @@ class Level:
             )
 
     def out_bytes_per_s(self, of_a_node: float) -> float:
-        """Return the bandwidth out of a block, given that of a node's adapters."""
+        """Return the bandwidth out of a block, given the bandwidth of a node's adapters."""
         if self.bandwidth_bytes_per_s is not None:
             return self.bandwidth_bytes_per_s.value
         assert self.oversubscription is not None
@@ -190,10 +190,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """The switches between nodes; one that never blocks where a file says nothing."""
+    """The switches between nodes. Without levels it never blocks."""
 
     levels: Annotated[tuple[Level, ...], Words("tables")] = ()  # from the nodes upwards
-    sums: bool = False  # whether they add what passes (SHARP)
+    sums: bool = False  # whether the switches add the vectors that pass through (SHARP)
 
     def __post_init__(self) -> None:
         nodes = [level.nodes for level in self.levels]
@@ -225,11 +225,11 @@ class Machine:
     chip: Chip  # the kind of device
     wires: WiringSpec  # between devices
     links: Annotated[tuple[LinkSpec, ...], ByName("a table", known=WIRED)]  # figures per kind of wire
-    network: Network | None = None  # between nodes, None if nothing joins them
+    network: Network | None = None  # adapters between nodes, None if nothing joins them
     fabric: Fabric | None = None  # the switches of that network, None if nothing is known of them
     ultraserver: UltraServer | None = None  # device-to-device wires between nodes, if there are any
     collectives: Collectives = field(default=Collectives())  # the cost of collectives beyond bytes on wires
-    rules: Annotated[tuple[Rule, ...], Words("tables")] = ()  # of legal groups, in the order of their checks
+    rules: Annotated[tuple[Rule, ...], Words("tables")] = ()  # rules of legal groups, in the order of their checks
     strict: bool = False  # whether a violated rule is an error or a warning, unless the caller says otherwise
     numa: Indices = field(default=())  # NUMA node of each device, where known
     pcie: Indices = field(default=())  # PCIe switch or host bus of each device, where known

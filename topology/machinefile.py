@@ -117,7 +117,7 @@ def _merged_rules(old: list[object], new: list[object]) -> list[object]:
 
 
 def _id(rule: object) -> str | None:
-    """Return the id of a rule, None if it has none: reading the whole then raises."""
+    """Return the id of a rule, None if it has none: parsing the machine then raises."""
     name = rule.get("id") if isinstance(rule, dict) else None
     return name if isinstance(name, str) else None
 
@@ -151,7 +151,7 @@ def _collectives(table: object, where: str, link: object) -> Collectives:
     """Read `[collectives]`; `host_copies` and `between_nodes` begin with its own keys, and replace some of them.
 
     Args:
-        table: What the file says there.
+        table: Content of the table.
         where: Name of the file.
         link: Kind of the wires inside a node.
     """
@@ -174,7 +174,7 @@ _UNLISTED = {
     "oneccl": "for GPUs its documents name one algorithm, topo, and do not describe it",
     "hccl": "no list of its algorithms on Gaudi is published",
 }
-"""Libraries whose algorithms are not known, and why not."""
+"""Libraries without a published list of algorithms, and the reason."""
 
 
 def _library(table: Table) -> Table:

@@ -31,7 +31,7 @@ def draw(cluster: Cluster, *, ascii: bool = False, width: int = 80) -> str:
     """Draw one node of a cluster and list its devices and links.
 
     Args:
-        cluster: the cluster, whose nodes all look alike.
+        cluster: the cluster; all its nodes look alike.
         ascii: use only ASCII characters.
         width: columns; a picture that does not fit is left out.
 
@@ -61,7 +61,7 @@ def _title(cluster: Cluster, width: int) -> str:
 
 
 def picture(cluster: Cluster, *, width: int = 80) -> str:
-    """Draw the devices of a node in their grid; wires that leave the picture come back on its other side.
+    """Draw the devices of a node in their grid; wires that leave the picture return on its other side.
 
     Returns:
         "" for shapes that have no rows, such as a long chain or an irregular graph, and where it is too narrow.
@@ -119,8 +119,8 @@ def _cell(cluster: Cluster, device: int, *, short: bool) -> list[str]:
 
 def _ranks(cluster: Cluster, device: int) -> str:
     first = device * cluster.ranks_per_device
-    here = range(first, min(first + cluster.ranks_per_device, cluster.ranks_per_node))
-    return f"rank{'s' * (len(here) > 1)} {format_ranks(here)}" if here else "no rank"
+    ranks = range(first, min(first + cluster.ranks_per_device, cluster.ranks_per_node))
+    return f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}" if ranks else "no rank"
 
 
 def _nic(cluster: Cluster, device: int) -> int:
@@ -149,7 +149,7 @@ def _row_lines(
 
 
 def _joined(cluster: Cluster, rows: list[list[int]], upper: int, lower: int, column: int) -> bool:
-    """Tell whether a wire runs between two rows; beyond the first and last row it is the one that wraps round."""
+    """Tell whether a wire runs between two rows; beyond the first and last row it is the wire that wraps round."""
     if cluster.wiring.grid is None or len(rows) < 2:
         return False
     wraps = upper < 0 or lower >= len(rows)
@@ -189,12 +189,12 @@ def _wired(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes: boo
 
 
 def _remark(cluster: Cluster, width: int) -> list[str]:
-    kind, said = cluster.machine.wires.link, ""
+    kind, remark = cluster.machine.wires.link, ""
     if cluster.wiring.complete and cluster.devices_per_node > 1:
-        said = f"{kind} from every device to {'one switch' if cluster.wiring.switched else 'every other'}"
+        remark = f"{kind} from every device to {'one switch' if cluster.wiring.switched else 'every other'}"
     elif cluster.servers > 1:
-        said = f"device d also to device d of the servers before and after, in a ring of {cluster.servers}"
-    return paragraph(said, width, first="   ", rest="   ") if said else []
+        remark = f"device d also to device d of the servers before and after, in a ring of {cluster.servers}"
+    return paragraph(remark, width, first="   ", rest="   ") if remark else []
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -222,10 +222,10 @@ def _device_table(cluster: Cluster) -> str:
 
 
 def _neighbours(cluster: Cluster, device: int) -> str:
-    found = cluster.wiring.adjacent(device)
-    if len(found) > _WIDEST_ROW and len(found) == cluster.devices_per_node - 1:
+    devices = cluster.wiring.adjacent(device)
+    if len(devices) > _WIDEST_ROW and len(devices) == cluster.devices_per_node - 1:
         return "all others"
-    return ",".join(map(str, found)) or "none"
+    return ",".join(map(str, devices)) or "none"
 
 
 def _link_table(cluster: Cluster, width: int) -> str:
@@ -247,12 +247,12 @@ def _link_table(cluster: Cluster, width: int) -> str:
 
 
 def _fabric(cluster: Cluster, width: int) -> str:
-    """Draw the levels of the switches between nodes, from the top downwards; "" where nothing is known of them."""
+    """Draw the levels of the switches between nodes, from the top downwards; "" if nothing is known of them."""
     fabric, network = cluster.machine.fabric, cluster.machine.network
     if fabric is None or network is None:
         return ""
     of_a_node = cluster.nics_per_node * cluster.bandwidth_bytes_per_s(network.link)
-    sums = ", whose switches add what passes" if fabric.sums else ""
+    sums = ", whose switches add the vectors that pass" if fabric.sums else ""
     lines = paragraph(f"fabric between nodes{sums}:", width)
     for depth, level in enumerate(reversed(fabric.levels)):
         out = level.out_bytes_per_s(of_a_node)
@@ -279,7 +279,7 @@ def paragraph(text: str, width: int, *, first: str = "", rest: str = "") -> list
     """Break text into lines of a width at blanks, and words that are too long for a line after a slash.
 
     Args:
-        text: The words.
+        text: Words separated by blanks.
         width: Columns.
         first: The beginning of the first line.
         rest: The beginning of every other line.

@@ -1,7 +1,7 @@
 """Places of ranks, and the directed links from one rank to another.
 
 Ranks count cores, then devices, then nodes: on two nodes of 16 devices with 2 cores, rank 35 is node 1, device 1,
-core 1. Rules, rings and routes all stand on `RankMap`.
+core 1. Rules, rings and routes use `RankMap`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RankMap:
     lnc: int  # physical cores per logical core
     world_size: int  # number of ranks, spread evenly over the nodes
     strict: bool  # whether an illegal group is an error (otherwise a warning)
-    edition: int  # the year whose rules apply
+    edition: int  # year of the rules that apply
     wiring: Wiring = field(compare=False)  # the graph of one node's devices
 
     def __repr__(self) -> str:
@@ -75,11 +75,11 @@ class RankMap:
 
     @property
     def ranks_per_unit(self) -> int:
-        """Ranks of a node, or of all nodes of an UltraServer: only the network joins them with others."""
+        """Ranks of a node, or of all nodes of an UltraServer. Only the network joins them with other ranks."""
         return self.servers * self.ranks_per_node
 
     def place(self, rank: int) -> Place:
-        """Tell where a rank sits.
+        """Return the place of a rank.
 
         Raises:
             TopologyError: if there is no such rank.
@@ -89,7 +89,7 @@ class RankMap:
         return Place(node, *divmod(local, self.ranks_per_device))
 
     def rank_at(self, place: Place) -> int:
-        """Tell which rank sits at a place, the reverse of `place`.
+        """Return the rank at a place, the reverse of `place`.
 
         Raises:
             TopologyError: if the place is not on this cluster, or no rank of this world sits there.
@@ -105,13 +105,13 @@ class RankMap:
             raise TopologyError(f"rank {rank} is not in the world of {self!r}: expected 0 to {self.world_size - 1}")
 
     def link_kind(self, a: int, b: int) -> LinkKind:
-        """Name the slowest kind of wire on the way between two ranks; "none" if no wire joins their nodes."""
-        here, there = self.place(a), self.place(b)
+        """Name the slowest kind of wire between two ranks; "none" if no wire joins their nodes."""
+        from_place, to_place = self.place(a), self.place(b)
         if a == b:
             return "self"
-        if here.node == there.node:
-            return "chip" if here.device == there.device else self.machine.wires.link
-        if here.node // self.servers == there.node // self.servers:
+        if from_place.node == to_place.node:
+            return "chip" if from_place.device == to_place.device else self.machine.wires.link
+        if from_place.node // self.servers == to_place.node // self.servers:
             assert self.machine.ultraserver is not None
             return self.machine.ultraserver.link
         return self.machine.network.link if self.machine.network else "none"
@@ -178,30 +178,30 @@ class Link:
     kind: LinkKind  # kind of wire
     src: Port  # where bytes enter
     dst: Port  # where they leave
-    # time to cross it, without the bytes. A way through a switch or the fabric has it on its first half only.
+    # time to cross it, without the bytes. A route through a switch or the fabric has it on its first half only.
     latency_s: float
     bandwidth_bytes_per_s: float
 
 
 def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:
     """List the directed links from rank a to rank b; see `Cluster.route`."""
-    kind, here, there = cluster.link_kind(a, b), cluster.place(a), cluster.place(b)
+    kind, source, target = cluster.link_kind(a, b), cluster.place(a), cluster.place(b)
     if kind == "self":
         return ()
     if kind == "chip":
-        ends = [Port("core", here.node, rank % cluster.ranks_per_node) for rank in (a, b)]
+        ends = [Port("core", source.node, rank % cluster.ranks_per_node) for rank in (a, b)]
         return _wired(cluster, kind, ends)
-    if here.node == there.node:
-        return _between_devices(cluster, here.node, here.device, there.device)
-    if here.node // cluster.servers == there.node // cluster.servers:
-        inside = _between_devices(cluster, here.node, here.device, there.device)
-        return inside + _between_servers(cluster, here.node, there.node, there.device)
+    if source.node == target.node:
+        return _between_devices(cluster, source.node, source.device, target.device)
+    if source.node // cluster.servers == target.node // cluster.servers:
+        inside = _between_devices(cluster, source.node, source.device, target.device)
+        return inside + _between_servers(cluster, source.node, target.node, target.device)
     if cluster.machine.network is None:
         raise TopologyError(
-            f"no wire joins node {here.node} and node {there.node}: "
+            f"no wire joins node {source.node} and node {target.node}: "
             f"{cluster.machine.name} has no network for collectives"
         )
-    src, dst = (Port("nic", place.node, cluster.nic_of(rank)) for rank, place in ((a, here), (b, there)))
+    src, dst = (Port("nic", place.node, cluster.nic_of(rank)) for rank, place in ((a, source), (b, target)))
     return _through(cluster, kind, src, FABRIC, dst)
 
 

@@ -21,10 +21,10 @@ LOCAL_KINDS: tuple[RuleKind, ...] = ("sizes", "multiple", "tiles", "sets", "devi
 
 _SUGGESTIONS = 3
 
-Parts = Mapping[int, Local]  # the local part of a group on each node that it touches
+Parts = Mapping[int, Local]  # local part of a group, by node that it touches
 
 SHOWN_RANGES = 8
-"""Ranges of ranks that a message names of a group."""
+"""Ranges of ranks of a group in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Finding:
         return f"{self.severity}: rule {self.rule.id}: {self.rule.text} [{self.rule.source}]"
 
     def warn(self, *, stacklevel: int) -> None:
-        """Issue it as a `TopologyWarning`."""
+        """Issue the finding as a `TopologyWarning`."""
         group = f"group {format_ranks(self.ranks, most=SHOWN_RANGES)} of {len(self.ranks)} ranks"
         warnings.warn(f"{group}: {self}", TopologyWarning, stacklevel=stacklevel + 1)
 
@@ -94,18 +94,18 @@ def _devices(rule: Rule, part: Local, cluster: RankMap) -> bool:
 
 
 def _peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
-    reached, left = [part[0]], set(part[1:])
+    reached, remaining = [part[0]], set(part[1:])
     for rank in reached:
-        near = {other for other in left if _linked(cluster, rank, other)}
-        left -= near
+        near = {other for other in remaining if _linked(cluster, rank, other)}
+        remaining -= near
         reached.extend(sorted(near))
-    return not left
+    return not remaining
 
 
 def _linked(cluster: RankMap, a: int, b: int) -> bool:
     """Return whether two local indices share a device or a wire."""
-    here, there = a // cluster.ranks_per_device, b // cluster.ranks_per_device
-    return here == there or cluster.wiring.linked(here, there)
+    device_a, device_b = a // cluster.ranks_per_device, b // cluster.ranks_per_device
+    return device_a == device_b or cluster.wiring.linked(device_a, device_b)
 
 
 def _servers(rule: Rule, local: Parts, cluster: RankMap) -> bool:
@@ -180,11 +180,11 @@ def _group(cluster: RankMap, ranks: Sequence[int]) -> Local:
 
 
 def _parts(cluster: RankMap, group: Local) -> Parts:
-    found: dict[int, list[int]] = {}
+    parts: dict[int, list[int]] = {}
     for rank in group:
         node, index = divmod(rank, cluster.ranks_per_node)
-        found.setdefault(node, []).append(index)
-    return {node: tuple(indices) for node, indices in found.items()}
+        parts.setdefault(node, []).append(index)
+    return {node: tuple(indices) for node, indices in parts.items()}
 
 
 def _refusal(cluster: RankMap, finding: Finding) -> TopologyError:
@@ -199,12 +199,12 @@ def _refusal(cluster: RankMap, finding: Finding) -> TopologyError:
 
 
 def nearest(cluster: RankMap, group: Local) -> tuple[Local, ...]:
-    """Find the legal groups nearest in size to a group and, of those, the ones that share most with it; at most three.
+    """Find at most three legal groups nearest in size to a group and, among equal sizes, with most ranks of it.
 
     Candidates are runs of consecutive ranks and the sets that rules name, on the nodes of the group, on its first
     node alone, and on that node and the next.
     """
-    wanted, per_node = set(group), cluster.ranks_per_node
+    ranks, per_node = set(group), cluster.ranks_per_node
     nodes = sorted({rank // per_node for rank in group})
     spans = {tuple(nodes), (nodes[0],), (nodes[0], (nodes[0] + 1) % cluster.nodes)}
     candidates = {
@@ -215,8 +215,8 @@ def nearest(cluster: RankMap, group: Local) -> tuple[Local, ...]:
     ranked = sorted(
         candidates,
         key=lambda candidate: (
-            abs(len(wanted) - len(candidate)),
-            len(wanted.symmetric_difference(candidate)),
+            abs(len(ranks) - len(candidate)),
+            len(ranks.symmetric_difference(candidate)),
             candidate,
         ),
     )
@@ -244,7 +244,7 @@ def _local_candidates(cluster: RankMap) -> Iterator[Local]:
     listed = [
         set(rule.sizes) for rule in rules if rule.kind == "sizes" and not rule.for_sizes and rule.severity == "error"
     ]
-    # Without a list of sizes every run is a candidate; with one, the few sizes that it names.
+    # Without a list of sizes every run is a candidate; with one, only runs of its sizes.
     sizes = sorted(set.intersection(*listed)) if listed else range(2, ranks + 1)
     runs = {tuple(range(start, start + size)) for size in sizes for start in range(ranks - size + 1)}
     yield from sorted(named | runs, key=lambda members: (len(members), members))

@@ -30,7 +30,7 @@ def record(
     Args:
         kind: The dataclass of the record.
         table: As TOML gives it.
-        key: Where the table stands in its file; empty for the whole file.
+        key: Path of the table in its file; empty for the whole file.
         where: Name of the file, the source of numbers without one.
         given: Values of fields that the table does not have.
 
@@ -58,12 +58,12 @@ def _record(
     annotations = {name: annotation for name, annotation in annotations.items() if name not in given}
     origin = {"source": where, **_ORIGIN}
     values = {name: origin[name] for name in annotations if name in origin} | dict(given)
-    for name, found in table.items():
+    for name, value in table.items():
         inside = _joined(key, name)
         if name not in annotations:
             raise _unknown(inside, name, annotations)
-        if name != "source" or found != "":
-            values[name] = _value(annotations[name], found, inside, where)
+        if name != "source" or value != "":
+            values[name] = _value(annotations[name], value, inside, where)
     for field in fields(cast("Any", kind)):
         if field.name not in values and field.default is MISSING:
             raise ValueError(f"{_joined(key, field.name)}: missing, expected {_words(annotations[field.name])}")
@@ -73,25 +73,25 @@ def _record(
         raise ValueError(_joined(key, str(error))) from None
 
 
-def _value(annotation: Any, found: object, key: str, where: str) -> object:
+def _value(annotation: Any, value: object, key: str, where: str) -> object:
     kinds, words = _read(annotation)
     kind = kinds[0]
     if kind is Figure:
-        return _figure(kinds, cast("Numbers", words), found, key, where)
+        return _figure(kinds, cast("Numbers", words), value, key, where)
     if isinstance(words, Numbers):
-        return _number(kind, words, found, key)
+        return _number(kind, words, value, key)
     if isinstance(words, Parsed):
-        return _parsed(words, found, key)
+        return _parsed(words, value, key)
     if isinstance(words, ByName):
-        return _by_name(get_args(kind)[0], words, found, key, where)
+        return _by_name(get_args(kind)[0], words, value, key, where)
     if is_dataclass(kind):
-        return record(cast("type", kind), found, key, where)
+        return record(cast("type", kind), value, key, where)
     if get_origin(kind) is tuple:
-        return _items(kind, annotation, found, key, where)
+        return _items(kind, annotation, value, key, where)
     known = get_args(kind) if get_origin(kind) is Literal else None
-    if type(found) is not kind if known is None else not isinstance(found, str) or found not in known:
-        raise _mistake(key, _words(annotation), found)
-    return found
+    if type(value) is not kind if known is None else not isinstance(value, str) or value not in known:
+        raise _mistake(key, _words(annotation), value)
+    return value
 
 
 def _read(annotation: Any) -> tuple[tuple[Any, ...], Words | None]:
@@ -120,58 +120,58 @@ def _words(annotation: Any) -> str:
     return _PLAIN.get(kind, "a table" if is_dataclass(kind) else "a list")
 
 
-def _figure(kinds: tuple[Any, ...], numbers: Numbers, found: object, key: str, where: str) -> Figure | Curve:
-    if not isinstance(found, dict):
-        if not numbers.allow(found):
-            raise _mistake(key, _words(Annotated[Figure, numbers]), found)
-        return Figure(value=float(cast("float", found)), source=where, confidence="E")
+def _figure(kinds: tuple[Any, ...], numbers: Numbers, value: object, key: str, where: str) -> Figure | Curve:
+    if not isinstance(value, dict):
+        if not numbers.allow(value):
+            raise _mistake(key, _words(Annotated[Figure, numbers]), value)
+        return Figure(value=float(cast("float", value)), source=where, confidence="E")
     if Curve in kinds:
-        if ("value" in found) == ("points" in found):
+        if ("value" in value) == ("points" in value):
             raise ValueError(f"{key}.value: expected a share, or points = [[bytes, share], ...], one of the two")
-        if "points" in found:
-            return record(Curve, found, key, where)
-    return _record(Figure, found, key, where, _annotations(Figure) | {"value": Annotated[float, numbers]}, {})
+        if "points" in value:
+            return record(Curve, value, key, where)
+    return _record(Figure, value, key, where, _annotations(Figure) | {"value": Annotated[float, numbers]}, {})
 
 
-def _number(kind: type, numbers: Numbers, found: object, key: str) -> float | None:
-    if numbers.text is not None and found == numbers.text:
+def _number(kind: type, numbers: Numbers, value: object, key: str) -> float | None:
+    if numbers.text is not None and value == numbers.text:
         return None
-    if not numbers.allow(found):
-        raise _mistake(key, numbers.expected, found)
-    number = cast("float", found)
+    if not numbers.allow(value):
+        raise _mistake(key, numbers.expected, value)
+    number = cast("float", value)
     return number if kind is int else float(number)
 
 
-def _parsed(words: Parsed, found: object, key: str) -> object:
-    if not isinstance(found, str):
-        raise _mistake(key, words.expected, found)
+def _parsed(words: Parsed, value: object, key: str) -> object:
+    if not isinstance(value, str):
+        raise _mistake(key, words.expected, value)
     try:
-        return words.parse(found)
+        return words.parse(value)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
 
 
-def _by_name(item: Any, words: ByName, found: object, key: str, where: str) -> tuple[object, ...]:
-    if not isinstance(found, dict):
-        raise _mistake(key, words.expected, found)
-    for name in found:
+def _by_name(item: Any, words: ByName, value: object, key: str, where: str) -> tuple[object, ...]:
+    if not isinstance(value, dict):
+        raise _mistake(key, words.expected, value)
+    for name in value:
         if words.known and name not in words.known:
             raise _unknown(_joined(key, name), name, words.known)
-    names = [name for name in words.known or found if name in found]
-    inside = ((name, found[name], _joined(key, name)) for name in names)
+    names = [name for name in words.known or value if name in value]
+    inside = ((name, value[name], _joined(key, name)) for name in names)
     if is_dataclass(item):
         kind = cast("type", item)
-        return tuple(record(kind, value, at, where, given={"kind": name}) for name, value, at in inside)
-    return tuple((name, _value(get_args(item)[1], value, at, where)) for name, value, at in inside)
+        return tuple(record(kind, entry, at, where, given={"kind": name}) for name, entry, at in inside)
+    return tuple((name, _value(get_args(item)[1], entry, at, where)) for name, entry, at in inside)
 
 
-def _items(kind: Any, annotation: Any, found: object, key: str, where: str) -> tuple[object, ...]:
+def _items(kind: Any, annotation: Any, value: object, key: str, where: str) -> tuple[object, ...]:
     items = get_args(kind)
     many = items[-1] is Ellipsis
-    if not isinstance(found, list) or (not many and len(found) != len(items)):
-        raise _mistake(key, _words(annotation), found)
+    if not isinstance(value, list) or (not many and len(value) != len(items)):
+        raise _mistake(key, _words(annotation), value)
     return tuple(
-        _value(items[0 if many else index], item, f"{key}[{index}]", where) for index, item in enumerate(found)
+        _value(items[0 if many else index], item, f"{key}[{index}]", where) for index, item in enumerate(value)
     )
 
 

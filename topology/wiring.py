@@ -14,7 +14,7 @@ _EXHAUSTIVE_DEVICES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Sides of a grid, slowest first, and which of them close to a ring.
+    """Sides of a grid, slowest first, and a flag for each: whether it closes to a ring.
 
     Position i has the row-major coordinates of i: on dims (4, 4), 5 is row 1, column 1.
     """
@@ -29,11 +29,11 @@ class Grid:
 
     def coordinates(self, index: int) -> tuple[int, ...]:
         """Give the coordinates of a position."""
-        found = []
+        coordinates = []
         for side in reversed(self.dims):
             index, place = divmod(index, side)
-            found.append(place)
-        return tuple(reversed(found))
+            coordinates.append(place)
+        return tuple(reversed(coordinates))
 
     def index(self, coordinates: tuple[int, ...]) -> int:
         """Give the position of coordinates."""
@@ -43,14 +43,14 @@ class Grid:
         return index
 
     def moved(self, index: int, axis: int, by: int) -> int | None:
-        """Give the position `by` steps away along an axis, None beyond the edge of an open one."""
-        place = list(self.coordinates(index))
-        place[axis] += by
+        """Give the position `by` steps away along an axis, None beyond the edge of an open side."""
+        coordinates = list(self.coordinates(index))
+        coordinates[axis] += by
         if self.wraps[axis]:
-            place[axis] %= self.dims[axis]
-        elif not 0 <= place[axis] < self.dims[axis]:
+            coordinates[axis] %= self.dims[axis]
+        elif not 0 <= coordinates[axis] < self.dims[axis]:
             return None
-        return self.index(tuple(place))
+        return self.index(tuple(coordinates))
 
     def neighbours(self, index: int) -> tuple[int, ...]:
         """List the positions one wire away, each once, ascending; a side of 2 has one wire, not two."""
@@ -63,14 +63,14 @@ class Grid:
         On an even ring the opposite position is equally far both ways: even places go up and odd ones go down, so
         that a shift by half a ring loads both directions.
         """
-        here, way = src, [src]
+        position, way = src, [src]
         for axis in reversed(range(len(self.dims))):
             start, goal = self.coordinates(src)[axis], self.coordinates(dst)[axis]
             for _ in range(abs(delta := self._delta(axis, start, goal))):
-                moved = self.moved(here, axis, 1 if delta > 0 else -1)
+                moved = self.moved(position, axis, 1 if delta > 0 else -1)
                 assert moved is not None
-                here = moved
-                way.append(here)
+                position = moved
+                way.append(position)
         return tuple(way)
 
     def distance(self, src: int, dst: int) -> int:
@@ -105,7 +105,7 @@ class Grid:
 
 @cache
 def torus(*dims: int) -> Grid:
-    """Make a grid whose every side closes to a ring."""
+    """Make a grid with all sides closed to rings."""
     return Grid(dims=dims, wraps=(True,) * len(dims))
 
 
@@ -119,11 +119,11 @@ def open_grid(*dims: int) -> Grid:
 class Wiring:
     """A graph of `devices` vertices."""
 
-    devices: int  # how many
+    devices: int  # number of vertices
     grid: Grid | None = None  # its coordinates where it is a torus, ring, chain or open grid
     complete: bool = False  # every pair has a wire, or a way through one switch
     switched: bool = False  # devices reach each other through a switch, so a device's one port limits all its traffic
-    # per device, ascending; empty for complete graphs, which may be large.
+    # neighbours per device, ascending; empty for complete graphs, which may be large.
     neighbours: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     @classmethod
@@ -153,8 +153,8 @@ class Wiring:
     def path(self, src: int, dst: int) -> tuple[int, ...]:
         """List the devices on a shortest way, both ends included.
 
-        On grids the fastest axis comes first (see `Grid.path`); elsewhere, of equally short ways, the one through
-        the lowest numbers.
+        On grids the fastest axis comes first (see `Grid.path`); elsewhere the path goes through the lowest numbers of
+        equally short ones.
 
         Raises:
             ValueError: if no way exists, which a checked machine file rules out.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .memory import Layout
+from .memory import SlotLayout
 from .pattern import Ints
 from .rules import Flags
 from .schedule import Op, Schedule
@@ -24,7 +24,7 @@ _MAX_RUNS = 16
 _MAX_SPREAD = 8
 
 
-class Run(NamedTuple):
+class CellRun(NamedTuple):
     """Cells read and written in one go."""
 
     read: int
@@ -50,15 +50,16 @@ class Batch:
     ends: list[int]  # Where phases begin, and the number of entries
     breaks: Ints  # Where runs begin, ascending
 
-    def runs(self) -> list[list[Run]]:
+    def runs(self) -> list[list[CellRun]]:
         """Return the runs of each phase, or none at all if there are too many."""
-        phases, at = len(self.ends) - 1, self.breaks
-        if len(at) > _MAX_RUNS * phases:
+        phases, cut = len(self.ends) - 1, self.breaks
+        if len(cut) > _MAX_RUNS * phases:
             return [[]] * phases
-        cells = np.diff(at, append=self.ends[-1])
-        columns = (self.read[at], self.write[at], cells, self.sbuf[at], self.dbuf[at], self.add[at], self.lower[at])
-        runs = [Run(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-        return [runs[start:stop] for start, stop in pairwise(np.searchsorted(at, self.ends).tolist())]
+        cells = np.diff(cut, append=self.ends[-1])
+        columns = (self.read, self.write, None, self.sbuf, self.dbuf, self.add, self.lower)
+        lists = [(cells if column is None else column[cut]).tolist() for column in columns]
+        runs = [CellRun(*row) for row in zip(*lists, strict=True)]
+        return [runs[start:stop] for start, stop in pairwise(np.searchsorted(cut, self.ends).tolist())]
 
 
 def pieces(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
@@ -94,7 +95,7 @@ def _cells_before(schedule: Schedule, rows: Ints) -> Ints:
     return before
 
 
-def prepare(schedule: Schedule, layout: Layout, bounds: Ints) -> Batch:
+def prepare(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
     """Return the batch of the phases that begin at the rows `bounds[:-1]` and end at `bounds[-1]`."""
     s, rows = schedule, slice(int(bounds[0]), int(bounds[-1]))
     src, dst, sbuf, dbuf, count = s.src[rows], s.dst[rows], s.sbuf[rows], s.dbuf[rows], s.count[rows]

@@ -48,29 +48,29 @@ class CallKey(NamedTuple):
 class Call:
     """One collective on one group, without its data."""
 
-    kind: Collective  # Which collective
+    kind: Collective  # The collective
     op: str | None  # Reduction operator, if it reduces
-    dtype: np.dtype[np.generic] | None  # Of the arrays; None where a rank that only receives has not said
-    shape: Shape | None  # Of a sender's input; None likewise. Of all blocks together, where these differ.
+    dtype: np.dtype[np.generic] | None  # Type of the arrays; None if a rank only receives and gave none
+    shape: Shape | None  # Shape of a sender's input, or of all blocks if their sizes differ; None like `dtype`
     size: int  # Ranks in the group
     root: int  # Group rank, 0 where there is none
-    pairs: Pairs  # Of a permute
+    pairs: Pairs  # (source, destination) ranks of a permute
     counts: Counts  # Rows of every block (see `counts`) where they differ, else ()
     exact: bool  # Whether every element is reduced in the order of ranks
     shared: bool  # Whether the ranks of one host may have one result together, which nobody changes
-    algorithm: str | None  # The only one to use; None leaves the choice to the run
-    form: str  # Of a message: the tree that its array is made of, see `runtime.forms`; "" for an array
+    algorithm: str | None  # The only algorithm to use; None leaves the choice to the run
+    form: str  # Text of a message's tree of arrays, see `runtime.forms`; "" for an array
     reducer: Reducer | None  # The operator on the dtype
-    result_shape: Shape  # Of a receiver's result, where blocks do not differ; see `result_at`
-    # The larger of input and result, as nccl-tests counts sizes; where blocks differ, of the rank with most.
+    result_shape: Shape  # Shape of a receiver's result, if blocks have one size; see `result_at`
+    # Bytes of the larger of input and result, as nccl-tests counts sizes; if blocks differ, of the rank with most.
     nbytes: int
     work_bytes: int  # Bytes of float32 whose reduction takes as long as that of one rank's array
-    # All that ranks must agree on, as plain values: what tells calls apart, in one process and on the wire.
+    # Values that all ranks must agree on: the identity of a call, in one process and on the wire.
     key: CallKey
 
     @property
     def settled(self) -> bool:
-        """Whether it says all that a program needs to start."""
+        """Whether the call has all values that a program needs to start."""
         return self.dtype is not None or self.kind is Collective.BARRIER
 
     def result_at(self, position: int) -> Shape:
@@ -80,7 +80,7 @@ class Call:
         return (result_rows(self.kind, self.counts, self.size, position), *self.result_shape[1:])
 
     def agrees(self, other: Call) -> bool:
-        """Whether two ranks mean the same; a rank that has not said dtype and shape agrees with any."""
+        """Whether two ranks issued the same call; a call without dtype and shape agrees with any."""
         if self.dtype is None or other.dtype is None:
             return self.key.without_data() == other.key.without_data()
         return self.key == other.key
@@ -88,24 +88,24 @@ class Call:
     def __str__(self) -> str:
         if self.kind is Collective.BARRIER:
             return "barrier()"
-        said = f"{self.dtype} {self.shape}" if self.dtype is not None else "None"
+        arguments = f"{self.dtype} {self.shape}" if self.dtype is not None else "None"
         if self.form:
-            said = _LEAF.sub(r"\1", self.form)
+            arguments = _LEAF.sub(r"\1", self.form)
         if self.op is not None:
-            said += f", op={self.op!r}"
+            arguments += f", op={self.op!r}"
         if self.kind.traits.rooted:
-            said += f", root={self.root}"
+            arguments += f", root={self.root}"
         if self.kind is Collective.PERMUTE:
-            said += f", pairs={list(self.pairs)}"
+            arguments += f", pairs={list(self.pairs)}"
         if self.counts:
-            said += f", counts={described(self.counts, self.kind, self.size)}"
+            arguments += f", counts={described(self.counts, self.kind, self.size)}"
         if self.exact:
-            said += ", exact=True"
+            arguments += ", exact=True"
         if self.shared:
-            said += ", shared=True"
+            arguments += ", shared=True"
         if self.algorithm is not None:
-            said += f", algorithm={self.algorithm!r}"
-        return f"{self.kind.value}({said})"
+            arguments += f", algorithm={self.algorithm!r}"
+        return f"{self.kind.value}({arguments})"
 
 
 def _checked(
@@ -122,31 +122,31 @@ def _checked(
     algorithm: str | None = None,
     form: str = "",
 ) -> Call:
-    """Check what a rank asks for and return the one object that stands for it.
+    """Check the arguments of a rank's operation and return their one shared `Call`.
 
     Raises:
         UsageError: For a dtype, operator, shape or counts that the collective cannot take.
     """
-    what = Collective(kind)
+    collective = Collective(kind)
     if dtype is None or shape is None:
         return Call(
-            kind=what, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs, counts=(), exact=exact,
+            kind=collective, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs, counts=(), exact=exact,
             shared=shared, algorithm=algorithm, form="", reducer=None, result_shape=(), nbytes=0, work_bytes=0,
             key=CallKey(kind, op, None, None, size, root, pairs, (), exact, shared, algorithm, ""),
         )  # fmt: skip
     check_dtype(dtype)
-    traits = what.traits
+    traits = collective.traits
     combine = reducer(op, dtype) if traits.reduces else None
     if counts:
-        result = (whole_rows(what, shape, counts, size), *shape[1:])
+        result = (whole_rows(collective, shape, counts, size), *shape[1:])
         nbytes = prod(result) * dtype.itemsize
     else:
         if traits.scatters or traits.gathers:
-            check_input(what, shape, size)
-        result = result_shape(what, shape, size)
+            check_input(collective, shape, size)
+        result = result_shape(collective, shape, size)
         nbytes = max(prod(shape), prod(result)) * dtype.itemsize
     return Call(
-        kind=what, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs, counts=counts, exact=exact,
+        kind=collective, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs, counts=counts, exact=exact,
         shared=shared, algorithm=algorithm, form=form, reducer=combine, result_shape=result, nbytes=nbytes,
         work_bytes=nbytes * (combine.weight if combine is not None else 1),
         key=CallKey(kind, op, dtype.name, shape, size, root, pairs, counts, exact, shared, algorithm, form),
@@ -154,5 +154,5 @@ def _checked(
 
 
 call: Callable[..., Call] = lru_cache(maxsize=4096)(_checked)
-# With counts: a table of 64 ranks takes 100 KiB, and where experts are chosen none comes twice; for ranks to share.
+# Cache of calls with counts: a table of 64 ranks takes 100 KiB, and the counts of routed experts never repeat.
 uneven_call: Callable[..., Call] = lru_cache(maxsize=64)(_checked)

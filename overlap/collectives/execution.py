@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Batch, Run, pieces, prepare
+from .batch import Batch, CellRun, pieces, prepare
 from .explain import explain, hazard
-from .memory import Bases, Layout, Memory, Sweep, Words
+from .memory import Bases, ReplayMemory, SlotLayout, Sweep, Words
 from .pattern import Ints
 from .rules import Flags, check_rows
 from .schedule import IN_RANK_ORDER, Buffer, Op, Schedule
@@ -20,18 +20,18 @@ class Replay:
     """All ranks at once, on several memories at once.
 
     Args:
-        schedule: What is carried out.
-        layout: Where its slots are.
-        memories: What it is carried out on.
+        schedule: Schedule to carry out.
+        layout: Cells of its slots.
+        memories: Memories to carry it out on.
     """
 
     schedule: Schedule
-    layout: Layout
-    memories: list[Memory]
+    layout: SlotLayout
+    memories: list[ReplayMemory]
 
-    def __init__(self, schedule: Schedule, layout: Layout, memories: list[Memory]) -> None:
+    def __init__(self, schedule: Schedule, layout: SlotLayout, memories: list[ReplayMemory]) -> None:
         self.schedule, self.layout, self.memories = schedule, layout, memories
-        # The last row that wrote each cell, plus 1; kept by phases that are not made of few runs.
+        # Last row that wrote each cell, plus 1; only phases that run cell by cell write it.
         self._stamp = np.zeros(layout.cells(layout.shared), np.int32)
         self._local_reads: tuple[int, Ints] = (-1, np.empty(0, np.int64))
 
@@ -55,18 +55,18 @@ class Replay:
         batch = prepare(self.schedule, self.layout, bounds)
         steps = self.schedule.step[bounds[:-1]].tolist()
         local = (self.schedule.src[bounds[:-1]] == self.schedule.dst[bounds[:-1]]).tolist()
-        waiting: list[Run] = []
+        pending: list[CellRun] = []
         for phase, (first, runs) in enumerate(zip(bounds[:-1].tolist(), batch.runs(), strict=True)):
             alone = not local[phase] and self._local_reads[0] != steps[phase]
-            if alone and runs and self._apart(runs):
-                waiting += runs
+            if alone and runs and self._independent(runs):
+                pending += runs
             else:
-                self._run_runs(waiting)
-                waiting = []
+                self._run_runs(pending)
+                pending = []
                 self._run_cells(batch, slice(batch.ends[phase], batch.ends[phase + 1]), first)
-        self._run_runs(waiting)
+        self._run_runs(pending)
 
-    def _apart(self, runs: list[Run]) -> bool:
+    def _independent(self, runs: list[CellRun]) -> bool:
         """Return whether no cell that the runs write is touched by another run, in shared memory too."""
         bases = self.layout.shared
         pieces = [(run.write + bases[run.dbuf], run.cells, True) for run in runs]
@@ -81,7 +81,7 @@ class Replay:
                 written = start + cells
         return True
 
-    def _run_runs(self, runs: list[Run]) -> None:
+    def _run_runs(self, runs: list[CellRun]) -> None:
         # One memory after the other: a step reads what the one before wrote, from the first-level cache.
         for memory in self.memories:
             bases = memory.bases
@@ -130,8 +130,10 @@ class Replay:
         is_local = bool(self.schedule.src[first] == self.schedule.dst[first])
         if local_step == step and not is_local and (stamp[local_reads] > first).any():
             self._refuse(np.isin(write, local_reads), row, "a local row of its step reads")
-        kept = local_reads if is_local and local_step == step else read[:0]
-        self._local_reads = (step, np.concatenate([kept, read[read != write]])) if is_local else (-1, kept)
+        earlier_reads = local_reads if is_local and local_step == step else read[:0]
+        self._local_reads = (
+            (step, np.concatenate([earlier_reads, read[read != write]])) if is_local else (-1, earlier_reads)
+        )
         return waves
 
     def _fan_in(self, row: Ints, write: Ints) -> list[NDArray[np.intp]]:
@@ -151,18 +153,18 @@ class Replay:
         by_wave = np.argsort(nth, kind="stable")
         return np.split(order[by_wave], np.cumsum(np.bincount(nth))[:-1])
 
-    def _refuse(self, bad: Flags, row: Ints, what: str) -> None:
+    def _refuse(self, bad: Flags, row: Ints, conflict: str) -> None:
         if bad.any():
-            raise hazard(self.schedule, int(row[int(bad.argmax())]), what)
+            raise hazard(self.schedule, int(row[int(bad.argmax())]), conflict)
 
     def check_results(self) -> None:
-        """Compare OUT with what the collective promises.
+        """Compare OUT with the result that the collective defines.
 
         Raises:
             ScheduleError: If a rank's result is wrong, or differs between ranks in the last bit.
         """
         by_rank = self.schedule.algorithm in IN_RANK_ORDER
-        firsts = [self._of_first(memory) if memory.ordered and not by_rank else None for memory in self.memories]
+        firsts = [self._first_result(memory) if memory.ordered and not by_rank else None for memory in self.memories]
         faults: dict[int, tuple[int, int]] = {}
         for piece in self.layout.sweep(Buffer.OUT):
             for number, (memory, first) in enumerate(zip(self.memories, firsts, strict=True)):
@@ -170,16 +172,16 @@ class Replay:
                 if fault is not None:
                     faults[number] = fault
         if faults:
-            # Wrong sums tell more than a wrong order of operands: the first memory speaks.
+            # Report the first memory: a wrong sum explains more than a wrong order of operands.
             raise explain(self.schedule, *faults[min(faults)])
 
-    def _of_first(self, memory: Memory) -> Words:
-        """Return the result of rank 0, with which all others must agree."""
+    def _first_result(self, memory: ReplayMemory) -> Words:
+        """Return the result of rank 0. All other ranks must agree with it."""
         slot = np.arange(self.layout.lines, dtype=np.int32)
         values: Words = memory.values[memory.bases[Buffer.OUT] + self.layout.locate(np.zeros_like(slot), slot)]
         return values
 
-    def _fault(self, memory: Memory, first: Words | None, piece: Sweep) -> tuple[int, int] | None:
+    def _fault(self, memory: ReplayMemory, first: Words | None, piece: Sweep) -> tuple[int, int] | None:
         """Return a rank and a slot of a piece of OUT that holds another value than it should."""
         start = memory.bases[Buffer.OUT] + piece.cells.start
         cells = slice(start, start + len(piece.rank))
@@ -201,7 +203,7 @@ class Replay:
 
 
 def _based(cells: Ints, buffer: NDArray[np.uint8], bases: Bases) -> Ints:
-    """Return cells with the bases of their buffers, as numpy likes its indices best."""
+    """Return cells plus the bases of their buffers, in numpy's own index type."""
     alike = (buffer == buffer[0]).all()
     based: Ints = cells + (np.intp(bases[buffer[0]]) if alike else np.array(bases, np.intp)[buffer])
     return based

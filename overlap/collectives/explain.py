@@ -37,20 +37,20 @@ def contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
     return Counter({Origin(r, Buffer(b), at): times for (r, b, at), times in demand.items() if times})
 
 
-def wanted(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
-    """Return the contributors that the definition of the collective asks for."""
+def expected(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
+    """Return the contributors that the definition of the collective requires."""
     k, size = schedule.slots_per_block, schedule.size
     block, index = divmod(slot, k)
-    everybody, own = range(size), rank * k + slot
+    everybody, own_slot = range(size), rank * k + slot
     arrived = [src for src, dst in schedule.pairs if dst == rank]
     cells = {
         "all_reduce": [(r, slot) for r in everybody],
         "reduce": [(r, slot) for r in everybody],
-        "reduce_scatter": [(r, own) for r in everybody],
+        "reduce_scatter": [(r, own_slot) for r in everybody],
         "all_gather": [(block, index)],
         "gather": [(block, index)],
         "broadcast": [(schedule.root, slot)],
-        "scatter": [(schedule.root, own)],
+        "scatter": [(schedule.root, own_slot)],
         "all_to_all": [(block, rank * k + index)],
         "permute": [(src, slot) for src in arrived],
     }[schedule.collective]
@@ -58,12 +58,12 @@ def wanted(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
     return Counter([Origin(r, Buffer.IN, at) for r, at in cells] + initial)
 
 
-def hazard(schedule: Schedule, row: int, what: str) -> ScheduleError:
-    """Return the error for a row that writes what another row of its step touches."""
+def hazard(schedule: Schedule, row: int, conflict: str) -> ScheduleError:
+    """Return the error for a row that writes cells of another row of its step."""
     rank, slot, step = int(schedule.dst[row]), int(schedule.dslot[row]), int(schedule.step[row])
     buffer = Buffer(int(schedule.dbuf[row])).name
     return ScheduleError(
-        f"{schedule!r}: step {step}, row {row} writes {buffer} of rank {rank} from slot {slot} on, which {what}; "
+        f"{schedule!r}: step {step}, row {row} writes {buffer} of rank {rank} from slot {slot} on, which {conflict}; "
         "give one of them another slot or another step",
         rank=rank,
         slot=slot,
@@ -73,21 +73,23 @@ def hazard(schedule: Schedule, row: int, what: str) -> ScheduleError:
 
 def explain(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
     """Return the error for a result that is wrong, by tracing where it comes from."""
-    got, want = contributors(schedule, rank, slot), wanted(schedule, rank, slot)
+    got, want = contributors(schedule, rank, slot), expected(schedule, rank, slot)
     step = _last_write(schedule, rank, slot)
-    place = f"{schedule!r}: slot {slot} of the result of rank {rank}, last written in step {step},"
+    subject = f"{schedule!r}: slot {slot} of the result of rank {rank}, last written in step {step},"
     missing, surplus = sorted(want - got), sorted(got - want)
-    told = []
+    problems = []
     if missing:
-        told.append(f"lacks {_list(missing)}")
+        problems.append(f"lacks {_list(missing)}")
     if surplus:
-        told.append(f"has more than once or should not have {_list(surplus)}")
-    if not told:
+        problems.append(f"has more than once or should not have {_list(surplus)}")
+    if not problems:
         in_order = schedule.algorithm in IN_RANK_ORDER
-        told.append("is not combined in the order of ranks" if in_order else "is not combined as on the other ranks")
+        problems.append(
+            "is not combined in the order of ranks" if in_order else "is not combined as on the other ranks"
+        )
     culprit = next(iter(missing + surplus), None)
     return ScheduleError(
-        f"{place} {' and '.join(told)}",
+        f"{subject} {' and '.join(problems)}",
         rank=rank,
         slot=slot,
         step=step,
@@ -102,5 +104,5 @@ def _last_write(schedule: Schedule, rank: int, slot: int) -> int | None:
 
 
 def _list(origins: list[Origin]) -> str:
-    told = [f"{o.buffer.name} slot {o.slot} of rank {o.rank}" for o in origins[:3]]
-    return ", ".join(told) + (f" and {len(origins) - 3} more" if len(origins) > 3 else "")
+    names = [f"{o.buffer.name} slot {o.slot} of rank {o.rank}" for o in origins[:3]]
+    return ", ".join(names) + (f" and {len(origins) - 3} more" if len(origins) > 3 else "")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .hazards import place, unroll
+from .hazards import cell_numbers, unroll
 from .pattern import Ints
 from .schedule import Buffer, Op, Schedule
 
@@ -20,7 +20,7 @@ _NONE = np.iinfo(np.int64).max
 
 
 class Fused(NamedTuple):
-    """Per row of the table."""
+    """Result of a fusion: one entry for each row of the table."""
 
     dropped: Flags  # Local copies that are not made
     base_buffer: Ints  # Buffer of the other operand of an ADD; -1 if that is its own target
@@ -32,24 +32,24 @@ class _Links(NamedTuple):
 
     copy: Ints
     add: Ints
-    shift: Ints  # identifies the cell's offset from its source, and the source's buffer
+    shift: Ints  # Offset of the cell from its source, and the source's buffer, as one number
 
 
-def fuse(schedule: Schedule, here: Flags) -> Fused:
-    """Find the local copies into SCRATCH whose every cell is next touched by an ADD that can read the source itself.
+def fuse(schedule: Schedule, selected: Flags) -> Fused:
+    """Find local copies into SCRATCH that the ADDs behind them make needless, by reading the source themselves.
 
     Args:
         schedule: A schedule.
-        here: (size,) the ranks of interest; rows of others are left alone.
+        selected: (size,) Whether each rank is of interest; rows of other ranks stay as they are.
     """
     rows = len(schedule)
     base_buffer, base_slot = np.full(rows, -1, np.int8), np.zeros(rows, np.int32)
     copies = (schedule.src == schedule.dst) & (schedule.op == Op.MOVE) & (schedule.dbuf == Buffer.SCRATCH)
-    copies &= here[schedule.src]
+    copies &= selected[schedule.src]
     if not copies.any():
         return Fused(copies, base_buffer, base_slot)
-    links, blocked = _links(schedule, here, copies)
-    dropped, fusable = _settle(schedule, links, copies & ~blocked)
+    links, blocked = _links(schedule, selected, copies)
+    dropped, fusable = _choose(schedule, links, copies & ~blocked)
     chosen = fusable[links.add]
     add, copy = links.add[chosen], links.copy[chosen]
     base_buffer[add] = schedule.sbuf[copy]
@@ -58,9 +58,9 @@ def fuse(schedule: Schedule, here: Flags) -> Fused:
     return Fused(dropped, base_buffer, base_slot)
 
 
-def _links(schedule: Schedule, here: Flags, copies: Flags) -> tuple[_Links, Flags]:
-    """Return the links, and the rows whose copy somebody needs for something else than one ADD."""
-    cell, row, write = _scratch_timeline(schedule, here)
+def _links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Links, Flags]:
+    """Return the links, and the copies that must stay because another row than one ADD reads them."""
+    cell, row, write = _scratch_timeline(schedule, selected)
     follows = np.append(cell[1:] == cell[:-1], False)
     is_copy = write & copies[row]
     after = np.append(row[1:], 0)
@@ -77,15 +77,15 @@ def _links(schedule: Schedule, here: Flags, copies: Flags) -> tuple[_Links, Flag
     return _Links(copy, add, shift), blocked
 
 
-def _scratch_timeline(schedule: Schedule, here: Flags) -> tuple[Ints, Ints, Flags]:
+def _scratch_timeline(schedule: Schedule, selected: Flags) -> tuple[Ints, Ints, Flags]:
     """Return all accesses to SCRATCH, cell by cell, in table order."""
     parts: list[tuple[Ints, Ints, Flags]] = []
     for rank, buffer, slot, reads_or_writes in (
         (schedule.src, schedule.sbuf, schedule.sslot, False),
         (schedule.dst, schedule.dbuf, schedule.dslot, True),
     ):
-        rows = np.flatnonzero((buffer == Buffer.SCRATCH) & here[rank])
-        first = place(schedule, rank[rows], buffer[rows], slot[rows], shared=False)
+        rows = np.flatnonzero((buffer == Buffer.SCRATCH) & selected[rank])
+        first = cell_numbers(schedule, rank[rows], buffer[rows], slot[rows], shared=False)
         cell, owner = unroll(first, schedule.count[rows])
         parts.append((cell, rows[owner], np.full(len(cell), reads_or_writes)))
     cell, row, write = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -94,33 +94,33 @@ def _scratch_timeline(schedule: Schedule, here: Flags) -> tuple[Ints, Ints, Flag
 
 
 def _source_cell(schedule: Schedule, copy: Ints, cell: Ints) -> tuple[Ints, Ints]:
-    """Return the shared memory that each linked cell is copied from, and the cell's own."""
-    target = place(schedule, schedule.dst[copy], schedule.dbuf[copy], schedule.dslot[copy], shared=False)
+    """Return the cells of each linked copy's source and target, where buffers share memory."""
+    target = cell_numbers(schedule, schedule.dst[copy], schedule.dbuf[copy], schedule.dslot[copy], shared=False)
     offset = cell - target
     ends = (
         (schedule.src, schedule.sbuf, schedule.sslot),
         (schedule.dst, schedule.dbuf, schedule.dslot),
     )
-    source, own = (place(schedule, r[copy], b[copy], s[copy] + offset, shared=True) for r, b, s in ends)
-    return source, own
+    source, written = (cell_numbers(schedule, r[copy], b[copy], s[copy] + offset, shared=True) for r, b, s in ends)
+    return source, written
 
 
 def _overwritten(schedule: Schedule, cells: tuple[Ints, Ints], copy: Ints, add: Ints) -> Flags:
-    """Return the links whose source changes between the copy and the ADD, other than by an ADD in place."""
-    source, own = cells
+    """Return the links with a source that changes between the copy and the ADD, other than by an ADD in place."""
+    source, target = cells
     rows = np.flatnonzero(np.isin(schedule.dst, schedule.dst[copy]))
-    first = place(schedule, schedule.dst[rows], schedule.dbuf[rows], schedule.dslot[rows], shared=True)
+    first = cell_numbers(schedule, schedule.dst[rows], schedule.dbuf[rows], schedule.dslot[rows], shared=True)
     cell, owner = unroll(first, schedule.count[rows])
     span = np.int64(len(schedule) + 1)
     written = np.sort(cell * span + rows[owner])
     at = np.searchsorted(written, source * span + copy, side="right")
     following = np.append(written, _NONE)[at] - source * span
-    changed: Flags = (following < add) | ((following == add) & (source != own))
+    changed: Flags = (following < add) | ((following == add) & (source != target))
     return changed
 
 
-def _settle(schedule: Schedule, links: _Links, candidates: Flags) -> tuple[Flags, Flags]:
-    """Return the copies to drop, and the ADDs that read their source. Each may need the other: repeat until stable."""
+def _choose(schedule: Schedule, links: _Links, candidates: Flags) -> tuple[Flags, Flags]:
+    """Return the copies to drop, and the ADDs that read their source. They need each other: repeat until stable."""
     rows = len(schedule)
     while True:
         alive = candidates[links.copy]

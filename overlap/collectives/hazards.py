@@ -18,13 +18,13 @@ class Access:
     """Reads or writes of steps: columns, with one entry for each access."""
 
     task: Ints  # Number of the step
-    rank: Ints  # Whose memory
-    buffer: NDArray[np.integer]  # Which buffer of it
+    rank: Ints  # Rank that owns the memory
+    buffer: NDArray[np.integer]  # Buffer of that rank
     slot: Ints  # First slot
     count: Ints  # Slots
-    write: bool  # Whether all of these are writes
-    # Of writes, whether each is of a local copy whose source may be its target: then nothing changes, and whoever reads
-    # the source need not wait. None: of no copies.
+    write: bool  # Whether these are writes, else reads
+    # Whether each write is a local copy onto its own source if buffers share memory. It changes nothing, so readers of
+    # the source need not wait for it. None: no write is.
     copied: NDArray[np.bool_] | None = None
 
 
@@ -37,7 +37,7 @@ def unroll(first: Ints, count: Ints) -> tuple[Ints, Ints]:
     return first[owner] + (np.arange(len(owner)) - before[owner]), owner
 
 
-def place(schedule: Schedule, rank: Ints, buffer: NDArray[np.integer], slot: Ints, *, shared: bool) -> Ints:
+def cell_numbers(schedule: Schedule, rank: Ints, buffer: NDArray[np.integer], slot: Ints, *, shared: bool) -> Ints:
     """Return one number for each piece of memory.
 
     With `shared`, buffers that an executor may put in one memory are one: IN, OUT and SCRATCH block 0 where the
@@ -73,39 +73,39 @@ def waits_of(
     copies = bool((write & ~changes).any())
     segment = np.cumsum(np.diff(cell, prepend=-1) != 0) * np.int64(len(row) + 2)
     waits: list[list[tuple[int, int]]] = [[] for _ in range(len(row))]
-    for other in np.unique(lane).tolist():
-        done = np.where(lane[task] == other, nth[task], 0)
+    for other_lane in np.unique(lane).tolist():
+        done = np.where(lane[task] == other_lane, nth[task], 0)
         need = np.where(write, _before(segment, done), _before(segment, np.where(write, done, 0)))
         if copies:
             need = np.where(of_input, _before(segment, np.where(changes, done, 0)), need)
         per_task = np.zeros(len(row), np.int64)
-        np.maximum.at(per_task, task, np.where(lane[task] == other, 0, need))
+        np.maximum.at(per_task, task, np.where(lane[task] == other_lane, 0, need))
         fresh = per_task > _before(queue * np.int64(len(row) + 2), per_task)
-        for which, n in zip(np.flatnonzero(fresh).tolist(), per_task[fresh].tolist(), strict=True):
-            waits[which].append((other, n))
+        for step, n in zip(np.flatnonzero(fresh).tolist(), per_task[fresh].tolist(), strict=True):
+            waits[step].append((other_lane, n))
     return [tuple(w) for w in waits]
 
 
 class _Timeline(NamedTuple):
-    """All accesses cell by cell, each in table order."""
+    """All accesses cell by cell, accesses of a cell in table order."""
 
-    cell: Ints  # Which piece of memory
+    cell: Ints  # Number of the piece of memory
     task: Ints  # Number of the step
-    write: NDArray[np.bool_]  # Whether it writes
-    changes: NDArray[np.bool_]  # Whether it does so even if all buffers share memory
-    input: NDArray[np.bool_]  # Whether it reads the input
+    write: NDArray[np.bool_]  # Whether the step writes it
+    changes: NDArray[np.bool_]  # Whether the write changes it even if all buffers share memory
+    input: NDArray[np.bool_]  # Whether the step reads the input
 
 
 def _timeline(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _Timeline:
-    each: list[tuple[NDArray[np.generic], ...]] = []
+    columns: list[tuple[NDArray[np.generic], ...]] = []
     for access in accesses:
-        cell, owner = unroll(place(schedule, access.rank, access.buffer, access.slot, shared=True), access.count)
+        cell, owner = unroll(cell_numbers(schedule, access.rank, access.buffer, access.slot, shared=True), access.count)
         write = np.full(len(cell), access.write)
         changes = write if access.copied is None else ~access.copied[owner]
-        each.append((cell, access.task[owner], write, changes, ~write & (access.buffer[owner] == Buffer.IN)))
-    found = _Timeline(*(np.concatenate(column) for column in zip(*each, strict=True)))
-    order = np.lexsort((row[found.task], found.cell))
-    return _Timeline(*(column[order] for column in found))  # type: ignore[arg-type]
+        columns.append((cell, access.task[owner], write, changes, ~write & (access.buffer[owner] == Buffer.IN)))
+    timeline = _Timeline(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+    order = np.lexsort((row[timeline.task], timeline.cell))
+    return _Timeline(*(column[order] for column in timeline))  # type: ignore[arg-type]
 
 
 def _before(segment: Ints, value: Ints) -> Ints:

@@ -66,7 +66,7 @@ _TRAITS = {
 for _kind, _traits in _TRAITS.items():
     _kind.traits, _kind.text = _traits, _kind.value
 
-# The same as plain names: where each operation asks for its kind, to read a member of an enum takes ten times as long.
+# Members as plain names: each operation reads its kind, and reading a member of an enum takes ten times as long.
 (
     ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, REDUCE, GATHER, SCATTER, PERMUTE, BARRIER, P2P
 ) = Collective  # fmt: skip
@@ -97,7 +97,7 @@ def result_shape(kind: Collective, shape: Shape, ranks: int) -> Shape:
 
 Counts: TypeAlias = tuple[int, ...]
 
-# Numbers that a message shows; of more, a checksum tells whether two lists differ.
+# Counts that a message lists in full; longer lists end in a checksum, to compare two lists by.
 _SHOWN = 16
 
 
@@ -121,24 +121,24 @@ def check_counts(kind: Collective, counts: object, ranks: int) -> Counts:
     Raises:
         UsageError: If it is no list of one number a rank, or no table with a row and a column a rank.
     """
-    wanted = (ranks, ranks) if kind is Collective.ALL_TO_ALL else (ranks,)
-    what = f"a table of {ranks} x {ranks} numbers" if len(wanted) > 1 else f"{ranks} numbers"
+    shape = (ranks, ranks) if kind is Collective.ALL_TO_ALL else (ranks,)
+    numbers = f"a table of {ranks} x {ranks} numbers" if len(shape) > 1 else f"{ranks} numbers"
     try:
         rows = np.asarray(counts)
     except (TypeError, ValueError):  # its rows differ in length
         rows = np.empty(0)
-    if rows.shape != wanted or (rows.dtype.kind not in "iu"):
-        raise UsageError(f"counts: {kind.value} on {ranks} ranks needs {what} of rows, got {shown(counts)}")
+    if rows.shape != shape or (rows.dtype.kind not in "iu"):
+        raise UsageError(f"counts: {kind.value} on {ranks} ranks needs {numbers} of rows, got {shown(counts)}")
     flat = tuple(rows.reshape(-1).tolist())
     if min(flat) < 0:
         raise UsageError(f"counts: expected numbers of rows from 0, got {min(flat)} in {described(flat, kind, ranks)}")
     return flat
 
 
-def normal(kind: Collective, shape: Shape, counts: Counts, ranks: int, rank: int) -> tuple[Shape, Counts]:
-    """Return the rows of the whole vector, which all ranks must agree on, from one rank's input and its counts.
+def agreed_shape(kind: Collective, shape: Shape, counts: Counts, ranks: int, rank: int) -> tuple[Shape, Counts]:
+    """Return the shape and the counts that all ranks must agree on, from one rank's input and its counts.
 
-    With blocks that differ that is the shape of everything together; otherwise it is the input's, and no counts.
+    If blocks differ, that is the shape of all blocks together; otherwise the input's shape, and no counts.
 
     Raises:
         UsageError: If the input does not have the rows that the counts say.
@@ -155,13 +155,13 @@ def normal(kind: Collective, shape: Shape, counts: Counts, ranks: int, rank: int
 
 
 def result_rows(kind: Collective, counts: Counts, ranks: int, rank: int) -> int:
-    """Return how many rows a rank's result has."""
+    """Return the number of rows of a rank's result."""
     got = blocks_got(kind, ranks, rank)
     return sum(counts[got.start : got.stop : got.step])
 
 
 def whole_rows(kind: Collective, shape: Shape, counts: Counts, ranks: int) -> int:
-    """Return the rows of the largest input or result, which is what the cost of a collective is counted by.
+    """Return the number of rows of the largest input or result, by which the cost of a collective is counted.
 
     Raises:
         UsageError: If these counts and the shape of everything together cannot belong to one call.
@@ -181,7 +181,7 @@ _TAKING = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_A
 
 
 def described(counts: Counts, kind: Collective, ranks: int) -> str:
-    """Return counts for people to read; of many, what tells them from others."""
+    """Return counts as text; long lists are cut, and end in a checksum."""
     if len(counts) > _SHOWN:
         first = ", ".join(map(str, counts[:_SHOWN]))
         return f"[{first}, ... {len(counts)} in all, sum {sum(counts)}, crc {crc32(repr(counts).encode()):08x}]"

@@ -17,13 +17,13 @@ from .schedule import Buffer, Schedule
 
 Words: TypeAlias = NDArray[np.uint64]
 
-# Odd multipliers with well mixed bits: those of the last stage of splitmix64.
+# Odd multipliers with well mixed bits, from the last stage of splitmix64.
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _HALF = np.uint64(32)
 
 
 def combine(lower: Words, higher: Words) -> Words:
-    """Return a stand-in for an ADD that tells operand order and parenthesisation apart."""
+    """Return a stand-in for an ADD: a value that depends on operand order and parenthesisation."""
     mixed: Words = lower * _MIX[0] + higher * _MIX[1]
     mixed ^= mixed >> _HALF
     return mixed
@@ -56,7 +56,7 @@ class Fingerprint:
         if s.collective == "all_to_all":
             return self.initial(slot // k, rank * k + slot % k)
         if s.collective == "permute":
-            return self._arrived(rank, slot)
+            return self._permuted(rank, slot)
         return self.initial(np.full(1, s.root), rank * k + slot if s.collective == "scatter" else slot)
 
     def folded(self, rank: Ints, slot: Ints) -> Words:
@@ -73,8 +73,8 @@ class Fingerprint:
         sums: Words = self.of_rank.sum(dtype=np.uint64) * self.of_slot
         return sums
 
-    def _arrived(self, rank: Ints, slot: Ints) -> Words:
-        """Return the values that come from the source of each rank's pair, if it has one."""
+    def _permuted(self, rank: Ints, slot: Ints) -> Words:
+        """Return the values that a permute delivers; unwritten where a rank has no source."""
         source = np.full(self.schedule.size, -1)
         for src, dst in self.schedule.pairs:
             source[dst] = src
@@ -89,7 +89,7 @@ _SWEEP_CELLS = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A contiguous piece of a buffer's memory: which rank's which slot each cell is, where it is one at all."""
+    """A contiguous piece of a buffer's memory: the rank and slot of each cell, and whether it is a slot at all."""
 
     cells: slice
     rank: Ints
@@ -97,12 +97,12 @@ class Sweep:
     real: Flags
 
 
-class Layout:
-    """Where slots are: by (slot - rank) modulo the slots of the largest buffer, then by rank.
+class SlotLayout:
+    """Positions of slots in memory: by (slot - rank) modulo the slots of the largest buffer, then by rank.
 
     In rings, where rank r handles slot r - t at step t, a step touches neighbouring cells. All buffers have the same
-    inner layout and differ by a base only: `apart` gives each its own memory, `shared` puts those in one that an
-    executor may put in one (see `Schedule.in_place`). `twin` is as `apart`: the same IN, but another OUT and SCRATCH.
+    inner layout and differ by a base only: `apart` gives each its own memory, `shared` overlays the buffers that an
+    executor may overlay (see `Schedule.in_place`). `twin` is as `apart`: the same IN, but another OUT and SCRATCH.
     """
 
     size: int
@@ -123,7 +123,7 @@ class Layout:
         self._skew: Ints = (np.arange(self.size) % self.lines).astype(self._dtype)
 
     def cells(self, bases: Bases) -> int:
-        """Return how many cells a layout has."""
+        """Return the number of cells of a layout."""
         return max(bases) + self.lines * self.size
 
     def locate(self, rank: Ints, slot: Ints) -> Ints:
@@ -147,12 +147,12 @@ class Layout:
             yield Sweep(cells, np.tile(ranks, len(line)), slot, slot < self.slots[buffer])
 
 
-class Memory:
+class ReplayMemory:
     """The values of one replay.
 
     Args:
-        layout: Where slots are.
-        bases: Where buffers are.
+        layout: Positions of slots.
+        bases: First cell of each buffer.
         prints: One fingerprint, or several that are carried side by side.
         twin: Leave room for a memory at the bases `layout.twin`, which `ordered_twin` returns.
     """
@@ -163,7 +163,7 @@ class Memory:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: SlotLayout,
         bases: Bases,
         prints: list[Fingerprint],
         *,
@@ -180,8 +180,8 @@ class Memory:
         if len(prints) == 1:
             self.values = self.values.reshape(-1)
 
-    def ordered_twin(self, layout: Layout) -> Memory:
-        """Return a memory that combines by a function that tells operand order apart, instead of by adding.
+    def ordered_twin(self, layout: SlotLayout) -> ReplayMemory:
+        """Return a memory that combines by a function of the operand order, instead of by adding.
 
         It shares this one's inputs, which no row can write.
         """
@@ -189,7 +189,7 @@ class Memory:
         twin.bases, twin.ordered = layout.twin, True
         return twin
 
-    def _fill(self, layout: Layout, inputs: Words) -> None:
+    def _fill(self, layout: SlotLayout, inputs: Words) -> None:
         lines, size = layout.lines, layout.size
         for lane, fingerprint in enumerate(self.prints):
             of_slot = np.zeros(lines, np.uint64)
@@ -199,9 +199,9 @@ class Memory:
             target = inputs[:, lane].reshape(lines, size)
             np.multiply(slots, fingerprint.of_rank, out=target)
 
-    def lane(self, which: int) -> Words:
+    def lane(self, index: int) -> Words:
         """Return the values of one fingerprint."""
-        return self.values if self.values.ndim == 1 else self.values[:, which]
+        return self.values if self.values.ndim == 1 else self.values[:, index]
 
     def move(self, source: slice | Ints, target: slice | Ints) -> None:
         """Overwrite cells."""
@@ -209,12 +209,12 @@ class Memory:
 
     def add(self, source: slice | Ints, target: slice | Ints, lower: bool | Flags) -> None:
         """Reduce into cells, the operand of the lower rank first; `lower` says whether the sender is that rank."""
-        mine, incoming = self.values[target], self.values[source]
+        present, incoming = self.values[target], self.values[source]
         if not self.ordered:
-            mine += incoming
+            present += incoming
             if not isinstance(target, slice):
-                self.values[target] = mine
+                self.values[target] = present
         elif isinstance(lower, bool):
-            self.values[target] = combine(incoming, mine) if lower else combine(mine, incoming)
+            self.values[target] = combine(incoming, present) if lower else combine(present, incoming)
         else:
-            self.values[target] = combine(np.where(lower, incoming, mine), np.where(lower, mine, incoming))
+            self.values[target] = combine(np.where(lower, incoming, present), np.where(lower, present, incoming))

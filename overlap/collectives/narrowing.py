@@ -1,8 +1,7 @@
-"""Schedules for one rank out of schedules for all: a gather out of an all-gather, a reduce out of an all-reduce.
+"""Schedules for one receiving rank, made from schedules for all: gather from all-gather, reduce from all-reduce.
 
-Of the wider table those rows are left that the root's result needs. Only the root has an output, so the others keep in
-SCRATCH what they would have had there. A reduce keeps all sums unfinished until the last step, in which the root
-finishes them.
+Rows that the root's result does not need are dropped from the wider table. Only the root has an output, so the other
+ranks use SCRATCH in its place. A reduce keeps all sums unfinished until the last step, in which the root finishes them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from .schedule import COLUMNS, Buffer, Op, Schedule
 
 WIDER = {"gather": "all_gather", "reduce": "all_reduce"}
-"""Collectives for one rank, and those that do the same for all."""
+"""Collectives with a result on one rank, and their counterparts with the same result on all."""
 
 
 def narrowed(wider: Schedule, root: int) -> Schedule:
@@ -28,8 +27,8 @@ def narrowed(wider: Schedule, root: int) -> Schedule:
     Cost: no step takes longer than in the wider schedule, but a reduce has one more, of copies at the root.
     """
     collective = next(narrow for narrow, wide in WIDER.items() if wide == wider.collective)
-    kept = _needed(wider, root)
-    columns = {name: getattr(wider, name)[kept].copy() for name in COLUMNS}
+    needed = _needed(wider, root)
+    columns = {name: getattr(wider, name)[needed].copy() for name in COLUMNS}
     moved = wider.slots[2]
     for rank, buffer, slot in (("src", "sbuf", "sslot"), ("dst", "dbuf", "dslot")):
         away = columns[buffer] == Buffer.OUT
@@ -42,30 +41,30 @@ def narrowed(wider: Schedule, root: int) -> Schedule:
             "step": wider.steps, "op": Op.MOVE, "src": root, "dst": root, "sbuf": Buffer.SCRATCH, "sslot": moved,
             "dbuf": Buffer.OUT, "dslot": 0, "count": wider.slots[1], "channel": 0, "group": -1,
         }  # fmt: skip
-        columns = {name: np.append(each, np.array(last[name], each.dtype)) for name, each in columns.items()}
+        columns = {name: np.append(column, np.array(last[name], column.dtype)) for name, column in columns.items()}
     _, step = np.unique(columns["step"], return_inverse=True)
     columns["step"] = step.astype(np.int32)
     blocks = (wider.blocks[0], wider.blocks[1], wider.blocks[2] + wider.blocks[1])
-    rest = {each.name: getattr(wider, each.name) for each in fields(wider)}
+    rest = {field.name: getattr(wider, field.name) for field in fields(wider)}
     return Schedule(**(rest | columns | {"collective": collective, "root": root, "blocks": blocks}))
 
 
 def _needed(wider: Schedule, root: int) -> NDArray[np.bool_]:
-    """Return which rows the root's result needs, looking from the last step backwards."""
+    """Return the rows that the root's result depends on, found from the last step backwards."""
     first = np.cumsum((0, *wider.slots))
     need = np.zeros((wider.size, first[-1]), np.bool_)
     need[root, first[Buffer.OUT] : first[Buffer.OUT] + wider.slots[1]] = True
-    kept = np.zeros(len(wider), np.bool_)
+    needed = np.zeros(len(wider), np.bool_)
     remote = wider.src != wider.dst
     phase = wider.step.astype(np.int64) * 2 + remote
-    for which in np.split(np.arange(len(wider)), np.flatnonzero(np.diff(phase)) + 1)[::-1]:
-        into = {int(row): first[wider.dbuf[row]] + wider.dslot[row] for row in which}
-        found = [row for row in into if need[wider.dst[row], into[row] : into[row] + wider.count[row]].any()]
-        for row in found:
-            kept[row] = True
+    for rows in np.split(np.arange(len(wider)), np.flatnonzero(np.diff(phase)) + 1)[::-1]:
+        into = {int(row): first[wider.dbuf[row]] + wider.dslot[row] for row in rows}
+        useful = [row for row in into if need[wider.dst[row], into[row] : into[row] + wider.count[row]].any()]
+        for row in useful:
+            needed[row] = True
             if wider.op[row] == Op.MOVE:
                 need[wider.dst[row], into[row] : into[row] + wider.count[row]] = False
-        for row in found:
+        for row in useful:
             start = first[wider.sbuf[row]] + wider.sslot[row]
             need[wider.src[row], start : start + wider.count[row]] = True
-    return kept
+    return needed

@@ -2,8 +2,8 @@
 
 A pattern is a spanning tree for every chunk, rooted at the chunk's owner, with times on its edges. Read forwards it is
 an all-gather, or a broadcast when one rank owns everything. Read backwards, with its edges turned round and MOVE
-replaced by ADD, it is a reduce-scatter or a reduce: a rank passes its partial sum on once all its children's have come
-in. An all-reduce is the backward reading followed by the forward one. A fan-out becomes a fan-in on the way.
+replaced by ADD, it is a reduce-scatter or a reduce: a rank passes its partial sum on once the sums of all its children
+have arrived. An all-reduce is the backward reading followed by the forward one. A fan-out becomes a fan-in on the way.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ class Pattern:
     step: Ints  # (edges,) time, ascending from 0
     src: Ints  # Rank that passes the chunk on
     dst: Ints  # Rank that has not seen it yet
-    chunk: Ints  # Which chunk
+    chunk: Ints  # Number of the chunk
     channel: Ints  # FIFO lane
     group: Ints  # Edges with one number >= 0 read their source once; -1 elsewhere
     steps: int  # Number of steps, at least 1
     place: Ints | None = None  # (chunks,) the slot of each chunk in the buffers of an all-reduce; by default its number
-    # What to read backwards instead of this: on a ring the pattern the other way round, whose reversal runs in the
-    # direction of this one.
+    # Pattern to read backwards instead: on a ring the one of the other direction, whose reversal has this direction.
     mate: Pattern | None = None
 
     @property
@@ -84,38 +83,38 @@ def spread(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Edges:
-    """Edges of a pattern with contiguous chunks joined: what becomes rows."""
+    """Edges of a pattern with contiguous chunks joined; each becomes a row."""
 
     step: Ints
     src: Ints
     dst: Ints
     slot: Ints
-    flag: NDArray[np.bool_]  # whatever else must not differ between joined edges
+    flag: NDArray[np.bool_]  # another value that joined edges have in common
     count: Ints | int
     channel: Ints
     group: Ints
 
 
-def _edges(pattern: Pattern, place: Ints, flag: NDArray[np.bool_]) -> _Edges:
-    """Join edges whose chunks, at `place`, are neighbours."""
+def _edges(pattern: Pattern, slots: Ints, flag: NDArray[np.bool_]) -> _Edges:
+    """Join edges whose chunks, at `slots`, are neighbours."""
     p = pattern
     if not (p.src[1:] == p.src[:-1]).any():
-        return _Edges(p.step, p.src, p.dst, place, flag, 1, p.channel, p.group)
-    first = adjacent_runs(place, same=(p.src, p.dst, p.step, p.channel, p.group, flag.view(np.int8)))
-    count = np.diff(np.append(first, len(place)))
-    step, src, dst, slot = p.step[first], p.src[first], p.dst[first], place[first]
+        return _Edges(p.step, p.src, p.dst, slots, flag, 1, p.channel, p.group)
+    first = adjacent_runs(slots, same=(p.src, p.dst, p.step, p.channel, p.group, flag.view(np.int8)))
+    count = np.diff(np.append(first, len(slots)))
+    step, src, dst, slot = p.step[first], p.src[first], p.dst[first], slots[first]
     return _Edges(step, src, dst, slot, flag[first], count, p.channel[first], p.group[first])
 
 
 def _forward(
     table: Table, pattern: Pattern, slot: Ints, *, start: int, source: Buffer, block_slots: int | None = None
 ) -> None:
-    """Add the forward reading: owners send from `source`, others pass on what is in OUT.
+    """Add the forward reading: owners send from `source`, other ranks pass on the chunks in OUT.
 
     Args:
-        table: Where rows go.
-        pattern: What is read.
-        slot: Of each chunk in OUT.
+        table: Table to extend.
+        pattern: Pattern to read.
+        slot: Slot of each chunk in OUT.
         start: First step.
         source: Buffer that owners send from.
         block_slots: Slots of an owner's block, if `source` holds that alone.
@@ -132,19 +131,19 @@ def _forward(
 
 
 def _backward(table: Table, pattern: Pattern, slot: Ints) -> None:
-    """Add the backward reading: leaves send from IN, others first copy IN to SCRATCH and add what comes in."""
-    place = slot[pattern.chunk]
+    """Add the backward reading: leaves send from IN; inner ranks copy IN to SCRATCH, and add."""
+    slots = slot[pattern.chunk]
     inner = np.zeros((pattern.size, len(slot)), np.bool_)
-    inner[pattern.src, place] = True
+    inner[pattern.src, slots] = True
     inner[pattern.owner, slot] = True
     _copies(table, inner)
-    edges = _edges(pattern, place, inner[pattern.dst, place])
+    edges = _edges(pattern, slots, inner[pattern.dst, slots])
     source = np.where(edges.flag, np.int8(Buffer.SCRATCH), np.int8(Buffer.IN))
     columns = (edges.step, edges.dst, edges.src, edges.slot, edges.channel, edges.group, source)
-    when, src, dst, at, channel, group, source = _last_step_first(columns)
+    when, src, dst, cell, channel, group, source = _last_step_first(columns)
     count = edges.count if isinstance(edges.count, int) else _last_step_first((edges.step, edges.count))[1]
     step = np.int32(pattern.steps - 1) - when
-    table.add(step, src, dst, (source, at), (Buffer.SCRATCH, at), count=count, channel=channel, group=group)
+    table.add(step, src, dst, (source, cell), (Buffer.SCRATCH, cell), count=count, channel=channel, group=group)
 
 
 def _copies(table: Table, inner: NDArray[np.bool_]) -> None:
@@ -157,13 +156,13 @@ def _copies(table: Table, inner: NDArray[np.bool_]) -> None:
 
 
 def _last_step_first(columns: Sequence[Ints]) -> list[Ints]:
-    """Return columns, of which the first is the step, with steps reversed, but rows of a step in the same order."""
+    """Return columns (the first is the step) with steps reversed, but rows of a step in the same order."""
     step = columns[0]
-    each = int(np.count_nonzero(step == step[0])) if len(step) else 1
-    blocks = len(step) // each
-    if blocks * each == len(step) and (step.reshape(blocks, each) == step[::each, None]).all():
+    per_step = int(np.count_nonzero(step == step[0])) if len(step) else 1
+    blocks = len(step) // per_step
+    if blocks * per_step == len(step) and (step.reshape(blocks, per_step) == step[::per_step, None]).all():
         # Steps of equal length, such as a large ring's, need no sorting and no copy.
-        return [column.reshape(blocks, each)[::-1] for column in columns]
+        return [column.reshape(blocks, per_step)[::-1] for column in columns]
     order = np.argsort(-step, kind="stable")
     return [column[order] for column in columns]
 

@@ -1,7 +1,7 @@
 """Placement of a group on a machine: the directed wires that every message crosses, as columns.
 
-Routes are those of `topology.Cluster.route`, for many pairs of ranks at once. Wires are numbered, so that what a step
-puts on each of them is one `bincount`.
+Routes are the routes of `topology.Cluster.route`, for many pairs of ranks at once. Wires are numbered, so that the
+load of a step on all wires is one `bincount`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Floats: TypeAlias = NDArray[np.float64]
 class Routes:
     """The wires that some messages cross, in compressed rows."""
 
-    first: Ints  # (messages + 1,) where each message's wires begin in `wire`
+    first: Ints  # (messages + 1,) index in `wire` of each message's first wire
     wire: Ints  # numbers of directed wires, message after message; at least one for each
 
 
@@ -35,8 +35,8 @@ class Wires:
     """Published figures of directed wires, by number."""
 
     kind: NDArray[np.str_]  # kind of each wire
-    latency_s: Floats  # time to cross it; a way through a switch or the network has it on its first half only
-    bytes_per_s: Floats  # what it carries
+    latency_s: Floats  # time to cross it; a route through a switch or the network has it on its first half only
+    bytes_per_s: Floats  # bandwidth
 
 
 class Placement(ABC):
@@ -49,12 +49,12 @@ class Placement(ABC):
 
     @abstractmethod
     def routes(self, src: Ints, dst: Ints, far: NDArray[np.bool_] | None = None) -> Routes:
-        """Return the wires from each `src` to the `dst` beside it.
+        """Return the wires from each `src` to the `dst` of the same message.
 
         Args:
             src: (messages,) group ranks.
-            dst: (messages,) group ranks, none equal to its `src`, but where it is far.
-            far: (messages,) which of them go to the like of `dst` in another node; none if None.
+            dst: (messages,) group ranks; equal to `src` only where the message is far.
+            far: (messages,) whether the message goes to the counterpart of `dst` in another node; none does if None.
 
         Raises:
             TopologyError: If no wire joins two of them.
@@ -65,7 +65,7 @@ class Placement(ABC):
         """Return the figures of all wires that routes have used so far."""
 
     def first_of(self, wires: Ints) -> int:
-        """Return the first of some wires, in an order that does not depend on what was asked for before."""
+        """Return the first of some wires, in an order that does not depend on earlier calls."""
         return int(wires.min())
 
     @abstractmethod
@@ -109,32 +109,34 @@ class Numbering:
         self.links: list[Link] = []
         self._number: dict[Link, int] = {}
         self._ways: list[list[int]] = []
-        self._way: dict[int, int] = {}  # of two devices, which of those
-        self._up: dict[int, int] = {}  # to the switch of a node, and from it
+        self._way: dict[int, int] = {}  # index in `_ways`, by the pair of devices
+        self._up: dict[int, int] = {}  # wires to the switch of a node and from it, by device
         self._down: dict[int, int] = {}
         self._tabled: tuple[Ints, Ints] = np.zeros((0, 1), np.int64), np.zeros(0, np.int64)
         self._wires: Wires | None = None
 
     def ways(self, a: Ints, b: Ints) -> tuple[Ints, Ints]:
-        """Return the wires between the devices of ranks of one unit, as (pairs, most wires), and how many they are."""
+        """Return the wires between the devices of ranks of one unit, (pairs, most wires), and their numbers."""
         devices = self.cluster.nodes * self.cluster.devices_per_node
-        each, row, which = np.unique(self.device[a] * devices + self.device[b], return_index=True, return_inverse=True)
-        known = self._way
-        for key, first, other in zip(each.tolist(), a[row].tolist(), b[row].tolist(), strict=True):
-            if key not in known:
-                known[key] = len(self._ways)
+        keys, row, inverse = np.unique(
+            self.device[a] * devices + self.device[b], return_index=True, return_inverse=True
+        )
+        ways = self._way
+        for key, first, other in zip(keys.tolist(), a[row].tolist(), b[row].tolist(), strict=True):
+            if key not in ways:
+                ways[key] = len(self._ways)
                 self._ways.append(self._between(first, other, *divmod(key, devices)))
         table, lengths = self._table()
-        found = np.array([known[key] for key in each.tolist()], np.int64)[which]
-        return table[found], lengths[found]
+        rows = np.array([ways[key] for key in keys.tolist()], np.int64)[inverse]
+        return table[rows], lengths[rows]
 
     def _between(self, a: int, b: int, here: int, there: int) -> list[int]:
         if here in self._up and there in self._down and here // self._per_node == there // self._per_node:
             return [self._up[here], self._down[there]]
-        found = [self._numbered(link) for link in self.cluster.route(a, b)]
+        wires = [self._numbered(link) for link in self.cluster.route(a, b)]
         if self.cluster.wiring.switched and here // self._per_node == there // self._per_node:
-            self._up[here], self._down[there] = found
-        return found
+            self._up[here], self._down[there] = wires
+        return wires
 
     @property
     def _per_node(self) -> int:
@@ -155,11 +157,11 @@ class Numbering:
         return self._number[link]
 
     def shifted(self, wires: Ints, units: Ints) -> Ints:
-        """Return the wires that sit in other units as some do in theirs.
+        """Return the wires of other units that have the positions of some wires in theirs.
 
         Args:
             wires: (wires,) Numbers of wires; all units (nodes, or UltraServers) of the cluster are whole.
-            units: (units,) How many units further on.
+            units: (units,) Distances to these units.
 
         Returns:
             (units, wires) Numbers of the wires there.
@@ -168,13 +170,13 @@ class Numbering:
         chip = servers * cluster.ranks_per_node * cluster.ranks_per_device
         nic = servers * (self.first_link - self.first_nic) // cluster.nodes
         moved = wires + np.multiply.outer(units, np.where(wires < self.first_nic, chip, nic))
-        for place in np.flatnonzero(wires >= self.first_link).tolist():
-            link = self.links[int(wires[place]) - self.first_link]
-            moved[:, place] = [self._numbered(_moved(link, unit * servers)) for unit in units.tolist()]
+        for index in np.flatnonzero(wires >= self.first_link).tolist():
+            link = self.links[int(wires[index]) - self.first_link]
+            moved[:, index] = [self._numbered(_moved(link, unit * servers)) for unit in units.tolist()]
         return moved
 
     def link(self, wire: int) -> Link:
-        """Describe the wire that a number stands for."""
+        """Return the wire of a number."""
         cluster = self.cluster
         if wire >= self.first_link:
             return self.links[wire - self.first_link]
@@ -188,13 +190,13 @@ class Numbering:
         return cluster.route(there, here)[-1] if down else cluster.route(here, there)[0]
 
     def first_of(self, wires: Ints) -> int:
-        """Return the one that comes first by its ends; those whose numbers follow from them come before the others."""
+        """Return the first wire by its ends. Wires inside devices and into the network come before the others."""
         if wires.min() < self.first_link:
             return int(wires.min())
         return int(min(wires.tolist(), key=lambda wire: _ends(self.links[wire - self.first_link])))
 
     def wires(self) -> Wires:
-        """Return the figures of all numbers given so far."""
+        """Return the figures of all wires numbered so far."""
         if self._wires is None or len(self._wires.kind) < self.first_link + len(self.links):
             self._wires = self._all_wires()
         return self._wires
@@ -217,7 +219,7 @@ class Numbering:
 
 
 def _places(cluster: Cluster, ranks: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return node, device of the node, and core of each rank, as `RankMap.place` says them one by one."""
+    """Return node, device of the node, and core of each rank: `RankMap.place` for many ranks."""
     node, local = np.divmod(ranks, cluster.ranks_per_node)
     device, core = np.divmod(local, cluster.ranks_per_device)
     return node, device, core
@@ -232,12 +234,12 @@ def _ends(link: Link) -> tuple[tuple[str, int, int], ...]:
     return tuple((port.role, port.node, port.index) for port in (link.src, link.dst))
 
 
-# A number means a wire as long as anyone has it: plans that are remembered must never meet a second numbering.
+# A number is valid as long as anyone holds it: cached plans must never meet a second numbering.
 _numberings: WeakValueDictionary[Cluster, Numbering] = WeakValueDictionary()
 
 
 def numbering(cluster: Cluster) -> Numbering:
-    """Return the numbers of a cluster's wires: the same ones as long as a placement or a caller keeps them."""
+    """Return the numbering of a cluster's wires. It stays the same while a placement or a caller holds it."""
     found = _numberings.get(cluster)
     if found is None:
         found = _numberings[cluster] = Numbering(cluster)
@@ -257,38 +259,38 @@ class _OnCluster(Placement):
         self.memory_bytes_per_s = memory.value if memory else None
 
     @cached_property
-    def _of(self) -> Numbering:
-        """Found out when a message is looked at first: a group as large as the world has many wires."""
+    def _numbering(self) -> Numbering:
+        """Numbering, made for the first message: a group as large as the world has many wires."""
         return numbering(self._cluster)
 
     def wires(self) -> Wires:
-        return self._of.wires()
+        return self._numbering.wires()
 
     def first_of(self, wires: Ints) -> int:
-        return self._of.first_of(wires)
+        return self._numbering.first_of(wires)
 
     def describe(self, wire: int) -> str:
-        link = self._of.link(wire)
+        link = self._numbering.link(wire)
         ends = (f"{p.role} {p.node}.{p.index}" if p.role != "fabric" else "fabric" for p in (link.src, link.dst))
         return " -> ".join(ends)
 
     def routes(self, src: Ints, dst: Ints, far: NDArray[np.bool_] | None = None) -> Routes:
-        of, a, b = self._of, self._world[src], self._world[dst]
-        far = of.unit[a] != of.unit[b] if far is None else far
-        chip = (of.device[a] == of.device[b]) & ~far
-        if far.any() and of.cluster.machine.network is None:
+        wires, a, b = self._numbering, self._world[src], self._world[dst]
+        far = wires.unit[a] != wires.unit[b] if far is None else far
+        chip = (wires.device[a] == wires.device[b]) & ~far
+        if far.any() and wires.cluster.machine.network is None:
             row = int(np.argmax(far))
-            of.cluster.route(int(a[row]), int(b[row]))  # raises, and says why
+            wires.cluster.route(int(a[row]), int(b[row]))  # raises, and says why
         between = np.flatnonzero(~chip & ~far)
-        ways, lengths = of.ways(a[between], b[between])
+        ways, lengths = wires.ways(a[between], b[between])
         length = np.where(chip, 1, 2)
         length[between] = lengths
         first = np.concatenate([[0], np.cumsum(length)])
         wire = np.empty(first[-1], np.int64)
         start = first[:-1]
-        wire[start[chip]] = a[chip] * of.cluster.ranks_per_device + of.core[b[chip]]
-        wire[start[far]] = of.first_nic + 2 * of.nic[a[far]]
-        wire[start[far] + 1] = of.first_nic + 2 * of.nic[b[far]] + 1
+        wire[start[chip]] = a[chip] * wires.cluster.ranks_per_device + wires.core[b[chip]]
+        wire[start[far]] = wires.first_nic + 2 * wires.nic[a[far]]
+        wire[start[far] + 1] = wires.first_nic + 2 * wires.nic[b[far]] + 1
         for hop in range(int(length[between].max(initial=0))):
             rows = length[between] > hop
             wire[start[between[rows]] + hop] = ways[rows, hop]

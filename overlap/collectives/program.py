@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .fusion import Fused, fuse
-from .hazards import Access, place, waits_of
+from .hazards import Access, cell_numbers, waits_of
 from .pattern import Ints
 from .schedule import Buffer, Op, Schedule
 
@@ -43,16 +43,16 @@ class Extent:
 
 
 class Step(NamedTuple):
-    """One thing for a rank to do."""
+    """One action of a rank."""
 
     kind: Kind  # SEND, RECV or LOCAL
     op: Op  # Overwrite or reduce, at the receiving end
     peer: int  # Group rank of the other end; the own rank in a local step
     channel: int  # FIFO lane
-    src: Extent  # What is read, at the sending end (so that a receiver knows its dtype)
-    dst: Extent  # What is written, at the receiving end
-    # Of a RECV or LOCAL with ADD: `dst := op(base, incoming)`, because a local copy of `base` into `dst` was fused
-    # away. None: the base is `dst` itself.
+    src: Extent  # Extent read, at the sending end (so that a receiver knows its dtype)
+    dst: Extent  # Extent written, at the receiving end
+    # First operand of a RECV or LOCAL with ADD: `dst := op(base, incoming)`, after a local copy of `base` into `dst`
+    # was fused away. None: the operand is `dst` itself.
     base: Extent | None
     # (queue, n) pairs: the first n steps of that queue of this rank must have finished before this one starts.
     waits: tuple[tuple[int, int], ...]
@@ -63,7 +63,7 @@ class Program:
     """All steps of one rank."""
 
     rank: int  # Group rank
-    # Of channel c: sends in `queues[2 * c]`, receives and local steps in `queues[2 * c + 1]`. Each is carried out in
+    # Queues of channel c: sends in `queues[2 * c]`, receives and local steps in `queues[2 * c + 1]`. Each runs in
     # order, independently of the others but for `Step.waits`.
     queues: tuple[tuple[Step, ...], ...]
 
@@ -81,7 +81,7 @@ def project_all(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Make many objects without looking for garbage among them: half the time in a program that has many others."""
+    """Make many objects without garbage collection in between: half the time in a program that has many others."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -92,8 +92,8 @@ def _uncollected() -> Iterator[None]:
 
 
 def _projected(schedule: Schedule, ranks: Sequence[int] | None) -> list[Program]:
-    wanted = list(range(schedule.size)) if ranks is None else list(ranks)
-    tasks = _tasks(schedule, wanted)
+    selected = list(range(schedule.size)) if ranks is None else list(ranks)
+    tasks = _tasks(schedule, selected)
     lanes = 2 * schedule.channels
     queues: list[list[tuple[Step, ...]]] = [[()] * lanes for _ in range(schedule.size)]
     steps = _steps(schedule, tasks, lanes)
@@ -102,7 +102,7 @@ def _projected(schedule: Schedule, ranks: Sequence[int] | None) -> list[Program]
         if stop > start:
             rank, lane = divmod(int(tasks.queue[start]), lanes)
             queues[rank][lane] = tuple(steps[start:stop])
-    return [Program(rank, tuple(queues[rank])) for rank in wanted]
+    return [Program(rank, tuple(queues[rank])) for rank in selected]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +121,12 @@ _SEND, _RECV, _LOCAL = range(3)
 
 
 def _tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
-    here = np.zeros(schedule.size, np.bool_)
-    here[list(ranks)] = True
-    fused = fuse(schedule, here)
+    selected = np.zeros(schedule.size, np.bool_)
+    selected[list(ranks)] = True
+    fused = fuse(schedule, selected)
     local = schedule.src == schedule.dst
-    send = np.flatnonzero(here[schedule.src] & ~local)
-    recv = np.flatnonzero(here[schedule.dst] & ~fused.dropped)
+    send = np.flatnonzero(selected[schedule.src] & ~local)
+    recv = np.flatnonzero(selected[schedule.dst] & ~fused.dropped)
     row = np.concatenate([send, recv])
     kind = np.concatenate([np.full(len(send), _SEND), np.where(local[recv], _LOCAL, _RECV)])
     rank = np.concatenate([schedule.src[send], schedule.dst[recv]]).astype(np.int64)
@@ -152,12 +152,12 @@ def _accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
     ]
 
 
-def _copied(schedule: Schedule, tasks: _Tasks, which: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return which steps copy to where their source lies, if buffers share memory."""
-    row, rank = tasks.row[which], tasks.rank[which]
-    source = place(schedule, rank, schedule.sbuf[row], schedule.sslot[row], shared=True)
-    target = place(schedule, rank, schedule.dbuf[row], schedule.dslot[row], shared=True)
-    copies: NDArray[np.bool_] = (tasks.kind[which] == _LOCAL) & (schedule.op[row] == Op.MOVE) & (source == target)
+def _copied(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return whether each step copies a cell onto itself, if buffers share memory."""
+    row, rank = tasks.row[steps], tasks.rank[steps]
+    source = cell_numbers(schedule, rank, schedule.sbuf[row], schedule.sslot[row], shared=True)
+    target = cell_numbers(schedule, rank, schedule.dbuf[row], schedule.dslot[row], shared=True)
+    copies: NDArray[np.bool_] = (tasks.kind[steps] == _LOCAL) & (schedule.op[row] == Op.MOVE) & (source == target)
     return copies
 
 
@@ -183,10 +183,10 @@ def _steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
 
 def _extents(buffer: NDArray[np.integer], slot: Ints, count: Ints) -> list[Extent | None]:
     """Return one shared object for equal extents, and None where the buffer is negative."""
-    known: dict[tuple[int, int, int], Extent | None] = {}
+    extent_of: dict[tuple[int, int, int], Extent | None] = {}
     extents = []
     for key in zip(buffer.tolist(), slot.tolist(), count.tolist(), strict=True):
-        if key not in known:
-            known[key] = Extent(Buffer(key[0]), key[1], key[2]) if key[0] >= 0 else None
-        extents.append(known[key])
+        if key not in extent_of:
+            extent_of[key] = Extent(Buffer(key[0]), key[1], key[2]) if key[0] >= 0 else None
+        extents.append(extent_of[key])
     return extents

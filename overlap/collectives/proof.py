@@ -22,7 +22,7 @@ Four things are proved.
 from __future__ import annotations
 
 from .execution import Replay
-from .memory import Fingerprint, Layout, Memory
+from .memory import Fingerprint, ReplayMemory, SlotLayout
 from .rules import Routable, check_header, check_routes, phases
 from .schedule import IN_RANK_ORDER, Schedule
 
@@ -35,8 +35,8 @@ def verify(schedule: Schedule, *, routable: Routable | None = None) -> None:
     Cost: about 75 ns a row, and about 55 bytes for each slot of each rank.
 
     Args:
-        schedule: Any table; nothing about it is taken for granted.
-        routable: Which ranks may send to which, as (size, size) booleans or as a function of (src, dst); all by
+        schedule: Any table; nothing about it is assumed.
+        routable: Whether src may send to dst, as (size, size) booleans or as a function of (src, dst); all pairs by
             default.
 
     Raises:
@@ -44,7 +44,7 @@ def verify(schedule: Schedule, *, routable: Routable | None = None) -> None:
     """
     check_header(schedule)
     bounds = phases(schedule)
-    layout, prints = Layout(schedule), [Fingerprint(schedule, seed) for seed in _SEEDS]
+    layout, prints = SlotLayout(schedule), [Fingerprint(schedule, seed) for seed in _SEEDS]
     replay = Replay(schedule, layout, _memories(schedule, layout, prints))
     replay.run(bounds)
     if routable is not None:
@@ -52,11 +52,11 @@ def verify(schedule: Schedule, *, routable: Routable | None = None) -> None:
     replay.check_results()
 
 
-def _memories(schedule: Schedule, layout: Layout, prints: list[Fingerprint]) -> list[Memory]:
+def _memories(schedule: Schedule, layout: SlotLayout, prints: list[Fingerprint]) -> list[ReplayMemory]:
     if layout.shared == layout.apart:
-        return [Memory(layout, layout.apart, prints)]
+        return [ReplayMemory(layout, layout.apart, prints)]
     # Two layouts, one seed each.
     ordered = schedule.collective == "all_reduce" or schedule.algorithm in IN_RANK_ORDER
-    first = Memory(layout, layout.apart, prints[:1], twin=ordered)
-    memories = [first, Memory(layout, layout.shared, prints[1:])]
+    first = ReplayMemory(layout, layout.apart, prints[:1], twin=ordered)
+    memories = [first, ReplayMemory(layout, layout.shared, prints[1:])]
     return [*memories, first.ordered_twin(layout)] if ordered else memories

@@ -70,12 +70,12 @@ class Reducer:
     """One operator on one dtype."""
 
     op: str  # A name in `OPS`
-    dtype: DType  # Of inputs and results
-    accumulator: DType  # The dtype partial results are kept in
+    dtype: DType  # Type of inputs and results
+    accumulator: DType  # Type of partial results
     combine: Combine  # Combines two arrays of the accumulator's dtype
     divides: bool  # Whether the result is divided by the number of contributions
     plain: bool  # Whether partial results have the dtype of the result
-    weight: int = 1  # How many times as long as float32 it takes for each byte
+    weight: int = 1  # Time for each byte, in times of float32
 
     def widen(self, values: Array) -> Array:
         """Return `values` in the accumulator's dtype, without a copy where that is the same."""
@@ -173,7 +173,7 @@ def _accumulator(operator: Operator, dtype: DType) -> DType:
 
 @lru_cache(maxsize=256)
 def check_dtype(dtype: DType, argument: str = "x") -> None:
-    """Refuse what no collective can carry.
+    """Refuse dtypes that no collective can carry.
 
     Raises:
         UsageError: If `dtype` is not a native-endian number type.

@@ -1,4 +1,4 @@
-"""Rules that every row of a table obeys by itself, before its effect is looked at."""
+"""Rules that every row of a table obeys by itself, whatever its effect."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LEGAL = {True: _legal(_REDUCING), False: _legal(_MOVING)}
 
 
 def check_header(schedule: Schedule) -> None:
-    """Refuse tables whose columns do not belong together.
+    """Refuse tables with a column of a wrong length or dtype, or an impossible header.
 
     Raises:
         ScheduleError: If a column has another length or dtype than it should, or a header field is out of range.
@@ -52,7 +52,10 @@ def check_header(schedule: Schedule) -> None:
                 f"got {column.dtype} {column.shape}"
             )
     if schedule.size < 1 or schedule.slots_per_block < 1 or not 0 <= schedule.root < schedule.size:
-        raise ScheduleError(f"impossible header: {schedule!r}, root {schedule.root}, k {schedule.slots_per_block}")
+        raise ScheduleError(
+            f"impossible header: {schedule!r}, root {schedule.root}, k {schedule.slots_per_block}; "
+            "expected at least 1 rank, k from 1, and a root of these ranks"
+        )
 
 
 def phases(schedule: Schedule) -> NDArray[np.intp]:
@@ -130,12 +133,12 @@ def _check_root(
         _refuse(schedule, start, (dbuf == Buffer.OUT) & (dst != schedule.root), "a target that only the root has")
 
 
-def _refuse(schedule: Schedule, start: int, bad: Flags, what: str) -> None:
+def _refuse(schedule: Schedule, start: int, bad: Flags, problem: str) -> None:
     if bad.any():
         row = start + int(bad.argmax())
         rank, slot, step = int(schedule.dst[row]), int(schedule.dslot[row]), int(schedule.step[row])
         raise ScheduleError(
-            f"{schedule!r}: row {row} (step {step}, rank {schedule.src[row]} to {rank}, slot {slot}) has {what}",
+            f"{schedule!r}: row {row} (step {step}, rank {schedule.src[row]} to {rank}, slot {slot}) has {problem}",
             rank=rank,
             slot=slot,
             step=step,

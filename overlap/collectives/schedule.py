@@ -2,7 +2,7 @@
 
 **Buffers.** Every rank has three: IN (the caller's input, never written), OUT (the result) and SCRATCH. Each is a row
 of blocks of B elements, and each block is cut in `k = slots_per_block` slots, so that one table serves every size.
-What a block is depends on the collective; `layout` tells how many blocks of IN and OUT there are. For blocks that
+The unit of a block depends on the collective; `layout` returns the number of blocks of IN and OUT. For blocks that
 differ in size, `uneven` gives each a place of its own in SCRATCH; the table stays one for every size.
 
 **Values.** In collectives that reduce, SCRATCH holds partial results in the accumulator's dtype, and a local MOVE from
@@ -31,9 +31,9 @@ UInt8: TypeAlias = NDArray[np.uint8]
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 IN_RANK_ORDER = ("direct", "one_shot", "rank_order", "rank_chain")
-"""Algorithms that reduce every element in the order of ranks, wherever it lies; their tables are proved to."""
+"""Algorithms that reduce every element in the order of ranks, at any position; the proof checks the order."""
 EXACT = ("all_reduce", "reduce_scatter")
-"""Collectives that have such algorithms for every group."""
+"""Collectives with such an algorithm for every group."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 # Collectives whose result may lie over the input: slot i of IN, of OUT and of SCRATCH block 0 are then one place.
 _IN_PLACE = ("all_reduce", "reduce", "broadcast")
@@ -54,7 +54,7 @@ COLUMNS: dict[str, type[np.integer]] = {
 
 
 class Buffer(IntEnum):
-    """Which memory of a rank a slot belongs to."""
+    """Memory of a rank that a slot belongs to."""
 
     IN = 0
     OUT = 1
@@ -107,7 +107,7 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Number of steps, those with local rows only included."""
+        """Number of steps, steps with only local rows included."""
         return int(self.step[-1]) + 1 if len(self) else 0
 
     @property
@@ -133,7 +133,7 @@ class Schedule:
 
 
 def layout(collective: str, size: int) -> tuple[int, int]:
-    """Return how many blocks the input and the output of a collective are made of."""
+    """Return the numbers of blocks of a collective's input and output."""
     blocks_in = size if collective in ("reduce_scatter", "all_to_all", "scatter") else 1
     blocks_out = size if collective in ("all_gather", "all_to_all", "gather") else 1
     return blocks_in, blocks_out

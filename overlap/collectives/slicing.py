@@ -1,7 +1,7 @@
 """Slicing and pipelining: data cut in pieces, so that later steps work on the first piece already.
 
-A program sends what it has received and reduced. Whole, a wire would idle from the end of a message until the receiver
-has added it and passed it on; in slices it carries the next one meanwhile.
+A program sends chunks that it has received and reduced. With whole chunks, a wire would idle from the end of a message
+until the receiver has added and forwarded it; with slices, the wire carries the next slice in that time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pipelined(schedule: Schedule, stages: Sequence[int], slices: int) -> Schedul
     Args:
         schedule: Any schedule.
         stages: The first step of each stage, ascending from 0.
-        slices: How many, at least 1.
+        slices: Number of slices, at least 1.
     """
     if slices == 1:
         return schedule
@@ -89,12 +89,12 @@ def joined(rows: Columns) -> Columns:
     return {**{name: column[first] for name, column in rows.items()}, "count": count}
 
 
-#: Shorter than this is no slice worth its frames and its task: 2 ms of a link of 1 Gbit/s.
+#: Least length of a slice: a shorter one is not worth its frames and its task. 2 ms of a link of 1 Gbit/s.
 SLICE_BYTES = 256 << 10
-#: While one slice is added, and asked for, the next is on the wire. Over that link 4 MiB take 38 ms in 4 or 8 slices
+#: While one slice is added and requested, the next is on the wire. Over that link 4 MiB take 38 ms in 4 or 8 slices
 #: (41 to 43 in 2, 46 in one piece), and eight times 4 MiB at once 291 ms in 4, 301 in 8, which cost more CPU time.
 MOST_SLICES = 4
-#: But longer than this is no slice: it is added from memory, not from a cache, and must be asked for.
+#: Greatest length of a slice: a longer one is added from memory, not from a cache, and must be requested.
 LONGEST_BYTES = 2 << 20
 
 
@@ -103,7 +103,7 @@ def message_bytes(schedule: Schedule, nbytes: int) -> float:
 
     Args:
         schedule: The schedule.
-        nbytes: Of the whole vector: the larger one of a rank's input and output.
+        nbytes: Bytes of the whole vector: the larger one of a rank's input and output.
     """
     remote = schedule.count[schedule.src != schedule.dst]
     slots = max(schedule.blocks[:2]) * schedule.slots_per_block
@@ -111,7 +111,7 @@ def message_bytes(schedule: Schedule, nbytes: int) -> float:
 
 
 def slices_of(schedule: Schedule, nbytes: int) -> int:
-    """Return in how many slices messages should travel: 1 if nothing follows from them, or they are short."""
+    """Return the number of slices of a message: 1 if nothing follows from messages, or they are short."""
     if schedule.steps < 2 and not schedule.reduces:
         return 1
     length = message_bytes(schedule, nbytes)
@@ -123,26 +123,26 @@ def in_slices(schedule: Schedule, nbytes: int) -> Schedule:
 
     Args:
         schedule: The schedule.
-        nbytes: Of the whole vector, see `message_bytes`.
+        nbytes: Bytes of the whole vector, see `message_bytes`.
     """
-    found = sliced(schedule, slices_of(schedule, nbytes))
-    if found is schedule:
+    result = sliced(schedule, slices_of(schedule, nbytes))
+    if result is schedule:
         return schedule
     try:
-        verify(found)
+        verify(result)
     except ScheduleError:  # rows of different lengths touch the same slots: a slice of one is not a slice of the other
         single = rebuilt(schedule, [single_slots(schedule)], slots_per_block=schedule.slots_per_block)
-        found = sliced(single, slices_of(single, nbytes))
-        verify(found)
-    return found
+        result = sliced(single, slices_of(single, nbytes))
+        verify(result)
+    return result
 
 
 def sliced(schedule: Schedule, slices: int) -> Schedule:
-    """Return the schedule with every row cut in slices, all those of a step before those of the next.
+    """Return the schedule with every row cut in slices: a step's slices come before the next step's.
 
     Messages of a lane keep their order, so its first slice is received, reduced and passed on while the others follow.
-    Where rows that touch the same slots are of different lengths, the result may be wrong: prove it.
-    Cost: as many bytes, `slices` times as many messages and steps.
+    If rows of different lengths touch the same slots, the result may be wrong: prove it.
+    Cost: the same bytes, `slices` times as many messages and steps.
     """
     if slices == 1:
         return schedule
@@ -152,7 +152,7 @@ def sliced(schedule: Schedule, slices: int) -> Schedule:
 
 def _slice(schedule: Schedule, number: int, slices: int) -> Columns:
     rows: Columns = {name: getattr(schedule, name) for name in COLUMNS}
-    local = rows["src"] == rows["dst"]  # what happens to a slice that has come, as soon as it has
+    local = rows["src"] == rows["dst"]  # a local row works on each slice as soon as it arrives
     rows["step"] = np.maximum(0, rows["step"] * slices + number - np.where(local, slices - 1, 0))
     for name in ("sslot", "dslot"):  # `count` new slots of the `count * slices` that the row had become
         rows[name] = rows[name] * slices + number * rows["count"]

@@ -73,13 +73,13 @@ class Table:
         """Return the schedule of all rows so far.
 
         Args:
-            collective: What is computed.
+            collective: Collective to compute.
             algorithm: Name of the generator.
             size: Ranks in the group.
             slots_per_block: k.
             scratch: Blocks of SCRATCH.
-            root: Of a rooted collective.
-            pairs: Of a permute.
+            root: Root of a rooted collective.
+            pairs: (src, dst) pairs of a permute.
         """
         columns = {name: self._column(name, dtype) for name, dtype in COLUMNS.items()}
         order = _order(columns["step"], columns["src"] != columns["dst"])
@@ -113,7 +113,7 @@ def _order(step: NDArray[np.integer], remote: NDArray[np.bool_]) -> NDArray[np.i
 
 
 def adjacent_runs(*ascending: NDArray[np.integer], same: tuple[NDArray[np.integer], ...]) -> NDArray[np.intp]:
-    """Return where runs of neighbouring rows begin, in which every `ascending` grows by one and every `same` stays."""
+    """Return the first rows of runs: each `ascending` column grows by one, each `same` column is constant."""
     # The columns most likely to differ come first, so that tables without runs are done soon.
     joined = same[0][1:] == same[0][:-1]
     for column in same[1:]:

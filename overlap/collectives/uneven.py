@@ -2,8 +2,8 @@
 
 A table counts in slots of equal blocks. With `counts`, blocks differ, and a slot's length is that of the block whose
 part it holds. IN and OUT are cut as the caller cuts them, so there it is known. Elsewhere (in SCRATCH, and where OUT is
-used for blocks that are not to stay) it is followed through the table once, and every block gets a place of its own in
-SCRATCH. What comes out is a table like any other: it is proved like any other, knows no sizes, and serves all counts.
+used for blocks that do not stay there) the block is followed through the table once, and gets a place of its own in
+SCRATCH. The outcome is a table like any other: it is proved like any other, knows no sizes, and serves all counts.
 
 Cost: one pass over the table; SCRATCH has as many blocks as ever pass through it.
 """
@@ -27,13 +27,13 @@ from .schedule import COLUMNS, Buffer, Op, Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UnevenSchedule(Schedule):
-    """A schedule whose blocks may differ in size.
+    """A schedule with blocks of different sizes.
 
     Blocks of a collective are numbered as `counts` lists them: by the rank that gives it (all-gather), that gets it
     (reduce-scatter), or by both (all-to-all: source * size + destination).
     """
 
-    held: tuple[tuple[int, ...], ...]  # By rank: which block each block of SCRATCH holds
+    held: tuple[tuple[int, ...], ...]  # By rank: number of the block in each block of SCRATCH
 
     def __repr__(self) -> str:
         return f"<UnevenSchedule {self.collective} {self.algorithm} ranks={self.size} rows={len(self)}>"
@@ -49,33 +49,33 @@ class _Cells:
     dbuf: NDArray[np.uint8]
     dslot: Ints
 
-    def kept(self, which: NDArray[np.bool_]) -> _Cells:
-        """Return some of them."""
-        return _Cells(self.row[which], self.sbuf[which], self.sslot[which], self.dbuf[which], self.dslot[which])
+    def select(self, mask: NDArray[np.bool_]) -> _Cells:
+        """Return the cells of a mask."""
+        return _Cells(self.row[mask], self.sbuf[mask], self.sslot[mask], self.dbuf[mask], self.dslot[mask])
 
 
 def uneven(schedule: Schedule) -> UnevenSchedule:
-    """Return the table for blocks of different sizes; it is yet to be proved.
+    """Return the table for blocks of different sizes. It is not proved yet.
 
     Args:
         schedule: A proved all-gather, reduce-scatter or all-to-all.
 
     Raises:
-        ScheduleError: If it reduces blocks into each other's place, so that nothing can be said of their sizes.
+        ScheduleError: If a row adds one block to another, so that their sizes cannot differ.
     """
     cells = _cells(schedule)
     block = _blocks_moved(schedule, cells)
-    known = block >= 0  # nobody ever asks for the rest
-    cells, block = cells.kept(known), block[known]
-    moved, held = _given_places(schedule, cells, block)
+    read = block >= 0  # no row reads the other cells
+    cells, block = cells.select(read), block[read]
+    moved, held = _assign_scratch(schedule, cells, block)
     return _joined(schedule, moved, held)
 
 
 def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) -> tuple[list[int], ...]:
-    """Return the first element of every block of IN, OUT and SCRATCH of a rank, and twice where the last one ends.
+    """Return the first element of every block of IN, OUT and SCRATCH of a rank, and the end of the last one twice.
 
     Args:
-        schedule: What is carried out.
+        schedule: Schedule to carry out.
         rank: Group rank.
         counts: Rows of every block.
         row: Elements in a row.
@@ -85,26 +85,26 @@ def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) 
         blocks_given(kind, size, rank), blocks_got(kind, size, rank), schedule.held[rank]
     )  # fmt: skip
     starts = [list(accumulate((counts[block] * row for block in held), initial=0)) for held in buffers]
-    return tuple([*each, each[-1]] for each in starts)
+    return tuple([*buffer, buffer[-1]] for buffer in starts)
 
 
 def slots_moved(schedule: UnevenSchedule, counts: Counts) -> Floats:
-    """Return how much every row of the table moves: 1.0 is a slot of the average block, of which a rank has `size`.
+    """Return the length of every row, in slots of the average block, of which a rank has `size`.
 
-    The average is that of the rank that has most, whose input or result is what a collective's bytes are counted by.
+    The average is taken on the rank that has most; the bytes of a collective are counted by its input or result.
     """
     size, k = schedule.size, schedule.slots_per_block
     kind = Collective(schedule.collective)
-    whole = whole_rows(kind, (sum(counts),), counts, size)
+    total_rows = whole_rows(kind, (sum(counts),), counts, size)
     rows = np.array([*counts, 0], np.float64)  # the last one: where a rank has less SCRATCH than others
     moved = np.empty(len(schedule))
     for buffer, held in zip(Buffer, (*_natural(schedule.collective, size), _padded(schedule.held)), strict=True):
-        mine = np.flatnonzero(schedule.dbuf == buffer)
-        rank, first, count = schedule.dst[mine], schedule.dslot[mine], schedule.count[mine]
+        into = np.flatnonzero(schedule.dbuf == buffer)
+        rank, first, count = schedule.dst[into], schedule.dslot[into], schedule.count[into]
         before = np.cumsum(np.repeat(rows[held], k, axis=1), axis=1)
         before = np.concatenate([np.zeros((size, 1)), before], axis=1)
-        moved[mine] = before[rank, first + count] - before[rank, first]
-    return moved * (size / whole)
+        moved[into] = before[rank, first + count] - before[rank, first]
+    return moved * (size / total_rows)
 
 
 def _padded(held: tuple[tuple[int, ...], ...]) -> Ints:
@@ -113,9 +113,9 @@ def _padded(held: tuple[tuple[int, ...], ...]) -> Ints:
 
 
 def _natural(collective: str, size: int) -> tuple[Ints, Ints]:
-    """Return (size, blocks) which blocks are in IN, and which must come to be in OUT, of every rank."""
+    """Return (size, blocks) numbers of the blocks of every rank: in IN at first, and in OUT at the end."""
     kind, ranks = Collective(collective), range(size)
-    given, got = ([each(kind, size, rank) for rank in ranks] for each in (blocks_given, blocks_got))
+    given, got = ([blocks_of(kind, size, rank) for rank in ranks] for blocks_of in (blocks_given, blocks_got))
     return np.array(given, np.int64), np.array(got, np.int64)
 
 
@@ -129,7 +129,7 @@ def _cells(schedule: Schedule) -> _Cells:
 
 
 def _blocks_moved(schedule: Schedule, cells: _Cells) -> Ints:
-    """Return (cells,) whose part each of them moves, -1 where that is of no block, by following the table in time."""
+    """Return (cells,) the block that each cell moves a part of, -1 for none, by following the table in time."""
     s, k = schedule, schedule.slots_per_block
     base = np.cumsum([0, *s.slots])
     content = np.full((s.size, base[-1]), -1, np.int64)
@@ -143,13 +143,16 @@ def _blocks_moved(schedule: Schedule, cells: _Cells) -> Ints:
         part = slice(start, stop)
         moved[part] = content[read[part]]
         if (adds[part] & (content[write[part]] != moved[part])).any():
-            raise ScheduleError(f"{s!r} reduces parts of different blocks into one: blocks cannot differ in size")
+            raise ScheduleError(
+                f"{s!r} reduces parts of different blocks into one: blocks cannot differ in size; "
+                "pass equal counts or choose another algorithm"
+            )
         content[write[part]] = moved[part]
     return moved
 
 
-def _given_places(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Cells, tuple[tuple[int, ...], ...]]:
-    """Give each block a place of its own in SCRATCH, wherever it is not in IN or where it is to stay in OUT.
+def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Cells, tuple[tuple[int, ...], ...]]:
+    """Give each block a place of its own in SCRATCH, except in IN and in its final place in OUT.
 
     Places are numbered in the order in which they are first written: blocks that travel together stay neighbours.
     """
@@ -163,26 +166,26 @@ def _given_places(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Cell
 
     def passing(rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints) -> NDArray[np.bool_]:
         in_out = np.where(buffer == Buffer.OUT, slot // k, 0)
-        found: NDArray[np.bool_] = (buffer == Buffer.SCRATCH) | (
+        passes: NDArray[np.bool_] = (buffer == Buffer.SCRATCH) | (
             (buffer == Buffer.OUT) & (stays[rank, in_out] != block)
         )
-        return found
+        return passes
 
     src, dst = s.src[cells.row], s.dst[cells.row]
     written, read = passing(dst, cells.dbuf, cells.dslot), passing(src, cells.sbuf, cells.sslot)
     write_key, read_key = key(dst, cells.dbuf, cells.dslot), key(src, cells.sbuf, cells.sslot)
-    known, first = np.unique(write_key[written], return_index=True)
+    keys, first = np.unique(write_key[written], return_index=True)
     owner = dst[written][first]
     order = np.lexsort((first, owner))
     begins = np.searchsorted(owner[order], np.arange(s.size + 1))
-    place = np.empty(len(known), np.int64)
-    place[order] = np.arange(len(known)) - begins[owner[order]]
-    held = (known % blocks)[order]
+    position = np.empty(len(keys), np.int64)
+    position[order] = np.arange(len(keys)) - begins[owner[order]]
+    held = (keys % blocks)[order]
 
-    def moved(at: Ints, where: NDArray[np.bool_], slot: Ints) -> Ints:
-        found = slot.copy()
-        found[where] = place[np.searchsorted(known, at[where])] * k + slot[where] % k
-        return found
+    def moved(lookup: Ints, mask: NDArray[np.bool_], slot: Ints) -> Ints:
+        target = slot.copy()
+        target[mask] = position[np.searchsorted(keys, lookup[mask])] * k + slot[mask] % k
+        return target
 
     scratch = np.uint8(Buffer.SCRATCH)
     placed = _Cells(

@@ -1,13 +1,13 @@
 """Prices of schedules on a machine.
 
-In the order things flow: `rounds` reads a table without its slots, `on` puts it on a placement, `cost` computes when
+In the order of use: `rounds` reads a table without its slots, `on` puts it on a placement, `cost` computes when
 every rank finishes.
 """
 
 from __future__ import annotations
 
 from .maxplus import Cost, CostBreakdown, Resolution, cost
-from .parameters import IDEAL, Parameters, parameters
+from .parameters import IDEAL, CostParameters, parameters
 from .placed import Placed, on
 from .rounds import Round, Rounds, rounds
 
@@ -15,7 +15,7 @@ __all__ = [
     "IDEAL",
     "Cost",
     "CostBreakdown",
-    "Parameters",
+    "CostParameters",
     "Placed",
     "Resolution",
     "Round",

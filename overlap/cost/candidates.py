@@ -18,8 +18,8 @@ from .geometry import Geometry
 from .levels import Levelled, crossings, held_up_s_per_byte
 from .library import library_options
 from .narrow import NARROWED, Narrowed, narrowed_options
-from .option import Flat, Option, Rejected
-from .parameters import Parameters, parameters
+from .option import AlgorithmOption, Flat, Rejected
+from .parameters import CostParameters, parameters
 from .placed import Placed, on
 from .rounds import Rounds, rounds
 from .shortcut import short_cut_options
@@ -36,11 +36,11 @@ def candidates(
     algorithm: str | None,
     exact: bool,
     plain: bool = False,
-) -> tuple[list[Option], list[Rejected]]:
-    """Place every algorithm of a collective on a group, or the named one. Arguments are those of `plan`.
+) -> tuple[list[AlgorithmOption], list[Rejected]]:
+    """Place every algorithm of a collective on a group, or only the named one. For the arguments see `plan`.
 
     Returns:
-        The options that apply, and for each of the other algorithms the reason why it does not.
+        The options that apply, and the reason against each other algorithm.
     """
     cluster.check_group(ranks, warn=False)
     size = len(ranks)
@@ -61,7 +61,7 @@ def candidates(
         assert algorithm is not None, "the plain form is that of a named algorithm"
         make = partial(generate, op, algorithm, size, root=request.root, pairs=pairs)
         return [Flat(algorithm, "", on(placement, rounds(make()), parameters=figures), make)], []
-    found: list[tuple[Sequence[Option], list[Rejected]]] = [
+    groups: list[tuple[Sequence[AlgorithmOption], list[Rejected]]] = [
         flat_options(request, placement, figures),
         rooted_options(request, placement, figures),
         two_level_options(request, placement, figures),
@@ -71,21 +71,21 @@ def candidates(
     wider = WIDER.get(op)
     if wider is not None and algorithm in (None, NARROWED) and size > 1:
         of_all, _ = candidates(wider, cluster, ranks, 0, None, peer_direct, None, False)
-        found.append((narrowed_options(of_all, wider, request.root), []))
+        groups.append((narrowed_options(of_all, wider, request.root), []))
     # Sliced options search for their best number of slices: they come last, when the price to beat is known.
-    options = sorted((each for options, _ in found for each in options), key=lambda each: each.searches)
+    options = sorted((option for options, _ in groups for option in options), key=lambda option: option.searches)
     if cluster.machine.fabric is not None and cluster.machine.fabric.levels:
-        options = [each if isinstance(each, Narrowed) else _levelled(each, cluster, ranks) for each in options]
-    return options, [each for _, rejected in found for each in rejected]
+        options = [option if isinstance(option, Narrowed) else _levelled(option, cluster, ranks) for option in options]
+    return options, [rejection for _, rejected in groups for rejection in rejected]
 
 
-def _levelled(option: Option, cluster: Cluster, ranks: Sequence[int]) -> Levelled:
-    """Let an option wait for the ways out of blocks; what a library carries out knows its busiest way, and no steps."""
+def _levelled(option: AlgorithmOption, cluster: Cluster, ranks: Sequence[int]) -> Levelled:
+    """Let an option wait for the ways out of blocks. A library's option has no steps, only its busiest way."""
     longer_s = 0.0 if option.of_library else held_up_s_per_byte(cluster, ranks, option.parts)
     return Levelled(option, crossings(cluster, ranks, option.parts), longer_s)
 
 
-def figures_of(geometry: Geometry, *, peer_direct: bool) -> Parameters:
+def figures_of(geometry: Geometry, *, peer_direct: bool) -> CostParameters:
     """Return the figures that the machine's file gives for collectives of a group."""
     return parameters(
         geometry.cluster,
@@ -97,7 +97,7 @@ def figures_of(geometry: Geometry, *, peer_direct: bool) -> Parameters:
     )
 
 
-def placed_on(cluster: Cluster, ranks: tuple[int, ...], asked: Rounds, *, peer_direct: bool) -> Placed:
-    """Put rounds on a group of a machine, with the figures of its collectives."""
+def placed_on(cluster: Cluster, ranks: tuple[int, ...], request: Rounds, *, peer_direct: bool) -> Placed:
+    """Put rounds on a group of a machine, with the overheads of its collectives."""
     figures = figures_of(Geometry(cluster=cluster, ranks=ranks), peer_direct=peer_direct)
-    return on(place(cluster, ranks), asked, parameters=figures)
+    return on(place(cluster, ranks), request, parameters=figures)

@@ -47,18 +47,18 @@ class Choices:
         """Return the plan of a call for the largest size of its class.
 
         Args:
-            call: What the ranks ask for.
+            call: Call of the ranks.
             members: World ranks in group order.
-            like: Name of the algorithm that groups like this one have; "" if there are none.
+            like: Name of the algorithm of similar groups; "" if there are none.
 
         Raises:
             TopologyError: If the group is illegal on the machine, or no wire joins its ranks.
         """
         chosen_by = call.kind, size_class(call.nbytes), call.dtype, call.root, call.pairs, call.exact, call.algorithm
-        found = self._plans.get((chosen_by, members))
-        if found is None:
-            found = self._plans[chosen_by, members] = self._chosen(chosen_by, call, members, like)
-        return found
+        plan_ = self._plans.get((chosen_by, members))
+        if plan_ is None:
+            plan_ = self._plans[chosen_by, members] = self._chosen(chosen_by, call, members, like)
+        return plan_
 
     def _chosen(self, chosen_by: tuple[object, ...], call: Call, members: tuple[int, ...], like: str) -> Plan:
         op = "all_reduce" if call.kind is Collective.BARRIER else call.kind.value
@@ -93,9 +93,9 @@ class Choices:
         """
         choose = partial(choose, programs_only=self._programs_only)
         key = chosen_by, congruence(self._cluster, members)
-        known = self._best.get(key)
-        if known is not None:
-            return choose(algorithm=known)
-        found = choose()
-        self._best[key] = found.algorithm
-        return found
+        algorithm = self._best.get(key)
+        if algorithm is not None:
+            return choose(algorithm=algorithm)
+        cheapest = choose()
+        self._best[key] = cheapest.algorithm
+        return cheapest

@@ -1,6 +1,6 @@
 """Compositions on a machine: every pair of algorithms inside nodes and between them, priced phase by phase.
 
-Which phases a collective has is told by `collectives.generators.composed.PHASES`, from which its tables are made as
+The phases of a collective are in `collectives.generators.composed.PHASES`, from which its tables are made as
 well. On one level there is no phase between nodes, and all ranks are the root's node.
 """
 
@@ -14,19 +14,19 @@ from itertools import product
 from ..collectives.generators import generate
 from ..collectives.generators.composed import PHASES, Level, Phase, starts
 from ..collectives.generators.families import READINGS, SPREADING
-from ..collectives.generators.scattered import SCATTERS, handing_steps
+from ..collectives.generators.scattered import SCATTERS, scatter_steps
 from ..collectives.placement import Placement
 from ..collectives.schedule import ROOTED, Schedule
 from ..collectives.slicing import pipelined
 from .flat import WIDE, PlanRequest, expanded, fitted, rings_of, too_wide
 from .geometry import Geometry
-from .option import Part, Rejected
-from .parameters import Parameters
+from .option import PricedPhase, Rejected
+from .parameters import CostParameters
 from .phased import Phased
 from .placed import Placed, on
 from .regular import regular_rounds
 from .rounds import Rounds
-from .symmetry import EqualNodes, Sample
+from .symmetry import EqualNodes, Representatives
 
 _GATHERS = ("mesh", "rdh", "kangaring", "multi_ring", "ring")
 _GATHERS_ON_ONE_LEVEL = (*_GATHERS, "swing", "bucket")
@@ -46,7 +46,7 @@ _ON_ONE_LEVEL = {"broadcast": "scatter_all_gather", "reduce": "reduce_scatter_ga
 
 
 def two_level_options(
-    request: PlanRequest, placement: Placement, parameters: Parameters
+    request: PlanRequest, placement: Placement, parameters: CostParameters
 ) -> tuple[list[Phased], list[Rejected]]:
     """Compose every algorithm inside nodes with every one between them.
 
@@ -62,11 +62,11 @@ def two_level_options(
 
 
 def rooted_options(
-    request: PlanRequest, placement: Placement, parameters: Parameters
+    request: PlanRequest, placement: Placement, parameters: CostParameters
 ) -> tuple[list[Phased], list[Rejected]]:
-    """Compose, on one level, every way to hand out with every way to gather.
+    """Compose, on one level, every way to scatter with every way to gather.
 
-    That a rank which has handed something on need not get it again makes the table a little faster than the phases.
+    The table is a little faster than the phases: a rank that has passed a chunk on need not get it again.
 
     Returns:
         All combinations, or why there are none.
@@ -77,7 +77,7 @@ def rooted_options(
     if too_wide(request):
         return [], [Rejected(algorithm=algorithm, why=WIDE)]
     if request.geometry.size < 2:
-        return [], [Rejected(algorithm=algorithm, why="a rank alone has nobody to hand anything to")]
+        return [], [Rejected(algorithm=algorithm, why="a single rank has no other rank to send to")]
     nodes = (tuple(range(request.geometry.size)),)
     return _Levels(request=request, placement=placement, parameters=parameters, nodes=nodes).options(), []
 
@@ -91,9 +91,9 @@ class _Levels:
 
     request: PlanRequest
     placement: Placement
-    parameters: Parameters
+    parameters: CostParameters
     nodes: tuple[tuple[int, ...], ...]  # group ranks of each node
-    _near: dict[tuple[Phase, bool], dict[str, Part]] = field(default_factory=dict)
+    _near: dict[tuple[Phase, bool], dict[str, PricedPhase]] = field(default_factory=dict)
 
     @property
     def one(self) -> bool:
@@ -112,23 +112,25 @@ class _Levels:
 
     @cached_property
     def inside(self) -> Geometry:
-        """One node stands for all."""
+        """Geometry of one node, which represents all."""
         return self.request.geometry if self.one else self.request.geometry.part(self.nodes[0])
 
     @cached_property
     def between(self) -> Geometry:
-        """One rank of each node stands for all."""
+        """Geometry of one rank of each node, which represent all."""
         return self.request.geometry.part(self.places[0])
 
     @cached_property
     def equal_nodes(self) -> EqualNodes:
-        """Ranks that have to be looked at to know what a phase takes."""
+        """Ranks that represent all in a phase."""
         return EqualNodes.of(self.request.geometry, self.placement, self.home[0])
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Phases of the collective on these levels."""
-        return tuple(each for each in PHASES[self.request.collective] if not (self.one and each.level is Level.BETWEEN))
+        return tuple(
+            phase for phase in PHASES[self.request.collective] if not (self.one and phase.level is Level.BETWEEN)
+        )
 
     def options(self) -> list[Phased]:
         """Return every combination of algorithms."""
@@ -145,16 +147,16 @@ class _Levels:
             for names, parts in self._combined()
         ]
 
-    def _combined(self) -> Iterator[tuple[_Names, tuple[Part, ...]]]:
+    def _combined(self) -> Iterator[tuple[_Names, tuple[PricedPhase, ...]]]:
         for inter, middle, folded in self._across() if not self.one else (("", None, False),):
             near = {phase: self._near_phase(phase, folded) for phase in self.phases if phase.level is not Level.BETWEEN}
-            by_level = {phase.level: tuple(found) for phase, found in near.items()}
+            by_level = {phase.level: tuple(parts) for phase, parts in near.items()}
             levels = [level for level in (Level.INSIDE, Level.HOME) if level in by_level]
             for chosen in product(*(by_level[level] for level in levels)):
                 names: dict[Level, str] = dict(zip(levels, chosen, strict=True))
                 names[Level.BETWEEN] = inter
-                found = (near[each][names[each.level]] if each in near else middle for each in self.phases)
-                yield names, tuple(part for part in found if part is not None)
+                parts = (near[phase][names[phase.level]] if phase in near else middle for phase in self.phases)
+                yield names, tuple(part for part in parts if part is not None)
 
     def _detail(self, names: _Names) -> str:
         if self.one:
@@ -164,12 +166,12 @@ class _Levels:
 
     # -- phases on the machine -----------------------------------------------------------------------------------
 
-    def _near_phase(self, phase: Phase, folded: bool) -> dict[str, Part]:
+    def _near_phase(self, phase: Phase, folded: bool) -> dict[str, PricedPhase]:
         """Put a phase inside nodes on the machine, with each algorithm that applies.
 
         Args:
-            phase: Of all nodes, or of the root's.
-            folded: Whether one unit stands for all.
+            phase: Phase of all nodes, or of the root's.
+            folded: Whether one unit represents all.
         """
         key = phase, folded
         if key in self._near:
@@ -186,13 +188,13 @@ class _Levels:
         self._near[key] = self._parts(phase, names, self.inside, groups, sample, root=root)
         return self._near[key]
 
-    def _across(self) -> Iterator[tuple[str, Part, bool]]:
+    def _across(self) -> Iterator[tuple[str, PricedPhase, bool]]:
         """Put the phase between nodes on the machine: for all places at once, each with a share of the vector.
 
         Yields:
-            An algorithm, the phase, and whether one unit stands for all in it.
+            An algorithm, the phase, and whether one unit represents all in it.
         """
-        phase = next(each for each in self.phases if each.level is Level.BETWEEN)
+        phase = next(phase for phase in self.phases if phase.level is Level.BETWEEN)
         share = 1.0 if phase.collective == "all_to_all" else 1 / len(self.places)
         ring = self.equal_nodes.ring
         for name in _BETWEEN[phase.collective]:
@@ -201,21 +203,21 @@ class _Levels:
                 yield name, self._folded(phase, name, alike, share), True
                 continue
             sample = self.equal_nodes.between()
-            found = self._parts(phase, [name], self.between, self.places, sample, root=self.home[0], share=share)
-            yield from ((name, part, False) for name, part in found.items())
+            parts = self._parts(phase, [name], self.between, self.places, sample, root=self.home[0], share=share)
+            yield from ((name, part, False) for name, part in parts.items())
 
-    def _folded(self, phase: Phase, algorithm: str, alike: Rounds, share: float) -> Part:
+    def _folded(self, phase: Phase, algorithm: str, alike: Rounds, share: float) -> PricedPhase:
         """Put one unit's part of a phase between nodes on the machine."""
         unit = self.equal_nodes.unit
         places = list(zip(*unit.groups, strict=True))
         model = self._on(unit.placement, alike.copied(places, unit.placement.size))
 
         def whole() -> Placed:
-            found = expanded(PlanRequest(collective=phase.collective, geometry=self.between), algorithm)
-            assert not isinstance(found, Rejected)
-            return self._on(self.placement, found.rounds.copied(self.places, self.request.geometry.size))
+            expansion = expanded(PlanRequest(collective=phase.collective, geometry=self.between), algorithm)
+            assert not isinstance(expansion, Rejected)
+            return self._on(self.placement, expansion.rounds.copied(self.places, self.request.geometry.size))
 
-        return Part(whole, share, model=model)
+        return PricedPhase(whole, share, model=model)
 
     def _parts(
         self,
@@ -223,37 +225,39 @@ class _Levels:
         algorithms: Sequence[str],
         geometry: Geometry,
         groups: Sequence[Sequence[int]],
-        sample: Sample | None,
+        sample: Representatives | None,
         *,
         root: int,
         share: float = 1.0,
-    ) -> dict[str, Part]:
+    ) -> dict[str, PricedPhase]:
         parts = {}
         root_of = root if phase.collective in ROOTED else 0
         request = PlanRequest(collective=phase.collective, geometry=geometry, root=root_of)
         for algorithm in algorithms:
-            found = expanded(request, algorithm)
-            if not isinstance(found, Rejected):
-                asked = found.rounds.continued() if phase.continues else found.rounds
-                asked = asked.while_copying(root) if phase.copies else asked
-                parts[algorithm] = self._part(asked, groups, sample, share)
+            expansion = expanded(request, algorithm)
+            if not isinstance(expansion, Rejected):
+                rounds = expansion.rounds.continued() if phase.continues else expansion.rounds
+                rounds = rounds.while_copying(root) if phase.copies else rounds
+                parts[algorithm] = self._part(rounds, groups, sample, share)
         return parts
 
-    def _part(self, asked: Rounds, groups: Sequence[Sequence[int]], sample: Sample | None, share: float) -> Part:
+    def _part(
+        self, rounds: Rounds, groups: Sequence[Sequence[int]], sample: Representatives | None, share: float
+    ) -> PricedPhase:
         def whole() -> Placed:
-            return self._on(self.placement, asked.copied(groups, self.request.geometry.size))
+            return self._on(self.placement, rounds.copied(groups, self.request.geometry.size))
 
         if sample is None:
-            return Part(whole(), share)
-        copied = asked.copied(sample.groups, sample.placement.size).likewise(*sample.alike)
-        return Part(whole, share, model=self._on(sample.placement, copied))
+            return PricedPhase(whole(), share)
+        copied = rounds.copied(sample.groups, sample.placement.size).likewise(*sample.alike)
+        return PricedPhase(whole, share, model=self._on(sample.placement, copied))
 
-    def _on(self, placement: Placement, asked: Rounds) -> Placed:
-        return on(placement, asked, parameters=self._figures)
+    def _on(self, placement: Placement, rounds: Rounds) -> Placed:
+        return on(placement, rounds, parameters=self._figures)
 
     @cached_property
-    def _figures(self) -> Parameters:
-        """Figures of a phase: the launch is that of the whole."""
+    def _figures(self) -> CostParameters:
+        """Figures of a phase: the launch counts for the collective as a whole."""
         return replace(self.parameters, launch_s=0.0)
 
     # -- tables --------------------------------------------------------------------------------------------------
@@ -268,14 +272,14 @@ class _Levels:
         rings = rings_of(scatter, self.inside)
         make: Callable[..., Schedule] = partial(generate, collective, _ON_ONE_LEVEL[collective], size, root=root)
         whole = make(gather=gather, scatter=scatter, gather_options=fitted(gather, self.inside)[1], rings=rings)
-        handing = handing_steps(size, scatter, root, rings)
-        steps = {Level.HOME: (handing,), Level.INSIDE: (whole.steps - handing,)}
+        scattering = scatter_steps(size, scatter, root, rings)
+        steps = {Level.HOME: (scattering,), Level.INSIDE: (whole.steps - scattering,)}
         return pipelined(whole, starts(collective, steps), slices)
 
     def _on_two_levels(self, names: _Names, slices: int) -> Schedule:
         collective, inter = self.request.collective, names[Level.BETWEEN]
         intra, scatter = names.get(Level.INSIDE, names.get(Level.HOME, "")), names.get(Level.HOME)
-        # Only what was fitted to the machine takes options: patterns in which every rank owns a chunk.
+        # Only patterns in which every rank owns a chunk take options that fit them to the machine.
         near = fitted(intra, self.inside)[1] if Level.INSIDE in names and collective != "all_to_all" else {}
         if Level.INSIDE not in names and intra == "multi_ring":
             near = {"rings": self.inside.device_rings}

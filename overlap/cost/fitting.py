@@ -1,8 +1,8 @@
-"""Fit of the `[collectives]` figures of a machine to measured collectives, and the error of rows left out.
+"""MachineFit of the `[collectives]` figures of a machine to measured collectives, and the error of rows left out.
 
-What is fitted: the launch of an operation, what it takes longer between nodes, the share of their bandwidth that wires
-inside nodes give, and that of the network. Every third row of each collective is left out, and tells how well the
-others predict it.
+FittedRow figures: the launch of an operation, its further launch between nodes, and the shares of bandwidth that wires
+inside nodes and the network give. Every third row of each collective is left out, and shows how well the others
+predict it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class Sample:
     nbytes: int  # size of the whole vector
     dtype: str = "float32"  # type of the elements
     ranks: tuple[int, ...]  # world ranks that took part
-    processes: int = 1  # how many processes the ranks were in, if they ran on this computer
+    processes: int = 1  # number of processes of the ranks, if they ran on this computer
     time_s: float  # measured time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """A sample beside what the fitted machine says of it."""
+class FittedRow:
+    """A sample and the fitted machine's prediction for it."""
 
-    sample: Sample  # what was measured
-    predicted_s: float  # what is predicted
+    sample: Sample  # the measured collective
+    predicted_s: float  # predicted time
     left_out: bool  # whether no figure was fitted to this sample
 
     @property
     def error(self) -> float:
-        """The prediction's, as a share of what was measured."""
+        """Error of the prediction, as a share of the measured time."""
         return self.predicted_s / self.sample.time_s - 1
 
 
@@ -51,50 +51,50 @@ class Fitted:
 class FittedRows:
     """Rows of a fit, with their errors."""
 
-    rows: tuple[Fitted, ...]  # all samples
+    rows: tuple[FittedRow, ...]  # all samples
 
     def errors(self, *, left_out: bool) -> tuple[int, float, float]:
-        """Return how many rows were left out, or were not, with the median and the worst error, as shares."""
-        found = [abs(row.error) for row in self.rows if row.left_out is left_out]
-        return len(found), median(found) if found else 0.0, max(found, default=0.0)
+        """Return the number of rows that were left out, or were not, with the median and the worst error, as shares."""
+        errors = [abs(row.error) for row in self.rows if row.left_out is left_out]
+        return len(errors), median(errors) if errors else 0.0, max(errors, default=0.0)
 
 
 def lowest(loss: Callable[[float], float], low: float, high: float, *, steps: int) -> float:
-    """Return where a function of one valley is lowest, by cutting its range `steps` times in the golden ratio."""
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    of_left, of_right = loss(left), loss(right)
+    """Return the minimum of a function of one valley, by cutting its range `steps` times in the golden ratio."""
+    lower, upper = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    of_lower, of_upper = loss(lower), loss(upper)
     for _ in range(steps):
-        if of_left <= of_right:
-            high, right, of_right = right, left, of_left
-            left = high - _GOLDEN * (high - low)
-            of_left = loss(left)
+        if of_lower <= of_upper:
+            high, upper, of_upper = upper, lower, of_lower
+            lower = high - _GOLDEN * (high - low)
+            of_lower = loss(lower)
         else:
-            low, left, of_left = left, right, of_right
-            right = low + _GOLDEN * (high - low)
-            of_right = loss(right)
-    return left if of_left <= of_right else right
+            low, lower, of_lower = lower, upper, of_upper
+            upper = low + _GOLDEN * (high - low)
+            of_upper = loss(upper)
+    return lower if of_lower <= of_upper else upper
 
 
 def left_out_rows(kinds: Sequence[str]) -> list[bool]:
-    """Choose every third row of a kind, but none of two."""
-    seen, found = dict[str, int](), []
+    """Choose every third row of a kind; none of a kind with two rows or fewer."""
+    seen, third = dict[str, int](), []
     for kind in kinds:
         number = seen.get(kind, 0)
         seen[kind] = number + 1
-        found.append(number % 3 == 1)
-    return [out and seen[kind] > 2 for out, kind in zip(found, kinds, strict=True)]
+        third.append(number % 3 == 1)
+    return [out and seen[kind] > 2 for out, kind in zip(third, kinds, strict=True)]
 
 
 _LEAST_SHARE = 0.02
-# Each share is looked for by halving what is left of its range in the golden ratio: to 1 % of 50 times.
+# Each share is searched by cutting its range in the golden ratio: to 1 % of 50 times.
 _GOLDEN = (5**0.5 - 1) / 2
 _STEPS = 9
 _TURNS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit(FittedRows):
-    """Fitted figures of a machine, with the rows."""
+class MachineFit(FittedRows):
+    """FittedRow figures of a machine, with the rows."""
 
     launches: Launches  # time to launch an operation
     shares: Mapping[str, float]  # share of the bandwidth that wires give, by kind of wire
@@ -110,8 +110,8 @@ class Launches:
 
 
 def with_shares(machine: Machine, launches: Launches, shares: Mapping[str, float], source: str) -> Machine:
-    """Return a machine with other figures of collectives; all that the file says besides stays."""
-    told = machine.collectives
+    """Return a machine with other figures of collectives; its other figures stay."""
+    figures = machine.collectives
     link = machine.network.link if machine.network else ""
 
     def changed(overheads: Overheads) -> Overheads:
@@ -124,15 +124,15 @@ def with_shares(machine: Machine, launches: Launches, shares: Mapping[str, float
         launch = overheads.launch_s if launches.inside_s is None else _figure(launches.inside_s, source)
         return replace(overheads, launch_s=launch, wires=tuple(wires.values()))
 
-    between_nodes = None if told.between_nodes is None else changed(told.between_nodes)
-    return replace(machine, collectives=replace(told, usual=changed(told.usual), between_nodes=between_nodes))
+    between_nodes = None if figures.between_nodes is None else changed(figures.between_nodes)
+    return replace(machine, collectives=replace(figures, usual=changed(figures.usual), between_nodes=between_nodes))
 
 
 def _figure(value: float, source: str) -> Figure:
     return Figure(value=value, source=source, confidence="B")
 
 
-def fit(cluster: Cluster, samples: Sequence[Sample]) -> Fit:
+def fit(cluster: Cluster, samples: Sequence[Sample]) -> MachineFit:
     """Find the figures that predict samples best: least squares of the logarithms of predicted over measured.
 
     Cost: some dozens of plans for each collective.
@@ -147,12 +147,12 @@ def fit(cluster: Cluster, samples: Sequence[Sample]) -> Fit:
     without_s = _predicted_s(cluster, samples, shares)
     launches = _launches(cluster, seen, without_s[~np.array(left_out)])
     rows = (
-        Fitted(sample=sample, predicted_s=time_s, left_out=out)
+        FittedRow(sample=sample, predicted_s=time_s, left_out=out)
         for sample, time_s, out in zip(
             samples, _launched_s(cluster, samples, without_s, launches), left_out, strict=True
         )
     )
-    return Fit(launches=launches, shares=shares, rows=tuple(rows))
+    return MachineFit(launches=launches, shares=shares, rows=tuple(rows))
 
 
 def crosses(sample: Sample, cluster: Cluster) -> bool:
@@ -161,30 +161,30 @@ def crosses(sample: Sample, cluster: Cluster) -> bool:
 
 
 def wire_s(cluster: Cluster, sample: Sample) -> float:
-    """Return for how long the busiest wire carries a sample at its full rate, by the best algorithm that is known."""
+    """Return the time that the busiest wire carries a sample at its full rate, by the best known algorithm."""
     none = Launches(inside_s=0.0, between_s=0.0)
     whole = dict.fromkeys(_kinds(cluster, [sample]), 1.0)
-    machine = replace(cluster, machine=with_shares(cluster.machine, none, whole, "the most there is"))
+    machine = replace(cluster, machine=with_shares(cluster.machine, none, whole, "upper bound"))
     busiest = plan(sample.collective, sample.nbytes, machine, sample.ranks, dtype=sample.dtype).busiest
     return busiest.busy_s if busiest else 0.0
 
 
 def _launches(cluster: Cluster, samples: Sequence[Sample], without_s: Floats) -> Launches:
-    """Return the launches that, added to the predictions, make them best."""
+    """Return the launches that make the predictions best when they are added."""
     between = np.array([crosses(sample, cluster) for sample in samples])
     inside_s, all_s = (
         _launch_s([s for s, out in zip(samples, some, strict=True) if out], without_s[some]) if some.any() else None
         for some in (~between, between)
     )
-    told = cluster.machine.collectives.usual.launch_s
-    known_s = inside_s if inside_s is not None else told.value if told else 0.0
+    figure = cluster.machine.collectives.usual.launch_s
+    known_s = inside_s if inside_s is not None else figure.value if figure else 0.0
     return Launches(inside_s=inside_s, between_s=None if all_s is None else max(0.0, all_s - known_s))
 
 
 def _launched_s(cluster: Cluster, samples: Sequence[Sample], without_s: Floats, launches: Launches) -> list[float]:
-    """Return predictions with the launches that they lack."""
-    told = cluster.machine.collectives.usual.launch_s
-    inside_s = launches.inside_s if launches.inside_s is not None else told.value if told else 0.0
+    """Return predictions with the launches added."""
+    figure = cluster.machine.collectives.usual.launch_s
+    inside_s = launches.inside_s if launches.inside_s is not None else figure.value if figure else 0.0
     return [
         float(time_s) + inside_s + (launches.between_s or 0.0) * crosses(sample, cluster)
         for sample, time_s in zip(samples, without_s, strict=True)
@@ -192,7 +192,7 @@ def _launched_s(cluster: Cluster, samples: Sequence[Sample], without_s: Floats, 
 
 
 def _kinds(cluster: Cluster, samples: Sequence[Sample]) -> list[str]:
-    """Return the kinds of wires that the samples cross and that bound them: inside nodes, and between them."""
+    """Return the kinds of wires that bound the samples: inside nodes, and between them."""
     nodes = max(len({cluster.place(rank).node for rank in sample.ranks}) for sample in samples)
     wires, network = cluster.machine.wires.link, cluster.machine.network
     inside = [wires] if wires != "none" else ["chip"]
@@ -219,10 +219,10 @@ def _predicted_s(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[st
 
 
 def _launch_s(samples: Sequence[Sample], without_s: Floats) -> float:
-    """Return the launch that, added to all predictions, makes them best: of those that would be right for one."""
+    """Return the launch that makes all predictions best, among the launches that are right for one sample."""
     choices: list[float] = [
         0.0,
-        *(s.time_s - each for s, each in zip(samples, without_s.tolist(), strict=True) if s.time_s > each),
+        *(s.time_s - time_s for s, time_s in zip(samples, without_s.tolist(), strict=True) if s.time_s > time_s),
     ]
     return float(min(choices, key=lambda launch_s: _loss(samples, without_s + launch_s)))
 

@@ -1,4 +1,4 @@
-"""Algorithms that a group can run as one schedule over all its ranks, and reasons against the others."""
+"""Algorithms that a group can run as one schedule over all its ranks, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..collectives.generators.rank_order import ONLY_FOR_ORDER as _FOR_ORDER
 from ..collectives.placement import Placement
 from ..collectives.schedule import IN_RANK_ORDER, ROOTED, Schedule
 from .geometry import Geometry
-from .option import Flat, Option, Rejected
-from .parameters import Parameters
+from .option import AlgorithmOption, Flat, Rejected
+from .parameters import CostParameters
 from .placed import Placed, on
 from .regular import ring_rounds
 from .rounds import Rounds, rounds
@@ -26,8 +26,8 @@ ELSEWHERE = ("hierarchical", "scatter_all_gather", "reduce_scatter_gather")
 # Beyond this many ranks tables of p * p messages are neither generated nor costed where others exist.
 _MOST_DIRECT = 512
 _DIRECT = ("mesh", "one_shot", "bruck", "rdh", "recursive_doubling")
-# Beyond this many ranks of equal nodes nothing is looked at that takes no notice of nodes, but the direct exchange: it
-# alone sends less than what has two levels.
+# Beyond this many ranks of equal nodes, one-level algorithms are not considered except the direct exchange: it alone
+# sends less than two-level algorithms.
 _MOST_LEVEL = 1024
 
 
@@ -43,7 +43,7 @@ class PlanRequest:
     exact: bool = False  # whether to consider only algorithms that reduce in the order of ranks
 
     def considers(self, algorithm: str) -> bool:
-        """Return whether an algorithm is asked for."""
+        """Return whether the request includes an algorithm."""
         if self.exact and algorithm not in IN_RANK_ORDER:
             return False
         return self.algorithm == algorithm or (self.algorithm is None and (self.exact or algorithm not in _FOR_ORDER))
@@ -53,20 +53,20 @@ class PlanRequest:
 class Expansion:
     """An algorithm fitted to a group."""
 
-    detail: str  # what distinguishes it on this group; may be empty
+    detail: str  # difference from the same algorithm on other groups; may be empty
     rounds: Rounds  # messages of the algorithm
     make: Callable[..., Schedule]  # generates its table; takes further options of the algorithm
 
 
 def flat_options(
-    request: PlanRequest, placement: Placement, parameters: Parameters
-) -> tuple[list[Option], list[Rejected]]:
+    request: PlanRequest, placement: Placement, parameters: CostParameters
+) -> tuple[list[AlgorithmOption], list[Rejected]]:
     """Fit every algorithm of a collective to a group.
 
     Returns:
-        Those that apply, and the reasons of those that do not.
+        Options that apply, and the reasons of the other algorithms.
     """
-    options: list[Option] = []
+    options: list[AlgorithmOption] = []
     rejected: list[Rejected] = []
     for algorithm in GENERATORS[request.collective]:
         if algorithm in ELSEWHERE or not request.considers(algorithm):
@@ -74,36 +74,36 @@ def flat_options(
         if too_wide(request):
             rejected.append(Rejected(algorithm=algorithm, why=WIDE))
             continue
-        found = expanded(request, algorithm, slices=1)
-        if isinstance(found, Rejected):
-            rejected.append(found)
+        expansion = expanded(request, algorithm, slices=1)
+        if isinstance(expansion, Rejected):
+            rejected.append(expansion)
         else:
-            options.append(_option(algorithm, found, placement, parameters))
+            options.append(_option(algorithm, expansion, placement, parameters))
     return options, rejected
 
 
 def too_wide(request: PlanRequest) -> bool:
-    """Return whether a group has so many ranks that only what has two levels is looked at, and has two levels."""
+    """Return whether a group is so large that only two-level algorithms are considered, and has two levels."""
     g = request.geometry
     named = request.algorithm is not None or request.exact
     return not named and request.collective in PHASES and g.size > _MOST_LEVEL and g.why_not_by_node() is None
 
 
-WIDE = f"of more than {_MOST_LEVEL} ranks only what has two levels is looked at"
-"""Why what takes no notice of nodes is left out of large groups."""
+WIDE = f"beyond {_MOST_LEVEL} ranks only two-level algorithms are considered"
+"""Reason against one-level algorithms on large groups."""
 
 
-def _option(algorithm: str, found: Expansion, placement: Placement, parameters: Parameters) -> Option:
-    whole = on(placement, found.rounds, parameters=parameters)
+def _option(algorithm: str, expansion: Expansion, placement: Placement, parameters: CostParameters) -> AlgorithmOption:
+    whole = on(placement, expansion.rounds, parameters=parameters)
 
     def sliced(slices: int) -> Placed:
-        return on(placement, rounds(found.make(slices=slices)), parameters=parameters)
+        return on(placement, rounds(expansion.make(slices=slices)), parameters=parameters)
 
-    return Flat(algorithm, found.detail, whole, found.make, sliced=sliced if algorithm in SLICED else None)
+    return Flat(algorithm, expansion.detail, whole, expansion.make, sliced=sliced if algorithm in SLICED else None)
 
 
 def expanded(request: PlanRequest, algorithm: str, *, slices: int | None = None) -> Expansion | Rejected:
-    """Fit one algorithm to a group; one that sends slices, with so many of them, or with its default."""
+    """Fit one algorithm to a group. If it sends slices, `slices` is their number, None for its default."""
     g, collective = request.geometry, request.collective
     why = why_not(algorithm, g)
     if why is None and collective in READINGS and algorithm in _DIRECT and g.size > _MOST_DIRECT:
@@ -119,10 +119,10 @@ def expanded(request: PlanRequest, algorithm: str, *, slices: int | None = None)
     root = request.root if collective in ROOTED else 0
     make = partial(generate, collective, algorithm, g.size, root=root, pairs=request.pairs, **options)
     if collective in READINGS and algorithm in ("ring", "multi_ring") and g.size > 1:
-        asked = ring_rounds(collective, [g.ring_order] if algorithm == "ring" else g.rings)
+        messages = ring_rounds(collective, [g.ring_order] if algorithm == "ring" else g.rings)
     else:
-        asked = rounds(make(slices=slices) if algorithm in SLICED and slices else make())
-    return Expansion(detail=detail, rounds=asked, make=make)
+        messages = rounds(make(slices=slices) if algorithm in SLICED and slices else make())
+    return Expansion(detail=detail, rounds=messages, make=make)
 
 
 def why_not(algorithm: str, g: Geometry) -> str | None:
@@ -173,7 +173,7 @@ def fitted(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, object]]:
 
 
 def rings_of(scatter: str, g: Geometry) -> Rings | None:
-    """Return the rings that a root's parts go around, None if they do not."""
+    """Return the rings for the parts of a root, None if `scatter` uses none."""
     return g.device_rings if scatter == "multi_ring" else None
 
 
@@ -183,5 +183,5 @@ def _pair_orders(g: Geometry) -> list[list[int]]:
     return [list(dict.fromkeys(pair_of[rank] for rank in order)) for order in g.rings]
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

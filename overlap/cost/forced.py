@@ -1,4 +1,4 @@
-"""Prices above those of collectives that give more: where the machine's library has nothing better."""
+"""Prices above the price of a stronger collective: there the machine's library has nothing better."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .select import Plan, plan
 if TYPE_CHECKING:
     from topology import Cluster
 
-# Each gives at least what the collective before it does.
+# Collectives that give at least the result of the key.
 _INSTEAD = {
     "reduce": ("all_reduce",),
     "broadcast": ("all_reduce",),
@@ -28,20 +28,20 @@ _CLOSE = 1e-9
 class Instead:
     """Collectives that would give at least as much in less time."""
 
-    library: str  # that has nothing better
-    collectives: tuple[str, ...]  # one after the other
+    library: str  # library that has nothing better
+    collectives: tuple[str, ...]  # their names, one after the other
     predicted_s: float  # their time
 
 
 def forced(chosen: Plan, cluster: Cluster) -> Instead | None:
-    """Return what would take less than a plan and give at least as much; None if there is nothing such.
+    """Return collectives that take less time than a plan and give at least as much; None if there are none.
 
-    Only a library forces that. Where we choose freely, such prices do not occur.
+    Only a library's limits lead to that. Where every schedule is allowed, such prices do not occur.
     """
     names = _INSTEAD.get(chosen.op, ())
     if not chosen.library or not names:
         return None
-    total_s = sum(plan(each, chosen.nbytes, cluster, chosen.ranks, dtype=chosen.dtype).predicted_s for each in names)
+    total_s = sum(plan(name, chosen.nbytes, cluster, chosen.ranks, dtype=chosen.dtype).predicted_s for name in names)
     if chosen.predicted_s <= total_s * (1 + _CLOSE):
         return None
     return Instead(library=chosen.library, collectives=names, predicted_s=total_s)

@@ -48,7 +48,7 @@ class Geometry:
         """Return group ranks by a key that rises with the rank, in the order of the world."""
         order = np.argsort(self._world, kind="stable")
         bounds = np.flatnonzero(np.diff(key[order])) + 1
-        return tuple(tuple(each.tolist()) for each in np.split(order, bounds))
+        return tuple(tuple(part.tolist()) for part in np.split(order, bounds))
 
     @cached_property
     def _why_not_by_node(self) -> str | None:
@@ -103,8 +103,8 @@ class Geometry:
         return self._indices(self.cluster.ring_order(self.ranks))
 
     def _indices(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        of = {rank: index for index, rank in enumerate(self.ranks)}
-        return tuple(of[rank] for rank in ranks)
+        index_of = {rank: index for index, rank in enumerate(self.ranks)}
+        return tuple(index_of[rank] for rank in ranks)
 
     def grid(self) -> Grid | None:
         """Return the sides that single ranks on devices fill in group order, None if they fill none."""

@@ -1,4 +1,4 @@
-"""Levels of the fabric between nodes: the bytes of a collective that cross each, and the time that they take there."""
+"""Levels of the fabric between nodes: the bytes of a collective that cross each level, and their time there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topology import Cluster
 
 from ..collectives.placement import Floats, Ints
 from .maxplus import CostBreakdown
-from .option import Option, Part, Price, Wrapped
+from .option import AlgorithmOption, Price, PricedPhase, Wrapped
 from .placed import PlacedRound
 
 
@@ -20,14 +20,14 @@ from .placed import PlacedRound
 class Crossing:
     """The bytes of an algorithm that leave the blocks of one level, for each byte of the vector."""
 
-    level: str  # its name
-    share: float  # of all blocks together
-    busiest: float  # of the block that most leave
-    s_per_byte: float  # on the way out of that block
+    level: str  # name of the level
+    share: float  # bytes out of all blocks together
+    busiest: float  # bytes out of the block that most bytes leave
+    s_per_byte: float  # time on the way out of that block
 
 
-def crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[Part]) -> tuple[Crossing, ...]:
-    """Count what crosses each level of a cluster's fabric.
+def crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhase]) -> tuple[Crossing, ...]:
+    """Count the bytes that cross each level of a cluster's fabric.
 
     Args:
         cluster: The machine.
@@ -35,18 +35,20 @@ def crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[Part]) -> 
         parts: The phases of an algorithm on that group.
 
     Returns:
-        One for each level, from the nodes upwards; none if the cluster's file tells of no levels.
+        A crossing for each level, from the nodes upwards; none if the cluster's file has no levels.
     """
-    found = []
+    crossed = []
     for name, block, bytes_per_s in _blocks(cluster, ranks):
-        out = sum((_leaving(block, part, one) for part in parts for one in part.placed.each), np.zeros(_count(block)))
+        out = sum(
+            (_leaving(block, part, placed) for part in parts for placed in part.placed.each), np.zeros(_count(block))
+        )
         busiest = float(out.max(initial=0.0))
-        found.append(Crossing(level=name, share=float(out.sum()), busiest=busiest, s_per_byte=busiest / bytes_per_s))
-    return tuple(found)
+        crossed.append(Crossing(level=name, share=float(out.sum()), busiest=busiest, s_per_byte=busiest / bytes_per_s))
+    return tuple(crossed)
 
 
-def held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[Part]) -> float:
-    """Return by how much the ways out of blocks make steps longer than their wires do, for each byte of the vector.
+def held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhase]) -> float:
+    """Return the delay of steps by the ways out of blocks, beyond their wires, for each byte of the vector.
 
     Args:
         cluster: The machine.
@@ -55,11 +57,11 @@ def held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[P
     """
     levels, total_s = list(_blocks(cluster, ranks)), 0.0
     for part in parts:
-        for one in part.placed.each:
-            times = one.round.repeat * part.share / part.placed.rounds.slots
-            wires_s = times * float(one.wire_s_per_byte.max(initial=0.0))
-            ways_s = [float(_leaving(block, part, one).max(initial=0.0)) / rate for _, block, rate in levels]
-            total_s += max(0.0, *(each - wires_s for each in ways_s))
+        for placed in part.placed.each:
+            times = placed.round.repeat * part.share / part.placed.rounds.slots
+            wires_s = times * float(placed.wire_s_per_byte.max(initial=0.0))
+            ways_s = [float(_leaving(block, part, placed).max(initial=0.0)) / rate for _, block, rate in levels]
+            total_s += max(0.0, *(way_s - wires_s for way_s in ways_s))
     return total_s
 
 
@@ -78,38 +80,38 @@ def _count(block: Ints) -> int:
     return int(block.max(initial=0)) + 1
 
 
-def _leaving(block: Ints, part: Part, one: PlacedRound) -> Floats:
-    """Return the bytes that leave each block in one round with its repetitions, for each byte of the vector."""
-    src, dst = one.round.src, one.round.dst
+def _leaving(block: Ints, part: PricedPhase, placed: PlacedRound) -> Floats:
+    """Return the bytes that leave each block in placed round with its repetitions, for each byte of the vector."""
+    src, dst = placed.round.src, placed.round.dst
     across = block[src] != block[dst]
-    sent = one.round.sent[across] * (one.round.repeat * part.share / part.placed.rounds.slots)
+    sent = placed.round.sent[across] * (placed.round.repeat * part.share / part.placed.rounds.slots)
     out: Floats = np.bincount(block[src[across]], sent, _count(block)).astype(np.float64)
     return out
 
 
 class Levelled(Wrapped):
-    """An option whose steps wait for the ways out of the blocks of a fabric.
+    """An option with steps that wait for the ways out of the blocks of a fabric.
 
     Args:
         option: The option.
-        crossed: What crosses each level.
-        held_up_s_per_byte: By how much its steps are longer than their wires make them.
+        crossed: Crossings of each level.
+        held_up_s_per_byte: Delay of its steps beyond their wires.
     """
 
-    def __init__(self, option: Option, crossed: tuple[Crossing, ...], held_up_s_per_byte: float) -> None:
+    def __init__(self, option: AlgorithmOption, crossed: tuple[Crossing, ...], held_up_s_per_byte: float) -> None:
         super().__init__(option)
-        self._s_per_byte = max((each.s_per_byte for each in crossed), default=0.0)
+        self._s_per_byte = max((crossing.s_per_byte for crossing in crossed), default=0.0)
         self._held_up_s_per_byte = held_up_s_per_byte
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
         """Return the cost for a vector of `nbytes`; slices pass the ways out while others are inside."""
-        found = self.option.price(nbytes, below_s=below_s)
-        longer_s = self._held_up_s_per_byte * nbytes if found.slices == 1 else 0.0
+        price = self.option.price(nbytes, below_s=below_s)
+        longer_s = self._held_up_s_per_byte * nbytes if price.slices == 1 else 0.0
         least_s = self.option.price(0).total_s + self._s_per_byte * nbytes
-        return replace(found, total_s=max(found.total_s + longer_s, least_s))
+        return replace(price, total_s=max(price.total_s + longer_s, least_s))
 
     def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
         """Return where the time goes; the time on the fabric is one of bytes on wires."""
-        found = self.option.breakdown(nbytes, slices)
+        breakdown = self.option.breakdown(nbytes, slices)
         beyond_s = self.price(nbytes).total_s - self.option.price(nbytes).total_s
-        return replace(found, wire_s=found.wire_s + beyond_s)
+        return replace(breakdown, wire_s=breakdown.wire_s + beyond_s)

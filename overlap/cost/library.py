@@ -1,8 +1,8 @@
 """Algorithms of the machine's own library, priced by the library's own model.
 
 A price is the launch, the latency of the hops, and the bytes on the busiest wires. A ring is in step with itself, and a
-chain sends pieces far shorter than its data, so the three add up. Trees and sums in switches are pipelines of pieces,
-whose size the library sets: the first piece passes all stages, one after the other, and the others follow it at the
+chain sends pieces far shorter than its data, so the three add up. Trees and sums in switches are pipelines of pieces
+of the library's size: the first piece passes all stages, one after the other, and the others follow it at the
 pace of the busiest wires. Where the library's pieces are not known, they have the best size: with a latency `l` through
 all stages and `b` of bytes on the wires that takes ``l + b + 2 sqrt(l b)``, the optimum of
 ``(stages + pieces - 1) (start + bytes / pieces)``.
@@ -25,8 +25,8 @@ from ..errors import ScheduleError
 from .flat import PlanRequest
 from .geometry import Geometry
 from .maxplus import CostBreakdown
-from .option import Option, Part, Price, Rejected
-from .parameters import Parameters
+from .option import AlgorithmOption, Price, PricedPhase, Rejected
+from .parameters import CostParameters
 from .placed import on
 from .rounds import Round, Rounds
 
@@ -38,14 +38,14 @@ _MANY = 4  # nodes from which on `chunk_from_four_nodes` holds
 class Way:
     """The time of a protocol of an algorithm on a group, for any number of bytes."""
 
-    latency_s: float  # of an operation without bytes
+    latency_s: float  # time of an operation without bytes
     inside: float  # bytes on the busiest wire inside a node, for each byte of the vector
     between: float  # bytes that leave the busiest node, for each byte of the vector
-    s_per_byte: float  # of the vector, on the busiest wires
+    s_per_byte: float  # time of a byte of the vector, on the busiest wires
     steps: int  # hops one after the other
     piped: bool  # whether it is a pipeline of pieces
-    through_s_per_byte: float = 0.0  # of a piece, through all stages of the pipeline one after the other
-    # (bytes of all that is on its way at once, the least bytes of a vector that is cut so), the largest first
+    through_s_per_byte: float = 0.0  # time of a piece through all stages of the pipeline, one after the other
+    # (bytes in flight at once, least bytes of a vector that is cut so), the largest first
     pieces: tuple[tuple[float, float], ...] = ()
 
     def filling_s(self, nbytes: float) -> float:
@@ -60,11 +60,11 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """A group on a machine, as a library sees it."""
+    """A group on a machine, for a library."""
 
     library: Library
     geometry: Geometry
-    parameters: Parameters
+    parameters: CostParameters
     operation: str
 
     @cached_property
@@ -80,7 +80,7 @@ class _Group:
         """Return why an algorithm does not apply; None if it does."""
         alone = self.on_a_node == 1
         if self.geometry.size < 2:
-            return "a rank alone sends nothing"
+            return "a single rank sends nothing"
         if model.name in self.library.without:
             return "the machine's settings switch it off"
         if model.nodes == "one" and self.nodes > 1:
@@ -101,12 +101,12 @@ class _Group:
 
     def carries(self, protocol: Protocol) -> bool:
         """Tell whether a protocol runs over the wires of the group."""
-        known = self.library.protocols_between
-        return self.nodes == 1 or not known or protocol.kind in known
+        allowed = self.library.protocols_between
+        return self.nodes == 1 or not allowed or protocol.kind in allowed
 
     def way(self, model: Model, protocol: Protocol) -> Way:
         """Return the time of an algorithm with a protocol."""
-        ranks, nodes, here = self.geometry.size, self.nodes, self.on_a_node
+        ranks, nodes, local = self.geometry.size, self.nodes, self.on_a_node
         far_s = protocol.between_s + protocol.waits * self._network_s
         depth = ceil(log2(nodes))
         passes = (2 if self.operation == "all_reduce" else 1) * (ranks - 1) / ranks
@@ -126,13 +126,13 @@ class _Group:
             hops, latency_s = ranks - 1, latency_s + (ranks - nodes) * near_s + (nodes - 1) * far_s
             inside, between = 1.0, 1.0
         elif model.shape == "tree":
-            hops = 2 * (here - 1 + depth)
-            latency_s += 2 * ((here - 1) * near_s + depth * far_s)
+            hops = 2 * (local - 1 + depth)
+            latency_s += 2 * ((local - 1) * near_s + depth * far_s)
             # Up and down each wire once; of two trees a node is a leaf of one and passes on in the other.
             inside, between = 2.0, 1.0 if nodes == 2 else 2.0
         else:
-            # What a switch sums comes from all and goes to one; what it spreads comes from one and goes to all.
-            inside, between = (here + 1) / here, 2.0 if model.shape == "switch_tree" and nodes > 2 else 1.0
+            # A switch's sum comes from all and goes to one; its broadcast comes from one and goes to all.
+            inside, between = (local + 1) / local, 2.0 if model.shape == "switch_tree" and nodes > 2 else 1.0
             hops = {"switch": 2, "fabric": 4}.get(model.shape, 2 + 2 * depth)
             latency_s += near_s + {"switch": 0, "fabric": 1}.get(model.shape, 2 * depth) * far_s
         between = between if nodes > 1 else 0.0
@@ -149,7 +149,7 @@ class _Group:
         )
 
     def _through_s_per_byte(self, model: Model, protocol: Protocol, between: float, s_per_byte: float) -> float:
-        """Return how long a piece takes through all stages, for each of its bytes."""
+        """Return the time of a piece through all stages, for each of its bytes."""
         depth = ceil(log2(self.nodes))
         if model.shape != "tree":  # into the switch's buffers, the sum, out of them; and between nodes up and down
             return (3 + 2 * {"switch": 0, "fabric": 1}.get(model.shape, depth)) * s_per_byte
@@ -157,23 +157,23 @@ class _Group:
         return inside_s + depth * between / (self._between_bytes_per_s * protocol.share)
 
     def _pieces(self, model: Model, protocol: Protocol) -> tuple[tuple[float, float], ...]:
-        """Return the pieces of a pipeline, as a way has them; none where they are not known."""
+        """Return the pieces of a pipeline, in the form of `Way.pieces`; none if they are not known."""
         chips, chunk = self.library.of_chips(), self.library.chunk
         if model.shape == "tree" and chunk is not None:
             channels = self.library.channels_of_rail * self._rails
             return ((float((protocol.chunk_bytes or chunk) * channels), 0.0),)
         if model.chunks and chips is not None:
             channels = chips.switch_channels if self.nodes == 1 else chips.switch_channels_between
-            most = model.chunk_from_four_nodes if self.nodes >= _MANY else None
+            largest = model.chunk_from_four_nodes if self.nodes >= _MANY else None
             rounds = [
-                (channels * self.on_a_node * size, times) for size, times in model.chunks if size <= (most or size)
+                (channels * self.on_a_node * size, times) for size, times in model.chunks if size <= (largest or size)
             ]
             return tuple((float(piece), float(piece * times)) for piece, times in rounds)
         return ()
 
     @cached_property
     def _rails(self) -> int:
-        """Bundles of adapters that the group has in a node, of the node that has the fewest."""
+        """Number of adapter bundles of the group in a node, in the node with the fewest."""
         g = self.geometry
         return min(len({g.cluster.nic_of(g.ranks[index]) for index in node}) for node in g.nodes)
 
@@ -185,11 +185,11 @@ class _Group:
         if self.nodes > 1:
             times.append(between / (self._between_bytes_per_s * share))
         if protocol.low_latency:
-            most = chips.low_latency_bytes_per_s if chips else inf
+            rate = chips.low_latency_bytes_per_s if chips else inf
             if self.nodes > 1 and processors:
                 two, more = processors.low_latency_bytes_per_s, processors.low_latency_beyond_two_bytes_per_s
-                most = two if self.nodes == 2 else more
-            times.append(max(inside, between) / most)
+                rate = two if self.nodes == 2 else more
+            times.append(max(inside, between) / rate)
         return max(times)
 
     def _efficiency(self, kind: str) -> float:
@@ -210,15 +210,15 @@ class _Group:
 
     @cached_property
     def _between_bytes_per_s(self) -> float:
-        """Rate of all adapters of the group in a node, of the node that has the fewest."""
+        """Rate of all adapters of the group in a node, in the node with the fewest."""
         g, fewest = self.geometry, self._rails
         network = g.cluster.machine.network
         assert network is not None
-        whole = g.cluster.bandwidth_bytes_per_s(network.link) * g.cluster.nics_per_bundle
-        return fewest * whole * self._efficiency(network.link)
+        bundle = g.cluster.bandwidth_bytes_per_s(network.link) * g.cluster.nics_per_bundle
+        return fewest * bundle * self._efficiency(network.link)
 
 
-class Carried(Option):
+class Carried(AlgorithmOption):
     """An algorithm of the machine's own library, with one of its protocols."""
 
     tabled = False
@@ -229,7 +229,7 @@ class Carried(Option):
         self.detail: str = f"protocol {protocol.kind}"
         self._way, self._launch_s = group.way(model, protocol), group.parameters.launch_s
         rounds = _loads(group.geometry, self._way)
-        self.parts: tuple[Part, ...] = (Part(on(placement, rounds, parameters=group.parameters)),)
+        self.parts: tuple[PricedPhase, ...] = (PricedPhase(on(placement, rounds, parameters=group.parameters)),)
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
         """Return the cost for a vector of `nbytes`."""
@@ -255,16 +255,16 @@ class Carried(Option):
         return self._way.steps
 
     def schedule(self, slices: int = 1) -> Schedule:
-        """Refuse: the library carries it out.
+        """Refuse: only the library has the algorithm.
 
         Raises:
             ScheduleError: Always.
         """
-        raise ScheduleError(f"{self.algorithm}: the library carries it out, there is no table of it here")
+        raise ScheduleError(f"{self.algorithm}: only the machine's library can run it; choose another algorithm")
 
 
 def _loads(g: Geometry, way: Way) -> Rounds:
-    """Return messages that put on wires what an algorithm does: around each node, and from node to node."""
+    """Return messages with the load of an algorithm on wires: around each node, and from node to node."""
     none = np.zeros(g.size)
     rounds = []
     for pairs, sent in (_around(g, way.inside), _across(g, way.between)):
@@ -289,27 +289,27 @@ def _across(g: Geometry, load: float) -> tuple[Ints, Floats]:
     """Return the messages from each node to the next, spread over all its ranks."""
     pairs, sent = [], []
     if len(g.nodes) > 1:
-        for here, there in zip(g.nodes, (*g.nodes[1:], g.nodes[0]), strict=True):
-            most = max(len(here), len(there))
-            found: dict[tuple[int, int], float] = {}
-            for number in range(most):
-                pair = here[number % len(here)], there[number % len(there)]
-                found[pair] = found.get(pair, 0.0) + load / most
-            pairs += list(found)
-            sent += list(found.values())
+        for senders, receivers in zip(g.nodes, (*g.nodes[1:], g.nodes[0]), strict=True):
+            count = max(len(senders), len(receivers))
+            load_of: dict[tuple[int, int], float] = {}
+            for number in range(count):
+                pair = senders[number % len(senders)], receivers[number % len(receivers)]
+                load_of[pair] = load_of.get(pair, 0.0) + load / count
+            pairs += list(load_of)
+            sent += list(load_of.values())
     return np.array(pairs, np.int64).reshape(-1, 2), np.array(sent)
 
 
 def library_options(
-    request: PlanRequest, placement: Placement, parameters: Parameters
-) -> tuple[list[Option], list[Rejected]]:
+    request: PlanRequest, placement: Placement, parameters: CostParameters
+) -> tuple[list[AlgorithmOption], list[Rejected]]:
     """Price every algorithm that the machine's own library has for a collective.
 
     Returns:
-        Those that apply, and the reasons of those that do not.
+        Options that apply, and the reasons of the other algorithms.
     """
     library = request.geometry.cluster.machine.collectives.library
-    options: list[Option] = []
+    options: list[AlgorithmOption] = []
     rejected: list[Rejected] = []
     if library is None or request.exact:
         return options, rejected
@@ -325,7 +325,7 @@ def library_options(
     return options, rejected
 
 
-def _carried(model: Model, group: _Group, placement: Placement) -> Iterator[Option]:
+def _carried(model: Model, group: _Group, placement: Placement) -> Iterator[AlgorithmOption]:
     for protocol in model.protocols:
         if group.carries(protocol):
             yield Carried(model, protocol, group, placement)

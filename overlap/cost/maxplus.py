@@ -1,10 +1,10 @@
 """Clocks of all ranks: when each of them finishes, by max-plus arithmetic on integer ticks.
 
-A rank has two clocks: when all that it was sent has arrived, and when it is free to start another message; and every
-wire on which messages leave a rank has one, when it is free again. A message starts at the latest of the three; it
-keeps the sender busy for the step's overhead, and the wire for its transfer as well, and arrives a latency after that.
-So a rank sends to several others at once where a wire of its own leads to each. Of trees side by side each has clocks
-of its own at every rank. Times are integers, so sums are exact, and the same on every machine.
+A rank has two clocks: the arrival of its last message, and the time from which it can start another message. Every
+wire that leaves a rank has a clock: the time from which it is free again. A message starts at the latest of the three;
+it keeps the sender busy for the step's overhead, and the wire for its transfer as well, and arrives a latency later. So
+a rank sends to several others at once if each has a wire of its own. Trees side by side have clocks of their own at
+every rank. Times are integers, so sums are exact, and the same on every machine.
 
 The map from the clocks before a round to those after is homogeneous: all clocks later by c, all results later by c. So
 as soon as a repetition moves every clock by the same amount, all further ones do, and need not be computed.
@@ -55,12 +55,12 @@ class CostBreakdown:
 class Cost:
     """Cost of a collective."""
 
-    finish_s: Floats  # (size,) when each rank is done, on the clock of the arrivals
-    breakdown: CostBreakdown | None = None  # breakdown for the rank that finishes last; None if it was not asked for
+    finish_s: Floats  # (size,) time at which each rank is done, on the clock of the arrivals
+    breakdown: CostBreakdown | None = None  # breakdown for the rank that finishes last; None without `explain`
 
     @property
     def total_s(self) -> float:
-        """When the last rank is done."""
+        """Time at which the last rank is done."""
         return float(self.finish_s.max(initial=0.0))
 
 
@@ -79,17 +79,17 @@ def cost(
 
     Args:
         placed: A schedule on a machine.
-        nbytes: Of the whole vector: the larger one of a rank's input and output.
+        nbytes: Bytes of the whole vector: the larger one of a rank's input and output.
         arrivals_s: (size,) when each rank issues the collective; all at 0 by default.
-        resolution: Of the clocks.
-        explain: Whether to follow where the time goes.
+        resolution: Resolution of the clocks.
+        explain: Whether to compute the breakdown.
     """
     size, parameters = placed.placement.size, placed.parameters
     arrivals = np.tile(resolution.ticks(np.zeros(size) if arrivals_s is None else arrivals_s), placed.lanes)
     launch = int(resolution.ticks(np.array(parameters.launch_s)))
     clocks = _Clocks(arrivals, launch, placed.ports, explain=explain)
-    for one, times, hidden in placed.runs():
-        clocks.run(_Step(one, placed, nbytes / placed.rounds.slots, resolution, hidden=hidden), times)
+    for placed_round, times, hidden in placed.runs():
+        clocks.run(_Step(placed_round, placed, nbytes / placed.rounds.slots, resolution, hidden=hidden), times)
     finish = np.maximum(clocks.ready, clocks.left)
     per_s = resolution.ticks_per_s
     finish_s = finish.reshape(placed.lanes, -1).max(axis=0) / per_s
@@ -100,33 +100,33 @@ class _Step:
     """A placed round for one number of bytes, in ticks."""
 
     def __init__(
-        self, one: PlacedRound, placed: Placed, slot_bytes: float, resolution: Resolution, *, hidden: bool
+        self, placed_round: PlacedRound, placed: Placed, slot_bytes: float, resolution: Resolution, *, hidden: bool
     ) -> None:
         parameters, tick = placed.parameters, resolution.ticks
-        self.src, self.dst, self.port = one.src, one.dst, one.port
-        self.by_src, self.by_dst, self.by_port = one.by_src, one.by_dst, one.by_port
-        delays_s = one.delays_s(slot_bytes, parameters.chunk_pieces if hidden else 1)
-        self.start, self.latency = (tick(each) for each in delays_s)
-        self.wire = tick(one.wire_s(slot_bytes))
-        moving, memory, reducing = tick(one.of_bytes * slot_bytes)
+        self.src, self.dst, self.port = placed_round.src, placed_round.dst, placed_round.port
+        self.by_src, self.by_dst, self.by_port = placed_round.by_src, placed_round.by_dst, placed_round.by_port
+        delays_s = placed_round.delays_s(slot_bytes, parameters.chunk_pieces if hidden else 1)
+        self.start, self.latency = (tick(delay_s) for delay_s in delays_s)
+        self.wire = tick(placed_round.wire_s(slot_bytes))
+        moving, memory, reducing = tick(placed_round.of_bytes * slot_bytes)
         apart = not (parameters.reduction_overlaps or hidden) and bool(reducing.any())
-        # What the reducer of the receiver does after a message, instead of meanwhile; None if nothing.
+        # Time of the receiver's reducer after a message, if it cannot overlap; None if there is none.
         self.serial = reducing if apart else None
         self.transfer: Ints = np.maximum(np.maximum(self.wire, memory), 0 if apart else reducing)
         self.copies = np.maximum(moving - self.wire, 0)
         self.busy = self.start + self.transfer
-        self.local = _of_ranks(tick(one.local_s_per_byte * slot_bytes), placed.lanes)
-        self.beside = _of_ranks(tick(one.beside_s_per_byte * slot_bytes), placed.lanes)
+        self.local = _of_ranks(tick(placed_round.local_s_per_byte * slot_bytes), placed.lanes)
+        self.beside = _of_ranks(tick(placed_round.beside_s_per_byte * slot_bytes), placed.lanes)
 
     def terms(self) -> Ints:
-        """Return (terms, messages) what keeps the sender of each message busy."""
+        """Return (terms, messages) the terms of the time for which each message's sender is busy."""
         none = np.zeros_like(self.busy)
         rest = self.transfer - self.wire - self.copies
         return np.stack([none, none, self.start, none, self.wire, self.copies, rest])
 
 
 def _of_ranks(duration: Ints, lanes: int) -> Ints | None:
-    """Return what every clock is busy with, None if none is with anything."""
+    """Return a duration of each rank for every clock, None if all are 0."""
     return np.tile(duration, lanes) if duration.any() else None
 
 
@@ -134,19 +134,19 @@ def _of_ranks(duration: Ints, lanes: int) -> Ints | None:
 class _Times:
     """Times of all clocks."""
 
-    ready: Ints  # (ranks,) when all messages to the rank have arrived
-    free: Ints  # (ranks,) when the rank has started its last message
-    left: Ints  # (ranks,) when its last message has left and its copies beside messages have ended
-    port: Ints  # (wires,) when the last message on a wire has left
+    ready: Ints  # (ranks,) time at which all messages to the rank have arrived
+    free: Ints  # (ranks,) time at which the rank has started its last message
+    left: Ints  # (ranks,) time at which its last message has left and its copies next to messages have ended
+    port: Ints  # (wires,) time at which the last message on a wire has left
 
     def plus(self, other: _Times, times: int) -> _Times:
-        """Return these, later by so many times what they are later than others."""
-        mine, theirs = ((each.ready, each.free, each.left, each.port) for each in (self, other))
-        return _Times(*(now + times * (now - then) for now, then in zip(mine, theirs, strict=True)))
+        """Return these times plus `times` the differences from `other`."""
+        present, past = ((clocks.ready, clocks.free, clocks.left, clocks.port) for clocks in (self, other))
+        return _Times(*(now + times * (now - then) for now, then in zip(present, past, strict=True)))
 
 
 class _Clocks:
-    """The clocks of every rank, and of every wire on which messages leave one; and what they are made of."""
+    """The clocks of every rank and of every wire that leaves one, and their terms."""
 
     def __init__(self, arrivals: Ints, launch: int, ports: int, *, explain: bool) -> None:
         begin = arrivals + launch
@@ -159,12 +159,12 @@ class _Clocks:
 
     @property
     def ready(self) -> Ints:
-        """When all that each rank was sent is there."""
+        """Time at which all messages to each rank have arrived."""
         return self._now.ready
 
     @property
     def left(self) -> Ints:
-        """When the last message of each rank has left."""
+        """Time at which the last message of each rank has left."""
         return self._now.left
 
     def run(self, step: _Step, repeat: int) -> None:
@@ -216,7 +216,7 @@ class _Clocks:
         self._now = replace(now, ready=np.where(works, np.maximum(now.ready, now.left) + local, now.ready))
 
     def _copies(self, beside: Ints) -> None:
-        """Let ranks copy what no message waits for: like one that leaves later than others."""
+        """Let ranks copy data that no message waits for: their last message leaves later."""
         now, done = self._now, self._now.ready + beside
         last = (beside > 0) & (done > now.left)
         if self._terms is not None:
@@ -226,21 +226,21 @@ class _Clocks:
         self._now = replace(now, left=np.where(last, done, now.left))
 
     def _follow(self, step: _Step, start: Ints, leaves: Ints, arrives: Ints) -> None:
-        """Carry along what the clocks are made of."""
+        """Update the terms of all clocks."""
         now, terms = self._now, self._terms
         assert terms is not None
-        begun = np.where(now.free > now.ready, terms.free, terms.ready)[:, step.src]
+        started = np.where(now.free > now.ready, terms.free, terms.ready)[:, step.src]
         held = start > np.maximum(now.ready, now.free)[step.src]
-        begun = np.where(held, terms.port[:, step.port], begun)
-        issued = begun.copy()
+        started = np.where(held, terms.port[:, step.port], started)
+        issued = started.copy()
         issued[_START] += step.start
-        busy = begun + step.terms()
-        there = busy.copy()
-        there[_LATENCY] += step.latency
-        ready, free, left, port = (each.copy() for each in (terms.ready, terms.free, terms.left, terms.port))
+        busy = started + step.terms()
+        arrived = busy.copy()
+        arrived[_LATENCY] += step.latency
+        ready, free, left, port = (column.copy() for column in (terms.ready, terms.free, terms.left, terms.port))
         first = step.by_dst.winner(arrives)
         late = first[arrives[first] > now.ready[step.dst[first]]]
-        ready[:, step.dst[late]] = there[:, late]
+        ready[:, step.dst[late]] = arrived[:, late]
         if step.serial is not None:
             ready[_REDUCTION, step.dst[first]] += step.serial[first]
         first = step.by_src.winner(start + step.start)

@@ -1,7 +1,7 @@
-"""Published measurements of collectives: the rows of measurements.toml that the model is fitted to and judged by.
+"""Published measurements of collectives: rows of measurements.toml, to fit the model to or to judge it by.
 
-A row that says which figure it fits was used for calibration; the model has not seen the others. Nothing here computes
-a prediction: `validation` does.
+A row that names a fitted figure was used for calibration; the model has not seen the others. This module computes no
+predictions: see `validation`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MACHINES = Path(__file__).with_name("machines")
 
 
 def cluster_of(machine: str, *, strict: bool | None = None) -> Cluster:
-    """Return the cluster that something was measured on.
+    """Return the cluster of a measurement.
 
     Args:
-        machine: As `topology.cluster` spells it, or with a file of the folder `machines`.
-        strict: As of `topology.cluster`.
+        machine: A name for `topology.cluster`, or a file of the folder `machines`, with its nodes.
+        strict: See `topology.cluster`.
     """
     name, _, nodes = machine.partition(" ")
     if name.endswith(".toml"):
@@ -37,21 +37,21 @@ def cluster_of(machine: str, *, strict: bool | None = None) -> Cluster:
 class Measurement:
     """One collective that somebody measured."""
 
-    machine: str  # as `topology.cluster` spells it, or with a file of the folder `machines`
-    ranks: int  # how many took part
+    machine: str  # a name for `topology.cluster`, or a file of the folder `machines`
+    ranks: int  # number of ranks that took part
     group: tuple[int, ...] = ()  # the world ranks that took part; all ranks of the machine if empty
-    collective: str  # its name
+    collective: str  # name of the collective
     nbytes: int  # size of the whole vector: the larger one of a rank's input and output
-    # if not 0, the figure is the time minus that of so many bytes: the fixed costs of this software have changed since.
+    # if not 0, the figure is the time minus the time of this many bytes, because the software's fixed costs changed.
     beyond_bytes: int = 0
     dtype: str = "float32"  # type of the elements
     peer_direct: bool = True  # whether adapters read device memory themselves
-    version: str = ""  # of the library, where it is older than the machine's
-    figure: float  # as published
-    # of the figure. "algbw GB/s" is bytes over time (nccl-tests), "nw_bw MB/s" that times 2(n-1)/n for an all-reduce
-    # and (n-1)/n for the others (hccl_demo; its all-gather counts the bytes of one rank).
+    version: str = ""  # version of the library, if it is older than the machine's
+    figure: float  # the published value
+    # unit of the figure. "algbw GB/s" is bytes over time (nccl-tests), "nw_bw MB/s" that times 2(n-1)/n for an
+    # all-reduce and (n-1)/n for the others (hccl_demo; its all-gather counts the bytes of one rank).
     unit: Unit
-    source: str  # where it is published
+    source: str  # place of publication
     fits: str = ""  # the figure of the model that was fitted to this row, empty if the model has not seen it
 
     @property
@@ -87,42 +87,42 @@ def of_version(cluster: Cluster, version: str) -> Cluster:
 class Knee:
     """The size from which an algorithm wins."""
 
-    machine: str  # as `topology.cluster` spells it
-    ranks: int  # how many; the group consists of the first ranks of the machine
-    collective: str  # its name
+    machine: str  # a name for `topology.cluster`
+    ranks: int  # number of ranks; the group consists of the first ranks of the machine
+    collective: str  # name of the collective
     below: str  # the algorithm that is faster below the knee
     above: str  # the algorithm that is faster above the knee
     least_bytes: int  # the knee is not below this size
     most_bytes: int  # the knee is not above this size
-    seen: str  # what is known: a measured range, or the statement of a document and the accuracy asked of the model
-    source: str  # where
+    seen: str  # evidence: a measured range, or the statement of a document and the accuracy goal of the model
+    source: str  # place of publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The throughput of a training run with one setting over that with another."""
+    """Throughputs of a training run with two settings."""
 
-    machine: str  # as `topology.cluster` spells it
+    machine: str  # a name for `topology.cluster`
     parameters: float  # number of parameters of the trained model
     itemsize: int  # bytes of a gradient and of a parameter
     host_copies: float  # samples per second with network traffic staged in host memory
     peer_direct: float  # samples per second with traffic directly from and to device memory
-    source: str  # where
+    source: str  # place of publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """A published figure that the model takes as it is."""
+class PublishedFigure:
+    """A published figure that the model takes without a fit."""
 
     name: str  # name of the figure
     figure: str  # value, with its unit
-    source: str  # where
+    source: str  # place of publication
 
 
-def _figures(row: dict[str, Any], of: str) -> Iterator[tuple[int, float, str]]:
-    """Yield each size, or number of ranks, of a row of the file, with its figure and the figure that it fits."""
+def _figures(row: dict[str, Any], key: str) -> Iterator[tuple[int, float, str]]:
+    """Yield each size, or number key ranks, key a row key the file, with its figure and the figure that it fits."""
     fits = row.pop("fits", {})
-    for number, figure in row.pop(of).items():
+    for number, figure in row.pop(key).items():
         yield int(number), float(figure), fits.get(number, "")
 
 
@@ -140,14 +140,14 @@ def _knees(row: dict[str, Any]) -> Iterator[Knee]:
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
-COLLECTIVES = tuple(each for row in _FILE["collectives"] for each in _measurements(row))
-"""Every collective of which a time or a bandwidth is published with its configuration."""
+COLLECTIVES = tuple(measurement for row in _FILE["collectives"] for measurement in _measurements(row))
+"""Collectives with a published time or bandwidth and configuration."""
 
 KNEES = tuple(each for row in _FILE["knees"] for each in _knees(row))
 """Sizes at which documents and measurements see one algorithm take over from another."""
 
 TRAINING = Training(**_FILE["training"])
-"""The one training run of which throughput is published with a setting on and off."""
+"""The training run with a published throughput for a setting on and off."""
 
-GIVEN = tuple(Given(**row) for row in _FILE["given"])
+GIVEN = tuple(PublishedFigure(**row) for row in _FILE["given"])
 """Published latencies that are the model's own figures: there is nothing to predict."""

@@ -1,4 +1,4 @@
-"""Collectives for one rank as those for all, of which the other ranks drop the result: never dearer than these."""
+"""Collectives for one rank from collectives for all, without the other ranks' results: never dearer than these."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from ..collectives.narrowing import narrowed
 from ..collectives.schedule import Schedule
-from .option import Option, Wrapped
+from .option import AlgorithmOption, Wrapped
 
 NARROWED = "narrowed"
 """Name of the algorithm."""
 
 
 class Narrowed(Wrapped):
-    """An option of the wider collective, for one rank. Its price is that of all, which it does not exceed."""
+    """An option of the wider collective, for one rank. Its price is the wider option's, an upper bound."""
 
-    def __init__(self, option: Option, collective: str, root: int) -> None:
+    def __init__(self, option: AlgorithmOption, collective: str, root: int) -> None:
         super().__init__(option)
         self.algorithm: str = NARROWED
         self.detail: str = f"{option.label} of {collective}, for the root alone"
@@ -24,7 +24,7 @@ class Narrowed(Wrapped):
 
     @property
     def made_of(self) -> tuple[str, ...]:
-        """Its own name, and what the wider option is made of."""
+        """Its own name, and the names that make up the wider option."""
         return (NARROWED, *self.option.made_of)
 
     def schedule(self, slices: int = 1) -> Schedule:
@@ -32,6 +32,6 @@ class Narrowed(Wrapped):
         return replace(narrowed(self.option.schedule(slices), self._root), algorithm=NARROWED)
 
 
-def narrowed_options(wider: Iterable[Option], collective: str, root: int) -> list[Option]:
-    """Return options of a wider collective for one rank: those that have a table."""
+def narrowed_options(wider: Iterable[AlgorithmOption], collective: str, root: int) -> list[AlgorithmOption]:
+    """Return the options of a wider collective that have a table, narrowed to one rank."""
     return [Narrowed(option, collective, root) for option in wider if option.tabled]

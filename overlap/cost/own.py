@@ -1,9 +1,9 @@
 """Fit of the figures of the plain machine, `local`, to collectives measured on this computer.
 
-Inside a process: what meeting costs each rank, what handing work to threads costs, and the bandwidth of memory and
-caches. Between processes that share memory: what meeting costs; bytes cost what they cost one processor inside. Between
-others: what starting an operation and its messages costs, what a byte costs, and what a reducer adds. Every third row
-is left out of the fit, and tells how well the others predict it.
+Inside a process: the costs of meeting and of work in threads, and the bandwidths of memory and caches. Between
+processes that share memory: the cost of meeting; a byte costs the time of one processor inside. Between other
+processes: the costs of starting an operation and its messages, of a byte, and of a reducer. Every third row is left out
+of the fit, and shows how well the others predict it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import numpy as np
 from topology import Cluster, Figure, Machine, WireOverheads, cluster
 from topology.figures import Overheads
 
-from .fitting import Fitted, FittedRows, Sample, left_out_rows, lowest
+from .fitting import FittedRow, FittedRows, Sample, left_out_rows, lowest
 from .flat import PlanRequest
 from .geometry import Geometry
 from .select import plan
 from .shortcut import short_cut_options
 
-_SPAN = log(30)  # a figure is looked for between a 30th and 30 times of what `local` says
+_SPAN = log(30)  # a figure is searched between a 30th and 30 times the value of `local`
 _STEPS = 10  # cuts in the golden ratio: in the last turn to 2 %
-_TURNS = {True: 4, False: 2}  # of figures of shared memory, which are soon priced, and of others
+_TURNS = {True: 4, False: 2}  # turns for figures of shared memory, which are priced fast, and for others
 _SOURCE = "measured: overlap calibrate --here"
 
-# Where a search for what the plain machine does not tell begins.
+# Starting points for figures that the plain machine does not have.
 _BEGINNINGS = {
     "meeting_s": 20e-6,
     "phase_s": 30e-6,
@@ -53,14 +53,14 @@ _INSIDE = (
     "copied_bytes_per_s",
 )
 INLINE_BYTES = 2 << 20
-"""Of all ranks' vectors, from which threads do the work (`overlap/runtime/engine/workers.py`; a test compares)."""
+"""Bytes of all ranks' vectors from which threads do the work (`overlap/runtime/engine/workers.py`; a test compares)."""
 _JOINED = ("launch_s", "step_s", "busy_s", "busy_bytes_per_s", "reducer_bytes_per_s")
-_SHARING = ("meeting_s", "phase_s", "memory_bytes_per_s")  # of one processor, where inside all work together
+_SHARING = ("meeting_s", "phase_s", "memory_bytes_per_s")  # the last one of a single processor
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFit(FittedRows):
-    """Fitted figures of this computer, with the rows."""
+    """FittedRow figures of this computer, with the rows."""
 
     inside: Mapping[str, float]  # figures by name, for ranks of one process
     # figures by name, for ranks of several processes; empty if none were measured. With `phase_s`, they share memory.
@@ -71,65 +71,65 @@ def fit_own(samples: Sequence[Sample], *, cores: int, shared_memory: bool = Fals
     """Find the figures that predict samples best: least sum of the logarithms of predicted over measured.
 
     Args:
-        samples: Inside one process and, if there are any, between several.
-        cores: That all processes share.
+        samples: Samples inside one process and, if there are any, between several.
+        cores: Number of processors that all processes share.
         shared_memory: Whether processes read each other's memory.
     """
-    own = cluster("local").machine
-    inside, between = {name: _told(own, name) for name in _INSIDE}, dict[str, float]()
-    left_out = left_out_rows([str(each.processes) for each in samples])  # of each collective other sizes
-    seen = [each for each, out in zip(samples, left_out, strict=True) if not out]
-    within = [each for each in seen if each.processes == 1]
-    across = [each for each in seen if each.processes > 1]
+    local = cluster("local").machine
+    inside, between = {name: _start(local, name) for name in _INSIDE}, dict[str, float]()
+    left_out = left_out_rows([str(sample.processes) for sample in samples])  # other sizes of each collective
+    seen = [sample for sample, out in zip(samples, left_out, strict=True) if not out]
+    within = [sample for sample in seen if sample.processes == 1]
+    across = [sample for sample in seen if sample.processes > 1]
     if within:
-        inside = _found(inside, lambda told: _loss(within, machine_of(own, told, {}, cores)), turns=_TURNS[True])
+        inside = _improved(inside, lambda x: _loss(within, machine_of(local, x, {}, cores)), turns=_TURNS[True])
     if across:
-        starts = {name: _told(own, name, between=True) for name in (_SHARING if shared_memory else _JOINED)}
+        starts = {name: _start(local, name, between=True) for name in (_SHARING if shared_memory else _JOINED)}
         turns = _TURNS[shared_memory]
-        between = _found(starts, lambda told: _loss(across, machine_of(own, inside, told, cores)), turns=turns)
-    machine = machine_of(own, inside, between, cores)
+        between = _improved(starts, lambda x: _loss(across, machine_of(local, inside, x, cores)), turns=turns)
+    machine = machine_of(local, inside, between, cores)
     rows = (
-        Fitted(sample=sample, predicted_s=_predicted_s(sample, machine), left_out=out)
+        FittedRow(sample=sample, predicted_s=_predicted_s(sample, machine), left_out=out)
         for sample, out in zip(samples, left_out, strict=True)
     )
     return OwnFit(inside=inside, between=between, rows=tuple(rows))
 
 
 def machine_of(machine: Machine, inside: Mapping[str, float], between: Mapping[str, float], cores: int) -> Machine:
-    """Return the machine with other figures; all that it says besides stays."""
-    told = machine.collectives
+    """Return the machine with other figures; its other fields stay."""
+    collectives = machine.collectives
     figures: dict[str, Any] = {name: _figure(value) for name, value in inside.items()}
     if "handing_s" in inside:
         figures["inline_bytes"] = Figure(
             value=float(INLINE_BYTES), source="overlap/runtime/engine/workers.py", confidence="A"
         )
-    usual = replace(told.usual, **figures)
-    found = told.between_nodes
-    if "phase_s" in between and found is not None:
+    usual = replace(collectives.usual, **figures)
+    between_nodes = collectives.between_nodes
+    if "phase_s" in between and between_nodes is not None:
         shared: dict[str, Any] = {name: _figure(value) for name, value in between.items()}
-        found = replace(found, **{**figures, **shared}, cores=_figure(cores), shared_memory=True)
-    elif between and found is not None:
+        between_nodes = replace(between_nodes, **{**figures, **shared}, cores=_figure(cores), shared_memory=True)
+    elif between and between_nodes is not None:
         network = machine.network
         kind = network.link if network else "none"
-        wires = tuple(_wire(wire, between) if wire.kind == kind else wire for wire in found.wires)
-        found = replace(
-            found,
+        wires = tuple(_wire(wire, between) if wire.kind == kind else wire for wire in between_nodes.wires)
+        between_nodes = replace(
+            between_nodes,
             launch_s=_figure(between["launch_s"]),
             reducer_bytes_per_s=_figure(between["reducer_bytes_per_s"]),
             cores=_figure(cores),
             wires=wires,
         )
-    return replace(machine, collectives=replace(told, usual=usual, between_nodes=found))
+    return replace(machine, collectives=replace(collectives, usual=usual, between_nodes=between_nodes))
 
 
-def _wire(wire: WireOverheads, told: Mapping[str, float]) -> WireOverheads:
+def _wire(wire: WireOverheads, figures: Mapping[str, float]) -> WireOverheads:
     return replace(
         wire,
-        step_s=_figure(told["step_s"]),
-        gap_s=_figure(told["step_s"]),
-        incast_s=_figure(told["step_s"]),
-        busy_s=_figure(told["busy_s"]),
-        busy_bytes_per_s=_figure(told["busy_bytes_per_s"]),
+        step_s=_figure(figures["step_s"]),
+        gap_s=_figure(figures["step_s"]),
+        incast_s=_figure(figures["step_s"]),
+        busy_s=_figure(figures["busy_s"]),
+        busy_bytes_per_s=_figure(figures["busy_bytes_per_s"]),
     )
 
 
@@ -137,33 +137,35 @@ def _figure(value: float) -> Figure:
     return Figure(value=value, source=_SOURCE, confidence="D")
 
 
-def _told(machine: Machine, name: str, *, between: bool = False) -> float:
-    """Return the figure of the file, or the beginning of the search."""
-    of: Overheads | None = machine.collectives.between_nodes if between else machine.collectives.usual
-    assert of is not None, "the plain machine says what processes cost"
+def _start(machine: Machine, name: str, *, between: bool = False) -> float:
+    """Return the figure of the file, or the starting point of the search."""
+    overheads: Overheads | None = machine.collectives.between_nodes if between else machine.collectives.usual
+    assert overheads is not None, "the plain machine has figures between processes"
     network = machine.network.link if machine.network else "none"
-    wire = next((wire for wire in of.wires if wire.kind == network), None)
-    figure = getattr(of, name, None) or getattr(wire, name, None)
+    wire = next((wire for wire in overheads.wires if wire.kind == network), None)
+    figure = getattr(overheads, name, None) or getattr(wire, name, None)
     return float(figure.value) if figure is not None and name not in _BEGINNINGS else _BEGINNINGS[name]
 
 
-def _found(starts: Mapping[str, float], loss: Callable[[dict[str, float]], float], *, turns: int) -> dict[str, float]:
+def _improved(
+    starts: Mapping[str, float], loss: Callable[[dict[str, float]], float], *, turns: int
+) -> dict[str, float]:
     """Improve one figure after the other, in ever smaller ranges."""
-    found = dict(starts)
+    figures = dict(starts)
     for turn in range(turns):
-        for name in found:
+        for name in figures:
             span = _SPAN / (4**turn if turn < 2 else 8)
 
-            def of(step: float, name: str = name, middle: float = log(found[name])) -> float:
-                return loss({**found, name: exp(middle + step)})
+            def loss_at(step: float, name: str = name, middle: float = log(figures[name])) -> float:
+                return loss({**figures, name: exp(middle + step)})
 
-            found[name] *= exp(lowest(of, -span, span, steps=_STEPS))
-    return found
+            figures[name] *= exp(lowest(loss_at, -span, span, steps=_STEPS))
+    return figures
 
 
 def _loss(samples: Sequence[Sample], machine: Machine) -> float:
-    errors = np.array([log(_predicted_s(each, machine) / each.time_s) for each in samples])
-    return float(np.abs(errors).sum())  # other programs spoil single rows, which must not pull the rest
+    errors = np.array([log(_predicted_s(sample, machine) / sample.time_s) for sample in samples])
+    return float(np.abs(errors).sum())  # other programs spoil single rows, so a fit of squares would follow them
 
 
 def _predicted_s(sample: Sample, machine: Machine) -> float:

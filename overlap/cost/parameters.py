@@ -1,7 +1,7 @@
 """Parameters of the cost model: a few overheads and efficiencies with a physical meaning.
 
-They are the `[collectives]` of a machine's file, which says of each where it comes from: published, or fitted to
-published measurements, over all sizes and collectives of a machine at once and never to single ones.
+They are the `[collectives]` of a machine's file, with the source of each: published, or fitted to published
+measurements, over all sizes and collectives of a machine at once and never to single ones.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from .measurements import COLLECTIVES
 ByKind = tuple[tuple[str, float], ...]
 Curves = tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
 
-# Pieces in flight where a file does not say: of Neuron's runtime (aws-neuron/aws-neuron-sdk:src/libnrt/include/nrt/
-# nec.h).
+# Pieces in flight if a file has no figure: the default of Neuron's runtime
+# (aws-neuron/aws-neuron-sdk:src/libnrt/include/nrt/nec.h).
 _SLICES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
-    """Overheads and efficiencies. The defaults are those of a perfect machine."""
+class CostParameters:
+    """Overheads and efficiencies. The defaults describe a perfect machine."""
 
     launch_s: float = 0.0  # to start an operation, once
     start_s: ByKind = ()  # to start a message, on the sender, by kind of its first wire; 0 for kinds left out
     # between two messages that one rank starts in one step, by kind of the first wire; 0 for kinds left out.
     gap_s: ByKind = ()
-    incast_s: ByKind = ()  # for each further message that comes to a rank in one step, by kind of its last wire
-    reduce_s: ByKind = ()  # to start reducing what came in one message, by kind of its last wire
+    incast_s: ByKind = ()  # for each further message that arrives at a rank in one step, by kind of its last wire
+    reduce_s: ByKind = ()  # to start reducing the data of one message, by kind of its last wire
     # share of a wire's latency that counts where bytes only pass through a device on their way.
     cut_through: float = 1.0
-    # share of a wire's bandwidth that payload gets, by kind, of the sizes that get most; 1 for kinds left out.
+    # share of a wire's bandwidth that payload gets, by kind, at the best size; 1 for kinds left out.
     efficiency: ByKind = ()
-    curves: Curves = ()  # the same by the size of a message, as (bytes, share), for kinds where it depends on that
+    curves: Curves = ()  # efficiency by the size of a message, as (bytes, share), for kinds where it depends on that
     memory_efficiency: float = 1.0  # share of a memory's bandwidth that collectives get
-    dma_s_per_byte: float = 0.0  # for the engines that move what one rank sends, 0 where that is not known
-    reduction_s_per_byte: float = 0.0  # for the reducer of one rank, 0 where memory is the limit
+    dma_s_per_byte: float = 0.0  # time of the engines that move a rank's messages, 0 if not known
+    reduction_s_per_byte: float = 0.0  # time of the reducer of one rank, 0 if memory is the limit
     reduction_overlaps: bool = True  # whether reducing goes on while more arrives, as with chunks cut in slices
-    chunk_pieces: int = 1  # that rings cut each chunk in which they reduce and pass on
-    # pieces that the data of a composed collective may be cut in, to be pipelined through its phases.
+    chunk_pieces: int = 1  # pieces into which rings cut each chunk that they reduce and pass on
+    # most pieces of the data of a composed collective, which are pipelined through its phases.
     most_slices: int = _SLICES
-    slice_bytes: float = 0.0  # the least bytes of the vector that such a piece is
+    slice_bytes: float = 0.0  # least bytes of such a piece
     # processors that all ranks share, where their nodes are processes of one computer; None: no limit.
     cores: float | None = None
-    # how many times as much a byte takes of a processor as long as several processes work on it in a step.
+    # factor on the processor time of a byte while several processes work on the processor in a step.
     crowding: float = 1.0
-    busy_s: ByKind = ()  # what a message takes of them, at both ends together, by kind of its first wire
-    busy_s_per_byte: ByKind = ()  # what a byte of a message takes of them, likewise
-    wake_s: float = 0.0  # what a rank takes of them in each step that it waits for messages in
-    copied_s_per_byte: float = 0.0  # what a byte that a rank reads or writes to copy takes of them
+    busy_s: ByKind = ()  # processor time of a message, at both ends together, by kind of its first wire
+    busy_s_per_byte: ByKind = ()  # processor time of a byte of a message, at both ends, by kind of its first wire
+    wake_s: float = 0.0  # processor time of a rank in each step in which it waits for messages
+    copied_s_per_byte: float = 0.0  # processor time of a byte that a rank reads or writes to copy
 
     def efficiencies(self, kind: NDArray[np.str_]) -> Floats:
         """Return the efficiency of each wire."""
@@ -64,14 +64,14 @@ class Parameters:
 
 def by_kind(figures: ByKind, kind: NDArray[np.str_], *, otherwise: float = 0.0) -> Floats:
     """Return the figure of each wire, given the figures by kind and the kinds of the wires."""
-    found = np.full(len(kind), otherwise)
+    figure_of = np.full(len(kind), otherwise)
     for name, figure in figures:
-        found[kind == name] = figure
-    return found
+        figure_of[kind == name] = figure
+    return figure_of
 
 
-IDEAL = Parameters()
-"""Published figures only: what closed forms are compared with."""
+IDEAL = CostParameters()
+"""Only published figures, for comparison with closed forms."""
 
 
 def parameters(
@@ -82,21 +82,25 @@ def parameters(
     processes: int = 1,
     nodes: int | None = None,
     networked: bool = False,
-) -> Parameters:
+) -> CostParameters:
     """Return the figures of collectives in a machine's file; a file without any describes a perfect machine.
 
     Args:
         cluster: The machine.
-        peer_direct: Whether adapters read device memory themselves; matters where the file says what copies cost.
-        ranks_per_process: How many ranks share a process; matters where they share what starts their messages.
+        peer_direct: Whether adapters read device memory themselves; matters if the file has a cost of copies.
+        ranks_per_process: Number of ranks in a process; matters if one loop starts their messages.
         networked: Whether the operation crosses the network.
-        processes: How many there are; matters where they share processors.
-        nodes: How many the operation needs, all by default; matters where the file says what differs between them.
+        processes: Number of processes; matters if they share processors.
+        nodes: Number of nodes that the operation needs, all by default; matters if the file has figures between nodes.
     """
-    told = cluster.machine.collectives
-    figures = told.usual if (nodes or cluster.nodes) == 1 or told.between_nodes is None else told.between_nodes
-    if not peer_direct and told.host_copies is not None:
-        figures = told.host_copies
+    collectives = cluster.machine.collectives
+    figures = (
+        collectives.usual
+        if (nodes or cluster.nodes) == 1 or collectives.between_nodes is None
+        else collectives.between_nodes
+    )
+    if not peer_direct and collectives.host_copies is not None:
+        figures = collectives.host_copies
     network = cluster.machine.network
     handshakes = [
         wire.launch_s.value for wire in figures.wires if wire.launch_s and network and wire.kind == network.link
@@ -105,7 +109,7 @@ def parameters(
     crowd = max(1.0, processes / figures.cores.value) if figures.cores else 1.0
     memory = figures.memory_bytes_per_s if figures.cores else None
     reducer, dma = figures.reducer_bytes_per_s, cluster.machine.chip.dma_bytes_per_s
-    return Parameters(
+    return CostParameters(
         launch_s=times * crowd * _value(figures.launch_s, 0.0) + (sum(handshakes) if networked else 0.0),
         start_s=tuple((wire.kind, times * wire.step_s.value) for wire in figures.wires if wire.step_s),
         gap_s=tuple((wire.kind, times * wire.gap_s.value) for wire in figures.wires if wire.gap_s),
@@ -144,12 +148,12 @@ def measured(cluster: Cluster, ranks: int, collective: str, nbytes: int, dtype: 
     A shape is a machine, a number of ranks, a collective and a dtype, between the smallest and the largest size
     published.
     """
-    known = known_sizes(cluster, ranks, collective, dtype)
-    return bool(known) and min(known) <= nbytes <= max(known)
+    sizes = known_sizes(cluster, ranks, collective, dtype)
+    return bool(sizes) and min(sizes) <= nbytes <= max(sizes)
 
 
 def known_sizes(cluster: Cluster, ranks: int, collective: str, dtype: str) -> tuple[int, ...]:
-    """Return the sizes of which a measurement is published, in bytes; none if the shape was never measured."""
+    """Return the sizes with a published measurement, in bytes; none if the shape was never measured."""
     if cluster.lnc != cluster.machine.chip.lnc[0]:
         return ()
     shape = cluster.name, ranks, collective, dtype
@@ -168,10 +172,10 @@ def itemsize_of(dtype: str) -> int:
     """
     try:
         return np.dtype(dtype).itemsize
-    except (TypeError, ValueError):  # the latter of what is no name, from a file
+    except (TypeError, ValueError):  # ValueError: not a name, from a file
         import ml_dtypes
 
-        known = getattr(ml_dtypes, str(dtype), None)
-        if not isinstance(known, type):
+        found_type = getattr(ml_dtypes, str(dtype), None)
+        if not isinstance(found_type, type):
             raise UsageError(f"dtype: {dtype!r} is unknown; expected a name such as float32 or bfloat16") from None
-        return np.dtype(known).itemsize
+        return np.dtype(found_type).itemsize

@@ -12,13 +12,13 @@ import numpy as np
 
 from ..collectives.schedule import Schedule
 from .maxplus import CostBreakdown
-from .option import Option, Part, Price
-from .parameters import Parameters
+from .option import AlgorithmOption, Price, PricedPhase
+from .parameters import CostParameters
 
 Uses: TypeAlias = tuple[tuple[float, ...], ...]
-"""(resources, phases) What each phase takes of a resource while it works, as a share of what it takes of its most."""
+"""(resources, phases) Use of a resource by each working phase, as a share of the phase's largest use."""
 
-# Shares that differ by less are the same: of nodes that are alike, whose sums were added up in another order.
+# Shares that differ by less are equal: sums of similar nodes are added up in another order.
 _DIGITS = 9
 
 
@@ -27,18 +27,16 @@ def apart(phases: int) -> Uses:
     return tuple(tuple(float(row == column) for column in range(phases)) for row in range(phases))
 
 
-def uses(parts: Sequence[Part]) -> Uses:
-    """Return what some phases take of everything that can bound them together; what binds less than another is left
-    out.
-    """
+def uses(parts: Sequence[PricedPhase]) -> Uses:
+    """Return the uses of all resources that can bound the phases together, without resources that others dominate."""
     busy_s = [part.busy_s_per_slot for part in parts]
-    busy = np.zeros((max(len(each) for each in busy_s), len(parts)))
-    for column, each in enumerate(busy_s):
-        busy[: len(each), column] = each
+    busy = np.zeros((max(len(column_s) for column_s in busy_s), len(parts)))
+    for column, column_s in enumerate(busy_s):
+        busy[: len(column_s), column] = column_s
     used = busy[busy.any(axis=1)] / np.maximum(busy.max(axis=0, initial=0.0), np.finfo(float).tiny)
     rows = np.unique(np.round(used, _DIGITS), axis=0)
-    kept = [row for row in rows if not ((rows >= row).all(axis=1) & (rows > row).any(axis=1)).any()]
-    return tuple(tuple(row.tolist()) for row in kept)
+    binding = [row for row in rows if not ((rows >= row).all(axis=1) & (rows > row).any(axis=1)).any()]
+    return tuple(tuple(row.tolist()) for row in binding)
 
 
 def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
@@ -48,7 +46,7 @@ def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
     same wires, slices * sum(phases_s).
     """
     now_s, count = 0.0, len(phases_s)
-    done = [0] * count  # how many slices each phase has finished
+    done = [0] * count  # number of finished slices of each phase
     left_s = list(phases_s)  # time left of the slice that each phase works on
     while done[-1] < slices:
         at_work = tuple(p for p in range(count) if done[p] < slices and (p == 0 or done[p] < done[p - 1]))
@@ -65,7 +63,7 @@ def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
 
 @lru_cache(maxsize=4096)  # a plan of many slices and sizes asks for the same few again and again
 def _rates(at_work: tuple[int, ...], shared: Uses) -> Mapping[int, float]:
-    """Return how fast phases get on: all rise together until a resource is used up, then those that do not need it."""
+    """Return the rates of phases: all rise until a resource is used up, then only phases without need of it."""
     rate = dict.fromkeys(at_work, 0.0)
     rising = set(at_work)
     while rising:
@@ -83,34 +81,34 @@ def _rates(at_work: tuple[int, ...], shared: Uses) -> Mapping[int, float]:
     return rate
 
 
-# Further slices must save more than what adding up in another order does.
+# Further slices must save more than another order of addition does.
 _ROUNDING = 1e-12
-# Up to so many slices every number is tried, and twice as many each time beyond.
+# Up to this many slices every number is tried, and beyond it powers of two.
 _FEW = 4
 
 
-class Phased(Option):
+class Phased(AlgorithmOption):
     """Phases one after the other.
 
     Args:
-        algorithm: Its name.
-        detail: What it is made of.
-        parts: The phases, without the launch of the whole.
-        parameters: The model's.
-        make: Generates the table on data in so many slices.
+        algorithm: Name of the algorithm.
+        detail: Names of its phases.
+        parts: The phases, without the launch of the collective.
+        parameters: CostParameters of the cost model.
+        make: Generates the table with the data in a number of slices.
         made_of: Names of the algorithms of its phases.
     """
 
     algorithm: str
     detail: str
-    parts: tuple[Part, ...]
+    parts: tuple[PricedPhase, ...]
 
     def __init__(
         self,
         algorithm: str,
         detail: str,
-        parts: tuple[Part, ...],
-        parameters: Parameters,
+        parts: tuple[PricedPhase, ...],
+        parameters: CostParameters,
         make: Callable[[int], Schedule],
         made_of: Sequence[str] = (),
     ) -> None:
@@ -121,7 +119,7 @@ class Phased(Option):
 
     @property
     def made_of(self) -> tuple[str, ...]:
-        """Its own name, and those of the algorithms of its phases."""
+        """Its own name, and the names of its phases' algorithms."""
         return self._made_of
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
@@ -142,7 +140,7 @@ class Phased(Option):
         return Price(total_s=self._parameters.launch_s + self.in_slices_s(phases_s, slices), slices=slices)
 
     def in_slices_s(self, phases_s: Sequence[float], slices: int) -> float:
-        """Return the time of so many slices, without the launch, if phases take `phases_s` for each."""
+        """Return the time of all slices, without the launch, if phases take `phases_s` for each slice."""
         if slices == 1:
             return sum(phases_s)
         if self._uses is None:
@@ -150,11 +148,11 @@ class Phased(Option):
         return in_slices_s(phases_s, slices, self._uses)
 
     def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return where the time goes: each phase counts once, and what more slices take is that of the slowest."""
+        """Return the terms of the time: each phase counts once, and further slices count for the slowest phase."""
         phases_s = [part.total_s(nbytes / slices) for part in self.parts]
-        slowest = max(range(len(phases_s)), key=lambda each: phases_s[each])
+        slowest = max(range(len(phases_s)), key=lambda phase: phases_s[phase])
         further_s = self.in_slices_s(phases_s, slices) - sum(phases_s)
-        total = dict.fromkeys((each.name for each in fields(CostBreakdown)), 0.0)
+        total = dict.fromkeys((term.name for term in fields(CostBreakdown)), 0.0)
         for number, part in enumerate(self.parts):
             times = 1 + further_s / phases_s[slowest] if number == slowest and phases_s[slowest] else 1.0
             for name, duration_s in asdict(part.breakdown(nbytes / slices)).items():
@@ -163,5 +161,5 @@ class Phased(Option):
         return CostBreakdown(**total)
 
     def schedule(self, slices: int = 1) -> Schedule:
-        """Return the table on data in so many slices, not yet proved."""
+        """Return the table on data in slices, not yet proved."""
         return self._make(slices)

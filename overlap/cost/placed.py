@@ -10,7 +10,7 @@ from itertools import zip_longest
 import numpy as np
 
 from ..collectives.placement import Floats, Ints, Placement, Routes, Wires
-from .parameters import IDEAL, Parameters, by_kind
+from .parameters import IDEAL, CostParameters, by_kind
 from .processors import processors
 from .rounds import Round, Rounds
 
@@ -44,18 +44,18 @@ class PlacedRound:
     round: Round  # the messages
     latency_s: Floats  # (messages,) latency of the wires of each message
     start_s: Floats  # (messages,) to start a step on the sender, and to issue all its messages
-    wire_s_per_byte: Floats  # (messages,) on the busiest wire of each message, for each byte of a slot
+    wire_s_per_byte: Floats  # (messages,) time on the busiest wire of each message, for each byte of a slot
     moving_s_per_byte: Floats  # (messages,) time for copies in the busier one of the two memories
     adding_s_per_byte: Floats  # (messages,) time for reductions in that memory
     reducing_s_per_byte: Floats  # (messages,) time in the reducer of the receiver
     local_s_per_byte: Floats  # (size,) time in a rank's memory and reducer before its first message
-    beside_s_per_byte: Floats  # (size,) time in a rank's memory beside its messages
+    beside_s_per_byte: Floats  # (size,) time in a rank's memory next to its messages
     load_s_per_byte: Floats  # (wires,) time on each wire, for one pass of the whole round
     # (cores,) time of each processor that ranks share, for one pass of the whole round; empty if ranks share none.
     core_s: Floats
-    core_s_per_byte: Floats  # (cores,) that time for each byte of a slot
+    core_s_per_byte: Floats  # (cores,) time of each such processor for each byte of a slot
     hops: dict[str, int]  # wires crossed by the message with the longest way, by kind
-    port: Ints  # (messages,) number, among all that the schedule uses, of the wire that each leaves its sender on
+    port: Ints  # (messages,) number of the wire by which each leaves its sender, among all wires of the schedule
     gap_s: Floats  # (messages,) time until the sender can start its next message
     reduce_s: Floats  # (messages,) time to start the reduction of a message
     # messages whose share of their wires depends on their size, with the curve of that share as (bytes, share).
@@ -75,7 +75,7 @@ class PlacedRound:
     def _apart(self) -> Ints | int:
         return 0 if self.round.lane is None else self.round.lane * len(self.local_s_per_byte)
 
-    # Every price of the round takes these, whatever its bytes.
+    # Every price of the round uses these indices, whatever its bytes.
 
     @cached_property
     def by_src(self) -> Ends:
@@ -89,7 +89,7 @@ class PlacedRound:
 
     @cached_property
     def by_port(self) -> Ends:
-        """Messages by the wire that they leave their sender on."""
+        """Messages by the wire on which they leave their sender."""
         return Ends(self.port)
 
     @cached_property
@@ -100,23 +100,23 @@ class PlacedRound:
         )
 
     def wire_s(self, slot_bytes: float) -> Floats:
-        """Return (messages,) how long each has bytes on its busiest wire, for so many bytes of a slot."""
+        """Return (messages,) the time of each message's bytes on its busiest wire."""
         alone_s = self.wire_s_per_byte * slot_bytes
-        for which, sizes, shares in self.curves:
-            length = self.round.sent[which] / (1.0 if self.round.count is None else self.round.count[which])
+        for messages, sizes, shares in self.curves:
+            length = self.round.sent[messages] / (1.0 if self.round.count is None else self.round.count[messages])
             share = np.interp(np.log(np.maximum(length * slot_bytes, 1.0)), sizes, shares)
-            alone_s[which] *= shares.max() / share
+            alone_s[messages] *= shares.max() / share
         return alone_s
 
     def delays_s(self, slot_bytes: float, pieces: int) -> tuple[Floats, Floats]:
-        """Return (messages,) what each takes to start and to arrive, besides its bytes.
+        """Return (messages,) the times to start and to arrive, besides the bytes.
 
-        What a ring reduces and passes on in pieces takes as long as all its bytes, or as the delays and a piece of
-        them: while one piece is on the wire another one is reduced. The last step has nothing to hide behind.
+        Pieces that a ring reduces and passes on take as long as all their bytes, or as the delays and one piece: while
+        one piece is on the wire another one is reduced. The last step has nothing to hide behind.
 
         Args:
-            slot_bytes: Of a slot.
-            pieces: Of what is passed on; 1 where nothing hides.
+            slot_bytes: Bytes of a slot.
+            pieces: Number of pieces that are passed on; 1 if nothing hides.
         """
         if pieces == 1:
             return self.start_s, self.latency_s + self.reduce_s
@@ -136,58 +136,58 @@ class Placed:
 
     rounds: Rounds  # the schedule
     placement: Placement  # the machine, and where the ranks are on it
-    parameters: Parameters  # parameters of the cost model
+    parameters: CostParameters  # parameters of the cost model
     each: tuple[PlacedRound, ...]  # one for each round
 
     @cached_property  # every step of every price asks
     def lanes(self) -> int:
-        """Parts of the data that do not wait for each other."""
+        """Number of parts of the data that do not wait for each other."""
         return 1 + max((int(one.lane.max(initial=0)) for one in self.rounds.rounds if one.lane is not None), default=0)
 
     @cached_property
     def ports(self) -> int:
-        """Wires that messages leave their senders on."""
+        """Number of wires on which messages leave their senders."""
         return max((int(one.port.max(initial=-1)) + 1 for one in self.each), default=0)
 
     def runs(self) -> Iterator[tuple[PlacedRound, int, bool]]:
-        """Yield every round, how many of its repetitions, and whether these hide delays behind the step after them."""
+        """Yield every round, a number of its repetitions, and whether these hide delays behind the next step."""
         in_pieces = self.parameters.chunk_pieces > 1
-        for one, after in zip_longest(self.each, self.each[1:]):
+        for placed, after in zip_longest(self.each, self.each[1:]):
             goes_on = after is not None and after.round.passed_on
-            hiding = one.round.repeat - (not goes_on) if in_pieces and one.round.passed_on else 0
+            hiding = placed.round.repeat - (not goes_on) if in_pieces and placed.round.passed_on else 0
             if hiding:
-                yield one, hiding, True
-            if hiding < one.round.repeat:
-                yield one, one.round.repeat - hiding, False
+                yield placed, hiding, True
+            if hiding < placed.round.repeat:
+                yield placed, placed.round.repeat - hiding, False
 
     def hops(self) -> dict[str, int]:
-        """Count the wires that the longest way of every step crosses, by kind: what the steps wait for, one by one."""
+        """Count the wires on the longest way of every step, by kind: the steps wait for them one by one."""
         total: dict[str, int] = {}
-        for one in self.each:
-            for kind, count in one.hops.items():
-                total[kind] = total.get(kind, 0) + count * one.round.repeat
+        for placed in self.each:
+            for kind, count in placed.hops.items():
+                total[kind] = total.get(kind, 0) + count * placed.round.repeat
         return total
 
     def memory_s_per_byte(self) -> float:
-        """Return how long the busiest memory reads and writes, for each byte of the vector; 0 where it is not known."""
+        """Return the time that the busiest memory reads and writes, for each byte of the vector; 0 if not known."""
         bytes_per_s = self.placement.memory_bytes_per_s
         if bytes_per_s is None:
             return 0.0
         total = np.zeros(self.placement.size)
-        for one in self.rounds.rounds:
-            total += one.repeat * one.touched
+        for round_ in self.rounds.rounds:
+            total += round_.repeat * round_.touched
         busiest = float(np.bincount(self.placement.device, total).max(initial=0.0))
         return busiest / (bytes_per_s * self.parameters.memory_efficiency * self.rounds.slots)
 
     def processors_s(self, nbytes: float) -> float:
-        """Return how long processors that ranks share are busy with `nbytes`: in each step the one that is longest."""
+        """Return the time that shared processors are busy with `nbytes`: in each step the busiest one counts."""
         slot_bytes = nbytes / self.rounds.slots
-        each_s = (each.core_s + each.core_s_per_byte * slot_bytes for each in self.each)
-        busiest_s = (core_s.max(initial=0.0) for core_s in each_s)
-        return float(sum(each.round.repeat * s for each, s in zip(self.each, busiest_s, strict=True)))
+        times_s = (placed.core_s + placed.core_s_per_byte * slot_bytes for placed in self.each)
+        busiest_s = (core_s.max(initial=0.0) for core_s in times_s)
+        return float(sum(placed.round.repeat * s for placed, s in zip(self.each, busiest_s, strict=True)))
 
     def busiest_s_per_byte(self) -> float:
-        """Return how long the busiest wire carries bytes, for each byte of the vector; 0 if nothing travels."""
+        """Return the time that the busiest wire carries bytes, for each byte of the vector; 0 without messages."""
         return float(self._loads_s().max(initial=0.0)) / self.rounds.slots
 
     def least_delay_s(self) -> float:
@@ -195,41 +195,41 @@ class Placed:
         return min((float((one.start_s + one.latency_s).min()) for one in self.each if len(one.start_s)), default=0.0)
 
     def busiest_wire(self) -> int | None:
-        """Return the wire that is busy longest, of several the first by its ends; None if nothing travels."""
+        """Return the wire that is busy longest, of several the first by its ends; None without messages."""
         loads_s = self._loads_s()
         return self.placement.first_of(np.flatnonzero(loads_s == loads_s.max())) if loads_s.any() else None
 
     def busy_s_per_slot(self) -> Floats:
-        """Return how long everything is busy with a slot's bytes in all rounds: reducers, memories, then wires."""
+        """Return the busy time of everything for a slot's bytes in all rounds: reducers, memories, then wires."""
         reducing, touched = np.zeros(self.placement.size), np.zeros(self.placement.size)
-        for one in self.rounds.rounds:
-            reducing += one.repeat * (one.added + one.local_added)
-            touched += one.repeat * one.touched
+        for round_ in self.rounds.rounds:
+            reducing += round_.repeat * (round_.added + round_.local_added)
+            touched += round_.repeat * round_.touched
         memory = np.bincount(self.placement.device, touched, int(self.placement.device.max(initial=0)) + 1)
         rate = self.placement.memory_bytes_per_s
         memory_s = memory / (rate * self.parameters.memory_efficiency) if rate else 0.0 * memory
         return np.concatenate([reducing * self.parameters.reduction_s_per_byte, memory_s, self._loads_s()])
 
     def _loads_s(self) -> Floats:
-        """Return how long each wire carries a slot's bytes in all rounds."""
-        size = max((len(one.load_s_per_byte) for one in self.each), default=0)
+        """Return the time that each wire carries a slot's bytes in all rounds."""
+        size = max((len(placed.load_s_per_byte) for placed in self.each), default=0)
         total = np.zeros(size)
-        for one in self.each:
-            total[: len(one.load_s_per_byte)] += one.round.repeat * one.load_s_per_byte
+        for placed in self.each:
+            total[: len(placed.load_s_per_byte)] += placed.round.repeat * placed.load_s_per_byte
         return total
 
 
-def on(placement: Placement, rounds: Rounds, *, parameters: Parameters = IDEAL, contention: bool = True) -> Placed:
+def on(placement: Placement, rounds: Rounds, *, parameters: CostParameters = IDEAL, contention: bool = True) -> Placed:
     """Put rounds on a machine.
 
     Args:
-        placement: Of the group.
-        rounds: What the group does.
+        placement: Placement of the group.
+        rounds: Rounds of the group.
         parameters: Overheads and efficiencies.
-        contention: Whether messages of a round share wires and memories; if not, each has them for itself.
+        contention: Whether messages of a round share wires and memories; otherwise each has them alone.
 
     Raises:
-        TopologyError: If no wire joins two ranks that talk.
+        TopologyError: If no wire joins two ranks that exchange a message.
     """
     routes = [placement.routes(one.src, one.dst, one.far) for one in rounds.rounds]
     wires = placement.wires()
@@ -247,87 +247,87 @@ def on(placement: Placement, rounds: Rounds, *, parameters: Parameters = IDEAL, 
 
 
 def _placed(
-    one: Round,
-    way: Routes,
+    round_: Round,
+    routes: Routes,
     port: Ints,
     wires: Wires,
     rate: Floats,
     placement: Placement,
-    parameters: Parameters,
+    parameters: CostParameters,
     contention: bool,
 ) -> PlacedRound:
-    hops, start = np.diff(way.first), way.first[:-1]
-    sent = np.repeat(one.sent, hops)
-    load = np.bincount(way.wire, sent, len(rate)) / rate
-    taken = load[way.wire] if contention else sent / rate[way.wire]
-    latency_s = _latencies(way, wires, parameters) + _incasts(one, way, wires, parameters)
-    copied = np.zeros(placement.size) if one.beside is None else one.beside
-    touched = one.moving, one.adding, one.local, copied
-    moving, adding, local, beside = (_memory(each, placement, parameters, contention) for each in touched)
-    # Of the two memories a message waits for the one that is busy longer.
-    busier = np.where((moving + adding)[one.src] > (moving + adding)[one.dst], one.src, one.dst)
+    hops, start = np.diff(routes.first), routes.first[:-1]
+    sent = np.repeat(round_.sent, hops)
+    load = np.bincount(routes.wire, sent, len(rate)) / rate
+    wire_s_per_byte = load[routes.wire] if contention else sent / rate[routes.wire]
+    latency_s = _latencies(routes, wires, parameters) + _incasts(round_, routes, wires, parameters)
+    copied = np.zeros(placement.size) if round_.beside is None else round_.beside
+    touched = round_.moving, round_.adding, round_.local, copied
+    moving, adding, local, beside = (_memory(amount, placement, parameters, contention) for amount in touched)
+    # A message waits for the busier one of its two memories.
+    busier = np.where((moving + adding)[round_.src] > (moving + adding)[round_.dst], round_.src, round_.dst)
     reducer = parameters.reduction_s_per_byte
-    work = processors(one, wires.kind[way.wire[start]], placement, parameters)
+    work = processors(round_, wires.kind[routes.wire[start]], placement, parameters)
     return PlacedRound(
-        round=one,
+        round=round_,
         latency_s=latency_s,
-        start_s=_starts(one, way, wires, parameters),
-        wire_s_per_byte=_over(np.maximum, taken, start),
+        start_s=_starts(round_, routes, wires, parameters),
+        wire_s_per_byte=_over(np.maximum, wire_s_per_byte, start),
         moving_s_per_byte=moving[busier],
         adding_s_per_byte=adding[busier],
-        reducing_s_per_byte=one.added[one.dst] * reducer,
-        local_s_per_byte=np.where(one.local > 0, local, 0.0) + one.local_added * reducer,
+        reducing_s_per_byte=round_.added[round_.dst] * reducer,
+        local_s_per_byte=np.where(round_.local > 0, local, 0.0) + round_.local_added * reducer,
         beside_s_per_byte=np.where(copied > 0, beside, 0.0),
         load_s_per_byte=load,
         core_s=work.once_s,
         core_s_per_byte=work.s_per_byte,
-        hops=_longest(latency_s, way, wires),
+        hops=_longest(latency_s, routes, wires),
         port=port,
-        gap_s=by_kind(parameters.gap_s, wires.kind[way.wire[start]]),
-        reduce_s=_reduces(one, way, wires, parameters),
-        curves=tuple(_curves(way, wires, parameters)),
+        gap_s=by_kind(parameters.gap_s, wires.kind[routes.wire[start]]),
+        reduce_s=_reduces(round_, routes, wires, parameters),
+        curves=tuple(_curves(routes, wires, parameters)),
     )
 
 
-def _latencies(way: Routes, wires: Wires, parameters: Parameters) -> Floats:
-    """Return the latency of each message: of its slowest wire whole, of the others what cutting through leaves."""
-    each, start = wires.latency_s[way.wire], way.first[:-1]
-    slowest = _over(np.maximum, each, start)
-    return slowest + parameters.cut_through * (_over(np.add, each, start) - slowest)
+def _latencies(way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
+    """Return the latency of each message: the whole of its slowest wire, and the cut-through share of the others."""
+    latency_s, start = wires.latency_s[way.wire], way.first[:-1]
+    slowest = _over(np.maximum, latency_s, start)
+    return slowest + parameters.cut_through * (_over(np.add, latency_s, start) - slowest)
 
 
-def _incasts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
-    """Return how much later each message is there because others come to the same rank."""
-    if not parameters.incast_s or not len(one.dst):
-        return np.zeros(len(one.dst))
-    others = np.bincount(one.dst, one.count)[one.dst] - 1
+def _incasts(round_: Round, way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
+    """Return the delay of each message by other messages to the same rank."""
+    if not parameters.incast_s or not len(round_.dst):
+        return np.zeros(len(round_.dst))
+    others = np.bincount(round_.dst, round_.count)[round_.dst] - 1
     return others * by_kind(parameters.incast_s, wires.kind[way.wire[way.first[1:] - 1]])
 
 
-def _reduces(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
+def _reduces(round_: Round, way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
     """Return the time to start reducing the data of each message."""
-    if not parameters.reduce_s or not len(one.dst):
-        return np.zeros(len(one.dst))
+    if not parameters.reduce_s or not len(round_.dst):
+        return np.zeros(len(round_.dst))
     kinds = wires.kind[way.wire[way.first[1:] - 1]]
-    further = np.bincount(one.dst, one.count)[one.dst] - 1
+    further = np.bincount(round_.dst, round_.count)[round_.dst] - 1
     start_s = np.maximum(by_kind(parameters.reduce_s, kinds) - further * by_kind(parameters.gap_s, kinds), 0.0)
-    return np.where(one.added[one.dst] > 0, start_s, 0.0)
+    return np.where(round_.added[round_.dst] > 0, start_s, 0.0)
 
 
-def _curves(way: Routes, wires: Wires, parameters: Parameters) -> Iterator[tuple[Ints, Floats, Floats]]:
-    """Yield for each kind with a curve the messages that leave over such a wire, and its points over log bytes."""
+def _curves(way: Routes, wires: Wires, parameters: CostParameters) -> Iterator[tuple[Ints, Floats, Floats]]:
+    """Yield the messages that leave over each kind with a curve, and the curve's points over log bytes."""
     for kind, points in parameters.curves if len(way.wire) else ():
-        which = np.flatnonzero(wires.kind[way.wire[way.first[:-1]]] == kind)
-        if len(which):
+        messages = np.flatnonzero(wires.kind[way.wire[way.first[:-1]]] == kind)
+        if len(messages):
             sizes, shares = np.array(points).T
-            yield which, np.log(np.maximum(sizes, 1.0)), shares
+            yield messages, np.log(np.maximum(sizes, 1.0)), shares
 
 
-def _over(how: np.ufunc, values: Floats, start: Ints) -> Floats:
-    return how.reduceat(values, start) if len(start) else np.zeros(0)
+def _over(operator: np.ufunc, values: Floats, start: Ints) -> Floats:
+    return operator.reduceat(values, start) if len(start) else np.zeros(0)
 
 
-def _memory(touched: Floats, placement: Placement, parameters: Parameters, contention: bool) -> Floats:
+def _memory(touched: Floats, placement: Placement, parameters: CostParameters, contention: bool) -> Floats:
     """Return the time that each rank's memory needs, for each byte of a slot."""
     if placement.memory_bytes_per_s is None or not contention:
         return np.zeros(placement.size)
@@ -335,12 +335,12 @@ def _memory(touched: Floats, placement: Placement, parameters: Parameters, conte
     return of_device[placement.device] / (placement.memory_bytes_per_s * parameters.memory_efficiency)
 
 
-def _starts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
+def _starts(round_: Round, way: Routes, wires: Wires, parameters: CostParameters) -> Floats:
     """Return the time that a sender spends on each message and on issuing its other messages."""
     outward = wires.kind[way.wire[way.first[:-1]]]
     gap_s = by_kind(parameters.gap_s, outward)
-    total = np.bincount(one.src, gap_s if one.count is None else one.count * gap_s, len(one.added))
-    return by_kind(parameters.start_s, outward) + np.maximum(total[one.src] - gap_s, 0.0)
+    total = np.bincount(round_.src, gap_s if round_.count is None else round_.count * gap_s, len(round_.added))
+    return by_kind(parameters.start_s, outward) + np.maximum(total[round_.src] - gap_s, 0.0)
 
 
 def _longest(latency_s: Floats, way: Routes, wires: Wires) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """Time that a round takes of processors that ranks share, where nodes are processes of one computer.
 
-Each process keeps to a share of the processors (overlap/launch/binding.py): of fewer than processes, as many keep to
-each, and neighbours to different ones. A message is as much work for whom it comes from as for whom it comes to.
+Each process is bound to a share of the processors (overlap/launch/binding.py). If there are more processes than
+processors, equally many are bound to each, and neighbours to different ones. A message is as much work for its sender
+as for its receiver.
 """
 
 from __future__ import annotations
@@ -12,56 +13,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..collectives.placement import Floats, Placement
-from .parameters import Parameters, by_kind
+from .parameters import CostParameters, by_kind
 from .rounds import Round
 
 
-class Work(NamedTuple):
+class ProcessorTime(NamedTuple):
     """Busy time of each processor."""
 
-    once_s: Floats  # (cores,) time for a message of any size
+    once_s: Floats  # (cores,) time of messages of any size
     s_per_byte: Floats  # (cores,) time for each byte of a slot
 
 
-def processors(one: Round, kind: NDArray[np.str_], placement: Placement, parameters: Parameters) -> Work:
-    """Return the time that a round takes of each processor; of none where ranks share none.
+def processors(
+    round_: Round, kind: NDArray[np.str_], placement: Placement, parameters: CostParameters
+) -> ProcessorTime:
+    """Return the time that a round takes of each processor; of none if ranks share none.
 
     Args:
-        one: The round.
-        kind: (messages,) Of the wire that each message leaves on.
+        round_: The round.
+        kind: (messages,) Kind of the wire on which each message leaves.
         placement: Where the ranks are.
-        parameters: The model's.
+        parameters: CostParameters of the cost model.
     """
     if parameters.cores is None:
-        return Work(np.zeros(0), np.zeros(0))
+        return ProcessorTime(np.zeros(0), np.zeros(0))
     process, size = placement.device, int(placement.device.max(initial=0)) + 1
     share = _shares(size, int(parameters.cores))
-    src, dst = process[one.src], process[one.dst]
+    src, dst = process[round_.src], process[round_.dst]
     message_s, byte_s = by_kind(parameters.busy_s, kind), by_kind(parameters.busy_s_per_byte, kind)
-    sent_s = byte_s * one.sent
+    sent_s = byte_s * round_.sent
     once_s = (np.bincount(src, message_s, size) + np.bincount(dst, message_s, size)) / 2
-    once_s += parameters.wake_s * np.bincount(process[np.unique(one.dst)], minlength=size)
+    once_s += parameters.wake_s * np.bincount(process[np.unique(round_.dst)], minlength=size)
     moved_s = (np.bincount(src, sent_s, size) + np.bincount(dst, sent_s, size)) / 2
-    own_s = np.bincount(process, _own_s(one, parameters), size)
+    own_s = np.bincount(process, _own_s(round_, parameters), size)
     together_s = _together_s(moved_s[:, None] * share)
-    return Work(once_s @ share, (moved_s + own_s) @ share + (parameters.crowding - 1) * together_s)
+    return ProcessorTime(once_s @ share, (moved_s + own_s) @ share + (parameters.crowding - 1) * together_s)
 
 
 def _together_s(work_s: Floats) -> Floats:
-    """Return (cores,) for how long processes take turns: from when one alone is left it has the processor to itself.
+    """Return (cores,) the time that processes take turns: the last one has the processor to itself.
 
     Args:
-        work_s: (processes, cores) of each on each.
+        work_s: (processes, cores) ProcessorTime of each process on each processor.
     """
     all_s: Floats = work_s.sum(axis=0)
     together_s: Floats = np.minimum(all_s, 2 * (all_s - work_s.max(axis=0)))
     return together_s
 
 
-def _own_s(one: Round, parameters: Parameters) -> Floats:
-    """Return (size,) what each rank copies and adds within its memory, for each byte of a slot."""
-    copied = one.local if one.beside is None else one.local + one.beside
-    return parameters.copied_s_per_byte * copied + parameters.reduction_s_per_byte * (one.added + one.local_added)
+def _own_s(round_: Round, parameters: CostParameters) -> Floats:
+    """Return (size,) the time of copies and additions in each rank's memory, for each byte of a slot."""
+    copied = round_.local if round_.beside is None else round_.local + round_.beside
+    return parameters.copied_s_per_byte * copied + parameters.reduction_s_per_byte * (round_.added + round_.local_added)
 
 
 def _shares(processes: int, cores: int) -> Floats:

@@ -1,9 +1,9 @@
-"""Rounds of regular algorithms, which look alike from every rank, made without their tables.
+"""Rounds of regular algorithms, which are the same for every rank, without their tables.
 
-Ranks of such an algorithm send as many messages of the same sizes, and what one of them sends over the network another
-one sends to it. So rank 0 stands for all: its messages come back to itself, and a thousand of them in a step are one
-row that counts for a thousand. Where wires join some nodes, as in an UltraServer, the nodes of one such unit stand for
-all: what they send each other stays among them, and what goes to another unit comes back to the same place in theirs.
+Ranks of such an algorithm send as many messages of the same sizes, and receive over the network what they send over it.
+So rank 0 represents all: its messages come back to itself, and a thousand of them in a step are one row with a count of
+a thousand. If wires join some nodes, as in an UltraServer, the nodes of one such unit represent all: messages among
+them stay among them, and a message to another unit comes back to the same place in theirs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .rounds import AMOUNTS, Round, Rounds
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Messages of one step, as a `Round` has them."""
+    """Messages of one step, in the columns of a `Round`."""
 
     src: Ints  # (rows,) rank of the unit that sends
-    dst: Ints  # (rows,) rank of the unit that receives, or whose like in another unit does; ascending
-    count: Floats  # (rows,) how many messages each row stands for
-    far: NDArray[np.bool_]  # (rows,) whether it goes to another unit
+    dst: Ints  # (rows,) rank of the unit that receives, or its counterpart in another unit; ascending
+    count: Floats  # (rows,) number of messages in each row
+    far: NDArray[np.bool_]  # (rows,) whether the row goes to another unit
 
     def in_order(self) -> Rows:
         """Return these rows, sorted by receiver."""
@@ -36,11 +36,11 @@ class Rows:
 
     def key(self) -> bytes:
         """Return bytes that are equal exactly for equal rows."""
-        return b"".join(each.tobytes() for each in (self.src, self.dst, self.count, self.far))
+        return b"".join(column.tobytes() for column in (self.src, self.dst, self.count, self.far))
 
 
 class Unit:
-    """Some ranks, of which there are many alike, one after the other.
+    """Ranks of one unit, of many equal units one after the other.
 
     Attributes:
         size: ranks of all units.
@@ -55,18 +55,18 @@ class Unit:
 
         Args:
             size: Ranks of all units.
-            ring: Ranks of this one in the order in which a ring passes them, before it goes on to the next unit.
+            ring: Ranks of this unit in the order in which a ring passes them, before it goes on to the next unit.
         """
         self.size, self.places = size, len(ring)
         self._ring, self._own = np.asarray(ring, np.int64), np.arange(len(ring))
 
-    def nobody(self) -> Rows:
+    def none(self) -> Rows:
         """Return no message."""
         return self._rows(self._own[:0], self._own[:0])
 
-    def everybody(self) -> Rows:
-        """Return a message from everybody to every other, one row for those that go to the same place elsewhere."""
-        src, dst = (each.reshape(-1) for each in np.meshgrid(self._own, self._own))
+    def all(self) -> Rows:
+        """Return a message from every rank to every other, in one row if they go to the same place of other units."""
+        src, dst = (grid.reshape(-1) for grid in np.meshgrid(self._own, self._own))
         others = src != dst
         near, far = self._rows(src[others], dst[others]), self._rows(src, dst + self.places)
         elsewhere = self.size // self.places - 1
@@ -80,15 +80,15 @@ class Unit:
         ).in_order()
 
     def ahead(self, distance: int) -> Rows:
-        """Return a message from everybody to the rank so many further on; after the last comes the first."""
+        """Return a message from every rank to the rank at a distance; the ranks form a circle."""
         return self._rows(self._own, self._own + distance)
 
     def opposite(self, distance: int) -> Rows:
-        """Return a message from everybody across one edge of a cube, of ranks that are a power of two."""
+        """Return a message from every rank across one edge of a cube; the ranks are a power of two."""
         return self._rows(self._own, self._own ^ distance)
 
     def following(self) -> Rows:
-        """Return a message from everybody to the next one of the ring."""
+        """Return a message from every rank to the next one of the ring."""
         return self._rows(self._ring, np.append(self._ring[1:], self._ring[0] + self.places))
 
     def _rows(self, src: Ints, to: Ints) -> Rows:
@@ -101,15 +101,15 @@ _Made: TypeAlias = tuple[int, list[Round]]  # slots, rounds
 
 
 def regular_rounds(collective: str, algorithm: str, size: int, ring: Sequence[int] = (0,)) -> Rounds | None:
-    """Return the rounds of the first ranks of an algorithm over `size` ranks; None if other ranks do something else.
+    """Return the rounds of the first ranks of an algorithm over `size` ranks; None if ranks differ.
 
     Args:
-        collective: Its name.
-        algorithm: Its name.
-        size: Ranks: as many units, one after the other, of as many ranks as `ring` has.
+        collective: Name of the collective.
+        algorithm: Name of the algorithm.
+        size: Number of ranks: equal units, one after the other, of as many ranks as `ring` has.
         ring: Ranks of the first unit in the order in which a ring passes them.
 
-    Cost: as many rounds as the algorithm has different steps.
+    Cost: one round for each different step of the algorithm.
     """
     make = _ALGORITHMS.get((collective, algorithm))
     if make is None or size < 2 or (algorithm in _POWERS and size & (size - 1)):
@@ -121,7 +121,7 @@ def regular_rounds(collective: str, algorithm: str, size: int, ring: Sequence[in
 def _round(
     unit: Unit, rows: Rows | None = None, sent: float = 0.0, *, passed_on: bool = False, repeat: int = 1, **work: float
 ) -> Round:
-    rows = unit.nobody() if rows is None else rows
+    rows = unit.none() if rows is None else rows
     ends = rows.src, rows.dst, rows.count * float(sent)
     return replace(
         _alike(unit.places, ends, repeat=repeat, passed_on=passed_on, **work), count=rows.count, far=rows.far
@@ -131,7 +131,7 @@ def _round(
 def _alike(
     size: int, ends: tuple[Ints, Ints, Floats], *, repeat: int = 1, passed_on: bool = False, **work: float
 ) -> Round:
-    """Return a round in which all ranks do as much: `work` by the names of a round's amounts for each rank."""
+    """Return a round with the same `work` for all ranks, given by the names of a round's amounts."""
     src, dst, sent = ends
     amounts = {name: np.full(size, work.pop(name, 0.0)) for name in AMOUNTS}
     assert not work, f"a round has no {work}"
@@ -139,13 +139,13 @@ def _alike(
 
 
 def _mesh(unit: Unit) -> tuple[Round, Round]:
-    """Return a step that reduces and one that spreads: of a reduction's operands each is read, and the sum kept."""
-    rows, size = unit.everybody(), unit.size
+    """Return a step that reduces and one that spreads. A reduction reads each operand, and writes the sum once."""
+    rows, size = unit.all(), unit.size
     return _round(unit, rows, 1, added=size - 1, adding=size + 1), _round(unit, rows, 1, moving=size)
 
 
 def _doubling(unit: Unit) -> tuple[list[Round], list[Round]]:
-    """Return the steps that halve, longest first, and those that double."""
+    """Return the steps of halving, longest first, and the steps of doubling."""
     steps = [(1 << bit, unit.opposite(1 << bit)) for bit in range(unit.size.bit_length() - 1)]
     halving = [_round(unit, rows, length, added=length, adding=3 * length) for length, rows in reversed(steps)]
     return halving, [_round(unit, rows, length, moving=2 * length) for length, rows in steps]
@@ -166,7 +166,7 @@ def _own(unit: Unit, rounds: Iterable[Round]) -> list[Round]:
 def _one_shot(unit: Unit) -> _Made:
     size = unit.size
     adding = _round(unit, repeat=size - 1, local_added=1, local=3)
-    return 1, [_round(unit, unit.everybody(), 1, moving=size), adding]
+    return 1, [_round(unit, unit.all(), 1, moving=size), adding]
 
 
 def _recursive_doubling(unit: Unit) -> _Made:
@@ -185,7 +185,7 @@ def _bruck(unit: Unit) -> _Made:
 
 
 def _direct(unit: Unit) -> _Made:
-    return unit.size, _own(unit, [_round(unit, unit.everybody(), 1, moving=2 * (unit.size - 1))])
+    return unit.size, _own(unit, [_round(unit, unit.all(), 1, moving=2 * (unit.size - 1))])
 
 
 def _pairwise(unit: Unit) -> _Made:
@@ -194,7 +194,7 @@ def _pairwise(unit: Unit) -> _Made:
 
 
 def _runs(steps: Iterable[Rows]) -> Iterator[tuple[Rows, int]]:
-    """Yield steps that are alike in a row as one, and how many they are."""
+    """Yield equal steps in a row as one, with their number."""
     for _, run in groupby(steps, key=Rows.key):
         rows, *more = run
         yield rows, 1 + len(more)
@@ -243,8 +243,8 @@ def ring_rounds(collective: str, orders: Sequence[Sequence[int]]) -> Rounds:
     adding = _alike(size, ends, repeat=size - 1, passed_on=True, added=parts, adding=3 * parts)
     moving = _alike(size, ends, repeat=size - 1, moving=2 * parts)
     if collective == "all_gather":
-        own = _alike(size, ends, moving=2 * parts, local=2 * parts)
-        found = (own, replace(moving, repeat=size - 2)) if size > 2 else (own,)
+        first = _alike(size, ends, moving=2 * parts, local=2 * parts)
+        rounds = (first, replace(moving, repeat=size - 2)) if size > 2 else (first,)
     else:
-        found = (adding,) if collective == "reduce_scatter" else (adding, moving)
-    return Rounds(size=size, slots=parts * size, rounds=found)
+        rounds = (adding,) if collective == "reduce_scatter" else (adding, moving)
+    return Rounds(size=size, slots=parts * size, rounds=rounds)

@@ -1,6 +1,6 @@
-"""Rounds of a schedule: the work that each step asks of the machine, without the slots of its table.
+"""Rounds of a schedule: the work of each step for the machine, without the slots of its table.
 
-A round is what one step, or a run of steps that are alike, moves between whom. Ring schedules have thousands of steps
+A round is one step, or a run of equal steps: its messages and work. Ring schedules have thousands of steps
 and a handful of rounds.
 """
 
@@ -13,54 +13,53 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..collectives.hazards import place, unroll
+from ..collectives.hazards import cell_numbers, unroll
 from ..collectives.placement import Floats, Ints
 from ..collectives.schedule import Buffer, Op, Schedule
 
 _Amounts: TypeAlias = "NDArray[np.integer] | Floats"
 
 AMOUNTS = ("added", "local_added", "moving", "adding", "local")
-"""Amounts of a round that each rank has."""
+"""Amounts of a round for each rank."""
 
 _Column: TypeAlias = NDArray[Any]
 
-# Blocks of the vector that a collective's bytes are counted on: one for each rank, or one in all.
+# Collectives whose bytes are counted on one block for each rank; for others it is one block in all.
 _PER_RANK = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
 
-# Collectives whose root receives nothing, so that what it copies stands in nobody's way: in others it stands before
-# what a rank receives, in one queue.
+# Collectives with a root that receives nothing, so that its copies delay nothing: in others, copies are before
+# receives in one queue.
 _BESIDE = ("broadcast", "scatter")
 
-# Algorithms that are several of their kind, each on a channel of its own, with a part of the data.
+# Algorithms made of several equal ones, each on a channel of its own, with a part of the data.
 _APART = ("double_binary_tree",)
 
-# Algorithms that pass on in each step what came in the one before, and that alone.
+# Algorithms in which each step passes on exactly the data received in the step before.
 _RINGS = ("ring", "multi_ring", "kangaring")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Round:
-    """One step, or several alike in a row. Amounts are in slots."""
+    """One step, or several equal ones in a row. Amounts are in slots."""
 
-    repeat: int  # how many steps
+    repeat: int  # number of steps
     src: Ints  # (messages,) group rank that sends; all rows of a step between two ranks are one message
     dst: Ints  # (messages,) group rank that receives; ascending
-    sent: Floats  # (messages,) (messages,) slots that each message carries
-    added: Floats  # (size,) what each rank reduces of what it is sent
-    local_added: Floats  # (size,) what each rank reduces before its first message
+    sent: Floats  # (messages,) slots of each message
+    added: Floats  # (size,) received slots that each rank reduces
+    local_added: Floats  # (size,) slots that each rank reduces before its first message
     moving: Floats  # (size,) reads and writes of each rank's memory for copies
     adding: Floats  # (size,) reads and writes of each rank's memory for reductions
     local: Floats  # (size,) reads and writes of each rank's memory before its first message
-    # (size,) reads and writes of each rank's memory that none of its messages waits for, but its end does; none if
+    # (size,) reads and writes of each rank's memory that delay its end, but none of its messages; none if
     # None.
     beside: Floats | None = None
-    count: Floats | None = None  # (messages,) how many messages each row stands for; one if None
-    # (messages,) whether a row goes to the same place's like in another node, which does the same; none if None.
+    count: Floats | None = None  # (messages,) number of messages in each row; one if None
+    # (messages,) whether a row goes to its counterpart in another node, which does the same; none if None.
     far: NDArray[np.bool_] | None = None
-    # (messages,) which of several independent parts of the data it belongs to, which do not wait for each other; all to
-    # one if None.
+    # (messages,) number of its part of the data; parts do not wait for each other; one part if None.
     lane: Ints | None = None
-    passed_on: bool = False  # whether each rank reduces what comes and passes it on in the next step, as around a ring
+    passed_on: bool = False  # whether each rank reduces its messages and passes the sums on, as in a ring
 
     @property
     def touched(self) -> Floats:
@@ -74,96 +73,97 @@ class Rounds:
     """A schedule as rounds."""
 
     size: int  # number of ranks
-    # that the collective's bytes are spread over: of the whole vector, which is the larger one of a rank's input and
+    # number of slots of the whole vector, which is the larger one of a rank's input and
     # output (all of an all-reduce's buffer, an all-gather's output, a reduce-scatter's input).
     slots: int
     rounds: tuple[Round, ...]  # in the order of time
 
     @property
     def steps(self) -> int:
-        """Steps in which anything travels."""
-        return sum(each.repeat for each in self.rounds if len(each.src))
+        """Number of steps with messages."""
+        return sum(round_.repeat for round_ in self.rounds if len(round_.src))
 
     @property
     def sent_share(self) -> float:
         """Bytes that the busiest rank sends, over the bytes of the whole vector."""
         sent = np.zeros(self.size)
-        for each in self.rounds:
-            sent += each.repeat * _weighed(each.src, each.sent, self.size)
+        for round_ in self.rounds:
+            sent += round_.repeat * _weighed(round_.src, round_.sent, self.size)
         return float(sent.max(initial=0.0)) / self.slots
 
     def continued(self) -> Rounds:
-        """Return these rounds without local work at first: an earlier phase has put the input in place."""
+        """Return these rounds without the local work at their start: an earlier phase has put the input in place."""
         none = np.zeros(self.size)
-        each = (replace(one, local=none, local_added=none, beside=None) for one in self.rounds)
-        return replace(self, rounds=tuple(each))
+        rounds = (replace(round_, local=none, local_added=none, beside=None) for round_ in self.rounds)
+        return replace(self, rounds=tuple(rounds))
 
     def while_copying(self, rank: int) -> Rounds:
-        """Return these rounds with `rank` copying the whole vector meanwhile, and no other rank anything of its own."""
+        """Return these rounds with `rank` copying the whole vector in parallel, and no local work of other ranks."""
         beside = np.zeros(self.size)
         beside[rank] = 2.0 * self.slots
         rest = self.continued()
         return replace(rest, rounds=(replace(rest.rounds[0], beside=beside), *rest.rounds[1:])) if rest.rounds else rest
 
     def likewise(self, ranks: Sequence[int], like: Sequence[int]) -> Rounds:
-        """Return these rounds with some ranks working as much as others do, for messages that are left out."""
-        to, of = np.asarray(ranks, np.int64), np.asarray(like, np.int64)
-        return replace(self, rounds=tuple(_likewise(each, to, of) for each in self.rounds)) if len(to) else self
+        """Return these rounds with `ranks` working as much as the ranks `like`, for messages that are left out."""
+        targets, models = np.asarray(ranks, np.int64), np.asarray(like, np.int64)
+        if not len(targets):
+            return self
+        return replace(self, rounds=tuple(_likewise(round_, targets, models) for round_ in self.rounds))
 
     def copied(self, groups: Sequence[Sequence[int]], size: int) -> Rounds:
-        """Return the rounds of several groups at once, each of which does these rounds.
+        """Return the rounds of several groups at once, each of which runs these rounds.
 
         Args:
             groups: The ranks, in a larger group, that play the parts of ranks 0, 1, ...
             size: Ranks of the larger group.
         """
         plays = np.asarray(groups, np.int64)
-        each = tuple(_copied(each, plays, size) for each in self.rounds)
-        return Rounds(size=size, slots=self.slots, rounds=each)
+        return Rounds(size=size, slots=self.slots, rounds=tuple(_copied(round_, plays, size) for round_ in self.rounds))
 
 
-def _likewise(one: Round, ranks: Ints, like: Ints) -> Round:
+def _likewise(round_: Round, ranks: Ints, like: Ints) -> Round:
     def spread(amount: Floats) -> Floats:
-        whole = amount.copy()
-        whole[ranks] = amount[like]
-        return whole
+        amounts = amount.copy()
+        amounts[ranks] = amount[like]
+        return amounts
 
-    return replace(one, **_of_ranks(one, spread))
+    return replace(round_, **_of_ranks(round_, spread))
 
 
-def _copied(one: Round, plays: Ints, size: int) -> Round:
-    src, dst = plays[:, one.src].reshape(-1), plays[:, one.dst].reshape(-1)
+def _copied(round_: Round, plays: Ints, size: int) -> Round:
+    src, dst = plays[:, round_.src].reshape(-1), plays[:, round_.dst].reshape(-1)
     order = np.argsort(dst, kind="stable")
 
     def spread(amount: Floats) -> Floats:
-        whole = np.zeros(size)
-        whole[plays] = amount
-        return whole
+        amounts = np.zeros(size)
+        amounts[plays] = amount
+        return amounts
 
     def tiled(column: _Column | None) -> _Column | None:
         return None if column is None else np.tile(column, len(plays))[order]
 
-    of_messages: dict[str, Any] = {name: tiled(getattr(one, name)) for name in ("sent", "count", "far", "lane")}
-    return replace(one, src=src[order], dst=dst[order], **of_messages, **_of_ranks(one, spread))
+    of_messages: dict[str, Any] = {name: tiled(getattr(round_, name)) for name in ("sent", "count", "far", "lane")}
+    return replace(round_, src=src[order], dst=dst[order], **of_messages, **_of_ranks(round_, spread))
 
 
-def _of_ranks(one: Round, how: Callable[[Floats], Floats]) -> dict[str, Any]:
-    """Return the amounts of each rank, each of them changed."""
-    amounts = {name: how(getattr(one, name)) for name in AMOUNTS}
-    return amounts if one.beside is None else {**amounts, "beside": how(one.beside)}
+def _of_ranks(round_: Round, change: Callable[[Floats], Floats]) -> dict[str, Any]:
+    """Return the changed amounts of each rank."""
+    amounts = {name: change(getattr(round_, name)) for name in AMOUNTS}
+    return amounts if round_.beside is None else {**amounts, "beside": change(round_.beside)}
 
 
 def rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:
     """Read a schedule as rounds.
 
-    What counts as a touch of memory: a copy reads and writes once; a reduction reads two operands and writes one
-    result. Rows of a fan-out share their read, rows of a fan-in share the read and the write of their target. In
-    collectives that reduce, local copies cost nothing: an executor takes them together with the reduction. What the
-    root of a broadcast or a scatter copies for itself, it copies beside what it sends.
+    Touches of memory: a copy reads and writes once; a reduction reads two operands and writes one result. Rows of a
+    fan-out share their read, rows of a fan-in share the read and the write of their target. In collectives that reduce,
+    local copies cost nothing: an executor joins them with the reduction. The root of a broadcast or a scatter makes its
+    own copy in parallel with its messages.
 
     Args:
         schedule: The table.
-        moved: (rows,) How much each row moves, in slots of the average block; what it counts by default.
+        moved: (rows,) Length of each row, in slots of the average block; its count by default.
 
     Cost: one pass over the table, then work for each different step only.
     """
@@ -173,8 +173,8 @@ def rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:
     first = np.flatnonzero(~_like_the_one_before(schedule, amounts, beside, bounds))
     repeat = np.diff(np.append(first, schedule.steps))
     per_rank = schedule.size if schedule.collective in _PER_RANK else 1
-    each = zip(first.tolist(), repeat.tolist(), strict=True)
-    spans = ((slice(bounds[step], bounds[step + 1]), times) for step, times in each)
+    runs = zip(first.tolist(), repeat.tolist(), strict=True)
+    spans = ((slice(bounds[step], bounds[step + 1]), times) for step, times in runs)
     return Rounds(
         size=schedule.size,
         slots=schedule.slots_per_block * per_rank,
@@ -187,7 +187,7 @@ def _like_the_one_before(
 ) -> NDArray[np.bool_]:
     """Return for each step whether it is the same round as the step before."""
     length = np.diff(bounds)
-    alike = np.zeros(schedule.steps, np.bool_)
+    equal = np.zeros(schedule.steps, np.bool_)
     edges = np.flatnonzero(np.diff(length)) + 1
     grouped = bool((schedule.group >= 0).any())
     columns: list[_Amounts | NDArray[np.bool_]] = [schedule.src, schedule.dst, moved, schedule.op, beside]
@@ -201,8 +201,8 @@ def _like_the_one_before(
         if grouped and same.any():
             square = _from_zero(schedule.group[rows].reshape(stop - start, -1))
             same &= (square[1:] == square[:-1]).all(axis=1)
-        alike[start + 1 : stop] = same
-    return alike
+        equal[start + 1 : stop] = same
+    return equal
 
 
 def _from_zero(group: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -246,17 +246,19 @@ def _round(schedule: Schedule, moved: _Amounts, beside: NDArray[np.bool_], rows:
 
 
 def _beside(s: Schedule) -> NDArray[np.bool_]:
-    """Return which rows are local copies that no message waits for.
+    """Return whether each row is a local copy that no message waits for.
 
-    Messages wait for what they read; what was copied from the input is taken to be there when a later step reads it.
+    Messages wait for the data that they read; a copy of the input is assumed done when a later step reads it.
     """
     beside = np.zeros(len(s), np.bool_)
     if s.collective not in _BESIDE:
         return beside
     copies = np.flatnonzero((s.src == s.dst) & (s.op == Op.MOVE))
     sends = np.flatnonzero((s.src != s.dst) & (s.sbuf != Buffer.IN))
-    written, copy = unroll(place(s, s.dst[copies], s.dbuf[copies], s.dslot[copies], shared=False), s.count[copies])
-    sent, send = unroll(place(s, s.src[sends], s.sbuf[sends], s.sslot[sends], shared=False), s.count[sends])
+    written, copy = unroll(
+        cell_numbers(s, s.dst[copies], s.dbuf[copies], s.dslot[copies], shared=False), s.count[copies]
+    )
+    sent, send = unroll(cell_numbers(s, s.src[sends], s.sbuf[sends], s.sslot[sends], shared=False), s.count[sends])
     then = np.isin(written * s.steps + s.step[copies][copy], sent * s.steps + s.step[sends][send])
     awaited = np.where(s.sbuf[copies][copy] == Buffer.IN, then, np.isin(written, sent))
     beside[copies] = np.bincount(copy, awaited, len(copies)) == 0
@@ -264,7 +266,7 @@ def _beside(s: Schedule) -> NDArray[np.bool_]:
 
 
 def _again(group: NDArray[np.int32], slot: NDArray[np.int32], rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which rows belong to a group that another one before stands for, with the same slot."""
+    """Return whether each row repeats an earlier row of its group with the same slot."""
     grouped = np.flatnonzero(rows & (group >= 0))
     again = np.zeros(len(group), np.bool_)
     again[grouped] = True
@@ -278,5 +280,5 @@ def _sums(rank: Ints, count: Floats, rows: NDArray[np.bool_], size: int) -> Floa
 
 
 def _weighed(index: NDArray[np.integer], weight: Floats, size: int) -> Floats:
-    # Of nothing, bincount counts in integers, whatever the weights.
+    # Without any index, bincount returns integers whatever the weights.
     return np.bincount(index, weight, size).astype(np.float64)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from topology import Cluster
 
     from .levels import Crossing
-    from .option import Option, Price, Rejected
+    from .option import AlgorithmOption, Price, Rejected
 
 DIRECT = "direct"
 
@@ -36,22 +36,22 @@ def algorithms() -> list[str]:
 
 
 def check_algorithm(name: str) -> None:
-    """Refuse a name that no collective has.
+    """Refuse a name of no algorithm.
 
     Raises:
-        UsageError: Naming the known ones.
+        UsageError: With the known names.
     """
     if not isinstance(name, str) or name not in algorithms():
         raise UsageError(f"algorithm: {shown(name)} is unknown; known are {', '.join(algorithms())}")
 
 
 def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool = False) -> None:
-    """Refuse a name that a collective does not have, or that does not take so many ranks.
+    """Refuse an algorithm that a collective does not have, or that does not take a number of ranks.
 
     Raises:
-        UsageError: Naming those that it has.
+        UsageError: With the names of the collective's algorithms.
     """
-    has = [DIRECT, *(each for each in GENERATORS[collective] if not exact or each in IN_RANK_ORDER)]
+    has = [DIRECT, *(known for known in GENERATORS[collective] if not exact or known in IN_RANK_ORDER)]
     if isinstance(name, str) and name in has and fits(name, size):
         return
     if not isinstance(name, str) or name not in (DIRECT, *GENERATORS[collective]):
@@ -60,7 +60,7 @@ def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool
         wrong = f"{name!r} does not reduce in the order of ranks, as exact=True asks"
     else:
         wrong = f"{name!r} {misfit(name, size)}"
-    able = [each for each in has if fits(each, size)]
+    able = [known for known in has if fits(known, size)]
     raise UsageError(f"algorithm: {wrong}; expected one of {', '.join(able)}")
 
 
@@ -69,7 +69,7 @@ class Alternative:
     """An algorithm that was considered."""
 
     algorithm: str  # name of the algorithm
-    detail: str = ""  # what it is made of; may be empty
+    detail: str = ""  # its parts; may be empty
     predicted_s: float | None = None  # predicted time; None if the algorithm does not apply
     why_not: str | None = None  # why the algorithm does not apply; None if it does
 
@@ -80,7 +80,7 @@ class BusiestWire:
 
     kind: str  # kind of the wire
     name: str  # the two ends of the wire
-    busy_s: float  # how long bytes are on the wire
+    busy_s: float  # time that bytes are on the wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,47 +92,47 @@ class Plan:
     ranks: tuple[int, ...]  # world ranks of the group, in group order
     cluster: str  # name of the machine
     dtype: str  # type of the elements
-    algorithm: str  # the cheapest for the largest size of the class of `nbytes`
-    detail: str  # what it is made of; may be empty
+    algorithm: str  # the cheapest algorithm for the largest size of the class of `nbytes`
+    detail: str  # its parts; may be empty
     slices: int  # pieces that the data is cut in
-    predicted_s: float  # from the last rank's call to the last rank's result
+    predicted_s: float  # time from the last rank's call to the last rank's result
     extrapolated: bool  # whether no published measurement of this shape went into the model
-    breakdown: CostBreakdown  # where the time goes
-    steps: int  # steps in which anything travels, with the data in one piece
+    breakdown: CostBreakdown  # terms of the time
+    steps: int  # number of steps with messages, with the data in one piece
     bytes_per_rank: int  # bytes that the busiest rank sends
-    hops: tuple[tuple[str, int], ...]  # kinds of wires, with how many of each kind the longest ways of all steps cross
-    busiest: BusiestWire | None  # the wire that is busy longest, None if nothing travels
+    hops: tuple[tuple[str, int], ...]  # number of wires by kind on the longest ways of all steps
+    busiest: BusiestWire | None  # the wire that is busy longest, None without messages
     alternatives: tuple[Alternative, ...]  # all other algorithms: the fastest first, then the ones that do not apply
-    reason: str  # why the algorithm was chosen
+    reason: str  # reason for the algorithm
     library: str  # the machine's own library, which has the algorithm; "" if it is ours
     proposals: tuple[Alternative, ...]  # faster schedules that the library lacks, the fastest first
-    levels: tuple[Crossing, ...]  # what crosses each level of the network's switches; none where no file tells
-    option: Option = field(repr=False, compare=False)  # the cheapest option, placed and priced
+    levels: tuple[Crossing, ...]  # crossings of each level of the network's switches; none if no file has levels
+    option: AlgorithmOption = field(repr=False, compare=False)  # the cheapest option, placed and priced
 
     @property
     def cheapest(self) -> str:
-        """Name of the cheapest algorithm for exactly `nbytes`, which another size of its class may have decided."""
-        one = next((each for each in self.alternatives if each.predicted_s is not None), None)
-        return one.algorithm if one and (one.predicted_s or 0.0) < self.predicted_s else self.algorithm
+        """Name of the cheapest algorithm for exactly `nbytes`; `algorithm` is for the largest size of the class."""
+        best = next((option for option in self.alternatives if option.predicted_s is not None), None)
+        return best.algorithm if best and (best.predicted_s or 0.0) < self.predicted_s else self.algorithm
 
     def schedule(self) -> Schedule:
         """Generate and prove the table; once for each algorithm on a group, whatever the bytes.
 
         Raises:
-            ScheduleError: If the table does not compute the collective, or there is none, as of the short cut.
+            ScheduleError: If the table does not compute the collective, or there is none, as for the short cut.
         """
         return _proved(self.option, self.slices)
 
 
 @lru_cache(maxsize=64)
-def _proved(option: Option, slices: int) -> Schedule:
+def _proved(option: AlgorithmOption, slices: int) -> Schedule:
     schedule = option.schedule(slices)
     verify(schedule)
     return schedule
 
 
 def size_class(nbytes: int) -> int:
-    """Return the largest size of the class that `nbytes` is in: those in a class share one plan."""
+    """Return the largest size of the class of `nbytes`. All sizes of a class share one plan."""
     if nbytes <= _CLASSES_PER_OCTAVE:
         return nbytes
     unit = 1 << (nbytes.bit_length() - _CLASSES_PER_OCTAVE.bit_length())
@@ -161,21 +161,21 @@ def plan(
 
     Args:
         op: Name of the collective.
-        nbytes: Of the whole vector: the larger one of a rank's input and output.
+        nbytes: Bytes of the whole vector: the larger one of a rank's input and output.
         cluster: The machine.
         ranks: World ranks of the group, in group order; all by default.
-        dtype: Of the elements.
+        dtype: Type of the elements.
         root: Group rank of the root, for rooted collectives.
-        pairs: Of a permute, in group ranks; every rank to the next one by default.
-        peer_direct: Whether network adapters read device memory themselves; matters where the machine's file says what
-            copies cost.
-        programs_only: Leave out the short cut through shared memory: what is asked for is a table.
-        algorithm: The only one to consider, in all its forms; any by default.
-        exact: Consider only those that reduce every element in the order of ranks.
+        pairs: Pairs of a permute, in group ranks; every rank to the next one by default.
+        peer_direct: Whether network adapters read device memory themselves; matters if the machine's file has a cost of
+            copies.
+        programs_only: Leave out the short cut through shared memory, which has no table.
+        algorithm: The only algorithm to consider, in all its forms; any by default.
+        exact: Consider only algorithms that reduce every element in the order of ranks.
         plain: Take `algorithm` with its default options, even if it does not fit the wires of the group.
 
     Raises:
-        UsageError: If the collective, the dtype, the root or the number of bytes cannot be meant.
+        UsageError: If the collective, the dtype, the root or the number of bytes is out of range.
         ScheduleError: If `algorithm` does not apply to the group.
         TopologyError: If the group is illegal on the machine, or no wire joins its ranks.
     """
@@ -213,11 +213,11 @@ def _plan(
     if not exact and not programs_only:
         library, options, lacking = _by_library(op, cluster, options)
     if not options:
-        raise ScheduleError(f"{op}: {'; '.join(f'{each.algorithm} does not apply: {each.why}' for each in rejected)}")
-    (price, best), *others = _ranked(options, nbytes)
-    beside = _priced(lacking, nbytes, below_s=price.total_s)
-    faster = [each for each in beside if each[0].total_s < price.total_s]
-    narrow = [each for each in beside if each[1].algorithm == NARROWED][1:]
+        raise ScheduleError(f"{op}: {'; '.join(f'{r.algorithm} does not apply: {r.why}' for r in rejected)}")
+    (price, best), *slower = _ranked(options, nbytes)
+    proposed = _priced(lacking, nbytes, below_s=price.total_s)
+    faster = [entry for entry in proposed if entry[0].total_s < price.total_s]
+    narrow = [entry for entry in proposed if entry[1].algorithm == NARROWED][1:]
     breakdown = best.breakdown(nbytes, price.slices)
     return Plan(
         op=op,
@@ -236,12 +236,12 @@ def _plan(
         hops=tuple(sorted(best.hops().items())),
         busiest=_busiest(best, nbytes),
         alternatives=_alternatives(
-            sorted([*others, *(each for each in beside[len(faster) :] if each not in narrow)], key=_total_s),
+            sorted([*slower, *(entry for entry in proposed[len(faster) :] if entry not in narrow)], key=_total_s),
             rejected,
         ),
-        reason=_reason(breakdown, others, nbytes),
+        reason=_reason(breakdown, slower, nbytes),
         library=library,
-        proposals=_alternatives([each for each in faster if each not in narrow], ()),
+        proposals=_alternatives([entry for entry in faster if entry not in narrow], ()),
         levels=crossings(cluster, group, best.parts),
         option=best,
     )
@@ -256,8 +256,8 @@ def _check(op: str, nbytes: int, exact: bool) -> None:
         raise UsageError(f"nbytes: expected 0 to {_MOST_BYTES}, got {nbytes}")
 
 
-def _ranked(options: list[Option], nbytes: int) -> list[tuple[Price, Option]]:
-    """Price options for `nbytes`, first the one that the size class of `nbytes` chooses, then the fastest of the rest.
+def _ranked(options: list[AlgorithmOption], nbytes: int) -> list[tuple[Price, AlgorithmOption]]:
+    """Price options for `nbytes`: first the choice of the size class of `nbytes`, then the others, the fastest first.
 
     Options that narrow a wider collective are left out unless one is chosen: each option of the wider one has its own.
     """
@@ -266,18 +266,20 @@ def _ranked(options: list[Option], nbytes: int) -> list[tuple[Price, Option]]:
     priced = _priced(options, size_class(nbytes))
     best = priced[0][1]
     if nbytes == size_class(nbytes):
-        return [priced[0], *(each for each in priced[1:] if each[1].algorithm != NARROWED)]
+        return [priced[0], *(entry for entry in priced[1:] if entry[1].algorithm != NARROWED)]
     others = [option for option in options if option is not best and option.algorithm != NARROWED]
     price = best.price(nbytes)
     return [(price, best), *_priced(others, nbytes, below_s=price.total_s)]
 
 
-def _by_library(op: str, cluster: Cluster, options: list[Option]) -> tuple[str, list[Option], list[Option]]:
-    """Separate what the machine's own library has from what it lacks.
+def _by_library(
+    op: str, cluster: Cluster, options: list[AlgorithmOption]
+) -> tuple[str, list[AlgorithmOption], list[AlgorithmOption]]:
+    """Separate the algorithms of the machine's own library from the others.
 
     Returns:
-        The library, its options, and the others; no library, and all options as its own, where it is not known what the
-        library does for the collective, or where it does nothing on the group.
+        The library's name, its options, and the others; no name and all options, if its algorithms for the collective
+        are not known, or if it has none for the group.
     """
     library = cluster.machine.collectives.library
     if library is None or not library.speaks_of(op):
@@ -288,9 +290,11 @@ def _by_library(op: str, cluster: Cluster, options: list[Option]) -> tuple[str, 
     return library.label, has, [option for option in options if option not in has]
 
 
-def _priced(options: Sequence[Option], nbytes: int, *, below_s: float = inf) -> list[tuple[Price, Option]]:
-    """Return options with their prices, the cheapest first; each price is what later options have to beat."""
-    priced: list[tuple[Price, Option]] = []
+def _priced(
+    options: Sequence[AlgorithmOption], nbytes: int, *, below_s: float = inf
+) -> list[tuple[Price, AlgorithmOption]]:
+    """Return options with their prices, the cheapest first; each price is the bound for later options."""
+    priced: list[tuple[Price, AlgorithmOption]] = []
     for option in options:
         price = option.price(nbytes, below_s=below_s)
         priced.append((price, option))
@@ -298,32 +302,34 @@ def _priced(options: Sequence[Option], nbytes: int, *, below_s: float = inf) -> 
     return sorted(priced, key=_total_s)
 
 
-def _total_s(priced: tuple[Price, Option]) -> float:
+def _total_s(priced: tuple[Price, AlgorithmOption]) -> float:
     return priced[0].total_s
 
 
-def _reason(winner: CostBreakdown, others: Sequence[tuple[Price, Option]], nbytes: int) -> str:
+def _reason(winner: CostBreakdown, others: Sequence[tuple[Price, AlgorithmOption]], nbytes: int) -> str:
     if not others:
         return "nothing else applies"
     price, option = others[0]
     return reason(winner, option.breakdown(nbytes, price.slices), option.label)
 
 
-def _busiest(option: Option, nbytes: int) -> BusiestWire | None:
-    found = option.busiest_wire()
-    if found is None:
+def _busiest(option: AlgorithmOption, nbytes: int) -> BusiestWire | None:
+    busiest = option.busiest_wire()
+    if busiest is None:
         return None
-    placed, wire, s_per_byte = found
+    placed, wire, s_per_byte = busiest
     kind, name = str(placed.placement.wires().kind[wire]), placed.placement.describe(wire)
     return BusiestWire(kind=kind, name=name, busy_s=s_per_byte * nbytes)
 
 
-def _alternatives(priced: Sequence[tuple[Price, Option]], rejected: Sequence[Rejected]) -> tuple[Alternative, ...]:
+def _alternatives(
+    priced: Sequence[tuple[Price, AlgorithmOption]], rejected: Sequence[Rejected]
+) -> tuple[Alternative, ...]:
     slower = (
         Alternative(algorithm=option.algorithm, detail=option.detail, predicted_s=price.total_s)
         for price, option in priced
     )
-    return (*slower, *(Alternative(algorithm=each.algorithm, why_not=each.why) for each in rejected))
+    return (*slower, *(Alternative(algorithm=entry.algorithm, why_not=entry.why) for entry in rejected))
 
 
 NAMES = {
@@ -339,18 +345,18 @@ NAMES = {
 
 
 def reason(winner: CostBreakdown, second: CostBreakdown, name: str) -> str:
-    """Tell what the winner gains over the next best, and what it pays for that.
+    """Return the gain of the winner over the next best as a sentence, with its losses.
 
     Args:
-        winner: Where its time goes.
-        second: Where that of the next best goes.
-        name: Of the next best.
+        winner: Terms of its time.
+        second: Terms of the next best one's time.
+        name: Name of the next best.
     """
-    one, other = asdict(winner), asdict(second)
-    gains = {term: other[term] - one[term] for term in one}
+    won, lost = asdict(winner), asdict(second)
+    gains = {term: lost[term] - won[term] for term in won}
     parts = [f"{format_ns(gain * 1e9)} less for {NAMES[term]}" for term, gain in _largest(gains, 1)]
     parts += [f"{format_ns(-loss * 1e9)} more for {NAMES[term]}" for term, loss in _largest(gains, -1)]
-    first_s, second_s = sum(one.values()), sum(other.values())
+    first_s, second_s = sum(won.values()), sum(lost.values())
     ratio = second_s / first_s - 1 if first_s else 0.0
     compared = f"{ratio:.0%} faster than {name}" if ratio >= _NOTEWORTHY else f"as fast as {name}"
     if ratio <= -_NOTEWORTHY:  # the largest size of a class decides for all of its sizes
@@ -362,11 +368,11 @@ _NOTEWORTHY = 0.005
 
 
 def _largest(gains: dict[str, float], sign: int) -> list[tuple[str, float]]:
-    """Return the term with the largest gain, or loss, if there is one worth a word."""
-    name = max(gains, key=lambda each: sign * gains[each])
+    """Return the term with the largest gain, or loss, if it is noteworthy."""
+    name = max(gains, key=lambda term: sign * gains[term])
     most = max(abs(gain) for gain in gains.values())
     return [(name, gains[name])] if sign * gains[name] > max(0.05 * most, _LEAST_S) else []
 
 
 _LEAST_S = 5e-11
-"""Rounding of clocks with ticks of a picosecond, added up over some steps, which is no reason."""
+"""Rounding of clocks with ticks of a picosecond, added up over some steps; smaller gains are not reported."""

@@ -13,7 +13,7 @@ from ..collectives.schedule import Schedule
 from ..errors import ScheduleError
 from .flat import PlanRequest
 from .maxplus import CostBreakdown
-from .option import Option, Price, Rejected
+from .option import AlgorithmOption, Price, Rejected
 
 # All inputs and all outputs, over the bytes of the whole vector: (ranks, pairs of a permute).
 _TOUCHES: Mapping[str, Callable[[int, int], int]] = {
@@ -27,7 +27,7 @@ _TOUCHES: Mapping[str, Callable[[int, int], int]] = {
     "scatter": lambda p, _: 2,
     "permute": lambda _, pairs: 2 * pairs,
 }
-# Parts of other ranks that are read or added one by one: (ranks, pairs). The smallest sums have a way of their own.
+# Parts of other ranks that are read or added one by one: (ranks, pairs). The smallest sums have a path of their own.
 _PIECES: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda p, _: 0,
     "reduce_scatter": lambda p, _: p * (p - 1),
@@ -39,9 +39,9 @@ _PIECES: Mapping[str, Callable[[int, int], int]] = {
     "scatter": lambda p, _: p,
     "permute": lambda _, pairs: pairs,
 }
-# What a rank between processes gives the others, over the bytes of the whole vector, by ranks; and what one that gets a
-# result reads and writes for it, where inputs lie in memory that all map. Others are read by the system, which reads
-# and writes each part before it is added.
+# Bytes that a rank gives to other processes, over the bytes of the whole vector, by ranks; and bytes that a rank with a
+# result reads and writes for it, if inputs are in memory that all map. The system reads other inputs, and reads and
+# writes each part before it is added.
 _GIVEN: Mapping[str, Callable[[int], float]] = {"all_gather": lambda p: 1 / p, "gather": lambda p: 1 / p}
 _TAKEN: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda p: p + 1,
@@ -50,45 +50,53 @@ _TAKEN: Mapping[str, Callable[[int], float]] = {
     "scatter": lambda p: 2 / p,
 }
 _ADDED: Mapping[str, Callable[[int], float]] = {
-    "all_reduce": lambda p: 7 * (p - 1) / p,  # a slice, and then the slices of the others
+    "all_reduce": lambda p: 7 * (p - 1) / p,  # its own slice, and then the other ranks' slices
     "reduce_scatter": lambda p: 5 * (p - 1) / p,
     "reduce": lambda p: 5 * (p - 1),
 }
-# Of native/collectives.c of shared memory, and of transports: what is on the board, mapped, divided, handed to threads.
+# Limits of native/collectives.c and of transports: bytes on the board, mapped, sliced, in threads.
 _ON_BOARD_BYTES, _MAPPED_BYTES, _SLICED_BYTES, _INLINE_BYTES = 4 << 10, 1 << 20, 64 << 10, 1 << 20
 
 
-def _share(of: Mapping[str, Callable[[int], float]], name: str, ranks: int, otherwise: float) -> float:
-    return of[name](ranks) if name in of else otherwise
+def _share(figures: Mapping[str, Callable[[int], float]], name: str, ranks: int, otherwise: float) -> float:
+    return figures[name](ranks) if name in figures else otherwise
 
 
 def _per_byte(figure: Figure | None) -> float:
     return 1 / figure.value if figure else 0.0
 
 
-class _Memory:
+class _MemoryRates:
     """Time of reads and writes: by one processor, and by threads on all of them."""
 
-    def __init__(self, told: Overheads) -> None:
-        self._slow = _per_byte(told.memory_bytes_per_s)
-        cached = (told.cached_bytes.value, _per_byte(told.cached_bytes_per_s)) if told.cached_bytes else (0.0, 0.0)
-        spread = (told.spread_bytes.value, _per_byte(told.spread_bytes_per_s)) if told.spread_bytes else cached
-        self._caches = cached if told.cached_bytes_per_s else (0.0, 0.0), spread
-        self._handing_s = told.handing_s.value if told.handing_s else 0.0
+    def __init__(self, overheads: Overheads) -> None:
+        self._slow = _per_byte(overheads.memory_bytes_per_s)
+        cached = (
+            (overheads.cached_bytes.value, _per_byte(overheads.cached_bytes_per_s))
+            if overheads.cached_bytes
+            else (0.0, 0.0)
+        )
+        spread = (
+            (overheads.spread_bytes.value, _per_byte(overheads.spread_bytes_per_s))
+            if overheads.spread_bytes
+            else cached
+        )
+        self._caches = cached if overheads.cached_bytes_per_s else (0.0, 0.0), spread
+        self._handing_s = overheads.handing_s.value if overheads.handing_s else 0.0
 
     def time_s(self, touched: float, *, threads: bool) -> float:
         """Return the time of reads and writes, including the hand-over to threads."""
-        most, per_byte_s = self._caches[threads]
-        near = min(touched, most)
+        cached, per_byte_s = self._caches[threads]
+        near = min(touched, cached)
         return near * per_byte_s + (touched - near) * self._slow + (self._handing_s if threads else 0.0)
 
     def alone_s(self, touched: float, *, handed: bool) -> float:
-        """Return the time of one thread, to which the work may have been handed over."""
+        """Return the time of one thread, with the hand-over of the work if `handed`."""
         return self.time_s(touched, threads=False) + (self._handing_s if handed else 0.0)
 
 
-class _Cut(Option):
-    """No message, no table."""
+class _Cut(AlgorithmOption):
+    """An option without messages and without a table."""
 
     tabled = False
     algorithm: str = "direct"
@@ -100,7 +108,7 @@ class _Cut(Option):
         return Price(total_s=self._meet_s(nbytes) + self._memory_s(nbytes))
 
     def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return where the time goes."""
+        """Return the terms of the time."""
         return CostBreakdown(
             waiting_s=0.0,
             launch_s=self._meet_s(nbytes),
@@ -113,11 +121,11 @@ class _Cut(Option):
 
     @abstractmethod
     def _meet_s(self, nbytes: float) -> float:
-        """Return how long it takes without bytes."""
+        """Return the time without bytes."""
 
     @abstractmethod
     def _memory_s(self, nbytes: float) -> float:
-        """Return how long bytes take."""
+        """Return the time of the bytes."""
 
     def schedule(self, slices: int = 1) -> Schedule:
         """Refuse: there are no transfers.
@@ -125,21 +133,23 @@ class _Cut(Option):
         Raises:
             ScheduleError: Always.
         """
-        raise ScheduleError("the short cut through shared memory has no table of transfers")
+        raise ScheduleError(
+            "the short cut through shared memory has no table of transfers; plan with programs_only=True"
+        )
 
 
 class ShortCut(_Cut):
-    """Inside a process: meet once; then every input is read and every output written once."""
+    """Short cut inside a process: meet once; then every input is read and every output written once."""
 
     def __init__(self, request: PlanRequest) -> None:
-        told = request.geometry.cluster.machine.collectives.usual
+        overheads = request.geometry.cluster.machine.collectives.usual
         p, pairs, name = request.geometry.size, len(request.pairs), request.collective
-        piece_s = told.piece_s.value if told.piece_s else 0.0
-        meeting_s = told.meeting_s.value * p if told.meeting_s else 0.0
+        piece_s = overheads.piece_s.value if overheads.piece_s else 0.0
+        meeting_s = overheads.meeting_s.value * p if overheads.meeting_s else 0.0
         self._meeting_s = meeting_s + _PIECES[name](p, pairs) * piece_s
-        self._touches, self._ranks, self._memory = _TOUCHES[name](p, pairs), p, _Memory(told)
-        self._inline_bytes = told.inline_bytes.value if told.inline_bytes else inf
-        self._copies_s = (p - 1) * _per_byte(told.copied_bytes_per_s) if name == "all_reduce" else 0.0
+        self._touches, self._ranks, self._memory = _TOUCHES[name](p, pairs), p, _MemoryRates(overheads)
+        self._inline_bytes = overheads.inline_bytes.value if overheads.inline_bytes else inf
+        self._copies_s = (p - 1) * _per_byte(overheads.copied_bytes_per_s) if name == "all_reduce" else 0.0
 
     def _meet_s(self, nbytes: float) -> float:
         return self._meeting_s
@@ -150,14 +160,16 @@ class ShortCut(_Cut):
 
 
 class HostCut(_Cut):
-    """Between processes of one host: arrive, take what is needed, and tell the others; each rank on its own."""
+    """Short cut between processes of one host: arrive, read the inputs, and report; each rank on its own."""
 
     detail = "processes of one host"
 
-    def __init__(self, request: PlanRequest, told: Overheads) -> None:
-        self._name, self._ranks, self._memory = request.collective, request.geometry.size, _Memory(told)
-        self._meeting_s, self._phase_s = (figure.value if figure else 0.0 for figure in (told.meeting_s, told.phase_s))
-        self._crowd = max(1.0, self._ranks / told.cores.value) if told.cores else 1.0
+    def __init__(self, request: PlanRequest, overheads: Overheads) -> None:
+        self._name, self._ranks, self._memory = request.collective, request.geometry.size, _MemoryRates(overheads)
+        self._meeting_s, self._phase_s = (
+            figure.value if figure else 0.0 for figure in (overheads.meeting_s, overheads.phase_s)
+        )
+        self._crowd = max(1.0, self._ranks / overheads.cores.value) if overheads.cores else 1.0
 
     def _meet_s(self, nbytes: float) -> float:
         if self._name != "all_reduce":
@@ -190,7 +202,7 @@ def short_cut_options(request: PlanRequest) -> tuple[list[_Cut], list[Rejected]]
     if g.cluster.machine.devices is not None:
         why = "it is for ranks of one process, which share all memory"
     elif g.size < 2:
-        why = "a rank alone meets nobody"
+        why = "a single rank meets no other"
     elif len(g.nodes) > 1:
         if between is not None and between.shared_memory:
             return [HostCut(request, between)], []

@@ -1,8 +1,7 @@
-"""Symmetry of groups: a few ranks that stand for all in a price, and groups that sit alike.
+"""Symmetry of groups: a few ranks that represent all in a price, and groups with the same placement.
 
-Inside nodes one node stands for all. Between nodes, where all nodes do the same, the nodes of one unit stand for all,
-which is a node or an UltraServer; where they do not, as in a tree, the ranks that share one set of adapters stand for
-those that share others.
+Inside nodes one node represents all. Between nodes, if all nodes do the same, one unit (a node or an UltraServer)
+represents all; if they do not, as in a tree, the ranks of one set of adapters represent the ranks of the others.
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ from .geometry import Geometry
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sample:
-    """Some ranks that stand for all."""
+class Representatives:
+    """Sampled ranks that represent all."""
 
     placement: Placement  # where these ranks are
-    groups: Sequence[Sequence[int]]  # groups that do one phase at the same time, as positions in the placement
-    # ranks that do the same as others in a node of their own, and are all that is looked at of it: their numbers, and
-    # those of the others.
+    groups: Sequence[Sequence[int]]  # groups that run one phase at the same time, as positions in the placement
+    # (sampled, own): sampled ranks of other nodes, and the ranks of the home node that do the same.
     alike: tuple[Sequence[int], Sequence[int]] = ((), ())
 
 
@@ -40,12 +38,12 @@ class EqualNodes:
 
     geometry: Geometry  # machine and ranks of the group
     placement: Placement  # where the ranks of the group are
-    home: int  # the node that stands for all
-    folds: bool  # whether one node stands for all: all have ranks at the same places, and a network joins some
+    home: int  # number of the node that represents all
+    folds: bool  # whether one node represents all: all have ranks at the same places, and a network joins some
 
     @classmethod
     def of(cls, geometry: Geometry, placement: Placement, home: int) -> EqualNodes:
-        """Look at a group."""
+        """Examine a group."""
         cluster, ranks = geometry.cluster, geometry.ranks
         places = {tuple(ranks[index] % cluster.ranks_per_node for index in node) for node in geometry.nodes}
         folds = len(places) == 1 and len(geometry.units) > 1 and cluster.machine.network is not None
@@ -58,28 +56,26 @@ class EqualNodes:
 
     @cached_property
     def ring(self) -> tuple[int, ...]:
-        """The nodes of a unit, as numbers in it, in the order in which a ring of one place passes them; none if units
-        do not stand for each other.
-        """
-        g, whole = self.geometry, self.geometry.cluster.ranks_per_unit
-        places = {tuple(g.ranks[index] % whole for index in unit) for unit in g.units}
+        """Numbers of a unit's nodes in the order of a ring through one place; none if no unit represents others."""
+        g, per_unit = self.geometry, self.geometry.cluster.ranks_per_unit
+        places = {tuple(g.ranks[index] % per_unit for index in unit) for unit in g.units}
         if not self.folds or len(places) > 1:
             return ()
         count = len(g.nodes) // len(g.units)
         return g.part([node[0] for node in g.nodes[:count]]).ring_order if count > 1 else (0,)
 
     @cached_property
-    def unit(self) -> Sample:
-        """The first unit alone, where it has one neighbour in the network: of more, nothing is different."""
+    def unit(self) -> Representatives:
+        """The first unit alone, with one neighbour in the network: more neighbours change nothing."""
         cluster, count = self.geometry.cluster, len(self.ring)
         two = replace(cluster, nodes=2 * cluster.servers, world_size=2 * cluster.ranks_per_unit)
         world = [self.geometry.ranks[index] % cluster.ranks_per_unit for index in self.geometry.units[0]]
         groups = [range(at, at + len(self._ranks)) for at in range(0, count * len(self._ranks), len(self._ranks))]
-        return Sample(placement=place(two, world), groups=groups)
+        return Representatives(placement=place(two, world), groups=groups)
 
     @cached_property
     def _bundles(self) -> tuple[tuple[int, ...], ...]:
-        """The places of a node, those together that share adapters; all of them together if they are not alike."""
+        """Local ranks of a node by their adapters; all in one bundle if bundles are not alike."""
         cluster = self.geometry.cluster
         sets: dict[int, list[int]] = {}
         for number, rank in enumerate(self._ranks):
@@ -89,20 +85,20 @@ class EqualNodes:
 
     @property
     def _bundle(self) -> tuple[int, ...]:
-        """The bundle that stands for the others."""
+        """The bundle that represents the others."""
         return self._bundles[0]
 
     @cached_property
     def _some(self) -> tuple[Placement, dict[int, int]]:
-        """The home node and the first places of all others, and where each of the group's ranks is among them."""
+        """The home node and the first places of all others, and the position of each of the ranks among them."""
         nodes = self.geometry.nodes
         chosen = list(nodes[self.home])
         chosen += [node[place] for number, node in enumerate(nodes) if number != self.home for place in self._bundle]
         world = tuple(self.geometry.ranks[index] for index in chosen)
         return place(self.geometry.cluster, world), {index: number for number, index in enumerate(chosen)}
 
-    def inside(self, folded: bool) -> Sample | None:
-        """Return the sample for phases inside nodes: a unit, or the home node among ranks that stand for others."""
+    def inside(self, folded: bool) -> Representatives | None:
+        """Return the sample for phases inside nodes: a unit, or the home node among ranks that represent others."""
         if not self.folds:
             return None
         if folded:
@@ -110,13 +106,13 @@ class EqualNodes:
         placement, size = self._some[0], len(self._ranks)
         others = range(size, placement.size)
         like = self._bundle * (len(others) // len(self._bundle))
-        return Sample(placement=placement, groups=[range(size)], alike=(others, like))
+        return Representatives(placement=placement, groups=[range(size)], alike=(others, like))
 
-    def root_node(self) -> Sample | None:
-        """Return the sample for a phase inside the home node: all of it, among ranks that stand for others."""
-        return Sample(placement=self._some[0], groups=[range(len(self._ranks))]) if self.folds else None
+    def root_node(self) -> Representatives | None:
+        """Return the sample for a phase inside the home node: all of it, among ranks that represent others."""
+        return Representatives(placement=self._some[0], groups=[range(len(self._ranks))]) if self.folds else None
 
-    def between(self) -> Sample | None:
+    def between(self) -> Representatives | None:
         """Return the sample for phases between nodes in which nodes differ."""
         if not self.folds:
             return None
@@ -125,21 +121,23 @@ class EqualNodes:
         others = [
             place for bundle in self._bundles[1:] for place in bundle
         ]  # of the home node, the first in the placement
-        return Sample(placement=placement, groups=groups, alike=(others, self._bundle * len(self._bundles[1:])))
+        return Representatives(
+            placement=placement, groups=groups, alike=(others, self._bundle * len(self._bundles[1:]))
+        )
 
 
-# Ranks of the largest group of which all pairs are looked at.
+# Size of the largest group with all its pairs compared.
 _MOST = 64
 
 
 def congruence(cluster: Cluster, ranks: Sequence[int]) -> bytes:
-    """Return a digest that two groups share only if they sit alike, and of up to 64 ranks exactly if they do.
+    """Return a digest that two groups share only if their placements are alike; exact up to 64 ranks.
 
     Alike means: from any rank to any other, in group order, messages of both groups cross as many wires, of the same
     kinds, and two messages of one group share a wire just where those of the other do; ranks share devices and nodes
-    alike, and follow each other as in the world in the same places: algorithms that go by nodes and by sides of a torus
-    ask for that. Cost: all pairs of ranks, 0.2 ms for 8 and 2 ms for 64. Larger groups share a digest if one is the
-    other on other nodes, or on other devices where those of a node are all alike.
+    alike, and follow each other as in the world in the same places: algorithms by nodes and by sides of a torus need
+    that. Cost: all pairs of ranks, 0.2 ms for 8 and 2 ms for 64. Larger groups share a digest if one is the other on
+    other nodes, or on other devices where all devices of a node are alike.
 
     Args:
         cluster: The machine.
@@ -162,7 +160,7 @@ def congruence(cluster: Cluster, ranks: Sequence[int]) -> bytes:
 
 
 def _moved_to_the_front(cluster: Cluster, ranks: Sequence[int]) -> Ints:
-    """Return the places where a group would sit on the first nodes, and on the first devices if all are alike."""
+    """Return the ranks of the same group on the first nodes, and on the first devices if all are alike."""
     levels = cluster.machine.fabric.levels if cluster.machine.fabric else ()
     unit = lcm(cluster.ranks_per_unit, *(level.nodes * cluster.ranks_per_node for level in levels))
     group = np.asarray(ranks, np.int64) - ranks[0] // unit * unit
@@ -175,11 +173,11 @@ def _moved_to_the_front(cluster: Cluster, ranks: Sequence[int]) -> Ints:
 
 
 def _digest(*columns: NDArray[Any]) -> bytes:
-    return hashlib.blake2b(b"/".join(each.tobytes() for each in columns), digest_size=16).digest()
+    return hashlib.blake2b(b"/".join(column.tobytes() for column in columns), digest_size=16).digest()
 
 
 def _in_order(names: Ints) -> tuple[Ints, Ints]:
-    """Return distinct names in the order in which they come first, and each one's place among them."""
-    distinct, seen_at, which = np.unique(names, return_index=True, return_inverse=True)
+    """Return distinct names in order of appearance, and the position of each name among them."""
+    distinct, seen_at, inverse = np.unique(names, return_index=True, return_inverse=True)
     order = np.argsort(seen_at)
-    return distinct[order], np.argsort(order)[which]
+    return distinct[order], np.argsort(order)[inverse]

@@ -1,7 +1,7 @@
-"""Validation of the model: every published measurement beside the model's prediction.
+"""Validation of the model: every published measurement next to the model's prediction.
 
-Errors are of times, also where a bandwidth was published. A row that a figure was fitted to says little; what counts
-are the rows that the model has not seen.
+Errors are errors of times, also if a bandwidth was published. A row that a figure was fitted to proves little; the rows
+that the model has not seen count.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from .select import plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Accuracy asked of predictions of rows that the model has not seen."""
+class AccuracyGoal:
+    """Required accuracy of predictions of rows that the model has not seen."""
 
     median: float  # median error, as a share of the measured value
-    worst: float  # largest error, likewise
+    worst: float  # largest error, as a share of the measured value
 
 
-_NEURON = Asked(median=0.08, worst=0.20)
-_BY_DATA = Asked(median=0.15, worst=0.50)
+_NEURON = AccuracyGoal(median=0.08, worst=0.20)
+_BY_DATA = AccuracyGoal(median=0.15, worst=0.50)
 
 _START_BYTES, _START_DTYPE = 32 << 10, "bfloat16"
-# Crossovers are looked for in this many octaves around what is published, and found to a hundredth of the size.
+# Crossovers are searched in this many octaves around the published one, and found to a hundredth of the size.
 _OCTAVES = 3
 _CLOSE = 1.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A published figure and what the model says of it."""
+class ValidationRow:
+    """A published figure and the model's prediction."""
 
     of: Measurement | Training  # the row
     measured: float  # the published value in seconds; of a training run the ratio of its two throughputs
@@ -58,13 +58,13 @@ class Judged:
 
     @property
     def error(self) -> float:
-        """The prediction's, as a share of what was measured."""
+        """Error of the prediction, as a share of the measured value."""
         return self.predicted / self.measured - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossover:
-    """Where an algorithm takes over from another."""
+    """Size at which an algorithm takes over from another."""
 
     knee: Knee  # the published change of algorithm
     # the size from which the model chooses the second one; None if it does not change from the one to the other
@@ -73,7 +73,7 @@ class Crossover:
 
     @property
     def inside(self) -> bool:
-        """Whether that is in the published range."""
+        """Whether the predicted size is in the published range."""
         return self.predicted_bytes is not None and (
             self.knee.least_bytes <= self.predicted_bytes <= self.knee.most_bytes
         )
@@ -86,7 +86,7 @@ class Accuracy:
     errors: tuple[float, ...]  # the absolute error of each row
 
     @classmethod
-    def of(cls, rows: Sequence[Judged]) -> Accuracy:
+    def of(cls, rows: Sequence[ValidationRow]) -> Accuracy:
         """Take the errors of some rows."""
         return cls(errors=tuple(abs(row.error) for row in rows))
 
@@ -110,38 +110,38 @@ class Accuracy:
         """Largest error; 0 without rows."""
         return max(self.errors, default=0.0)
 
-    def meets(self, asked: Asked) -> bool:
-        """Return whether median and worst are what is asked."""
-        return self.median <= asked.median and self.worst <= asked.worst
+    def meets(self, goal: AccuracyGoal) -> bool:
+        """Return whether median and worst error meet a goal."""
+        return self.median <= goal.median and self.worst <= goal.worst
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Class:
-    """Rows of one chip, network or not, and one dtype: what they say of the planner."""
+    """Rows of one chip, network or not, and one dtype, with the planner's accuracy on them."""
 
     name: str  # the chip, and whether nodes are joined
     dtype: str  # type of the elements
-    asked: Asked  # accuracy asked of the unseen rows
-    unseen: Accuracy  # accuracy on rows that nothing was fitted to
+    asked: AccuracyGoal  # required accuracy of the unseen rows
+    unseen: Accuracy  # accuracy on rows without fitted figures
     fitted: int  # number of rows to which figures were fitted
-    all: Accuracy  # accuracy on all rows, those that figures were fitted to as well
+    all: Accuracy  # accuracy on all rows, fitted and unseen
 
     @property
     def as_asked(self) -> bool:
-        """Whether its unseen rows are as asked."""
+        """Whether the unseen rows meet the goal."""
         return self.unseen.meets(self.asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Everything published of some machines, beside the model."""
+    """Everything published of some machines, with the model's predictions."""
 
-    collectives: tuple[Judged, ...]  # one for each measured collective
-    training: Judged | None  # the training run, where its machine was asked for
+    collectives: tuple[ValidationRow, ...]  # one for each measured collective
+    training: ValidationRow | None  # the training run, where its machine was asked for
     crossovers: tuple[Crossover, ...]  # one for each published change of algorithm
 
     @property
-    def rows(self) -> tuple[Judged, ...]:
+    def rows(self) -> tuple[ValidationRow, ...]:
         """All rows with an error."""
         return (*self.collectives, *((self.training,) if self.training else ()))
 
@@ -152,7 +152,7 @@ class Validation:
 
     @property
     def unseen(self) -> Accuracy:
-        """Accuracy of the planner over the rows that nothing was fitted to."""
+        """Accuracy of the planner over the rows without fitted figures."""
         return Accuracy.of([row for row in self.collectives if not row.fits])
 
     @property
@@ -162,18 +162,18 @@ class Validation:
 
     @property
     def as_asked(self) -> bool:
-        """Whether every class and all crossovers are as asked."""
-        return all(each.as_asked for each in self.classes) and all(each.inside for each in self.crossovers)
+        """Whether every class meets its goal and all crossovers are inside."""
+        return all(c.as_asked for c in self.classes) and all(crossover.inside for crossover in self.crossovers)
 
 
 def validate(machine: str | None = None) -> Validation:
-    """Predict everything that was published.
+    """Predict every published measurement.
 
     Args:
-        machine: Only rows of this one, with any number of nodes unless it names one; all by default.
+        machine: Only rows of this machine, with any number of nodes unless it names one; all by default.
 
     Raises:
-        UsageError: If nothing is published of it.
+        UsageError: If nothing is published of the machine.
     """
     known = sorted({_base(row.machine) for row in COLLECTIVES})
     if machine is not None and _base(machine) not in known:
@@ -186,23 +186,23 @@ def validate(machine: str | None = None) -> Validation:
 
 
 def classes_of(machine: str | None = None, *, place: str | None = None) -> tuple[Class, ...]:
-    """Judge collectives alone, which is a part of the work of `validate`.
+    """Compare collectives alone, which is a part of the work of `validate`.
 
     Args:
-        machine: Only rows of this one; all by default. Of one that nothing is published of there are none.
+        machine: Only rows of this machine; all by default. Without published rows the result is empty.
         place: Only "one node", or "across nodes"; both by default.
     """
     rows = [row for row in COLLECTIVES if _asked(row.machine, machine) and place in (None, _place(row))]
     return _classes([_collective(row) for row in rows])
 
 
-def _classes(collectives: Sequence[Judged]) -> tuple[Class, ...]:
-    found: dict[tuple[str, str, bool], list[Judged]] = {}
+def _classes(collectives: Sequence[ValidationRow]) -> tuple[Class, ...]:
+    by_class: dict[tuple[str, str, bool], list[ValidationRow]] = {}
     for row in collectives:
         assert isinstance(row.of, Measurement)
         machine = cluster_of(row.of.machine, strict=False).machine
         name = f"{machine.chip.name}, {_place(row.of)}"
-        found.setdefault((name, row.of.dtype, machine.wires.link not in ("nvlink", "xgmi")), []).append(row)
+        by_class.setdefault((name, row.of.dtype, machine.wires.link not in ("nvlink", "xgmi")), []).append(row)
     return tuple(
         Class(
             name=name,
@@ -212,7 +212,7 @@ def _classes(collectives: Sequence[Judged]) -> tuple[Class, ...]:
             fitted=sum(bool(row.fits) for row in rows),
             all=Accuracy.of(rows),
         )
-        for (name, dtype, closely), rows in found.items()
+        for (name, dtype, closely), rows in by_class.items()
     )
 
 
@@ -224,13 +224,13 @@ def _base(machine: str) -> str:
     return machine.split(" x")[0]
 
 
-def _asked(machine: str, wanted: str | None) -> bool:
-    return wanted in (None, machine, _base(machine))
+def _asked(machine: str, only: str | None) -> bool:
+    return only in (None, machine, _base(machine))
 
 
-def _collective(row: Measurement) -> Judged:
+def _collective(row: Measurement) -> ValidationRow:
     fitted = [other.nbytes for other in COLLECTIVES if other.fits and _alike(other, row)]
-    return Judged(
+    return ValidationRow(
         of=row,
         measured=row.measured_s,
         predicted=_collective_s(row),
@@ -252,13 +252,13 @@ def _collective_s(row: Measurement) -> float:
 
 
 def _planned_s(row: Measurement, nbytes: int) -> float:
-    """Return the price of what the planner chooses: of what the machine's own library has, where it is known."""
+    """Return the price of the planner's choice, among the library's algorithms if they are known."""
     group, machine = row.group or None, cluster_of(row.machine, strict=False)
     machine = of_version(machine, row.version) if row.version else machine
     return plan(row.collective, nbytes, machine, group, dtype=row.dtype, peer_direct=row.peer_direct).predicted_s
 
 
-def _training() -> Judged:
+def _training() -> ValidationRow:
     """Predict the ratio of two throughputs where all that a step takes is its communication.
 
     ZeRO-2 reduces and scatters the gradients and gathers the parameters. This is the ratio without any compute, which
@@ -270,7 +270,7 @@ def _training() -> Judged:
         sum(plan(op, nbytes, machine, peer_direct=direct).predicted_s for op in ("reduce_scatter", "all_gather"))
         for direct in (False, True)
     )
-    return Judged(
+    return ValidationRow(
         of=TRAINING,
         measured=TRAINING.peer_direct / TRAINING.host_copies,
         predicted=host_s / direct_s,
@@ -289,11 +289,11 @@ def _crossover(knee: Knee) -> Crossover:
     while above > below * _CLOSE:
         middle = round(sqrt(below * above))
         below, above = (middle, above) if _before(chosen(middle), knee) else (below, middle)
-    found = (chosen(below), chosen(above)) == (knee.below, knee.above)
-    return Crossover(knee=knee, predicted_bytes=above if found else None)
+    changes = (chosen(below), chosen(above)) == (knee.below, knee.above)
+    return Crossover(knee=knee, predicted_bytes=above if changes else None)
 
 
-# In the order of sizes: an algorithm before the one that takes over is below the knee.
+# Algorithms in the order of the sizes at which they win.
 _BY_SIZE = ("one_shot", "mesh", "rdh", "kangaring")
 
 

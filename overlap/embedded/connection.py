@@ -15,7 +15,7 @@ import trio
 
 from ..diagnostics import first, place_of
 from ..errors import OverlapError, RemoteError, UsageError, text_of, type_name
-from ..runtime.ending import keep
+from ..runtime.ending import register_for_forks
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.world import World
@@ -225,7 +225,7 @@ class Connection:
         if self._failure is not None and not self._lived:
             self._thread.join()
             raise self._failure
-        keep(self)
+        register_for_forks(self)
         atexit.register(_at_exit, weakref.ref(self), _last_error())
 
     def _run(self) -> None:

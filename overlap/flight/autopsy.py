@@ -27,7 +27,7 @@ _TOGETHER_NS = {True: 5 * 10**9, False: 300 * 10**9}
 
 
 @dataclass(frozen=True)
-class World:
+class RecordedWorld:
     """The flight records of the processes of one world."""
 
     flights: Sequence[Flight]  # By process
@@ -51,7 +51,7 @@ class World:
 
 def newest_world(
     flights: Sequence[Flight], runs: Callable[[Flight], bool], nearness: Callable[[Flight], int] = lambda flight: 0
-) -> tuple[World, int]:
+) -> tuple[RecordedWorld, int]:
     """Return the world that began last, and how many others the records are of.
 
     Args:
@@ -65,7 +65,7 @@ def newest_world(
         taken = set(map(id, worlds[-1]))
         left = [flight for flight in left if id(flight) not in taken]
     nearest = max(worlds, key=lambda world: max(map(nearness, world)))  # the first of several, which is the newest
-    return World(nearest, runs), len(worlds) - 1
+    return RecordedWorld(nearest, runs), len(worlds) - 1
 
 
 def together(own: Flight, flights: Iterable[Flight]) -> list[Flight]:
@@ -88,7 +88,7 @@ def _apart_ns(flight: Flight, own: Flight) -> int:
 # -- the verdict ---------------------------------------------------------------------------------------------------
 
 
-def verdict(world: World) -> list[str]:
+def verdict(world: RecordedWorld) -> list[str]:
     """Return three lines: the culprit, its place, and the operation it waited in."""
     who, rank = _culprit(world)
     if rank is None:
@@ -96,7 +96,7 @@ def verdict(world: World) -> list[str]:
     return [f"who:        {who}", f"where:      {_where(world, rank)}", f"waited for: {_waited(world, rank)}"]
 
 
-def sentence(world: World) -> str:
+def sentence(world: RecordedWorld) -> str:
     """Return one sentence: the culprit, what it did last, and what it waited for, or what waited for it."""
     who, rank = _culprit(world)
     if rank is None:
@@ -117,7 +117,7 @@ def sentence(world: World) -> str:
     return f"{who}; rank {rank} {verb}{_where(world, rank)}{rest}"
 
 
-def last_signs(world: World, pid: int) -> list[str]:
+def last_signs(world: RecordedWorld, pid: int) -> list[str]:
     """Return the last operations of a process that ended without a word, and the ranks that waited for it.
 
     Args:
@@ -142,7 +142,7 @@ def _last_sign(record: RankRecord) -> str:
     return f"rank {record.rank} {state}, after {_label(last)} ({last.words.site})"
 
 
-def _waiters(world: World, ranks: Sequence[int]) -> list[str]:
+def _waiters(world: RecordedWorld, ranks: Sequence[int]) -> list[str]:
     """Name the other ranks that waited for some ranks, and the operation; else ranks that were not as far as one."""
     pending = [
         (other, op)
@@ -165,20 +165,20 @@ def _waiters(world: World, ranks: Sequence[int]) -> list[str]:
     return [f"{ranks_told} had issued {operation} with it, and still {still}"]
 
 
-def _culprit(world: World) -> tuple[str, int | None]:
+def _culprit(world: RecordedWorld) -> tuple[str, int | None]:
     for find in (_failed, _vanished, _accused, _odd):
         if found := find(world):
             return found
     return "nobody: no rank waits for another, and no process says that it failed", None
 
 
-def _failed(world: World) -> tuple[str, int | None] | None:
+def _failed(world: RecordedWorld) -> tuple[str, int | None] | None:
     own = [f.ending for f in world.flights if f.ending is not None and f.ending.here and f.ending.rank is not None]
     first = min(own, key=lambda ending: ending.at_ns, default=None)
     return (f"{_name(world, first.rank)} failed: {first.line}", first.rank) if first else None
 
 
-def _vanished(world: World) -> tuple[str, int | None] | None:
+def _vanished(world: RecordedWorld) -> tuple[str, int | None] | None:
     """A process that does not live and has not seen its world end was killed, or left by `os._exit`."""
     silent = [flight for flight in world.flights if flight.ending is None and not world.runs(flight)]
     if not silent:
@@ -195,7 +195,7 @@ def _vanished(world: World) -> tuple[str, int | None] | None:
     return f"{_process(flight)} ended without a word: killed, or by os._exit", rank
 
 
-def _busiest(world: World, flight: Flight) -> int:
+def _busiest(world: RecordedWorld, flight: Flight) -> int:
     """Of the ranks of a process, that for which the others wait, else the first that had not finished."""
     stall = stall_of(world.ranks)
     odd = (stall.circle or stall.odd) if stall is not None else []
@@ -204,7 +204,7 @@ def _busiest(world: World, flight: Flight) -> int:
     return next(iter([*waited, *(record.rank for record in flight.ranks if not record.left), *own]))
 
 
-def _accused(world: World) -> tuple[str, int | None] | None:
+def _accused(world: RecordedWorld) -> tuple[str, int | None] | None:
     told = [(f.ending, f) for f in world.flights if f.ending is not None and f.ending.rank is not None]
     first, teller = min(told, key=lambda each: each[0].at_ns, default=(None, None))
     if first is None:
@@ -213,7 +213,7 @@ def _accused(world: World) -> tuple[str, int | None] | None:
     return f"{_name(world, first.rank)}{source}: {first.line}", first.rank
 
 
-def _odd(world: World) -> tuple[str, int | None] | None:
+def _odd(world: RecordedWorld) -> tuple[str, int | None] | None:
     stall = stall_of(world.ranks)
     if stall is None:
         return None
@@ -224,7 +224,7 @@ def _odd(world: World) -> tuple[str, int | None] | None:
     return f"{_name(world, odd[0])}: the others wait for it{others}", odd[0]
 
 
-def _name(world: World, rank: int | None) -> str:
+def _name(world: RecordedWorld, rank: int | None) -> str:
     flight = world.of(rank)
     if flight is None:
         return f"rank {rank} (of a process whose file is not here)"
@@ -236,7 +236,7 @@ def _process(flight: Flight) -> str:
     return f"node {flight.process} (rank{'s' * (len(ranks) > 1)} {listed(ranks)}, pid {flight.pid} on {flight.host})"
 
 
-def _where(world: World, rank: int) -> str:
+def _where(world: RecordedWorld, rank: int) -> str:
     record = world.ranks.get(rank)
     if record is None:
         return "its file is not here; those of the others are in the table"
@@ -251,7 +251,7 @@ def _where(world: World, rank: int) -> str:
     return f"{state}, with nothing unfinished; {_label(last)} had ended {ago} before"
 
 
-def _waited(world: World, rank: int) -> str:
+def _waited(world: RecordedWorld, rank: int) -> str:
     record = world.ranks.get(rank)
     operation = oldest(record) if record is not None else None
     if operation is not None and (told := _awaited(operation, rank, world)):
@@ -260,7 +260,7 @@ def _waited(world: World, rank: int) -> str:
     return f"nobody; {waiters[0]}" if waiters else "nobody, and nobody waited for it"
 
 
-def _awaited(operation: Operation, rank: int, world: World) -> str:
+def _awaited(operation: Operation, rank: int, world: RecordedWorld) -> str:
     """Name the cause for which an unfinished operation waits; empty for a running compute."""
     if operation.words.kind == "compute":
         return "" if operation.started_ns else "the computes before it, or its arguments"
@@ -278,14 +278,14 @@ def _waiting(record: RankRecord, rank: int, ranks: dict[int, RankRecord]) -> Ite
         yield from (op for op in record.unfinished if rank in absent(op, ranks))
 
 
-def _summary(world: World) -> str:
+def _summary(world: RecordedWorld) -> str:
     left = sum(record.left for record in world.ranks.values())
     unfinished = sum(len(record.unfinished) for record in world.ranks.values())
     known = len(world.ranks)
     return f"{left} of {known} ranks had finished their programs, {unfinished} operations were unfinished"
 
 
-def _longest(world: World) -> str:
+def _longest(world: RecordedWorld) -> str:
     """Name the operation that has been unfinished for longest."""
     unfinished = [(_since(op), rank, op) for rank, record in world.ranks.items() for op in record.unfinished]
     if not unfinished:
@@ -301,7 +301,7 @@ def _longest(world: World) -> str:
 _HEADS = ("rank", "node", "step", "for", "doing", "waits for")
 
 
-def table(world: World, *, most_rows: int = MOST_ROWS) -> list[str]:
+def table(world: RecordedWorld, *, most_rows: int = MOST_ROWS) -> list[str]:
     """Return a line for each rank, under a line of heads."""
     rows = [_row(world, flight, world.ranks[record.rank]) for flight in world.flights for record in flight.ranks]
     lines = columns(_HEADS, rows[:most_rows], words=[4, 5])
@@ -309,7 +309,7 @@ def table(world: World, *, most_rows: int = MOST_ROWS) -> list[str]:
     return [*lines, *more, *_lacking(world)]
 
 
-def _row(world: World, flight: Flight, record: RankRecord) -> tuple[str, ...]:
+def _row(world: RecordedWorld, flight: Flight, record: RankRecord) -> tuple[str, ...]:
     operation = oldest(record)
     step = record.step if operation is None or operation.step is None else operation.step
     head = (str(record.rank), str(flight.process), "-" if step is None else str(step))
@@ -320,7 +320,7 @@ def _row(world: World, flight: Flight, record: RankRecord) -> tuple[str, ...]:
     return (*head, _lasting(world.end_ns - _since(operation)), _doing(operation), listed(others))
 
 
-def _lacking(world: World) -> list[str]:
+def _lacking(world: RecordedWorld) -> list[str]:
     """Name the processes without a file here."""
     processes = world.flights[0].processes
     lacking = sorted(set(range(processes)) - {flight.process for flight in world.flights})
@@ -376,7 +376,7 @@ def last_signs_of(pid: int, folder: str | os.PathLike[str] | None) -> list[str]:
     if own is None:
         return []
     name = Path(own.path).name.rpartition(f"-process{own.process}-")[0]  # the same of all processes of a world
-    return last_signs(World(together(own, _readable(where, f"{name}-*{ENDING}")), lambda _: False), pid)
+    return last_signs(RecordedWorld(together(own, _readable(where, f"{name}-*{ENDING}")), lambda _: False), pid)
 
 
 def _readable(folder: Path, pattern: str) -> Iterator[Flight]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..runtime.blame.standing import Standing, find_stall
-from .dumps import Call, Dump
+from .dumps import Dump, DumpedCall
 
 Group = tuple[str, tuple[int, ...]]
 """Name and members: groups that were split off have one name on all ranks. Without members where no dump has them."""
@@ -18,7 +18,7 @@ Group = tuple[str, tuple[int, ...]]
 class Mismatch:
     """An operation of a group that some ranks called differently."""
 
-    calls: Mapping[int, Call]  # By rank
+    calls: Mapping[int, DumpedCall]  # By rank
     odd: Sequence[int]  # The minority; all ranks if there is none
     differs: str  # "operations", "sizes" or "dtypes"
     swapped: bool  # Whether both sides call both operations, in different orders
@@ -37,9 +37,9 @@ class Job:
         return sorted((known | set(range(max(self.dumps) + 1))) - set(self.dumps))
 
     @cached_property
-    def calls(self) -> dict[Group, dict[int, dict[int, list[Call]]]]:
+    def calls(self) -> dict[Group, dict[int, dict[int, list[DumpedCall]]]]:
         """Collectives by group, number and rank: of one number are several where they were coalesced."""
-        table: dict[Group, dict[int, dict[int, list[Call]]]] = defaultdict(
+        table: dict[Group, dict[int, dict[int, list[DumpedCall]]]] = defaultdict(
             lambda: defaultdict(lambda: defaultdict(list))
         )
         for dump in self.dumps.values():
@@ -49,7 +49,7 @@ class Job:
                     numbers.setdefault(call.number, {}).setdefault(call.rank, []).append(call)
         return table
 
-    def group(self, call: Call) -> Group:
+    def group(self, call: DumpedCall) -> Group:
         """Return the group of an operation."""
         key = call.rank, call.group
         if key not in self._groups:
@@ -60,19 +60,19 @@ class Job:
     def _groups(self) -> dict[tuple[int, str], Group]:
         return {}
 
-    def _found_group(self, call: Call) -> Group:
+    def _found_group(self, call: DumpedCall) -> Group:
         dump = self.dumps[call.rank]
         listed = dump.groups.get(call.group, ())
         if not listed and (call.group == "0" or dump.names.get(call.group) == "default_pg"):
             listed = tuple(sorted({*self.dumps, *self.missing}))
         return call.group, listed
 
-    def name(self, call: Call) -> str:
+    def name(self, call: DumpedCall) -> str:
         """Return the name of an operation's group for people."""
         description = self.dumps[call.rank].names.get(call.group, "")
         return f"group {description if description not in ('', 'undefined') else call.group!r}"
 
-    def last(self, rank: int) -> Call | None:
+    def last(self, rank: int) -> DumpedCall | None:
         """Return the operation of a rank that it waits in, else the last one that it issued."""
         if rank not in self.dumps:
             return None
@@ -80,18 +80,18 @@ class Job:
         blocking = next((call for call in pending if self.absent(call)), pending[0] if pending else None)
         return blocking or max(self.dumps[rank].calls, key=lambda call: call.created_ns, default=None)
 
-    def pending(self, rank: int) -> list[Call]:
+    def pending(self, rank: int) -> list[DumpedCall]:
         """Return the operations of a rank that have not ended, in order."""
         return self._pending[rank]
 
     @cached_property
-    def _pending(self) -> dict[int, list[Call]]:
+    def _pending(self) -> dict[int, list[DumpedCall]]:
         return {
             rank: sorted((call for call in dump.calls if not call.done), key=lambda call: call.created_ns)
             for rank, dump in self.dumps.items()
         }
 
-    def absent(self, call: Call) -> list[int]:
+    def absent(self, call: DumpedCall) -> list[int]:
         """Return the members of an operation's group that have not called it, ascending."""
         if call.kind in ("send", "recv"):
             return [] if call.peer is None or self._answered(call) else [call.peer]
@@ -111,11 +111,11 @@ class Job:
     def _newest(self, group: Group, rank: int) -> int:
         return self._numbers.get((group, rank), -1)
 
-    def _answered(self, call: Call) -> bool:
+    def _answered(self, call: DumpedCall) -> bool:
         """Whether the peer has an unfinished message for each that this rank has up to this one."""
         return self.counterpart(call) is not None
 
-    def counterpart(self, call: Call) -> Call | None:
+    def counterpart(self, call: DumpedCall) -> DumpedCall | None:
         """Return the other end of an unfinished message, by order."""
         peer = self.dumps.get(-1 if call.peer is None else call.peer)
         own = [each for each in self.pending(call.rank) if (each.kind, each.peer) == (call.kind, call.peer)]
@@ -154,7 +154,7 @@ class Job:
                     return mismatch
         return None
 
-    def _judged(self, group: Group, calls: Mapping[int, Call], differs: str) -> Mismatch:
+    def _judged(self, group: Group, calls: Mapping[int, DumpedCall], differs: str) -> Mismatch:
         camps: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for rank, call in calls.items():
             camps[_signature(call)].append(rank)
@@ -165,7 +165,7 @@ class Job:
         swapped = self._calls_later(group, first, second) and self._calls_later(group, second, first)
         return Mismatch(calls, odd, differs, swapped)
 
-    def _calls_later(self, group: Group, call: Call, other: Call) -> bool:
+    def _calls_later(self, group: Group, call: DumpedCall, other: DumpedCall) -> bool:
         """Whether the rank of one call later does that of the other."""
         numbers = self.calls[group]
         later = (each for number in numbers if number > call.number for each in numbers[number].get(call.rank, ()))
@@ -181,7 +181,7 @@ class Job:
                         yield Mismatch({rank: call, other.rank: other}, sorted((rank, other.rank)), differs, False)
 
 
-def _each_position(by_rank: Mapping[int, list[Call]]) -> Iterator[dict[int, Call]]:
+def _each_position(by_rank: Mapping[int, list[DumpedCall]]) -> Iterator[dict[int, DumpedCall]]:
     """Yield the calls of all ranks that belong together: of coalesced ones, those of one position."""
     for position in range(max(map(len, by_rank.values()))):
         yield {rank: calls[position] for rank, calls in by_rank.items() if position < len(calls)}
@@ -192,7 +192,7 @@ def _order(mismatch: Mismatch) -> tuple[bool, int]:
     return all(call.done for call in calls), min(call.created_ns for call in calls)
 
 
-def _signature(call: Call) -> tuple[object, ...]:
+def _signature(call: DumpedCall) -> tuple[object, ...]:
     """Return the properties that must be equal on all ranks: those that may differ are left out."""
     uneven = call.kind.startswith(("all_to_all", "alltoall")) or "_v" in call.kind
     given = None if uneven or call.kind == "scatter" else call.counts[0]
@@ -201,7 +201,7 @@ def _signature(call: Call) -> tuple[object, ...]:
     return call.kind, given, made, types
 
 
-def _difference(calls: Sequence[Call]) -> str:
+def _difference(calls: Sequence[DumpedCall]) -> str:
     signatures = [_signature(call) for call in calls]
     if len({kind for kind, *_ in signatures}) > 1:
         return "operations"

@@ -39,7 +39,7 @@ _NOT_OF_THE_USER = re.compile(r"(^|[/\\])(torch|overlap)[/\\]|^<|importlib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class DumpedCall:
     """An operation that one rank issued."""
 
     rank: int
@@ -76,7 +76,7 @@ class Dump:
     prefix: str  # The name without the rank: that of one run
     rank: int
     version: str
-    calls: tuple[Call, ...]  # In the order of issue
+    calls: tuple[DumpedCall, ...]  # In the order of issue
     groups: Mapping[str, tuple[int, ...]]  # Members, where the dump lists them
     names: Mapping[str, str]  # Descriptions of groups
 
@@ -137,13 +137,13 @@ def read_dump(path: Path) -> Dump:
     )  # fmt: skip
 
 
-def _with_batches(entries: Sequence[Any], calls: Sequence[Call]) -> tuple[Call, ...]:
+def _with_batches(entries: Sequence[Any], calls: Sequence[DumpedCall]) -> tuple[DumpedCall, ...]:
     """Return the operations with the states of their batches.
 
     Only the end of a batch, which follows its operations under their number, has a state that changes.
     """
-    ends: dict[tuple[str, bool, int], Call] = {}
-    complete: list[Call] = []
+    ends: dict[tuple[str, bool, int], DumpedCall] = {}
+    complete: list[DumpedCall] = []
     for entry, call in zip(reversed(entries), reversed(calls), strict=True):
         message = bool(entry.get("is_p2p"))
         key = (call.group, message, int(entry["p2p_seq_id" if message else "collective_seq_id"]))
@@ -168,14 +168,14 @@ def _groups(table: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     return members, names
 
 
-def _call(entry: Any, rank: int, names: dict[str, str], groups: Mapping[str, tuple[int, ...]]) -> Call:
+def _call(entry: Any, rank: int, names: dict[str, str], groups: Mapping[str, tuple[int, ...]]) -> DumpedCall:
     group, description = map(_text, entry["process_group"])
     names.setdefault(group, description)
     library, _, operation = _text(entry["profiling_name"]).partition(":")
     kind, _, route = operation.partition(" ")
     message = kind in ("send", "recv")
     state = _text(entry.get("state", ""))
-    return Call(
+    return DumpedCall(
         rank=rank,
         group=group,
         number=int(entry["p2p_seq_id"] if message else entry["collective_seq_id"]),

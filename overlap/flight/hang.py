@@ -14,7 +14,7 @@ from ..timeline.why.children import in_children
 from ..units import columns, wrapped
 from .autopsy import sentence, table, verdict
 from .desync import Job, Mismatch
-from .dumps import Call, Dump, looks_like_dump, read_dump
+from .dumps import Dump, DumpedCall, looks_like_dump, read_dump
 from .folder import ENDING
 from .records import recent_world
 
@@ -34,7 +34,7 @@ class Hang:
     verdict: str  # differs, circle, behind, missing, unknown, none, ended
     ranks: Sequence[int] = ()  # The ranks that the sentence blames
     missing: Sequence[int] = ()  # Ranks without a dump
-    calls: Sequence[Call] = ()  # The operations of the sentence
+    calls: Sequence[DumpedCall] = ()  # The operations of the sentence
     notes: Sequence[str] = ()
     evidence: Sequence[str] = ()  # A table: a line of heads, and a line for each rank
     footer: Sequence[str] = ()

@@ -61,7 +61,7 @@ class Recordable(Protocol):
 
     place: tuple[CodeType, int]  # Where it was issued, as code and instruction
 
-    def told(self) -> Mapping[str, str]:
+    def flight_fields(self) -> Mapping[str, str]:
         """Return the words of all operations of this call at this place."""
 
 
@@ -170,7 +170,7 @@ class _Calls:
         key = (id(code), instruction, call)
         found = known.get(key)
         if found is None:
-            found = operation.place, self._number(_text(operation.told()))
+            found = operation.place, self._number(_text(operation.flight_fields()))
             self._keep(known, key, found)
         self._keep(known, call, found)
         return found[1]

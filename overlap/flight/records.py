@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..notice import notify
-from .autopsy import World, newest_world
+from .autopsy import RecordedWorld, newest_world
 from .folder import ENDING, default_folder, runs, working_folder
 from .reading import Flight, read_flight
 
@@ -18,7 +18,7 @@ _NONE = "why: no flight records in {}: no run has failed here, or they are elsew
 _TOLD = 8  # unreadable files that are named
 
 
-def recent_world(named: Sequence[str]) -> tuple[World, str, list[str]]:
+def recent_world(named: Sequence[str]) -> tuple[RecordedWorld, str, list[str]]:
     """Return the world of some records that began last, a line on its job, and lines on other worlds.
 
     Args:
@@ -46,7 +46,7 @@ def _nearness(flight: Flight) -> int:
     return 0
 
 
-def _last(world: World) -> str:
+def _last(world: RecordedWorld) -> str:
     """Say why this run was chosen of all in the default folder."""
     near = max(map(_nearness, world.flights))
     if near == 2:

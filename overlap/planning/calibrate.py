@@ -11,7 +11,7 @@ from pathlib import Path
 
 import topology
 
-from ..cost.fitting import Fit, Sample, fit, wire_s
+from ..cost.fitting import MachineFit, Sample, fit, wire_s
 from ..cost.own import INLINE_BYTES, OwnFit
 from ..errors import UsageError
 from ..units import format_bytes, format_s
@@ -30,7 +30,7 @@ class Calibration:
     cluster: topology.Cluster  # The cluster that the logs are of
     paths: Sequence[str]  # The files of the logs
     logs: Sequence[Log]  # Their rows
-    fit: Fit  # The fitted figures, and the error of each row
+    fit: MachineFit  # The fitted figures, and the error of each row
 
     @property
     def base(self) -> str:
@@ -43,7 +43,7 @@ class Calibration:
 
 
 def calibrate(paths: Sequence[str], name: str, *, op: str | None = None, ranks: int | None = None) -> Calibration:
-    """Fit a machine to logs.
+    """MachineFit a machine to logs.
 
     Args:
         paths: The files of the logs.

@@ -33,7 +33,7 @@ from ..errors import (
 from ..notice import notify
 from ..runtime.blame.standing import Standing
 from ..runtime.communicator import BaseEngine
-from ..runtime.match import Voice
+from ..runtime.match import RankCall
 from ..runtime.spanning import ANNOUNCED
 from ..runtime.spanning_messages import SpanningCommunicators
 from ..runtime.world import World
@@ -95,11 +95,11 @@ class ControlPlane:
         self.speaks: bool = membership.member == 0
         self._world: World
         self._communicators: SpanningCommunicators
-        self._announced: dict[tuple[int, Voice], list[int]] = {}  # operations that are not told yet
+        self._announced: dict[tuple[int, RankCall], list[int]] = {}  # operations that are not told yet
         self._asked: set[int] = set()  # communicators in which a rank here asks for calls
         self._spoken: set[int] = set()  # communicators and groups of which the others have been told something
         self._unused: list[tuple[int, int, int, list[int]]] = []  # groups of which the others must be told
-        self._said: OrderedDict[tuple[int, int], list[Voice]] = OrderedDict()
+        self._said: OrderedDict[tuple[int, int], list[RankCall]] = OrderedDict()
         self._failed: OrderedDict[tuple[int, int], EndFailed] = OrderedDict()  # ends on communicators unknown here
         self._issued: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # ranks that no longer knew how many messages they had sent
@@ -183,24 +183,24 @@ class ControlPlane:
         except Exception as error:
             notify(f"the other processes cannot be told of {saying!r:.40}...: {in_one_line(error)[:LINE_BYTES]}")
 
-    def tell_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
+    def send_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
         """Say that a rank here has ended the world."""
         self._tell(Failed(culprit=rank, doing=cut_lines(doing), **_told(error)))
 
-    def tell_call(self, communicator_id: int, seqs: Sequence[int], said: Voice) -> None:
+    def send_call(self, communicator_id: int, seqs: Sequence[int], said: RankCall) -> None:
         """Tell the call of a rank here in some operations. A call without a dtype asks for the root's."""
         call = pack_call(said.call)
         self._spoken.add(communicator_id)
         self._tell(Called(channel=communicator_id, seqs=list(seqs), rank=said.rank, call=call, site=said.call_site))
 
-    def announce_call(self, communicator_id: int, seq: int, said: Voice) -> None:
+    def announce_call(self, communicator_id: int, seq: int, said: RankCall) -> None:
         """Tell the call of a rank here, within `_WATCH_S`, or at once where a rank elsewhere has asked.
 
         Most ranks know what they receive. A message for each operation, and the threads that it wakes, would take
         longer than a broadcast of a gradient bucket.
         """
         if communicator_id in self._asked:
-            self.tell_call(communicator_id, (seq,), said)
+            self.send_call(communicator_id, (seq,), said)
         else:
             self._announced.setdefault((communicator_id, said), []).append(seq)
 
@@ -208,9 +208,9 @@ class ControlPlane:
         announced, self._announced = self._announced, {}
         for (communicator_id, said), seqs in announced.items():
             for first in range(0, len(seqs), _MOST_ALIKE):
-                self.tell_call(communicator_id, seqs[first : first + _MOST_ALIKE], said)
+                self.send_call(communicator_id, seqs[first : first + _MOST_ALIKE], said)
 
-    def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
+    def send_mismatch(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
         """Say that two ranks mean different operations."""
         self._tell(
             Disagreed(
@@ -223,18 +223,18 @@ class ControlPlane:
             )
         )
 
-    def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
+    def send_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Say that a rank here cannot take part in an operation."""
         message, cause = cut(text_of(error)), _told(error.__cause__ or error)
         self._tell(EndFailed(channel=communicator_id, seq=seq, rank=rank, message=message, **cause))
 
-    def tell_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
+    def send_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
         """Say that nothing of a communicator, or of a group, goes on because of a rank here."""
         aborted = isinstance(error, GroupAbortedError)
         self._spoken.add(communicator_id)
         self._tell(Broken(channel=communicator_id, rank=culprit, text=cut(text_of(error)), aborted=aborted))
 
-    def tell_unused(self, group_id: int, ranks: int, size: int, communicator_ids: Sequence[int]) -> None:
+    def send_unused(self, group_id: int, ranks: int, size: int, communicator_ids: Sequence[int]) -> None:
         """Say within `_WATCH_S` that the ranks here use a group no more."""
         self._tell_announced()
         spoken = [each for each in communicator_ids if each in self._spoken]
@@ -244,7 +244,7 @@ class ControlPlane:
         if ranks < size or spoken:  # otherwise no other process knows of the group
             self._unused.append((group_id, ranks, size, spoken))
 
-    def _tell_unused(self) -> None:
+    def _send_unused(self) -> None:
         unused, self._unused = self._unused, []
         part: list[tuple[int, int, int, list[int]]] = []
         ids = 0
@@ -265,15 +265,15 @@ class ControlPlane:
             for each in [each for each in early if each[0] in ids]:
                 del early[each]
 
-    def tell_quiet(self, standings: Sequence[Standing]) -> None:
+    def send_quiet(self, standings: Sequence[Standing]) -> None:
         """Let the others know which ranks here make no progress."""
         self._tell(Quiet(standings=cut_standings(standings)))
 
-    def tell_busy(self, rank: int, place: str) -> None:
+    def send_busy(self, rank: int, place: str) -> None:
         """Say that a rank here keeps the loop of this process, and where, or that it does no more; any thread."""
         self._tell(Busy(rank=rank, place=cut(place, LINE_BYTES)))
 
-    def tell_left(self, rank: int) -> None:
+    def send_left(self, rank: int) -> None:
         """Say that a rank here has finished its program, and how many operations it issued on each communicator."""
         self._tell_announced()
         counts = list(self._communicators.issued(rank).items())
@@ -285,7 +285,7 @@ class ControlPlane:
         """Fail an end whose wire broke a moment later, unless the culprit becomes known meanwhile."""
         self._broken_ends.append((trio.current_time() + _VERDICT_S, fail))
 
-    def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
+    def send_standings(self, standings: Sequence[Standing], reason: str) -> None:
         """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""
         self._stopping()
         self._tell(Stopped(standings=cut_standings(standings), reason=cut(reason, LINE_BYTES)))
@@ -297,7 +297,7 @@ class ControlPlane:
         """Whether nobody has said anything of an operation that no rank here has come to."""
         return not (self._said or self._failed)
 
-    def said_before(self, communicator_id: int, seq: int) -> list[Voice]:
+    def early_calls(self, communicator_id: int, seq: int) -> list[RankCall]:
         """Return, once, what the others called in an operation before any rank here came to it."""
         if self._failed and (failed := self._failed.pop((communicator_id, seq), None)) is not None:
             self._hear_end_failed(failed)
@@ -317,7 +317,7 @@ class ControlPlane:
         while True:
             await trio.sleep(_WATCH_S)
             self._tell_announced()
-            self._tell_unused()
+            self._send_unused()
             while self._broken_ends and self._broken_ends[0][0] <= trio.current_time():
                 self._broken_ends.popleft()[1]()
             self._tell_waiting()
@@ -327,7 +327,7 @@ class ControlPlane:
         before_ns = perf_counter_ns() - _LONG_NS
         for communicator in self._communicators.spanning.values():
             for seq, said in communicator.waiting(before_ns):
-                self.tell_call(communicator.id, (seq,), said)
+                self.send_call(communicator.id, (seq,), said)
 
     async def _listen(self) -> None:
         """Act on the events of the other processes, in their order."""
@@ -410,9 +410,9 @@ class ControlPlane:
         """Compare the call of a rank elsewhere with those here, or keep it until a rank here comes to the operation."""
         if not 0 < len(said.seqs) <= _MOST_ALIKE:
             raise OverlapError(f"it speaks of {len(said.seqs)} operations; at most {_MOST_ALIKE} are alike")
-        voice = Voice(rank=said.rank, call=unpack_call(said.call), call_site=said.site)
+        voice = RankCall(rank=said.rank, call=unpack_call(said.call), call_site=said.site)
         for seq in said.seqs:
-            if not self._communicators.hear(said.channel, seq, voice):
+            if not self._communicators.compare_call(said.channel, seq, voice):
                 self._said.setdefault((said.channel, seq), []).append(voice)
                 if len(self._said) > _MOST_SAID:
                     self._said.popitem(last=False)
@@ -423,7 +423,7 @@ class ControlPlane:
     def _hear_end_failed(self, said: EndFailed) -> None:
         """Fail the ends here of an operation that a rank elsewhere cannot take part in, or those that come to it."""
         known = self._communicators.spanning.get(said.channel)
-        if known is None or not known.hear_failed_end(said.seq, said.rank, said.message, _heard(said)):
+        if known is None or not known.fail_remote_end(said.seq, said.rank, said.message, _heard(said)):
             self._failed[said.channel, said.seq] = said
             if len(self._failed) > _MOST_SAID:
                 self._failed.popitem(last=False)

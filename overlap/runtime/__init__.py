@@ -1,1 +1,1 @@
-"""The runtime: ranks, streams, futures, matching, and the engine that moves what has met."""
+"""The runtime: ranks, streams, futures, matching, and the engine that executes matched operations."""

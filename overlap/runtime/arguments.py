@@ -1,4 +1,4 @@
-"""Checks the arguments of calls (arrays, roots, peers, pairs) and finds the memory that an operation uses."""
+"""Checks of the arguments of calls (arrays, roots, peers, pairs), and the memory that an operation uses."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ from typing import Any, cast
 import numpy as np
 
 from ..collectives.call import Call, call, uneven_call
-from ..collectives.kinds import ALL_REDUCE, BARRIER, BROADCAST, GATHER, P2P, PERMUTE, REDUCE, SCATTER, Counts, normal
+from ..collectives.kinds import (
+    ALL_REDUCE,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    P2P,
+    PERMUTE,
+    REDUCE,
+    SCATTER,
+    Counts,
+    agreed_shape,
+)
 from ..collectives.reduce import OPS, Array, check_dtype
 from ..errors import UsageError, shown
 from .context import Arrays
 from .memory.buffer_locks import BufferLocks
 from .memory.foreign import as_input, as_output, changes
-from .operation import CollectiveFuture, Members
-from .received import NO_ROOM, Received, new_array, room_for
+from .operation import CollectiveFuture, GroupLike
+from .received import ANY_TREE, TreeReceive, buffers_for, new_array
 from .tree_operation import TreeOperation
 from .trees import is_tree, message_of
 
@@ -25,10 +36,10 @@ _INTEGERS = int, np.integer
 
 
 def prepare(operation: CollectiveFuture[Any]) -> None:
-    """Check the arguments and find the array to read; sets `call` and `source`.
+    """Check the arguments and set `call` and `source`, the array to read.
 
     Raises:
-        UsageError: For arguments that cannot be meant.
+        UsageError: For invalid arguments.
     """
     x, kind, out = operation.input, operation.kind, operation.out
     if x is None:
@@ -44,21 +55,21 @@ def prepare(operation: CollectiveFuture[Any]) -> None:
             if isinstance(operation, TreeOperation):
                 operation.pack(x, _call_with)
                 return
-        operation.changed = changes(x)
+        operation.input_changed = changes(x)
         x = as_input(x)
-    operation.call = asked = call(kind.text, None, x.dtype, x.shape, 2) if kind is P2P else _call_with(operation, x)
+    operation.call = requested = call(kind.text, None, x.dtype, x.shape, 2) if kind is P2P else _call_with(operation, x)
     operation.source = x if x.flags.carray else _readable(operation, x)
     if out is not None and (out is not x or kind not in _ELEMENTWISE):
-        if out.shape != asked.result_shape or out.dtype is not asked.dtype or asked.counts:
-            check_result(out, asked, operation.member.rank)
-        check_overlap(asked, operation.member.rank, out, x)
+        if out.shape != requested.result_shape or out.dtype is not requested.dtype or requested.counts:
+            check_result(out, requested, operation.member.rank)
+        check_overlap(requested, operation.member.rank, out, x)
 
 
 def prepare_late(operation: CollectiveFuture[Any]) -> None:
-    """Prepare an operation whose input was a future, now that there is a value.
+    """Prepare an operation with the value of the future that was its input.
 
     Raises:
-        UsageError: As `prepare`, with the line of the call, and what the future has become.
+        UsageError: As `prepare`, with the line of the call and the value of the future.
     """
     x, kind = operation.input, operation.kind
     try:
@@ -73,7 +84,7 @@ def prepare_late(operation: CollectiveFuture[Any]) -> None:
 
 
 def described(x: object) -> str:
-    """Return what a value is, for people: the outline of an array or a tree, else its type."""
+    """Return a value as messages have it: the outline of an array or a tree, else its type."""
     if isinstance(x, np.ndarray):
         return f"{x.dtype} {x.shape}"
     if x is None or not isinstance(x, (dict, list, tuple)):
@@ -86,11 +97,11 @@ def _call_with(operation: CollectiveFuture[Any], x: Array, form: str = "") -> Ca
     kind, shape, size = operation.kind, x.shape, operation.member.size
     counts: Counts = ()
     if operation.counts is not None:
-        shape, counts = normal(kind, shape, cast(Counts, operation.counts), size, operation.member.rank)
+        shape, counts = agreed_shape(kind, shape, cast(Counts, operation.counts), size, operation.member.rank)
     try:
         return (uneven_call if counts else call)(
             kind.text, operation.reduction, x.dtype, shape, size, operation.root, operation.pairs, counts,
-            operation.exact, operation.shared, operation.insisted, form,
+            operation.exact, operation.shared, operation.requested_algorithm, form,
         )  # fmt: skip
     except TypeError as error:  # not hashable
         raise UsageError(f"op: {shown(operation.reduction)} is unknown; known are {', '.join(OPS)}") from error
@@ -100,28 +111,28 @@ def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
     """Return the call of a rank that passes no array."""
     kind = operation.kind
     if kind is P2P:
-        if isinstance(operation, Received):
-            return operation.room.call
+        if isinstance(operation, TreeReceive):
+            return operation.buffers.call
         out = operation.out
         return call(kind.text, None, None, None, 2) if out is None else call(kind.text, None, out.dtype, out.shape, 2)
     if not kind.traits.rooted and kind is not BARRIER:
         raise UsageError(f"x: {operation.op} needs an array, got None")
     return call(
         kind.text, None, None, None, operation.member.size, operation.root, operation.pairs, (), operation.exact,
-        operation.shared, operation.insisted,
+        operation.shared, operation.requested_algorithm,
     )  # fmt: skip
 
 
 def call_by_out(operation: CollectiveFuture[Any]) -> Call | None:
-    """Return the call of a broadcast or scatter that only receives, if `out` says dtype and shape."""
+    """Return the call of a broadcast or scatter that only receives, if `out` has dtype and shape."""
     out = operation.out
     if not isinstance(out, np.ndarray) or out.ndim == 0:
         return None
-    shape, size, asked = out.shape, operation.member.size, operation.call
+    shape, size, known = out.shape, operation.member.size, operation.call
     shape = (shape[0] * size, *shape[1:]) if operation.kind is SCATTER else shape
     return call(
-        asked.kind.text, None, out.dtype, shape, size, asked.root, asked.pairs, (), asked.exact, asked.shared,
-        asked.algorithm,
+        known.kind.text, None, out.dtype, shape, size, known.root, known.pairs, (), known.exact, known.shared,
+        known.algorithm,
     )  # fmt: skip
 
 
@@ -148,19 +159,19 @@ def take_output(operation: CollectiveFuture[Any]) -> None:
         return  # there is nothing to write
     target = as_output(out, "out" if operation.kind is not P2P else "like")
     if target is not out:
-        operation.given, operation.out = out, target
+        operation.caller_out, operation.out = out, target
         if operation.input is out:
-            operation.input, operation.changed = target, changes(out)
+            operation.input, operation.input_changed = target, changes(out)
 
 
 # -- arrays ----------------------------------------------------------------------------------------------------------
 
 
 def check_result(out: Array | None, pattern: Call, rank: int) -> None:
-    """Compare `out` with the result that `pattern` makes on a group rank, if it says what that is.
+    """Compare `out` with the result of a call on a group rank, if the call has a dtype.
 
     Raises:
-        UsageError: Naming both.
+        UsageError: With both, if they differ.
     """
     if out is None or pattern.dtype is None:
         return
@@ -170,7 +181,7 @@ def check_result(out: Array | None, pattern: Call, rank: int) -> None:
 
 
 def check_unwritten(locks: BufferLocks, arrays: Iterable[Array], reader: str) -> None:
-    """Refuse to read an array that another operation writes: the data could be any mixture of old and new.
+    """Refuse to read an array that another operation writes, as the data could be any mixture of old and new.
 
     Raises:
         UsageError: If one of the arrays is the `out` of an operation that has not ended.
@@ -186,16 +197,16 @@ def check_overlap(call: Call, rank: int, out: Array, x: Array) -> None:
     Raises:
         UsageError: If they share memory in such a way.
     """
-    theirs, mine = x if x.base is None else x.base, out if out.base is None else out.base
-    if theirs is not mine and type(theirs) is type(mine) is np.ndarray and theirs.flags.owndata and mine.flags.owndata:
-        return  # as most: to ask for their bounds takes three times as long
+    source, dest = x if x.base is None else x.base, out if out.base is None else out.base
+    if source is not dest and type(source) is type(dest) is np.ndarray and source.flags.owndata and dest.flags.owndata:
+        return  # as most; a comparison of their bounds takes three times as long
     if np.may_share_memory(out, x) and not _in_place(call, rank, out, x):
         kind = call.kind.text
         raise UsageError(f"out: overlaps x, which {kind} still reads; pass x itself or an array of its own")
 
 
 def _in_place(call: Call, rank: int, out: Array, x: Array) -> bool:
-    """Whether `x` lies in `out` just where the operation writes only after it has read."""
+    """Whether `x` lies in `out` at the place that the operation writes only after it has read."""
     traits = call.kind.traits
     if not x.flags.c_contiguous or traits.scatters or call.kind is PERMUTE:
         return x.nbytes == 0
@@ -207,7 +218,7 @@ def _in_place(call: Call, rank: int, out: Array, x: Array) -> bool:
 
 
 def receive_like(like: object, arrays: Arrays) -> object:
-    """Return what a receive fills: an array, a new one of (shape, dtype), or the room for a tree or for anything.
+    """Return the target of a receive: an array, a new one of (shape, dtype), or the buffers of a tree or any message.
 
     Raises:
         UsageError: If it is none of these.
@@ -217,13 +228,13 @@ def receive_like(like: object, arrays: Arrays) -> object:
             like = new_array(like, arrays)
         except (TypeError, ValueError) as error:
             if is_tree(like) or any(isinstance(item, (dict, list, tuple)) for item in like[-1:]):
-                return room_for(like, arrays)
+                return buffers_for(like, arrays)
             raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
     elif type(like) is not np.ndarray:
         if like is None:
-            return NO_ROOM
+            return ANY_TREE
         if isinstance(like, (dict, list)):
-            return room_for(like, arrays)
+            return buffers_for(like, arrays)
         if isinstance(like, _INTEGERS):
             raise UsageError(f"like: expected an array or (shape, dtype), got {like}; a source is src={like}")
     check_dtype((like if isinstance(like, np.ndarray) else as_output(like, "like")).dtype, "like")
@@ -233,48 +244,50 @@ def receive_like(like: object, arrays: Arrays) -> object:
 # -- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def check_rank(group: Members, argument: str, rank: int | None) -> None:
-    """Raise `UsageError` unless it is a rank of the group."""
+def check_rank(group: GroupLike, argument: str, rank: int | None) -> None:
+    """Raise `UsageError` if a number is no rank of the group."""
     if not isinstance(rank, _INTEGERS) or not 0 <= rank < group.size:
         raise UsageError(
             f"{argument}: expected 0 to {group.size - 1}, a rank of group '{group.name}', got {shown(rank)}"
         )
 
 
-def check_peer(group: Members, argument: str, peer: int | None, tag: int) -> None:
-    """Raise `UsageError` unless a message may go there, or come from there."""
+def check_peer(group: GroupLike, argument: str, peer: int | None, tag: int) -> None:
+    """Raise `UsageError` if a peer is no rank of the group, or a tag is out of range."""
     check_rank(group, argument, peer)
     if not isinstance(tag, int) or not 0 <= tag < _TAGS:
         raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {shown(tag)}")
 
 
-def check_root(group: Members, operation: CollectiveFuture[Any]) -> None:
-    """Raise `UsageError` unless there is such a root, and arrays are given where they must be, and only there."""
-    kind, root, mine = operation.kind, operation.root, group.rank
+def check_root(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
+    """Raise `UsageError` if there is no such root, or an array is missing or given where none is used."""
+    kind, root, rank = operation.kind, operation.root, group.rank
     check_rank(group, "root", root)
     only_root = kind is REDUCE or kind is GATHER
-    if operation.input is None and (root == mine or only_root):
-        raise UsageError(f"x: {kind.value} needs an array on rank {mine}, got None")
-    if only_root and operation.out is not None and root != mine:
-        raise UsageError(f"out: only the root {root} of {kind.value} gets a result, this is rank {mine}")
+    if operation.input is None and (root == rank or only_root):
+        raise UsageError(f"x: {kind.value} needs an array on rank {rank}, got None")
+    if only_root and operation.out is not None and root != rank:
+        raise UsageError(f"out: only the root {root} of {kind.value} gets a result, this is rank {rank}")
 
 
-def check_options(group: Members, operation: CollectiveFuture[Any]) -> None:
+def check_options(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
     """Check `exact`, `shared` and `algorithm`, which few calls pass."""
     if type(operation.exact) is not bool:
         raise UsageError(f"exact: expected True or False, got {shown(operation.exact)}")
     if type(operation.shared) is not bool:
         raise UsageError(f"shared: expected True or False, got {shown(operation.shared)}")
     if operation.shared and operation.out is not None:
-        raise UsageError("out: a result that ranks share lies where all of them find it; pass out= or shared=True")
-    if operation.insisted is not None:
+        raise UsageError("out: a result that ranks share lies in memory of its own; pass out= or shared=True")
+    if operation.requested_algorithm is not None:
         from ..cost.select import check_algorithm_for  # and with it the generators
 
-        check_algorithm_for(operation.op, operation.insisted, group.size, exact=operation.exact)
-        operation.insisted = operation.insisted if group.size > 1 else None  # a rank that is alone needs none
+        check_algorithm_for(operation.op, operation.requested_algorithm, group.size, exact=operation.exact)
+        operation.requested_algorithm = (
+            operation.requested_algorithm if group.size > 1 else None
+        )  # a rank that is alone needs none
 
 
-def check_pairs(group: Members, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def check_pairs(group: GroupLike, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Return pairs of ranks as numbers; raise `UsageError` unless each rank sends once at most, and receives once."""
     try:
         checked = tuple((src, dst) for src, dst in pairs)
@@ -290,8 +303,8 @@ def check_pairs(group: Members, pairs: Sequence[tuple[int, int]]) -> tuple[tuple
     return tuple((int(src), int(dst)) for src, dst in checked)
 
 
-def check_one_a_rank(group: Members, argument: str, values: object) -> None:
-    """Raise `UsageError` unless there is one for each rank."""
+def check_one_a_rank(group: GroupLike, argument: str, values: object) -> None:
+    """Raise `UsageError` if values are not a list or tuple of one for each rank."""
     if not isinstance(values, (list, tuple)) or len(values) != group.size:
         got = f"{len(values)} of them" if isinstance(values, (list, tuple)) else type(values).__name__
         raise UsageError(f"{argument}: expected a list of {group.size} objects, one a rank, got {got}")

@@ -1,4 +1,4 @@
-"""The backend of a world: its clock, its compute threads, and its engine.
+"""Backend of a world: its clock, its compute threads, and its engine.
 
 `RealBackend` is here: threads compute and bytes move. The simulated one is in `overlap.simulation`.
 """
@@ -21,7 +21,7 @@ from .communicators import KEPT, Communicators
 from .compute import ComputeStream, ThreadedCompute
 from .context import RankContext
 from .engine.real_engine import RealEngine
-from .event_loop import Turns
+from .event_loop import CallbackTurns
 from .handover import Handover
 from .interpreter import BlasLimit
 from .memory.buffer_pool import BufferPool
@@ -37,11 +37,11 @@ class Backend(ABC):
     """The differences between real and simulated time.
 
     Attributes:
-        name: As the timeline calls it.
+        name: Name in the timeline.
         shapes_only: Whether arrays have a shape and no data.
-        pause: Returns the checkpoint of a task that awaits an operation which has ended.
-        buffers: Where the memory of results, scratch and staging comes from: one pool a world, so that its memory goes
-            with it, and its limit and its figures are the world's.
+        pause: Returns the checkpoint of a task that awaits an ended operation.
+        buffers: Pool of memory for results, scratch and staging: one a world, so that its memory is freed with it, and
+            its limit and its figures are the world's.
     """
 
     name: ClockName
@@ -64,18 +64,18 @@ class Backend(ABC):
         return self.buffers.copy(array)
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return values that ranks of this process pass each other beside an operation, by group rank."""
+        """Return the values that ranks of this process pass to each other with an operation, by group rank."""
         return {}
 
     def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
-        """Call a function in so many seconds, unless a nursery has been cancelled by then."""
+        """Call a function after a timeout, unless a nursery has been cancelled by then."""
         nursery.start_soon(_call_after, timeout_s, stop)
 
     def meta(self) -> dict[str, str]:
         """Return its entries in the metadata of a timeline."""
         return {}
 
-    def step_begins(self, context: RankContext) -> None:  # noqa: B027 (real time need not know)
+    def step_begins(self, context: RankContext) -> None:  # noqa: B027 (no use in real time)
         """Note that a rank begins a step."""
 
     def communicators(self, engine: BaseEngine) -> Communicators:
@@ -105,7 +105,7 @@ async def _call_after(delay_s: float, function: Callable[[], None]) -> None:
 
 
 class RealBackend(Backend):
-    """Threads compute, bytes move, and it takes as long as it takes."""
+    """Real time: threads compute and bytes move."""
 
     name: ClockName = "real"
     now_ns = staticmethod(perf_counter_ns)
@@ -113,7 +113,7 @@ class RealBackend(Backend):
     def __init__(self) -> None:
         super().__init__()
         self._blas = BlasLimit()
-        self.pause: Callable[[], Coroutine[object, object, None]] = Turns().pause
+        self.pause: Callable[[], Coroutine[object, object, None]] = CallbackTurns().pause
 
     def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
         """Return a stream with a thread of its own."""
@@ -128,6 +128,6 @@ class RealBackend(Backend):
         return Communicators(engine, keeps=KEPT)
 
     def close(self) -> None:
-        """Give BLAS its threads back."""
+        """Restore the threads of BLAS."""
         super().close()
         self._blas.lift()

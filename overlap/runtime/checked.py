@@ -1,4 +1,4 @@
-"""Future of another future's result, which is checked."""
+"""Future of another future's result, with a check."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .future import Future, Item
 
 
 class Checked(Item):
-    """The future of another future's result, which fails if `check(result)` raises.
+    """Future of another future's result, which fails if `check(result)` raises.
 
     Args:
         whole: The other future.
-        check: Looks at the result, perhaps several times, in any thread.
+        check: Function of the result, called perhaps several times, in any thread.
     """
 
     __slots__ = ("_check",)
@@ -25,7 +25,7 @@ class Checked(Item):
 
     @property
     def label(self) -> str:
-        """The name of the other future."""
+        """Name of the other future."""
         return self._whole.label
 
     def _outcome(self) -> tuple[object, Failure | None]:

@@ -1,7 +1,7 @@
-"""Checks the data that ranks send for NaN and infinity, before any reduction: the issuer of ``run(check="nan")``.
+"""Checks of sent data for NaN and infinity, before any reduction: the issuer of ``run(check="nan")``.
 
-A rank whose input has a NaN or an infinity fails at once, and is named: after a reduction all ranks would have it, and
-its origin would be unknown. Runs without the check have plain issuers and ports.
+A rank with a NaN or an infinity in its input fails at once, and is named: after a reduction all ranks would have it,
+and its origin would be unknown. Runs without the check have plain issuers and ports.
 
 An input that is written to while it is in flight fails as well: its digest is taken with the check, and compared at the
 end of the operation. Locks catch most of such writes at once, but none through a view that was made before.
@@ -20,16 +20,16 @@ from ..collectives.reduce import Array
 from ..errors import NonFiniteError
 from .failure import Failure
 from .issue import Issuer
-from .operation import CollectiveFuture, Matching, Operation, Port
+from .operation import CollectiveFuture, Matching, Operation, OperationPort
 
-# Elements looked at at once: what this takes stays in the caches of a core, and 64 MiB of float32 take 12 ms, not 40.
+# Elements in one look: its arrays stay in the caches of a core, and 64 MiB of float32 take 12 ms, not 40.
 _BLOCK = 1 << 15
 
 
 class CheckingIssuer(Issuer):
-    """Issues operations whose inputs are checked once they exist."""
+    """Issuer that checks the inputs of operations once they exist."""
 
-    def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
+    def _enqueue(self, operation: CollectiveFuture[Any], port: OperationPort) -> None:
         if not isinstance(port.communicator, _Checked):
             port.communicator = _Checked(port.communicator)
         super()._enqueue(operation, port)
@@ -48,17 +48,17 @@ class _Checked:
 
     @property
     def identity(self) -> str:
-        """Its name in few characters, the same on every rank."""
+        """Name in few characters, the same on every rank."""
         return self._inner.identity
 
     @property
     def closed(self) -> bool:
-        """Whether it has been forgotten."""
+        """Whether it is forgotten."""
         return self._inner.closed
 
     def arrive(self, operation: Operation) -> None:
-        """Take in one rank's end, or fail all ends if its data is not finite."""
-        error = _found(operation) if sends(operation) else None
+        """Take in the end of one rank, or fail all ends if its data is not finite."""
+        error = _finding(operation) if sends(operation) else None
         if error is None:
             _watch(operation)
             self._inner.arrive(operation)
@@ -66,12 +66,12 @@ class _Checked:
             self._inner.withdraw(operation, Failure(error))
 
     def at_once(self, operation: Operation) -> bool:
-        """Return False: other ranks must hear of a finding."""
+        """Return False: a finding is reported to other ranks."""
         return False
 
 
 def sends(operation: Operation) -> bool:
-    """Whether the input of a rank goes anywhere, and has data."""
+    """Whether the input of a rank has data, and is sent."""
     position, kind = operation.port.position, operation.kind
     if operation.source is None or operation.context.arrays.shapes_only:
         return False
@@ -81,14 +81,14 @@ def sends(operation: Operation) -> bool:
 
 
 def _watch(operation: Operation) -> None:
-    """Let an operation fail if its input is written to from now on, by anything but its own result."""
+    """Let an operation fail if its input is written to from now on, except by its own result."""
     source, out = operation.source, operation.out
-    if source is None or operation.changed is not None or operation.context.arrays.shapes_only:
+    if source is None or operation.input_changed is not None or operation.context.arrays.shapes_only:
         return
     if isinstance(out, np.ndarray) and np.may_share_memory(source, out):
         return
     before = _digest(source)
-    operation.changed = lambda: _digest(source) != before
+    operation.input_changed = lambda: _digest(source) != before
 
 
 def _digest(array: Array) -> int:
@@ -96,10 +96,10 @@ def _digest(array: Array) -> int:
     return crc32(array.reshape(-1).view(np.uint8).data)
 
 
-def _found(operation: Operation) -> NonFiniteError | None:
-    """Return the error that an operation deserves for its input, if any."""
+def _finding(operation: Operation) -> NonFiniteError | None:
+    """Return the error for a NaN or an infinity in the input of an operation, None without one."""
     source = operation.source
-    assert source is not None, "a sender has an array"
+    assert source is not None, "this is a bug in overlap: a sender has no array"
     at = first_not_finite(source)
     if at is None:
         return None
@@ -143,10 +143,10 @@ def _marks(dtype: np.dtype[np.generic]) -> tuple[np.generic, np.generic] | None:
     if dtype.itemsize > 2:
         return None
     patterns = np.arange(1 << (8 * dtype.itemsize), dtype=np.uint8 if dtype.itemsize == 1 else np.uint16)
-    with np.errstate(invalid="ignore"):  # of a bfloat16 that asks for attention
+    with np.errstate(invalid="ignore"):  # signalling values of bfloat16
         bad = patterns[~np.isfinite(patterns.view(dtype))]
     if not bad.size:
         return None
     common = ~np.bitwise_or.reduce(bad ^ bad[0])
-    tells = np.array_equal(patterns[(patterns & common) == (bad[0] & common)], bad)
-    return (common, bad[0] & common) if tells else None
+    exact = np.array_equal(patterns[(patterns & common) == (bad[0] & common)], bad)
+    return (common, bad[0] & common) if exact else None

@@ -1,8 +1,8 @@
 """Communicators: bring the ends of an operation together, and notice that ranks disagree.
 
 A `Communicator` is shared by the ranks of this process that are in one group, for one stream, or by the two ends of
-messages with one tag. The ends of one operation come together in a `Match`, by sequence number; what has matched goes
-to the engine. A `Port` is one rank's end of a communicator.
+messages with one tag. The ends of one operation meet in a `Match`, by sequence number; matched operations go
+to the engine. A `OperationPort` is one rank's end of a communicator.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .context import RankContext
 from .executor import Executor
 from .failure import Failure
 from .match import Key, Match, Unfit
-from .operation import Lane, Operation, Port
+from .operation import Operation, OperationPort, StreamLike
 from .put_back import PutBack
 from .stream import MessageLane, Stream
 
-# Calls whose executors are kept, for each rank: training repeats a few, shapes that differ make a new one each time.
+# Cached executors of each rank: training repeats a few calls, but blocks of different shapes make a new one each time.
 _EXECUTORS = 256
 
 
 class BaseEngine(ABC):
     """Engine that runs the operations of one process's ranks once they have matched."""
 
-    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
-        """Return memory that other processes of this host map, and what gives it back; None: there is none."""
+    def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+        """Return memory that other processes of this host map, and the function to return it; None without it."""
         return None
 
     @abstractmethod
@@ -41,24 +41,24 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
-        """Choose what carries out a rank's operations with a call.
+        """Choose the executor of a rank's operations with a call.
 
         Args:
-            communicator: That of the operations.
+            communicator: Communicator of the operations.
             call: The call that all ranks agree on; it is settled.
-            operation: The first of them. Its own call may leave dtype and shape open; a thread that asks whether it may
-                carry it out has not given it a port yet, but that is never the first executor of a communicator.
+            operation: The first of them. Its own call may leave dtype and shape open. For a thread that checks whether
+                it may run it, it has no port yet, but such a check is never the first for a communicator.
         """
 
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
-        """Call `look` when it is time for a receive from any source to choose among messages; any thread."""
+        """Call `look` when a receive from any source should choose among messages; any thread."""
         if get_ident() == context.thread:
             context.soon(look)
-        else:  # to look may start or cancel a task
+        else:  # `look` may start or cancel a task
             context.from_thread(look)
 
-    def close(self, communicator: Communicator) -> None:  # noqa: B027 - an engine may have nothing to give back
-        """Give back what a communicator has; no rank, of any process, uses it any more."""
+    def close(self, communicator: Communicator) -> None:  # noqa: B027 - an engine may own nothing of it
+        """Free the resources of a communicator that no rank of any process uses any more."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -68,38 +68,38 @@ class BaseEngine(ABC):
 class Shared(Protocol):
     """The state that the communicators of a world share: see `Communicators`."""
 
-    engine: BaseEngine  # Runs what has matched
+    engine: BaseEngine  # Runs matched operations
     left: set[int]  # World ranks that have finished their program
     unheard: dict[int, Callable[[], BaseException]]  # Errors that no operation is left to fail with
 
     def announce(self, key: Key) -> None:
-        """Offer a message, which no rank has begun to receive, to the receives that accept any source (`src=None`)."""
+        """Offer a message that no receive has met to the receives that accept any source (`src=None`)."""
 
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
         """Fail all present and later operations in the communicators of a key's id."""
 
     def broken(self, key: Key) -> Callable[[], BaseException] | None:
-        """Return what makes the errors of a group that was aborted; None if it was not."""
+        """Return the maker of errors of an aborted group; None if it was not aborted."""
 
     def rest(self, communicator: Communicator) -> None:
-        """Keep a communicator of messages that is idle for the next ones, or forget it."""
+        """Keep an idle communicator of messages for the next ones, or forget it."""
 
 
 class Communicator(PutBack):
     """The operations that the members of one group issue on one stream, in their common order.
 
     Attributes:
-        key: Its name, the same on every rank.
-        name: Of the group, for messages.
-        members: World ranks that meet, in group order.
-        size: How many ranks the group has: all of these, unless some stand for others.
-        here: How many of the members live in this process; all of them, unless it spans processes.
-        direct: Whether nothing moves before all of them have arrived, which are in this process.
+        key: Name of the communicator, the same on every rank.
+        name: Name of the group in messages.
+        members: World ranks that match, in group order.
+        size: Number of ranks of the group: all of these, unless some represent others.
+        here: Number of members in this process; all of them, unless it spans processes.
+        direct: Whether no bytes move before all ranks have arrived, which are all in this process.
         ports: The ends of messages, by place; those of collectives belong to their groups.
         first_seq: Number of the first of these messages.
-        closed: Whether it has been forgotten: the next operation opens another one.
-        lasts: Whether it is kept while none of its messages is under way.
-        resting: Whether it is among those that are forgotten next, if they are at rest then.
+        closed: Whether it is forgotten: the next operation opens another one.
+        lasts: Whether it is kept while none of its messages is in flight.
+        resting: Whether it is among the communicators that are forgotten next, unless it is used again.
     """
 
     key: Key
@@ -117,38 +117,38 @@ class Communicator(PutBack):
         self.key, self.name, self.members = key, name, members
         self.size = self.here = len(members)
         self.direct: bool = shared.engine.direct(members) or len(set(members)) == 1  # a rank with itself needs no wire
-        self.ports: dict[int, Port] = {}
+        self.ports: dict[int, OperationPort] = {}
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
         self._tag_base, self._messages = -1, key.messages
         self._executors: dict[tuple[Call, int], Executor] = {}  # by call and world rank
-        self._moving: dict[int, Match] = {}  # matches whose ends are all here and not all over
-        self._broken: Callable[[], BaseException] | None = None  # why nothing goes on
+        self._moving: dict[int, Match] = {}  # matches with all ends here, until they are over
+        self._broken: Callable[[], BaseException] | None = None  # error of all operations from now on
 
-    def port(self, context: RankContext, stream: Lane, position: int) -> Port:
-        """Make the end of a rank that has a position in the group."""
-        return Port(self, stream, position=position, place=self.place(position, context.rank))
+    def port(self, context: RankContext, stream: StreamLike, position: int) -> OperationPort:
+        """Make the port of a rank at a position of the group."""
+        return OperationPort(self, stream, position=position, place=self.place(position, context.rank))
 
-    def message_port(self, context: RankContext, stream: Stream, position: int, towards: str) -> Port:
-        """Return the sender's (0) or receiver's (1) end of messages, which lasts as long as any are under way."""
+    def message_port(self, context: RankContext, stream: Stream, position: int, towards: str) -> OperationPort:
+        """Return the sender's (0) or receiver's (1) port of messages, which lasts while any are in flight."""
         place = self.place(position, context.rank)
         port = self.ports.get(place)
         if port is None:
             lane = MessageLane(context, stream)
-            port = self.ports[place] = Port(self, lane, position=position, place=place, towards=towards)
-            port.next_seq, lane.rests = self.first_seq, self._rest
+            port = self.ports[place] = OperationPort(self, lane, position=position, place=place, towards=towards)
+            port.next_seq, lane.on_idle = self.first_seq, self._rest
         elif port.stream.idle and not (isinstance(port.stream, MessageLane) and port.stream.within is stream):
             port.stream = lane = MessageLane(context, stream)
-            lane.rests = self._rest
+            lane.on_idle = self._rest
         return port
 
     def place(self, position: int, rank: int) -> int:
-        """Return which of `members` a world rank is that has a position in the group."""
+        """Return the index in `members` of a world rank at a position of the group."""
         return position
 
     @property
     def at_rest(self) -> bool:
-        """Whether no message is under way."""
+        """Whether no message is in flight."""
         if self._matches:
             return False
         for port in self.ports.values():  # noqa: SIM110 - after every message, and twice as fast
@@ -157,7 +157,7 @@ class Communicator(PutBack):
         return True
 
     def _rest(self) -> None:
-        """Count from the first number again, and rest, once both ends have seen as many and none is under way."""
+        """Restart the numbers and rest, once both ends have issued the same number and no message is in flight."""
         if len(self.ports) != self.here or not self.at_rest:
             return
         ports = list(self.ports.values())
@@ -171,23 +171,23 @@ class Communicator(PutBack):
             self._shared.rest(self)
 
     def close(self) -> None:
-        """Be forgotten: drop what refers back to this communicator."""
+        """Drop all references back to this communicator."""
         self.closed = True
         for port in self.ports.values():
             if isinstance(port.stream, MessageLane):
-                port.stream.rests = None
+                port.stream.on_idle = None
         self.ports.clear()
         self._executors.clear()
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
-        """Take in one rank's end; with the last one, or at once where data must travel, the work begins."""
+        """Take in the end of one rank. With the last one, or at once if bytes must travel, the work starts."""
         port, seq = operation.port, operation.seq
-        if port.returned:  # a message that was put back comes first
+        if port.returned:  # a returned message comes first
             self._take_returned(operation)
             return
-        # its match, by number
+        # find its match, by number
         match = self._matches.get(seq)
         if match is None:
             match = self._matches[seq] = Match(self.here)
@@ -203,7 +203,7 @@ class Communicator(PutBack):
         complete = match.count == self.here
         if complete:
             del self._matches[seq]
-        # what can start: all ends together, or this one alone
+        # start all ends together, or this one alone
         call: Call = match.pattern  # type: ignore[assignment]
         if match.error is not None:
             operation.fail(Failure(match.error()))
@@ -220,23 +220,23 @@ class Communicator(PutBack):
             self._start_arrived(match, operation)
             if complete and match.ended < self.here:
                 self._moving[seq] = match
-        if self._messages and port.position == 0:  # receives from any source may want it
+        if self._messages and port.position == 0:  # a receive from any source may take it
             self._shared.announce(self.key)
 
     def executor(self, call: Call, operation: Operation) -> Executor:
-        """Return what carries out one rank's end of an operation, with the call that all ranks agree on."""
-        executors, asked = self._executors, (call, operation.context.rank)
-        executor = executors.get(asked)
+        """Return the executor of one rank's end of an operation, with the call that all ranks agree on."""
+        executors, key = self._executors, (call, operation.context.rank)
+        executor = executors.get(key)
         if executor is None:
             executor = self._engine.executor(self, call, operation)
             if executor.lasts:
                 if len(executors) >= _EXECUTORS * self.here:
                     executors.clear()
-                executors[asked] = executor
+                executors[key] = executor
         return executor
 
     def _start_arrived(self, match: Match, operation: Operation, executor: Executor | None = None) -> None:
-        """Start what can start now that a rank has arrived; its arrays are locked, unless it ends at once."""
+        """Start the end that has arrived, if it can start; its arrays are locked, unless it ends at once."""
         if not (lock_later := operation.may_leave_at_once):
             operation.lock()
         if executor is None:
@@ -247,27 +247,27 @@ class Communicator(PutBack):
             operation.lock()
 
     def _start(self, match: Match) -> None:
-        """Start all ends here that are not under way, once any rank has given dtype and shape."""
+        """Start all ends here that are not running, once any rank has given dtype and shape."""
         if match.pattern is not None and match.pattern.settled:
             for operation in match.ends:
                 if operation.scope is None and not operation.done:
                     self.start_end(match, operation)
 
     def start_end(self, match: Match, operation: Operation, executor: Executor | None = None) -> None:
-        """Start one rank's end, by its executor unless another one is given; its error ends it."""
+        """Start one rank's end, by its executor unless another one is given; an error ends it."""
         try:
             (executor or self.executor(cast("Call", match.pattern), operation)).start(match, operation)
-        except Exception as error:  # no memory, no wire that joins them, no schedule that fits
+        except Exception as error:  # no memory, no wire between the ranks, no schedule that fits
             operation.stopped()
             self.settle(match, operation, error)
 
     def at_once(self, operation: Operation) -> bool:
-        """Whether taking in an operation neither wakes nor starts a task; unknown unless it spans processes."""
+        """Whether an arrival neither wakes nor starts a task; unknown unless the communicator spans processes."""
         return False
 
     @property
     def identity(self) -> str:
-        """Its name in few characters, the same on every rank."""
+        """Name in few characters, the same on every rank."""
         return f"{self.key.tag_base():x}"
 
     def offer_again(self) -> None:
@@ -292,9 +292,9 @@ class Communicator(PutBack):
     def break_off(self, error: Callable[[], BaseException]) -> None:
         """Fail all present and later operations; the ranks need not await them."""
         self._broken = self._broken or error
-        cut = [*self._matches.values(), *self._moving.values()]
+        open_matches = [*self._matches.values(), *self._moving.values()]
         self._matches.clear()
-        for match in cut:
+        for match in open_matches:
             match.error = match.error or error
             for end in match.ends:
                 end.fail(Failure(error(), seen=True))
@@ -310,11 +310,11 @@ class Communicator(PutBack):
 
     @property
     def waits(self) -> bool:
-        """Whether some rank waits for another."""
+        """Whether a rank waits for another."""
         return bool(self._matches)
 
     def missing(self, seq: int) -> list[int]:
-        """World ranks that have not come to operation `seq`, if some rank has."""
+        """World ranks that have not arrived at operation `seq`, if some rank has."""
         match = self._matches.get(seq)
         ends = match.arrived if match is not None else ()
         return [rank for rank, end in zip(self.members, ends, strict=False) if end is None]
@@ -324,15 +324,15 @@ class Communicator(PutBack):
         self._matches.pop(seq, None)
 
     def tag(self, pattern: Call, seq: int) -> int:
-        """Return the first of the transport tags of operation `seq`; its channels count on from there."""
+        """Return the first transport tag of operation `seq`; its channels count on from there."""
         if self._tag_base < 0:
             self._tag_base = self.key.tag_base()
         return self._tag_base + ((seq & 0xFFFF) << 8)
 
     def settle(self, match: Match, operation: Operation, error: BaseException | None) -> None:
-        """Finish an operation, or fail it and tell the others; its bytes have stopped moving."""
+        """Finish an operation, or fail it with all other ends; its bytes have stopped moving."""
         if error is not None:
-            if get_ident() != operation.context.thread:  # the others are told by the loop
+            if get_ident() != operation.context.thread:  # the loop fails the others
                 operation.context.from_thread(self.settle, match, operation, error)
                 return
             if isinstance(error, TransportError):
@@ -341,7 +341,7 @@ class Communicator(PutBack):
                 self.fail_one(match, operation, Failure(error))
         else:
             met_ns = operation.started_ns if self.here == 1 else max(end.started_ns for end in match.ends)
-            pattern: Call = match.pattern  # type: ignore[assignment]  # an operation that has ended had one
+            pattern: Call = match.pattern  # type: ignore[assignment]  # an ended operation has a pattern
             operation.finish(operation.context.now_ns(), operation.describe(pattern, met_ns))
         self.ended(match, operation)
 
@@ -351,21 +351,21 @@ class Communicator(PutBack):
         if match.ended == self.here:
             self._moving.pop(operation.seq, None)
 
-    # -- what can go wrong -------------------------------------------------------------------------------------------
+    # -- errors --------------------------------------------------------------------------------------------------------
 
-    def _gone(self, seq: int) -> set[int]:
+    def _left_without(self, seq: int) -> set[int]:
         """World ranks that have finished without operation `seq`, which no rank of this process has issued."""
         return self._left.intersection(self.members)
 
     def _check_left(self, match: Match, operation: Operation) -> None:
-        gone = self._gone(operation.seq)
-        if gone:
+        left = self._left_without(operation.seq)
+        if left:
             match.arrived[operation.port.place] = operation
-            match.error = self._left_error(min(gone), match)
+            match.error = self._left_error(min(left), match)
 
     def _left_error(self, rank: int, match: Match) -> Callable[[], RankLeftError]:
         ends = match.ends
-        come = ", ".join(str(end.context.rank) for end in ends)  # they need not wait: some may still compute
-        who = f"rank {come} needs" if len(ends) == 1 else f"ranks {come} need"
-        message = f"rank {rank} finished its program while {who} it in {ends[0].label} ({ends[0].call_site})"
+        arrived = ", ".join(str(end.context.rank) for end in ends)  # some of them may still compute
+        subject = f"rank {arrived} needs" if len(ends) == 1 else f"ranks {arrived} need"
+        message = f"rank {rank} finished its program while {subject} it in {ends[0].label} ({ends[0].call_site})"
         return lambda: RankLeftError(message, culprit=rank)

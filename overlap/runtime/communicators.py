@@ -1,4 +1,4 @@
-"""The communicators of a world by their keys, and the receives from any source, which choose among several."""
+"""Communicators of a world by their keys, and receives from any source, which choose among several."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .communicator import BaseEngine, Communicator
 from .context import RankContext
 from .failure import Failure
 from .match import Key
-from .operation import CollectiveFuture, Operation, Port, ReturnedMessage
-from .outstanding import Issued
+from .operation import CollectiveFuture, Operation, OperationPort, ReturnedMessage
+from .outstanding import IssuedFuture
 from .put_back import RETURNED_NS
 from .stream import MessageLane, Stream
 from .waits import call_when_done
 
 KEPT = 256
-"""Sources and destinations, with their tags, whose ends are kept in real time while no message is under way."""
+"""Ends of messages, by source or destination and tag, that are kept in real time while no message is in flight."""
 
-# Of how many ranks and tags is remembered whether the last receive from any source took a message of this process.
+# Ranks and tags with a remembered choice of the last receive from any source: a message of this process, or of others.
 _TURNS = 256
 
 
@@ -32,12 +32,12 @@ class Communicators:
     """The communicators of a world, and their shared state.
 
     Attributes:
-        engine: Runs what has matched.
+        engine: Runs matched operations.
         left: World ranks that have finished their program.
-        unheard: Makers of errors of operations that were over on all ranks when it became known that they differ, by
-            id of the communicator, as long as no later operation has failed with them.
-        later: Calls a function on the loop's thread at an instant that programs cannot notice, unless the loop has
-            ended; any thread, and at any point of a program.
+        unheard: Makers of errors that no operation is left to fail with, by id of the communicator: its operations were
+            over on all ranks when ranks turned out to differ.
+        later: Calls a function on the loop's thread at a time that programs cannot notice, unless the loop has ended;
+            any thread, and at any point of a program.
         over: Whether the world has ended, and its transport with it.
     """
 
@@ -50,31 +50,32 @@ class Communicators:
         """Made by a backend.
 
         Args:
-            engine: As the attribute.
-            keeps: How many communicators of messages to keep while none of their messages is under way: to make one
+            engine: Engine of the world.
+            keeps: Number of communicators of messages to keep while none of their messages is in flight: to make one
                 takes longer than a small message.
         """
         self.engine, self.left, self._keeps = engine, set[int](), keeps
-        self._resting: deque[Communicator] = deque()  # those that are kept
-        self._used: dict[Key, None] = {}  # the last ones that were not: a program may use a tag for each message
+        self._resting: deque[Communicator] = deque()  # idle ones that are kept
+        self._used: dict[Key, None] = {}  # idle ones that were closed last: a program may use a tag for each message
         self.unheard: dict[int, Callable[[], BaseException]] = {}
         self._open: dict[Key, Communicator] = {}
-        # Keys of the communicators of each group, by its ranks and occurrence: to make the group's key takes longer.
+        # Keys of the communicators of each group, by its ranks and occurrence: to make the key of the group takes
+        # longer.
         self._of_group: dict[tuple[object, ...], dict[Key, None]] = {}
-        self._unused: dict[Key, int] = {}  # groups that some ranks here use no more: how many ranks
-        self._any: dict[Key, AnySource] = {}  # receives from any source that are under way
-        self._ours: dict[Key, None] = {}  # receives from any source of which the last took a message of this process
-        # Groups and communicators of which nothing goes on, by the id of their keys.
+        self._unused: dict[Key, int] = {}  # number of ranks here that no longer use a group
+        self._any: dict[Key, AnySource] = {}  # receives from any source in flight
+        self._ours: dict[Key, None] = {}  # keys of receives that took a message of this process last
+        # Errors of broken communicators and groups, by the id of their keys.
         self._off: dict[int, Callable[[], BaseException]] = {}
 
     def open(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Return the communicator of that key, the same for all ranks of this process."""
-        found = self._open.get(key)
-        if found is None:
-            found = self.keep(self.make(key, name, members))
+        """Return the communicator of a key, the same for all ranks of this process."""
+        communicator = self._open.get(key)
+        if communicator is None:
+            communicator = self.keep(self.make(key, name, members))
             if self._off and (broken := self.broken(key)) is not None:
-                found.break_off(broken)
-        return found
+                communicator.break_off(broken)
+        return communicator
 
     def broken(self, key: Key) -> Callable[[], BaseException] | None:
         """Return the maker of errors of an aborted group; None if it was not aborted."""
@@ -88,7 +89,7 @@ class Communicators:
         """Fail all present and later operations of a communicator or a group on the ranks of this process.
 
         Args:
-            key_id: Of a communicator's key, or of the key of a group.
+            key_id: Id of the key of a communicator or a group.
             error: Makes the errors.
         """
         self._off.setdefault(key_id, error)
@@ -99,7 +100,7 @@ class Communicators:
             waiting.look_soon()
 
     def known(self, key: Key) -> Communicator | None:
-        """Return the communicator of that key, if it is open."""
+        """Return the communicator of a key, if it is open."""
         return self._open.get(key)
 
     def keep(self, communicator: Communicator) -> Communicator:
@@ -110,25 +111,25 @@ class Communicators:
         return communicator
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Make a communicator; one of messages lasts if its tag is used again."""
-        made = Communicator(self, key, name, members)
-        made.lasts = key in self._used
-        return made
+        """Make a communicator. One of messages lasts if its tag is used again."""
+        communicator = Communicator(self, key, name, members)
+        communicator.lasts = key in self._used
+        return communicator
 
-    def rest(self, messages: Communicator) -> None:
+    def rest(self, communicator: Communicator) -> None:
         """Keep communicators in repeated use, and forget all others that are idle."""
-        if messages.lasts:
-            self._resting.append(messages)
+        if communicator.lasts:
+            self._resting.append(communicator)
             if len(self._resting) <= self._keeps:
                 return
-            messages = self._resting.popleft()
-            messages.resting = False
+            communicator = self._resting.popleft()
+            communicator.resting = False
         elif self._keeps:
-            self._used[messages.key] = None
+            self._used[communicator.key] = None
             if len(self._used) > self._keeps:
                 del self._used[next(iter(self._used))]
-        if messages.at_rest:
-            self.close(messages)
+        if communicator.at_rest:
+            self.close(communicator)
 
     def close(self, communicator: Communicator) -> None:
         """Forget a communicator of messages that is idle."""
@@ -138,28 +139,28 @@ class Communicators:
             self._unlist(communicator.key)
 
     def _unlist(self, key: Key) -> None:
-        """Remove a communicator from those of its group."""
+        """Remove a communicator from the list of its group."""
         keys = self._of_group.get(key[:2])
         if keys is not None:
             keys.pop(key, None)
             if not keys:
                 del self._of_group[key[:2]]
 
-    # -- groups that come to their end ---------------------------------------------------------------------------------
+    # -- ends of groups ------------------------------------------------------------------------------------------------
 
     def end_use(self, context: RankContext, key: Key) -> None:
         """Note that a rank issues nothing more on a group, once its operations there have ended. On the loop's thread.
 
-        When all ranks have done that, the communicators of the group are closed.
+        The last rank closes the communicators of the group.
 
         Args:
-            context: Of the rank.
-            key: Of the group.
+            context: Context of the rank.
+            key: Key of the group.
         """
         if self.over or context.ending.failure is not None:  # abandoned operations may still move bytes
             return
-        unfinished = [each for each in context.outstanding.operations if _is_of(each, key)]
-        if unfinished:  # later, for an operation that ends is not yet out of its communicator
+        unfinished = [operation for operation in context.outstanding.operations if _is_of(operation, key)]
+        if unfinished:  # later: an operation that ends is still in its communicator
             call_when_done(unfinished[-1], partial(self.later, partial(self.end_use, context, key)))
             return
         shared, here = self._ranks_here(key)
@@ -170,7 +171,7 @@ class Communicators:
             self._end_here(shared)
 
     def _ranks_here(self, key: Key) -> tuple[Key, int]:
-        """Return the key that a group's communicators have, and how many ranks here use it."""
+        """Return the key of a group's communicators, and the number of ranks here that use it."""
         return key, len(key.ranks)
 
     def _end_here(self, group: Key) -> None:
@@ -178,7 +179,7 @@ class Communicators:
         self.close_group(group)
 
     def close_group(self, group: Key) -> None:
-        """Forget a group, and its communicators, that no rank uses any more."""
+        """Forget a group that no rank uses any more, and its communicators."""
         for key in list(self._of_group.get(group[:2], ())):
             communicator = self._open.get(key)
             if communicator is not None:
@@ -191,10 +192,10 @@ class Communicators:
         if self._off:
             self._off.pop(group.id, None)
         if self._resting:
-            self._resting = deque(each for each in self._resting if not each.closed)
+            self._resting = deque(communicator for communicator in self._resting if not communicator.closed)
         for keys in (self._ours, self._used):
-            for each in [each for each in keys if each.group == group]:
-                del keys[each]
+            for key in [key for key in keys if key.group == group]:
+                del keys[key]
 
     def rank_left(self, rank: int) -> None:
         """Fail all operations that wait for a rank that has finished its program."""
@@ -206,45 +207,45 @@ class Communicators:
             waiting.look_soon()
 
     def waiting(self) -> Iterable[Communicator]:
-        """Return the communicators in which some rank waits for another."""
+        """Return the communicators in which a rank waits for another."""
         return [communicator for communicator in self._open.values() if communicator.waits]
 
     # -- receives from any source ------------------------------------------------------------------------------------
 
-    def check_any_source(self, ranks: tuple[int, ...], *, told: bool) -> None:
-        """Raise `UsageError` if senders cannot be told apart, or if what comes must be `told` and is not."""
+    def check_any_source(self, ranks: tuple[int, ...], *, has_like: bool) -> None:
+        """Raise `UsageError` if senders cannot be matched, or a receive needs `like` and has none."""
 
     def any_port(
         self, context: RankContext, stream: Stream, keys: Sequence[Key], take: Callable[[Operation, int], None]
-    ) -> Port:
+    ) -> OperationPort:
         """Return the receiver's end of the messages of one tag from any source.
 
         Args:
-            context: Of the receiving rank.
-            stream: The stream that the receive is issued on.
-            keys: Of the messages from each rank of the group, by group rank.
-            take: Moves a receive to the messages from a group rank.
+            context: Context of the receiving rank.
+            stream: Stream that the receive is issued on.
+            keys: Keys of the messages from each rank of the group, by group rank.
+            take: Function that moves a receive to the messages from a group rank.
         """
         anyone = keys[0].from_any()
         waiting = self._any.get(anyone)
         if waiting is None:
             lane = MessageLane(context, stream)
-            lane.rests = partial(self._forget_any, anyone)
+            lane.on_idle = partial(self._forget_any, anyone)
             waiting = self._any[anyone] = AnySource(self, context, lane, keys, take)
         return waiting.port
 
     def _forget_any(self, anyone: Key) -> None:
-        waiting = self._any.get(anyone)  # which a receive that starts within the end of another may have forgotten
-        if waiting is not None and waiting.at_rest:
+        any_source = self._any.get(anyone)  # None if a receive within the end of another has forgotten it
+        if any_source is not None and any_source.at_rest:
             del self._any[anyone]
-            waiting.close()
+            any_source.close()
 
     def took_ours(self, anyone: Key) -> bool:
         """Whether the last receive from any source took a message of this process."""
         return anyone in self._ours
 
     def take_turns(self, anyone: Key, *, ours: bool) -> None:
-        """Remember whether a receive from any source takes a message of this process."""
+        """Note whether a receive from any source takes a message of this process."""
         self._ours.pop(anyone, None)
         if ours:
             self._ours[anyone] = None
@@ -252,71 +253,71 @@ class Communicators:
                 del self._ours[next(iter(self._ours))]
 
     def announce(self, key: Key) -> None:
-        """Offer a message that no rank has begun to receive to the receives from any source."""
+        """Offer a message that no receive has met to the receives from any source."""
         if self._any:
             waiting = self._any.get(key.from_any())
             if waiting is not None:
                 waiting.look_soon()
 
     def offered_ns(self, key: Key) -> int | None:
-        """Return when a rank here has begun to send a message that nobody has begun to receive."""
-        known = self._open.get(key)
-        return known.offered_ns if known is not None else None
+        """Return the start time of a message here that no receive has met; None without one."""
+        communicator = self._open.get(key)
+        return communicator.offered_ns if communicator is not None else None
 
     def last_receive(self, key: Key) -> Operation | None:
-        """Return the last receive here that goes on or waits for its turn; None if there is none."""
-        known = self._open.get(key)
-        port = known.ports.get(1) if known is not None else None
+        """Return the last receive here that has not ended; None without one."""
+        communicator = self._open.get(key)
+        port = communicator.ports.get(1) if communicator is not None else None
         return port.stream.last if port is not None else None
 
     def elsewhere(self, key: Key) -> bool:
-        """Whether the messages come from another process."""
+        """Whether the sender of a key's messages is in another process."""
         return False
 
     def announced(self, rank: int, keys: Sequence[Key]) -> Envelope | None:
-        """Return the message of some keys, whatever its call, that another process has announced first."""
+        """Return the message of some keys, with any call, that another process has announced first."""
         return None
 
     async def next_announced(self, rank: int, keys: Sequence[Key]) -> Envelope:
-        """Wait for a message of some keys, whatever its call, that another process announces."""
-        raise AssertionError("a world of one process hears of no others")
+        """Wait for a message of some keys, with any call, that another process announces."""
+        raise AssertionError("this is a bug in overlap: a world of one process has no other to wait for")
 
     def suits(self, receive: Operation, key: Key, message: Envelope) -> bool:
-        """Whether the call of a receive is that of a message of a key."""
+        """Whether the call of a receive is the call of a message."""
         return True
 
     def dispute(self, receive: Operation, key: Key) -> None:
-        """Tell the sender of a key's messages at once what the receive expects, which is something else."""
+        """Report the call of a receive at once to the sender of a key's messages, which has another call."""
 
     def drop(self, message: Envelope) -> None:
-        """Receive a message that no operation wants, unless it has been withdrawn."""
+        """Receive a message for no operation, unless it has been withdrawn."""
 
     def sends_no_more(self, key: Key) -> bool:
-        """Whether the sender has finished, and there is no message of it under way."""
+        """Whether the sender has finished, and no message of it is in flight."""
         return key.ends[0] in self.left
 
     def __len__(self) -> int:
         return len(self._open)
 
 
-def _is_of(operation: Issued[object], group: Key) -> bool:
+def _is_of(operation: IssuedFuture[object], group: Key) -> bool:
     return isinstance(operation, CollectiveFuture) and operation.member.key == group
 
 
 class AnySource:
-    """Where the receives of one rank that accept one tag from any source are matched, one after the other.
+    """Matching of the receives of one rank that accept one tag from any source, one after the other.
 
     The lane of the port starts one receive at a time, so no two of them choose the same message. A receive that has
-    chosen a message moves to the port of that message's sender. Sends of this process show up in their communicators;
-    the transport announces sends of other processes. Nothing tells which of both came first, so they take turns.
+    chosen a message moves to the port of that message's sender. Sends of this process are in their communicators; the
+    transport announces sends of other processes. Their order is not known, so both sides take turns.
 
-    A message of another process may have another call than the receive that chooses it. The receive fails then, as one
-    that names its source does. The transport would keep such a message, so it is dropped, and the next receive chooses
-    only after that. Messages for which a receive waits that names their source are left to it.
+    A message of another process may have another call than the receive that chooses it. The receive fails then, like a
+    receive with a source. The transport would keep such a message, so it is dropped, and the next receive chooses after
+    that. A message that a receive with its source waits for is left to that receive.
 
     Attributes:
-        port: The end of the receives, until each has chosen a message.
-        members: None: no other rank has a number for such a receive.
+        port: Port of the receives, until each has chosen a message.
+        members: Empty: no other rank has a number for such a receive.
     """
 
     members: tuple[int, ...] = ()
@@ -334,15 +335,15 @@ class AnySource:
         tag = keys[0].tag
         towards = f" from any rank{f' with tag {tag}' if tag else ''}"
         self._lane, self._anyone = lane, keys[0].from_any()
-        self.port: Port = Port(self, lane, position=1, place=0, towards=towards)
+        self.port: OperationPort = OperationPort(self, lane, position=1, place=0, towards=towards)
         self.port.group = "", ()
         self._communicators, self._context, self._keys, self._take = communicators, context, keys, take
         self._others = [key for key in keys if key.src != key.dst]
         self._elsewhere = [key for key in keys if communicators.elsewhere(key)]
-        self._receive: Operation | None = None  # whose turn it is
-        self._unsuited: Operation | None = None  # it has chosen a message of another call, and is about to fail
-        self._free = self._elsewhere  # those whose messages no other receive waits for
-        self._scope: trio.CancelScope | None = None  # of the task that listens to other processes
+        self._receive: Operation | None = None  # receive that may choose now
+        self._unsuited: Operation | None = None  # receive with a message of another call, about to fail
+        self._free = self._elsewhere  # keys with messages that no other receive waits for
+        self._scope: trio.CancelScope | None = None  # scope of the task that waits for other processes
 
     def close(self) -> None:
         """Drop the port, which refers back to this object, and the group, which may end."""
@@ -355,7 +356,7 @@ class AnySource:
         self.look_soon()
 
     def at_once(self, operation: Operation) -> bool:
-        """Say that a receive may start a task."""
+        """Return False: a receive may start a task."""
         return False
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
@@ -366,33 +367,33 @@ class AnySource:
     give_up = withdraw
 
     def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool:
-        """Let a receive look for messages no more; False if it is about to fail."""
+        """Stop a receive from choosing; False if it is about to fail."""
         if operation is not self._receive:
             return False
         self.forget(operation.seq)
         return True
 
     def forget_receive(self, operation: Operation) -> None:
-        """Never asked for: no transport has the receive."""
-        raise AssertionError("a receive from any source is with no transport")
+        """Never called: no transport has the receive."""
+        raise AssertionError("this is a bug in overlap: a receive from any source is with no transport")
 
-    def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
-        """Never asked for: a receive that has met a message belongs to its sender's port."""
-        raise AssertionError("a message comes from one sender")
+    def put_back(self, port: OperationPort, message: ReturnedMessage, giver: Operation) -> None:
+        """Never called: a receive that has met a message belongs to its sender's port."""
+        raise AssertionError("this is a bug in overlap: a message was put back to no sender")
 
     def offer_again(self) -> None:
-        """Say nothing: the next receive looks for messages when its turn comes."""
+        """Do nothing: the next receive chooses when its turn comes."""
 
-    def has_message(self, port: Port) -> bool:
-        """Whether a receive would meet a message at once, as far as that is known."""
+    def has_message(self, port: OperationPort) -> bool:
+        """Whether a receive would meet a message at once, if that is known."""
         here = self._communicators
         offered = any(here.offered_ns(key) is not None for key in self._keys)
         return offered or bool(self._elsewhere and here.announced(self._context.rank, self._elsewhere))
 
     def forget(self, seq: int) -> None:
-        """Stop looking for a message."""
+        """Stop the search for a message."""
         self._receive = None
-        self._listen_no_more()
+        self._stop_waiting()
 
     def missing(self, seq: int) -> list[int]:
         """World ranks that may send."""
@@ -400,17 +401,17 @@ class AnySource:
 
     @property
     def at_rest(self) -> bool:
-        """Whether no receive looks for a message, and none is about to fail."""
+        """Whether no receive searches for a message, and none is about to fail."""
         return self._unsuited is None and self._lane.idle
 
     def look_soon(self) -> None:
-        """Look for a message when it is time to choose."""
+        """Search for a message when it is time to choose."""
         self._communicators.engine.choose_soon(self._context, self._look)
 
     def _look(self) -> None:
-        """Take the message that was offered first; of messages of one instant, that of the lowest rank.
+        """Take the message that was offered first; of messages of one time, the one of the lowest rank.
 
-        If messages of this process and of others are there, they take turns; those that were put back come first.
+        Messages of this process and of others take turns; returned messages come first.
         """
         receive, here = self._receive, self._communicators
         if receive is None or self._unsuited is not None:
@@ -435,54 +436,54 @@ class AnySource:
             self.give_up(receive, Failure(RankLeftError(f"{text} ({receive.call_site})", culprit=rank)))
         elif self._scope is None and self._free:
             self._scope = trio.CancelScope()
-            self._context.spawn(self._listen, receive, self._free, self._scope)
+            self._context.spawn(self._wait_announced, receive, self._free, self._scope)
 
     def _announced(self) -> Envelope | None:
-        """Return the message that another process has announced first, of those that no other receive waits for."""
+        """Return the message that another process has announced first, among keys that no other receive waits for."""
         if self._free is not self._elsewhere:
             self._free = self._elsewhere
-            self._listen_no_more()
+            self._stop_waiting()
         here, rank = self._communicators, self._context.rank
         while self._free and (message := here.announced(rank, self._free)) is not None:
             if here.last_receive(self._key_of(message)) is None:
                 return message
             self._free = [key for key in self._free if key.ends[0] != message.src]
-            self._listen_no_more()
+            self._stop_waiting()
         return None
 
     def _key_of(self, message: Envelope) -> Key:
         return next(key for key in self._elsewhere if key.ends[0] == message.src)
 
-    def _listen_no_more(self) -> None:
+    def _stop_waiting(self) -> None:
         if self._scope is not None:
             self._scope.cancel()
             self._scope = None
 
-    async def _listen(self, receive: Operation, keys: Sequence[Key], scope: trio.CancelScope) -> None:
+    async def _wait_announced(self, receive: Operation, keys: Sequence[Key], scope: trio.CancelScope) -> None:
         with scope:
             try:
                 message = await self._communicators.next_announced(self._context.rank, keys)
-            except Exception as error:  # the wire to one of them is lost
+            except Exception as error:  # the wire to a sender is lost
                 if receive is self._receive:
                     self.give_up(receive, Failure(error))
                 return
-            # like `_look`, so that the next receive looks only after this one has begun to take the message
-            self._communicators.engine.choose_soon(self._context, partial(self._heard, receive, message))
+            # like `_look`, so that the next receive chooses only after this one has begun to take the message
+            self._communicators.engine.choose_soon(self._context, partial(self._take_announced, receive, message))
 
-    def _heard(self, receive: Operation, message: Envelope) -> None:
-        """Let a receive take a message that has been announced, unless another receive waits for it."""
+    def _take_announced(self, receive: Operation, message: Envelope) -> None:
+        """Let a receive take an announced message, unless another receive waits for it."""
         if receive is not self._receive:
             return
         if self._communicators.last_receive(self._key_of(message)) is None:
             self._choose_announced(receive, message)
         else:
-            self._listen_no_more()
+            self._stop_waiting()
             self._look()
 
     def _choose_announced(self, receive: Operation, message: Envelope) -> None:
-        """Let a receive take a message of another process; without the same call it fails, and the message is dropped.
+        """Let a receive take a message of another process. With another call it fails, and the message is dropped.
 
-        Its sender tells both calls.
+        The error names both calls.
         """
         key = self._key_of(message)
         self._communicators.take_turns(self._anyone, ours=False)
@@ -499,10 +500,10 @@ class AnySource:
         self._communicators.drop(message)
         if self._receive is not None:
             self.look_soon()
-        elif self._lane.rests is not None:
-            self._lane.rests()
+        elif self._lane.on_idle is not None:
+            self._lane.on_idle()
 
     def _choose(self, receive: Operation, src: int) -> None:
-        """Let a receive go on as one from a group rank."""
+        """Continue a receive as one from a group rank."""
         self.forget(receive.seq)
         self._take(receive, src)

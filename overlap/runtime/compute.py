@@ -25,7 +25,7 @@ from .ending import leave
 from .failure import Failure
 from .future import Future, outcome, source_of
 from .memory.buffer_locks import arrays_in, explain
-from .outstanding import CallSite, arose_here, place_told, seconds_since
+from .outstanding import CallSite, arose_here, code_place, seconds_since
 from .own_code import OwnCode
 from .settling import advance, deliver, settle
 from .state import BLOCKED, DONE, QUEUED, RUNNING
@@ -39,16 +39,16 @@ STARVED_SHARE = 0.05
 
 
 class ComputeFuture(OwnCode[T_co]):
-    """The handle of a function on the compute stream; `await` it for the function's result.
+    """Handle of a function on the compute stream; `await` it for the function's result.
 
     Attributes:
-        name: As given, or the function's name.
-        stream: Name of the compute stream that it runs on; None: the default one.
-        prompt: Whether an error of its function ends the rank at once if nobody awaits it.
-        step: In which it was issued, if in one.
-        cost: Nanoseconds that it takes and what limits it, on the virtual clock.
-        issued_ns: When it was queued; 0 before.
-        started_ns: When the function was called; None before, and on the virtual clock.
+        name: Given name, or the function's name.
+        stream: Name of its compute stream; None: the default one.
+        prompt: Whether an unawaited error of the function ends the rank at once.
+        step: Step of the rank in which it was issued, if any.
+        cost: Its nanoseconds and their limit, on the virtual clock.
+        issued_ns: Time at which it was queued; 0 before.
+        started_ns: Time of the function's call; None before, and on the virtual clock.
     """
 
     __slots__ = (
@@ -70,46 +70,46 @@ class ComputeFuture(OwnCode[T_co]):
         self.context, self.step = context, context.step
         self.function: Callable[..., T_co] | None = function
         self.args, self.name = args, name
-        self.locked: list[Array] = []  # for it
-        self.awaited: list[Future[object]] = []  # among the arguments
+        self.locked: list[Array] = []  # arrays locked for it
+        self.awaited: list[Future[object]] = []  # futures among the arguments
         self.prompt: bool = False
-        self.record: int = -1  # in the flight record
+        self.record: int = -1  # number in the flight record
         self.issued_ns: int = 0
         self.started_ns: int | None = None
         self.cost: tuple[int, str] | None = None
         self.stream: str | None = None
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
 
     def describe(self) -> RawCompute:
-        """Return its entry in the timeline besides name and instants."""
+        """Return its entry in the timeline besides name and times."""
         return (*self.place, self.issued_ns, self.step)
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """Name of the compute in messages."""
         return f"compute '{self.name}'"
 
-    def told(self) -> dict[str, str]:
-        """Return the words of all computes of this name at this place, for the flight record."""
+    def flight_fields(self) -> dict[str, str]:
+        """Return the fields of the flight record that all computes of this name at this line share."""
         return {"name": self.name, "what": self.name, "kind": "compute", "site": self.call_site}
 
     @property
     def since_ns(self) -> int | None:
-        """When the function was called, once it was."""
+        """Time of the function's call; None before."""
         return self.started_ns
 
     def describe_state(self, now_ns: int) -> str:
-        """Describe its present state for people."""
+        """Describe the present state."""
         if self.started_ns is None:
             return super().describe_state(now_ns)
         run_s = seconds_since(self.started_ns, now_ns)
         return f"has run {run_s} s" if run_s else "runs"
 
     def lock_arguments(self) -> None:
-        """Lock the arrays among the arguments, those that settled futures hold included.
+        """Lock the arrays among the arguments, including the results of settled futures.
 
         Raises:
-            UsageError: If one of them is being written by an operation that has not ended.
+            UsageError: If an unfinished operation writes to one of them.
         """
         arrays, others = arrays_in(self.args)
         for other in others:
@@ -120,7 +120,7 @@ class ComputeFuture(OwnCode[T_co]):
         self._lock(arrays)
 
     def resolve_arguments(self) -> tuple[tuple[object, ...], Failure | None]:
-        """Return the arguments, which exist by now, and lock the arrays that the futures among them have become."""
+        """Return the arguments, with results in place of futures, and lock the arrays among these."""
         if not self.awaited:
             return self.args, None
         args, failure = resolve(self.args)
@@ -134,7 +134,7 @@ class ComputeFuture(OwnCode[T_co]):
         return resolved, None
 
     def _lock(self, arrays: list[Array]) -> None:
-        if arrays and not self.context.arrays.shapes_only:  # else there is nothing to spoil
+        if arrays and not self.context.arrays.shapes_only:  # else no array has data
             locks = self.context.locks
             check_unwritten(locks, arrays, self.label)
             self.locked += locks.lock(tuple(arrays))
@@ -149,9 +149,9 @@ class ComputeFuture(OwnCode[T_co]):
                 locks.unlock((locked.pop(),))
 
     def settle(self, value: object, failure: Failure | None = None) -> None:
-        """Set the result or error of the function, unless the world has given it up; any thread.
+        """Set the result or error of the function, unless the world has abandoned it; any thread.
 
-        Its end is recorded first: an operation that uses its result may end before the loop hears of it.
+        Its end is recorded first: an operation that uses its result may end before the loop delivers it.
         """
         self.unlock_arguments(value)
         self.function, self.args, self.awaited = None, (), []
@@ -170,30 +170,30 @@ class ComputeFuture(OwnCode[T_co]):
         if get_ident() == self.context.thread:
             deliver(self)
         else:
-            with suppress(PeerFailedError):  # there is no loop any more
+            with suppress(PeerFailedError):  # the loop has ended
                 self.context.from_thread(deliver, self)
         return True
 
     def failure_of(self, error: BaseException) -> Failure:
-        """Return the failure of its function, which has raised."""
+        """Return the failure of its function, given the error."""
         explain(error)
         return Failure(error, prompt=self.prompt and arose_here(error))
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
-        """Operations whose results it uses, as long as it has not taken them."""
+        """Futures whose results it uses, until it has taken them."""
         return map(source_of, self.awaited)
 
     def abandon(self, error: BaseException) -> None:
-        """Fail it because the world has ended; the loop's thread only. In the flight record it stays unfinished."""
-        if self.state <= QUEUED or self.cost is not None:  # else a thread has it, and unlocks them
+        """Fail because the world has ended; the loop's thread only. In the flight record it stays unfinished."""
+        if self.state <= QUEUED or self.cost is not None:  # else a thread runs it, and unlocks them
             self.unlock_arguments()
         settle(self, None, Failure(error, seen=True))
         deliver(self)
 
 
 class ComputeStream(ABC):
-    """A FIFO of functions of one rank.
+    """FIFO queue of functions of one rank.
 
     Attributes:
         lane: Its name, also in the timeline.
@@ -217,7 +217,7 @@ class ComputeStream(ABC):
     def price(
         self, name: str, *, seconds: float | None, flops: float | None, bytes_moved: float | None
     ) -> tuple[int, str] | None:
-        """Return the cost of a function in nanoseconds and its limit; None where it is measured, not modelled."""
+        """Return the cost of a function in nanoseconds and its limit; None if it is measured, not modelled."""
         return None
 
     @abstractmethod
@@ -226,20 +226,20 @@ class ComputeStream(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Let the function that is running finish, and no other start; any thread."""
+        """Let the running function finish, and start no other; any thread."""
 
     @abstractmethod
     async def ended(self) -> None:
-        """Wait until nothing runs any more; `stop` first."""
+        """Wait until no function runs any more; `stop` first."""
 
 
 class ThreadedCompute(ComputeStream):
-    """The stream in real time: one thread runs the functions; it starts with the first of them.
+    """Compute stream in real time: one thread runs the functions; it starts with the first of them.
 
     Args:
-        context: Of the rank.
+        context: Context of the rank.
         prepare: Called before the thread starts.
-        lane: Its name.
+        lane: Name of the stream.
     """
 
     def __init__(self, context: RankContext, prepare: Callable[[], None], lane: str = DEFAULT_LANE) -> None:
@@ -276,7 +276,7 @@ class ThreadedCompute(ComputeStream):
         return max(min(self._idle_ns, waited_ns), 0)
 
     def stop(self) -> None:
-        """Let the function that is running finish, and no other start; any thread."""
+        """Let the running function finish, and start no other; any thread."""
         self._stopped = True
         self._queue.put(None)
 
@@ -307,14 +307,14 @@ class ThreadedCompute(ComputeStream):
         self.current = None
         operation.settle(value, failure)
         self.context.handover.post(deliver, operation)
-        del operation, value, failure  # the traceback of an error has this frame: it would keep itself alive
+        del operation, value, failure  # the traceback of an error holds this frame, a reference cycle
 
     def _call(self, operation: ComputeFuture[object]) -> tuple[object, Failure | None]:
         for future in operation.awaited:
             if not future.done and advance(operation, BLOCKED):
                 wait_in_thread(future, unless=operation)
             del future
-        if operation.done:  # cancelled, or given up
+        if operation.done:  # cancelled or abandoned
             return None, None
         args, failure = operation.resolve_arguments()
         function = operation.function
@@ -334,10 +334,10 @@ class ThreadedCompute(ComputeStream):
 
 
 class ComputeStreams:
-    """The compute streams of one rank, made when they are first used.
+    """Compute streams of one rank, made on first use.
 
     Args:
-        make: Returns a new stream, given its lane in the timeline.
+        make: Returns a new stream for a lane in the timeline.
     """
 
     def __init__(self, make: Callable[[str], ComputeStream]) -> None:
@@ -347,8 +347,8 @@ class ComputeStreams:
 
     @property
     def current(self) -> ComputeFuture[object] | None:
-        """The function that a thread runs now."""
-        return next((each.current for each in self._streams.values() if each.current is not None), None)
+        """Function that a thread runs now."""
+        return next((stream.current for stream in self._streams.values() if stream.current is not None), None)
 
     @property
     def starved_share(self) -> float:
@@ -357,21 +357,21 @@ class ComputeStreams:
         return sum(stream.starved_ns for stream in streams) / (sum(stream.busy_ns for stream in streams) or 1)
 
     def find(self, name: str | None) -> ComputeStream:
-        """Return the stream of that name, or the default one; the loop's thread only."""
+        """Return the stream of a name, or the default one; the loop's thread only."""
         if name is None:
             return self.default
-        found = self._streams.get(name)
-        if found is None:
-            found = self._streams[name] = self._make(name)
-        return found
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._streams[name] = self._make(name)
+        return stream
 
     def stop(self) -> None:
-        """Let the functions that are running finish, and no other start."""
+        """Let the running functions finish, and start no other."""
         for stream in self._streams.values():
             stream.stop()
 
     async def ended(self) -> None:
-        """Wait until nothing runs any more; `stop` first."""
+        """Wait until no function runs any more; `stop` first."""
         for stream in self._streams.values():
             await stream.ended()
 

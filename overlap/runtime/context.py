@@ -1,4 +1,4 @@
-"""Context of a rank: all that operations, streams and engines know of the rank and its world."""
+"""Context of a rank: the view of operations, streams and engines on the rank and its world."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ..collectives.reduce import Array
 from ..errors import PeerFailedError, in_one_line
 from ..flight.recorder import NOT_RECORDED, RankFlight
 from ..timeline.recording import RawSpan
-from .ending import Ending
+from .ending import WorldEnding
 from .failure import Failure
 from .handover import Handover
 from .memory.buffer_locks import BufferLocks
-from .outstanding import Deadlines, Issued, Outstanding
+from .outstanding import Deadlines, IssuedFuture, Outstanding
 from .state import TransitionError
 
 STEP_OF_TASK: ContextVar[tuple[RankContext | None, int | None]] = ContextVar("STEP_OF_TASK", default=(None, None))
-"""The rank and the step in which a task was spawned, whatever step its program is in by now: that of its operations.
+"""Rank and step in which a task was spawned, whatever step its program is in by now: the step of its operations.
 
-With the rank, because a world within a compute, and the next one of a thread, inherit it too. Computes are of the step
-in which their program is: a step begins and ends with them.
+With the rank, because a world within a compute, and the next one of a thread, inherit it too. Computes belong to the
+step of their program: a step begins and ends with them.
 """
 
 
 class Arrays(Protocol):
-    """Where arrays come from."""
+    """Factory of arrays."""
 
     shapes_only: bool  # Whether they have a shape and no data
 
@@ -48,45 +48,45 @@ class Arrays(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RankContext:
-    """One rank, as its operations, streams and engine see it."""
+    """View of operations, streams and the engine on one rank."""
 
     rank: int  # World rank
-    now_ns: Callable[[], int]  # Returns the present instant
+    now_ns: Callable[[], int]  # Returns the present time
     # Calls back at once, or after the callback that is running: chains of operations must not recurse.
     soon: Callable[[Callable[[], None]], None]
     record: Callable[[RawSpan], None]  # Takes a span of this rank's timeline
-    arrays: Arrays  # Where results come from
-    locks: BufferLocks  # Which arrays are in flight
-    outstanding: Outstanding  # What is unfinished
-    ending: Ending  # How the world ends, once it does
-    handover: Handover  # To the event loop, for other threads
+    arrays: Arrays  # Factory of results
+    locks: BufferLocks  # Locks of arrays in flight
+    outstanding: Outstanding  # Unfinished operations
+    ending: WorldEnding  # End of the world
+    handover: Handover  # Way of other threads to the event loop
     thread: int  # Ident of the event loop's thread
     flight: RankFlight = NOT_RECORDED  # Writes the flight record
     nursery: trio.Nursery | None = None  # For tasks of this rank; open as long as it lives
-    step: int | None = None  # Index of the step that it is in, if any
-    open_steps: list[tuple[int, int]] = field(default_factory=list)  # The steps that it is in, and since when
-    kept_step: int | None = None  # Of the newest state or checkpoint that all ranks have on the disk, if there is one
-    program: trio.CancelScope | None = None  # Of its program, while that runs
-    failure: Failure | None = None  # The error of its own code that nobody awaited, which ends it
+    step: int | None = None  # Index of its present step, if any
+    open_steps: list[tuple[int, int]] = field(default_factory=list)  # Its open steps with their start times
+    kept_step: int | None = None  # Step of the newest state or checkpoint of all ranks on the disk, if there is one
+    program: trio.CancelScope | None = None  # Scope of its program, while it runs
+    failure: Failure | None = None  # Unawaited error of its own code, which ends it
     closed: bool = False  # Whether it has ended: nothing may be issued any more
-    deadlines: Deadlines = field(default_factory=Deadlines)  # Of its operations
+    deadlines: Deadlines = field(default_factory=Deadlines)  # Deadlines of its operations
     # Returns the checkpoint of a task that awaits an ended operation.
     pause: Callable[[], Coroutine[object, object, None]] = checkpoint
-    # Returns "file:line" of its program, where that runs in another thread than the event loop.
+    # Returns "file:line" of its program, if it runs in another thread than the event loop.
     elsewhere: Callable[[], str] | None = None
 
     @property
     def prompt(self) -> bool:
-        """Whether errors of the code that this thread hands over end the rank at once if nobody awaits them.
+        """Whether unawaited errors of code from this thread end the rank at once.
 
-        Threads, and programs that own their main thread, ask for errors as `concurrent.futures` does.
+        Threads, and programs that own their main thread, get errors as from `concurrent.futures`.
         """
         return self.elsewhere is None and get_ident() == self.thread
 
-    def end_program(self, operation: Issued[Any], failure: Failure) -> None:
-        """Cancel the rank's program because its own code has raised where nobody awaits it; the loop's thread only.
+    def end_program(self, operation: IssuedFuture[Any], failure: Failure) -> None:
+        """Cancel the rank's program because of an unawaited error of its own code; the loop's thread only.
 
-        A program that has returned hears of it at the end of the rank.
+        A program that has returned gets the error at the end of the rank.
         """
         if self.program is None:
             return
@@ -109,13 +109,13 @@ class RankContext:
         self.handover.post_if_open(partial(self.end_because, Failure(error)))
 
     def end_step(self, step: int, since_ns: int) -> None:
-        """Show a step in the timeline, unless it has ended before."""
+        """Record a step in the timeline, unless it has ended before."""
         if (step, since_ns) in self.open_steps:
             self.open_steps.remove((step, since_ns))
             self.record(("step", "step", f"step {step}", since_ns, self.now_ns(), step))
 
     def end_steps(self) -> None:
-        """End the steps that the program has left open: hooks can begin a step, and do not hear of the end."""
+        """End the steps that the program has left open: hooks can begin a step without a call at its end."""
         for step, since_ns in reversed(self.open_steps.copy()):
             self.end_step(step, since_ns)
 
@@ -125,10 +125,10 @@ class RankContext:
         self.flight.kept(step)
 
     def from_thread(self, function: Callable[..., object], *args: object) -> None:
-        """Let the event loop call a function, soon: in the order in which threads have asked.
+        """Let the event loop call a function soon, in the order of the threads' calls.
 
         Raises:
-            PeerFailedError: If there is no loop any more, or in a fork.
+            PeerFailedError: If the loop has ended, or in a fork.
         """
         if self.ending.forked:
             raise self.ending.peer_failed()
@@ -138,7 +138,7 @@ class RankContext:
             raise self.ending.peer_failed() from None
 
     def on_loop(self, function: Callable[[], bool]) -> bool:
-        """Call a function on the event loop's thread and return its result; False if there is no loop, as in a fork.
+        """Call a function on the event loop's thread and return its result; False without a loop, as in a fork.
 
         Another thread waits until the loop has called it.
         """
@@ -159,14 +159,14 @@ class RankContext:
             return False
         return answer.get()
 
-    def expire(self, operation: Issued[object], timeout_s: float) -> None:
-        """Let an operation of this rank expire when so much time has gone by."""
+    def expire(self, operation: IssuedFuture[object], timeout_s: float) -> None:
+        """Let an operation of this rank expire after a timeout."""
         self.deadlines.add(operation, timeout_s, self.spawn, self.now_ns)
 
     def spawn(self, function: Callable[..., object], *args: object) -> None:
-        """Start a task of this rank; soon, if a thread asks that has the event loop's place."""
+        """Start a task of this rank; soon, if the caller is a thread in the event loop's place."""
         if get_ident() != self.thread:
             self.from_thread(self.spawn, function, *args)
             return
-        assert self.nursery is not None, "only a rank that lives starts programs"
+        assert self.nursery is not None, "this is a bug in overlap: a task of a rank that has not started"
         self.nursery.start_soon(function, *args)  # type: ignore[arg-type]

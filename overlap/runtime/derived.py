@@ -20,19 +20,19 @@ class Derived(Future[T_co]):
 
     Args:
         parts: The other futures, such as operations that have not been issued yet.
-        make: Makes the result from theirs; called once, on the event loop's thread.
-        context: Of the rank.
-        label: Its name in messages; by default that of the first part.
+        make: Makes the result from the parts' results; called once, on the event loop's thread.
+        context: Context of the rank.
+        label: Name in messages; by default the name of the first part.
     """
 
-    __slots__ = ("_label", "_left", "_make", "_parts", "context")
+    __slots__ = ("_label", "_make", "_parts", "_remaining", "context")
 
     def __init__(
         self, parts: Sequence[Future[Any]], make: Callable[[list[Any]], T_co], context: Loop, label: str = ""
     ) -> None:
         super().__init__()
         self._parts, self._make, self.context, self._label = parts, make, context, label
-        self._left = len(parts)
+        self._remaining = len(parts)
 
     def begin(self) -> Derived[T_co]:
         """Wait for the parts; on the loop's thread only, unless they have not been issued. Return this future."""
@@ -42,17 +42,17 @@ class Derived(Future[T_co]):
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """Name of the future in messages."""
         return self._label or self._parts[0].label
 
     def _part_done(self, part: Future[Any]) -> None:
-        self._left -= 1
+        self._remaining -= 1
         value, failure = None, outcome(part)[1]
         if failure is None:
-            if self._left or self.done:
+            if self._remaining or self.done:
                 return
             try:
-                value = self._make([outcome(each)[0] for each in self._parts])
+                value = self._make([outcome(part)[0] for part in self._parts])
             except Exception as error:  # the failure of this future
                 failure = Failure(error)
         if conclude(self, value, failure):
@@ -61,13 +61,13 @@ class Derived(Future[T_co]):
 
 
 def check_here(x: Future[Any], thread: int) -> None:
-    """Raise `UsageError` if a future belongs to a world on another event loop than that of a thread."""
+    """Raise `UsageError` if a future belongs to a world on another thread's event loop."""
     if is_elsewhere(x, thread):
         raise UsageError(f"x: {x.label} belongs to another world; pass its result")
 
 
 def resolve(value: object) -> tuple[object, Failure | None]:
-    """Return the outcome of `value`, looking into futures (settled) and into tuples, lists and dicts that hold some."""
+    """Return the outcome of `value`, with results in place of settled futures, also in tuples, lists and dicts."""
     if isinstance(value, Future):
         return outcome(value)
     if not isinstance(value, (tuple, list, dict)) or not any(map(_holds_future, _items(value))):
@@ -84,7 +84,7 @@ def resolve(value: object) -> tuple[object, Failure | None]:
 
 
 def sources(value: object) -> Iterator[Future[object]]:
-    """Yield the futures of the operations whose results `value` holds, as `resolve` finds them."""
+    """Yield the futures of operations in `value`, as `resolve` finds them."""
     if isinstance(value, Future):
         yield source_of(value)
         return

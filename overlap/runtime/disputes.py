@@ -1,4 +1,4 @@
-"""Disputes: the ends of a match are compared, and fail if ranks disagree."""
+"""Disputes: comparison of the ends of a match, which fails if ranks disagree."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import trio
 from ..errors import CollectiveMismatchError, PeerFailedError, UsageError, in_one_line
 from .arguments import check_result
 from .failure import Failure
-from .match import Match, Voice, few_and_many, mismatch
+from .match import Match, RankCall, minority_and_majority, mismatch
 from .operation import Operation
 
-# How long two that differ wait for a third to tell which of them is the odd one out.
+# Time that two differing ranks wait for a third, to know the minority.
 _DISPUTE_S = 0.05
 
 
@@ -31,21 +31,21 @@ class Disputes:
         self._fail(match, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
 
     def _compare(self, match: Match, operation: Operation) -> None:
-        pattern, asked = match.pattern, operation.call
+        pattern, call = match.pattern, operation.call
         if match.disputed:
             self._dispute(match, operation)
-        elif pattern is None:  # nobody else has come, and its own result was checked with its arguments
-            match.pattern, match.first = asked, operation
-        elif pattern.dtype is None and pattern.agrees(asked):
-            match.pattern, match.first = asked, operation
+        elif pattern is None:  # no other end arrived, and its own result was checked with its arguments
+            match.pattern, match.first = call, operation
+        elif pattern.dtype is None and pattern.agrees(call):
+            match.pattern, match.first = call, operation
             self._check_results(match)
-        elif match.error is None and asked.dtype is None and pattern.agrees(asked):
+        elif match.error is None and call.dtype is None and pattern.agrees(call):
             self._check_results(match)
-        elif match.error is None and not pattern.agrees(asked):
+        elif match.error is None and not pattern.agrees(call):
             self._dispute(match, operation)
 
     def _check_results(self, match: Match) -> None:
-        """Compare the `out` of ranks that only receive with the dtype and shape that are known now."""
+        """Compare the `out` of ranks that only receive with the dtype and shape, which are known now."""
         assert match.pattern is not None
         for end in match.arrived:
             if end is not None and match.error is None:
@@ -55,20 +55,20 @@ class Disputes:
                     self.fail_one(match, end, Failure(error))
 
     def _dispute(self, match: Match, operation: Operation, *, final: bool = False) -> None:
-        """Fail a match whose ends differ, once the minority is known: of two sides of equal size more ends may come.
+        """Fail a match with different ends, once the minority is known: for sides of equal size more ends may arrive.
 
-        More ends are waited for only if the communicator is direct: nothing moves there until all have come. Elsewhere
+        It waits for more ends only if the communicator is direct: no bytes move there until all have arrived. Otherwise
         some ends could succeed in the meantime.
 
         Args:
             match: The match.
             operation: Any of its ends here.
-            final: Whether no more are waited for.
+            final: Whether to wait for no more ends.
         """
         if match.error is not None:
             return
         voices = self._voices(match)
-        few, many = few_and_many(voices)
+        few, many = minority_and_majority(voices)
         if final or not self.direct or len(few) < len(many) or len(voices) == len(self.members):
             self._fail_dispute(match, operation.seq, mismatch(self.name, operation.seq, few[0], many[0]))
         elif not match.disputed:
@@ -79,9 +79,9 @@ class Disputes:
         await trio.sleep(_DISPUTE_S)
         self._dispute(match, operation, final=True)
 
-    def _voices(self, match: Match) -> list[Voice]:
-        """Return the calls of all ranks that are known to have come."""
-        return [Voice(self.members[end.port.place], end.call, end.call_site) for end in match.ends]
+    def _voices(self, match: Match) -> list[RankCall]:
+        """Return the calls of all ranks that are known to have arrived."""
+        return [RankCall(self.members[end.port.place], end.call, end.call_site) for end in match.ends]
 
     def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
         self._fail(match, error)

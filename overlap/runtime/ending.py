@@ -1,8 +1,8 @@
 """Verdict on a world that ends: the first culprit, further failures, the errors of other ranks; and forks.
 
 A fork shares every socket with its parent, also the one that wakes its event loop, and has none of its other threads.
-So a call on a rank raises in a fork, no event loop goes on there, and the fork ends where it leaves the program or the
-compute that has forked, without sending, writing or removing anything that the parent would.
+So a call on a rank raises in a fork, no event loop goes on there, and the fork ends when it leaves the program or the
+compute that has forked, without sending, writing or removing anything that belongs to the parent.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _FORKED = (
 )
 
 
-class Ending:
+class WorldEnding:
     """The verdict on a world.
 
     Attributes:
-        failure: The rank that ended it and its error; None as long as none has.
+        failure: Rank that ended the world and its error; None before.
         doing: The unfinished operations of that rank, as text.
         others: Errors of further ranks that were no consequences, by rank.
-        forked: Whether this process is a fork of the one in which the world goes on.
+        forked: Whether this process is a fork; the world goes on in its parent.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Ending:
             culprit: World rank.
             cause: Its error.
             doing: Its unfinished operations.
-            now_ns: The instant in virtual time, where of those that fail in one instant the lowest rank is the first.
+            now_ns: The instant in virtual time: of ranks that fail in one instant the lowest is the first.
         """
         assert self.failure is not None
         if now_ns == self._since_ns and culprit < self.failure[0]:
@@ -72,7 +72,7 @@ class Ending:
         self.others[culprit] = cause
 
     def peer_failed(self) -> PeerFailedError:
-        """Return the error of operations that the end of the world overtakes."""
+        """Return the error of operations that the end of the world cuts short."""
         if self.failure is None:
             return PeerFailedError("the world has ended", culprit=-1)
         culprit, cause = self.failure
@@ -81,7 +81,7 @@ class Ending:
         return PeerFailedError.caused_by(cause, f"rank {culprit} failed: {in_one_line(cause)}", culprit=culprit)
 
     def rank_failed(self, world_size: int, left: Collection[int]) -> RankFailedError:
-        """Return the error of a world some of whose ranks had finished their programs."""
+        """Return the error of a failed world, given the ranks that had finished their programs."""
         assert self.failure is not None
         culprit, cause = self.failure
         return RankFailedError(
@@ -96,25 +96,25 @@ class Ending:
 
 
 RANK: ContextVar[tuple[int, int]] = ContextVar("rank")
-"""Rank whose program a task is part of, and the size of its world."""
+"""Rank of the program that a task belongs to, and the size of its world."""
 
 
 def ended_by_its_loop(internal: trio.TrioInternalError) -> RankFailedError | None:
-    """Return the error of a world whose event loop has died of an error that cannot be shown; None: not of that.
+    """Return the error of a world with an event loop that died of an error without a `repr`; None for other reasons.
 
-    A nursery of the program shows the error of its task by `repr`, in the loop itself; `tellable` comes too late.
+    A nursery of the program formats the error of its task by `repr`, in the loop itself; `tellable` comes too late.
     """
     task, error = failed_task(internal)
     if task is None or error is None or RANK not in task.context:
         return None
-    told = tellable(error)
-    if told is error:  # it can be shown: something else is wrong
+    shown = tellable(error)
+    if shown is error:  # its `repr` works: another reason
         return None
     rank, world_size = task.context[RANK]
-    return RankFailedError(rank=rank, cause=told, where=where(told), doing=(), others={}, world_size=world_size)
+    return RankFailedError(rank=rank, cause=shown, where=where(shown), doing=(), others={}, world_size=world_size)
 
 
-# A program that catches the error and waits again is ended after so many times.
+# A program that catches the error and waits again is ended after this number of waits.
 _CHANCES = 100
 
 
@@ -125,36 +125,36 @@ class Forkable(Protocol):
         """Note that this process is a fork: the worker threads are not here."""
 
 
-_kept: WeakSet[Forkable] = WeakSet()
+_forkables: WeakSet[Forkable] = WeakSet()
 
 
-def keep(one: Forkable) -> None:
-    """Call its `forked` in any process that is forked from this one."""
-    _kept.add(one)
+def register_for_forks(forkable: Forkable) -> None:
+    """Call `forkable.forked` in any process that is forked from this one."""
+    _forkables.add(forkable)
 
 
 @contextmanager
-def kept(one: Forkable) -> Iterator[None]:
-    """Call its `forked` in any process that is forked from this one during the block."""
-    keep(one)
+def registered_for_forks(forkable: Forkable) -> Iterator[None]:
+    """Call `forkable.forked` in any process that is forked from this one during the block."""
+    register_for_forks(forkable)
     try:
         yield
     finally:
-        _kept.discard(one)
+        _forkables.discard(forkable)
 
 
 def _in_child() -> None:
-    for each in list(_kept):
-        each.forked()
-    _kept.clear()
+    for forkable in list(_forkables):
+        forkable.forked()
+    _forkables.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager
-def ending_forks(ending: Ending) -> Iterator[None]:
-    """End a fork of this process where it leaves the block, as a program of its own would end."""
+def ending_forks(ending: WorldEnding) -> Iterator[None]:
+    """End a fork of this process at the end of the block, as a program of its own would end."""
     try:
         yield
     except BaseException as error:
@@ -168,7 +168,7 @@ def ending_forks(ending: Ending) -> Iterator[None]:
 def leave(error: BaseException | None) -> NoReturn:
     """End this fork with the outcome of its program. Exit handlers are its parent's."""
     code = 0 if error is None else 1
-    with suppress(OSError):  # nobody reads any more
+    with suppress(OSError):  # the reader is closed
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
             if not isinstance(error.code, (int, type(None))):
@@ -183,7 +183,7 @@ def leave(error: BaseException | None) -> NoReturn:
 
 
 def _own(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames from where the program begins."""
+    """Return the frames from the start of the program on."""
     while frames is not None and is_ours(frames.tb_frame.f_code):
         frames = frames.tb_next
     return frames
@@ -191,19 +191,19 @@ def _own(frames: TracebackType | None) -> TracebackType | None:
 
 def stop_loop(error: Callable[[], BaseException]) -> None:
     """Stop the event loop of this thread in this fork: waiting tasks get an error."""
-    signal.set_wakeup_fd(-1)  # which would wake the parent
+    signal.set_wakeup_fd(-1)  # a wake-up would go to the parent
     trio.lowlevel.add_instrument(_Stopped(error))
 
 
 class _Stopped(trio.abc.Instrument):
-    """Takes the loop's place when the task that has forked waits for the first time, until it is over."""
+    """Replaces the loop from the first wait of the task that has forked, until that task is over."""
 
     def __init__(self, error: Callable[[], BaseException]) -> None:
         self._error = error
 
     def after_task_step(self, task: Task) -> None:
         """Fail the operation that the task waits for."""
-        if task.coro.cr_frame is None:  # it has ended, and what waits for it goes on in the parent
+        if task.coro.cr_frame is None:  # it has ended, and its waiters go on in the parent
             leave(self._error())
         try:
             for _ in range(_CHANCES):

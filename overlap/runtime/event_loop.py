@@ -1,4 +1,4 @@
-"""Event loop: work that can be stopped or taken back, callbacks that must not recurse, fair pauses of tasks."""
+"""Event loop: work that can be stopped or withdrawn, callbacks that must not recurse, fair pauses of tasks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Cancels(Protocol):
     """Work that can be stopped."""
 
     def cancel(self) -> object:
-        """Stop it, soon."""
+        """Stop the work, soon."""
 
 
 class Withdraws(ABC):
-    """Work of a receive that can be taken back as long as no message has met it."""
+    """Work of a receive that can be withdrawn until a message has met it."""
 
     __slots__ = ()
 
     @abstractmethod
     def withdraw(self, later: Callable[[], None]) -> bool | None:
-        """Take it back; see `Communicator.withdraw_receive`."""
+        """Withdraw the work; see `Communicator.withdraw_receive`."""
 
 
 class InTurn:
@@ -36,7 +36,7 @@ class InTurn:
         self._calling = False
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Call `callback` now, or after the one that is running and those that wait."""
+        """Call `callback` now, or after the running one and the waiting ones."""
         self._callbacks.append(callback)
         if self._calling:
             return
@@ -45,7 +45,7 @@ class InTurn:
             while self._callbacks:
                 try:
                     self._callbacks.popleft()()
-                except Exception as error:  # the callbacks behind it are of other operations
+                except Exception as error:  # later callbacks belong to other operations
                     errors.append(error)
         finally:
             self._calling = False
@@ -53,16 +53,16 @@ class InTurn:
             raise errors[0] if len(errors) == 1 else ExceptionGroup("callbacks of operations", errors)
 
 
-# A turn of the loop takes 15 to 35 us. A message of 64 KiB each way between two processes takes 250, and two such turns
-# if each await that finds its operation ended takes one. Others wait for so long as for two of those messages.
+# A turn of the loop takes 15 to 35 us. A message of 64 KiB each way between two processes takes 250, and two such
+# turns if each await of an ended operation takes one. Other tasks wait as long as two of those messages take.
 _EVERY_S = 0.5e-3
 
 
-class Turns:
-    """Turns of the tasks of one loop.
+class CallbackTurns:
+    """CallbackTurns of the tasks of one loop.
 
     Args:
-        every_s: Other tasks run after so long.
+        every_s: Time after which other tasks run.
     """
 
     __slots__ = ("_every_s", "_last_s")

@@ -1,4 +1,4 @@
-"""Executors: what carries out the operations of a rank with one call."""
+"""Executors: the base class of engines' objects that run the operations of a rank with one call."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .operation import Operation
 
 
 class Executor(ABC):
-    """Carries out one rank's operations with one call; chosen once. Its text names it.
+    """Runs one rank's operations with one call; chosen once. Its text names it.
 
-    An end under way is the operation's `scope` (see `moves`); `Communicator.settle` ends it. To choose an executor is
+    An end under way is the operation's `scope` (see `start_moving`); `Communicator.settle` ends it. A choice is
     quick and starts nothing: compiling, for instance, waits for the first operation.
 
     Attributes:
-        lasts: Whether later operations with this call are carried out alike, so that it is kept for them.
-        together: Whether one start carries out the ends of all ranks, which are in this process and have arrived.
+        lasts: Whether it also runs later operations with this call, so that it is cached.
+        together: Whether one start runs the ends of all ranks, which are in this process and have arrived.
     """
 
     lasts: bool = True
@@ -24,19 +24,19 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self, match: Match, operation: Operation) -> None:
-        """Start the end of a rank; if it carries out all ends `together`, that of the rank which arrived last.
+        """Start the end of a rank; if it runs all ends `together`, the end of the rank that arrived last.
 
         Raises:
             Unfit: Another end cannot take part.
-            Exception: This end cannot: no memory, no wire that joins the ranks, no schedule that fits.
+            Exception: This end cannot run: no memory, no wire that joins the ranks, no schedule that fits.
         """
 
     def finish_now(self, operation: Operation) -> bool:
-        """Finish the end of a rank at once, without a match, if that needs nobody else; False: it must be started."""
+        """Finish the end of a rank at once, without a match, if it needs no other rank; False if it must be started."""
         return False
 
     def takes_threads(self) -> bool:
-        """Whether an end starts, and may end, without a task that is started or woken: a thread may carry it out."""
+        """Whether an end starts, and may end, without a task that is started or woken, so that a thread may run it."""
         return False
 
     @abstractmethod

@@ -1,28 +1,28 @@
-"""Failures of operations, and their causes: which of them a program was given."""
+"""Failures of operations, and their causes, with a mark for causes that a program was given."""
 
 from __future__ import annotations
 
 
-class Cause:
-    """Cause of failed operations: one failed compute, or one loss that many operations met.
+class FailureCause:
+    """FailureCause of failed operations: one failed compute, or one loss that many operations met.
 
     Attributes:
-        seen: Whether any task or thread was given the error of an operation that failed of it.
+        seen: Whether any task or thread was given an error of this cause.
     """
 
     __slots__ = ("_unseen", "seen")
 
     def __init__(self, *, seen: bool = False) -> None:
         self.seen: bool = seen
-        self._unseen: dict[Cause, Failure] | None = None
+        self._unseen: dict[FailureCause, Failure] | None = None
 
-    def keep_in(self, unseen: dict[Cause, Failure], failure: Failure) -> None:
-        """Keep one of its failures among the unseen ones of a rank, until it is seen."""
+    def keep_in(self, unseen: dict[FailureCause, Failure], failure: Failure) -> None:
+        """Put a failure of this cause among a rank's unseen ones, until the cause is seen."""
         self._unseen = unseen
         unseen.setdefault(self, failure)
 
     def note_seen(self) -> None:
-        """Note that a program was given an error of it; the rank keeps its failure no longer."""
+        """Note that a program was given an error of this cause, and remove it from the unseen ones."""
         self.seen = True
         unseen, self._unseen = self._unseen, None
         if unseen is not None:
@@ -34,8 +34,8 @@ class Failure:
 
     Attributes:
         error: The exception as raised.
-        awaiters: Tasks that await it at a checkpoint.
-        cause: What made the operation fail, which other failures may share.
+        awaiters: Number of tasks that await it at a checkpoint.
+        cause: Cause of the failure, which other failures may share.
         prompt: Whether it ends its rank at once if nobody awaits it: an error of the rank's own code.
     """
 
@@ -44,14 +44,14 @@ class Failure:
     def __init__(self, error: BaseException, *, seen: bool = False, prompt: bool = False) -> None:
         self.error: BaseException = error
         self.awaiters: int = 0
-        self.cause: Cause = Cause(seen=seen)
+        self.cause: FailureCause = FailureCause(seen=seen)
         self.prompt: bool = prompt
 
     @property
     def seen(self) -> bool:
-        """Whether any task or thread was given it, or another error of its cause."""
+        """Whether any task or thread was given this error, or another one of its cause."""
         return self.cause.seen
 
     def note_seen(self) -> None:
-        """Note that a task or thread was given it; an unseen failure fails its rank at the end."""
+        """Note that a task or thread was given the error; an unseen failure fails its rank at the end."""
         self.cause.note_seen()

@@ -1,4 +1,4 @@
-"""End of tasks that ignore their cancellation.
+"""Forced ends of tasks that ignore their cancellation.
 
 Trio delivers a cancellation to every checkpoint of a task, unless a scope inside shields it or the task catches it and
 goes on. Either would keep a rank from ending for ever. Two things end such a task: its shields are lifted, and its
@@ -6,7 +6,7 @@ coroutine is closed at the next step that it makes.
 
 Tasks in nurseries of its own are ended first: a coroutine cannot be closed while it waits for them.
 
-Neither is possible without private parts of Trio, which are in `trio_private`.
+Both need private parts of Trio, which are in `trio_private`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Closable(Generic[T]):
     """An awaitable that can be closed while a task awaits it.
 
     Args:
-        inner: The awaitable that it stands for.
-        ignoring: Called when it has ignored its cancellation so often that it is closed.
+        inner: The wrapped awaitable.
+        ignoring: Called before it is closed because it has ignored its cancellation too often.
     """
 
-    __slots__ = ("_ignoring", "_inner", "_left")
+    __slots__ = ("_ignoring", "_inner", "_remaining")
 
     def __init__(self, inner: Awaitable[T], ignoring: Callable[[], None]) -> None:
-        self._inner, self._ignoring, self._left = inner, ignoring, _DELIVERIES
+        self._inner, self._ignoring, self._remaining = inner, ignoring, _DELIVERIES
 
     def __await__(self) -> Generator[Any, Any, T]:
         steps = self._inner.__await__()
@@ -60,29 +60,29 @@ class Closable(Generic[T]):
             return cast(T, end.value)
 
     def _is_over(self, error: BaseException) -> bool:
-        """Whether a task that an error is about to be raised in is to be closed instead."""
+        """Whether to close the task instead of raising an error in it."""
         task = trio.lowlevel.current_task()
         if _has_children(task):
             return False
         if task in _forced:
             return True
         if isinstance(error, trio.Cancelled):
-            self._left -= 1
-            if not self._left:
+            self._remaining -= 1
+            if not self._remaining:
                 self._ignoring()
-        return not self._left
+        return not self._remaining
 
 
 class _Closing:
-    """Stands for the coroutine of a task in a nursery: closes it when it has met its cancellation so many times."""
+    """Replaces the coroutine of a task in a nursery; closes it after a number of cancellations."""
 
-    def __init__(self, task: Task, left: int, ignoring: Callable[[], None]) -> None:
-        self._task, self._coro, self._left, self._ignoring = task, task.coro, left, ignoring
+    def __init__(self, task: Task, deliveries: int, ignoring: Callable[[], None]) -> None:
+        self._task, self._coro, self._remaining, self._ignoring = task, task.coro, deliveries, ignoring
 
     def send(self, result: outcome.Outcome[object]) -> Any:
         if isinstance(result, outcome.Error) and isinstance(result.error, trio.Cancelled):
-            self._left -= 1
-            if self._left <= 0 and not _has_children(self._task):
+            self._remaining -= 1
+            if self._remaining <= 0 and not _has_children(self._task):
                 self._ignoring()
                 _close(self._coro)
                 result.unwrap()
@@ -102,30 +102,30 @@ def _has_children(task: Task) -> bool:
 def _close(steps: Any) -> None:
     try:
         steps.close()
-    except RuntimeError:  # it has ignored that, too: nothing resumes it any more
+    except RuntimeError:  # it has ignored the close as well: nothing resumes it any more
         pass
     finally:
         _forced.discard(trio.lowlevel.current_task())
 
 
-def watch_children(task: Task, ignoring: Callable[[], None], *, left: int = _DELIVERIES) -> list[Task]:
-    """Close each task below a cancelled one when it has ignored its cancellation so often; return these tasks.
+def watch_children(task: Task, ignoring: Callable[[], None], *, deliveries: int = _DELIVERIES) -> list[Task]:
+    """Close each task below a cancelled one when it has ignored its cancellation too often; return these tasks.
 
-    In virtual time there is no other way: it stands still while a task goes on again and again.
+    In virtual time this is necessary: the clock stands still while a task goes on again and again.
     """
     below: list[Task] = []
-    ahead = [task]
-    while ahead:
-        children = [child for nursery in ahead.pop().child_nurseries for child in nursery.child_tasks]
-        ahead += children
+    pending = [task]
+    while pending:
+        children = [child for nursery in pending.pop().child_nurseries for child in nursery.child_tasks]
+        pending += children
         below += children
     for child in below:
-        replace_coroutine(child, _Closing(child, left, ignoring))
+        replace_coroutine(child, _Closing(child, deliveries, ignoring))
     return below
 
 
 def force_end(task: Task, ignoring: Callable[[], None]) -> None:
-    """Lift the shields inside a cancelled task, and close its `Closable` when it next meets its cancellation."""
+    """Lift the shields inside a cancelled task, and close its `Closable` at its next cancellation."""
     _forced.add(task)
-    for each in [task, *watch_children(task, ignoring, left=1)]:
-        lift_shields(each)
+    for forced in [task, *watch_children(task, ignoring, deliveries=1)]:
+        lift_shields(forced)

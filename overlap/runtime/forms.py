@@ -1,4 +1,4 @@
-"""Forms of trees as text: what a message says of the dicts, lists and tuples that its arrays stand in.
+"""Forms of trees as text: the dicts, lists and tuples around the arrays of a message.
 
 Such a text is a Python literal, the tree itself with a text such as 'float32 (2, 3)' in place of each array. Classes do
 not travel: a named tuple is a tuple there.
@@ -18,21 +18,21 @@ from ..collectives.kinds import Shape
 from ..collectives.reduce import Array, check_dtype
 from ..errors import OverlapError, UsageError
 
-_LIMIT_BYTES = 32 * 1024  # of a packed form: half of what a control message takes
-_LONGEST = 4 << 20  # characters of a form, about 100,000 arrays: what is packed well is bounded too
+_LIMIT_BYTES = 32 * 1024  # of a packed form: half of a control message
+_LONGEST = 4 << 20  # characters of a form, about 100,000 arrays: a bound for forms that pack well
 _OUTLINE = 2_000  # characters of a form that ranks compare, and that messages show
 _LEAF = re.compile(r"(\w+) \(([\d, ]*)\)")
 _KEYS = (str, int, bool, bytes, type(None))
 
 
 def text_of(tree: object, leaves: Sequence[Array], argument: str = "x") -> str:
-    """Return the form of a tree whose arrays, in its order, are `leaves`.
+    """Return the form of a tree that has `leaves` as arrays, in its order.
 
     Raises:
         UsageError: Naming `argument`, if a key or the dtype of an array does not travel, or the tree is too large.
     """
     text = repr(_named(tree, iter(leaves), argument))
-    if not _travels(text):
+    if not _fits_message(text):
         raise UsageError(f"{argument}: a tree of {len(leaves)} arrays is too large for one message; send its parts")
     return text
 
@@ -48,21 +48,21 @@ def _named(tree: object, leaves: Iterator[Array], argument: str) -> object:
     return f"{leaf.dtype.name} {tuple(map(int, leaf.shape))}"
 
 
-def outline_of(tree: object, leaves: Sequence[Array], *, whole: bool) -> str:
-    """Return the form of a tree for ranks to compare: that of a large tree is cut, and has a checksum.
+def outline_of(tree: object, leaves: Sequence[Array], *, parsable: bool) -> str:
+    """Return the form of a tree for ranks to compare: a large one is cut, and has a checksum.
 
     Args:
         tree: The tree.
         leaves: Its arrays, in its order.
-        whole: Whether ranks make a tree of it, see `parsed`; then it is cut only if it is too large for a message.
+        parsable: Whether ranks make a tree of it, see `parsed`; then it is cut only if it is too large for a message.
     """
     text = repr(_outlined(tree, iter(leaves)))
-    if len(text) <= _OUTLINE or (whole and _travels(text)):
+    if len(text) <= _OUTLINE or (parsable and _fits_message(text)):
         return text
     return f"{text[:_OUTLINE]} ... {len(leaves)} arrays, crc {zlib.crc32(text.encode(errors='replace')):08x}"
 
 
-def _travels(text: str) -> bool:
+def _fits_message(text: str) -> bool:
     return len(text) <= _LONGEST and (len(text) <= _LIMIT_BYTES or len(pack_form(text)) <= _LIMIT_BYTES)
 
 
@@ -87,35 +87,37 @@ class _Foreign:
 
 
 def _key_outlined(key: object) -> object:
-    return key if type(key) in _KEYS or (type(key) is tuple and all(map(_key_travels, key))) else _Foreign(key)
+    return key if type(key) in _KEYS or (type(key) is tuple and all(map(_key_fits_message, key))) else _Foreign(key)
 
 
 @lru_cache(maxsize=1024)
 def _array_outlined(dtype: np.dtype[np.generic], shape: Shape) -> str:
-    return f"{dtype.name} {shape}"  # numpy makes the name anew each time, in Python
+    return f"{dtype.name} {shape}"  # cached: numpy makes the name of a dtype in Python, each time
 
 
 def _key(key: object, argument: str) -> object:
-    if type(key) in _KEYS or (type(key) is tuple and all(map(_key_travels, key))):
+    if type(key) in _KEYS or (type(key) is tuple and all(map(_key_fits_message, key))):
         return key
     raise UsageError(f"{argument}: keys of dicts in messages are texts, integers or tuples of these, got {key!r:.60}")
 
 
-def _key_travels(key: object) -> bool:
+def _key_fits_message(key: object) -> bool:
     return type(key) in _KEYS
 
 
 @lru_cache(maxsize=256)
 def parsed(text: str) -> object:
-    """Return the tree of a text, with (shape, dtype) in an `Absent` for each array.
+    """Return the tree of a form, with (shape, dtype) in an `Absent` for each array.
 
     Raises:
-        OverlapError: If it is no form.
+        OverlapError: If the text is no form.
     """
     try:
         return _arrays(literal_eval(text))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise OverlapError(f"the form of a tree that cannot be meant: {error}") from error
+        raise OverlapError(
+            f"a message has an invalid form of a tree; its sender may have another version of overlap: {error}"
+        ) from error
 
 
 class Absent:
@@ -138,14 +140,14 @@ def _arrays(node: object) -> object:
     if isinstance(node, (list, tuple)):
         items = [_arrays(item) for item in node]
         return tuple(items) if isinstance(node, tuple) else items
-    found = _LEAF.fullmatch(node) if isinstance(node, str) else None
-    if found is None:
+    match = _LEAF.fullmatch(node) if isinstance(node, str) else None
+    if match is None:
         raise ValueError(f"{node!r:.60} is no array")
-    return Absent(tuple(int(size) for size in found[2].split(",") if size.strip()), dtype_of(found[1]))
+    return Absent(tuple(int(size) for size in match[2].split(",") if size.strip()), dtype_of(match[1]))
 
 
 def dtype_of(name: str) -> np.dtype[np.generic]:
-    """Return the dtype of a name, those of ml_dtypes included."""
+    """Return the dtype of a name, of numpy or ml_dtypes."""
     if name.startswith(("bfloat", "float8", "float6", "float4", "int2", "int4", "uint2", "uint4")):
         import ml_dtypes  # only these types need it
 
@@ -162,7 +164,7 @@ def unpack_form(packed: bytes) -> str:
     """Return the form in a control message.
 
     Raises:
-        OverlapError: If there is none in it.
+        OverlapError: If the message has no form.
     """
     if not packed:
         return ""
@@ -170,5 +172,7 @@ def unpack_form(packed: bytes) -> str:
         reading = zlib.decompressobj()
         text = reading.decompress(packed, _LONGEST * 4).decode()
     except (zlib.error, UnicodeDecodeError) as error:
-        raise OverlapError(f"the form of a tree that cannot be meant: {error}") from error
+        raise OverlapError(
+            f"a message has an invalid form of a tree; its sender may have another version of overlap: {error}"
+        ) from error
     return text

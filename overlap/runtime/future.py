@@ -1,4 +1,4 @@
-"""Handles of issued operations: `await` one for its result, or ask for its `result()` in another thread."""
+"""Handles of issued operations: `await` one for its result, or call `result()` in another thread."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ S = TypeVar("S", bound=np.generic)
 
 
 class Loop(Protocol):
-    """The event loop that tells of a future; see `RankContext`."""
+    """The event loop that delivers a future; see `RankContext`."""
 
     @property
     def thread(self) -> int | None:
-        """Ident of its thread; None if that is not known."""
+        """Ident of the loop's thread; None if that is not known."""
 
     @property
     def pause(self) -> Callable[[], Coroutine[object, object, None]]:
-        """Function that returns the checkpoint of a task that awaits a future which has ended."""
+        """Checkpoint function for a task that awaits an ended future."""
 
 
 class _AnyLoop:
-    """The event loop of futures that are of no rank."""
+    """Event loop of futures without a rank."""
 
     thread = None
     pause = staticmethod(checkpoint)
@@ -56,8 +56,8 @@ class Future(Settling, NotAValue, Generic[T_co]):
     is the future of an item of the result. Futures may be passed to `rank.compute` and to collectives in place of
     values.
 
-        total = rank.all_reduce(x)  # under way
-        scaled = rank.compute(np.multiply, total, 0.5)  # begins when the sum is there
+        total = rank.all_reduce(x)  # in flight
+        scaled = rank.compute(np.multiply, total, 0.5)  # starts when the sum exists
         print(await scaled)
 
     Threads that do not run its event loop, such as those of computes, use `result(timeout)`, `exception(timeout)`,
@@ -70,7 +70,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
 
     @property
     def failed(self) -> bool:
-        """Whether the operation has ended with an error. To ask does not count as having been given the error."""
+        """Whether the operation has ended with an error. A look at this does not count as a look at the error."""
         return self._present >= DONE and self._outcome()[1] is not None
 
     def cancelled(self) -> bool:
@@ -112,7 +112,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
         try:
             raise failure.error
         finally:
-            del self, failure  # the traceback of the error has this frame: it would keep itself alive
+            del self, failure  # the traceback of the error holds this frame, a reference cycle
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error of the operation, waiting for its end as `result` does.
@@ -164,8 +164,8 @@ class Future(Settling, NotAValue, Generic[T_co]):
             waits = self._present < DONE
             if waits:
                 self._add_callback(call)
-        self._claim()  # from here on it has a user
-        if not waits or (self.done and self._take_callback(call)):  # it ended before it could know of the callback
+        self._claim()  # from here on the result has a user
+        if not waits or (self.done and self._take_callback(call)):  # it ended before the callback was registered
             call()
 
     @overload
@@ -204,7 +204,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
             if waiters is None:
                 waiters = self._waiters = []
             waiters.append(task)
-            try:  # the await is driven by hand, and no name holds what it calls: that holds this future
+            try:  # inlined await, without a name for the trap function, which holds this future
                 yield from wait_task_rescheduled(partial(self._abort_await, waiters, task)).__await__()  # noqa: ASYNC105
             except trio.Cancelled as cancelled:
                 self._note_failed_nursery(cancelled)
@@ -226,13 +226,13 @@ class Future(Settling, NotAValue, Generic[T_co]):
             del self  # see `result`
 
     def _abort_await(self, waiters: list[Task], task: Task, _: object) -> Abort:
-        """Let a task that is cancelled wait no more."""
+        """Remove a cancelled task from the waiters."""
         waiters.remove(task)
         self._await_cancelled()
         return Abort.SUCCEEDED
 
     def _await_failed(self, failure: Failure) -> Generator[object, object, None]:
-        """Pass a checkpoint; the loop may not have heard of the failure, and asks then whether a task awaits it."""
+        """Pass a checkpoint. The loop may not have delivered the failure yet, and checks then for awaiting tasks."""
         failure.awaiters += 1
         try:
             yield from self.context.pause().__await__()
@@ -246,9 +246,9 @@ class Future(Settling, NotAValue, Generic[T_co]):
         """Note that a task that awaited it was cancelled; the loop's thread only."""
 
     def _note_failed_nursery(self, cancelled: trio.Cancelled) -> None:
-        """Count an error of it as seen if an await of it was cancelled by a nursery that has failed.
+        """Count its error as seen if a failed nursery has cancelled an await of it.
 
-        It is one more error of that nursery, which has raised in the program.
+        The error is one more error of that nursery, which has raised in the program.
         """
         if cancelled.source == "nursery":
             self._nursery_failed = True
@@ -261,10 +261,10 @@ class Future(Settling, NotAValue, Generic[T_co]):
     # -- for the functions below -------------------------------------------------------------------------------------
 
     def _ends_at_once(self) -> bool:
-        """Whether it has ended, after an attempt to end it: called before a task waits for it.
+        """Whether it has ended, after an attempt to end it; called before a task waits for it.
 
         Raises:
-            UsageError: If the task is of another loop than the one that tells of it.
+            UsageError: If the task runs on another loop than the future's.
         """
         if self.context.thread not in (None, threading.get_ident()):
             raise UsageError(f"{self.label} belongs to another world; wait for its result() in a thread")
@@ -287,7 +287,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
         return self._value, self._failure
 
     def _take(self) -> bool:
-        """Note that the program is given the result; False if it has gone to another receive meanwhile; any thread."""
+        """Note that the program takes the result; False if another receive has got it in the meantime; any thread."""
         source = self._source()
         with LOCK:
             if source.state < DONE:
@@ -297,7 +297,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
 
 
 class Item(Future[object]):
-    """The future of one item of another future's result; it holds nothing of its own."""
+    """Future of one item of another future's result; it has no state of its own."""
 
     __slots__ = ("_index", "_whole", "context")
 
@@ -307,12 +307,12 @@ class Item(Future[object]):
 
     @property
     def done(self) -> Flag:
-        """Whether the operation that it is an item of has ended."""
+        """Whether the operation of the whole result has ended."""
         return self._whole.done
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """Name of the item in messages."""
         return f"item {self._index!r} of {self._whole.label}"
 
     @property
@@ -345,11 +345,11 @@ class Item(Future[object]):
         self._whole._claim()
 
     def cancel(self) -> bool:
-        """Withdraw the operation that it is an item of; see `Future.cancel`."""
+        """Withdraw the operation of the whole result; see `Future.cancel`."""
         return self._whole.cancel()
 
     def cancelled(self) -> bool:
-        """Whether the operation that it is an item of was cancelled."""
+        """Whether the operation of the whole result was cancelled."""
         return self._whole.cancelled()
 
     def __await__(self) -> Generator[object, object, object]:
@@ -361,13 +361,13 @@ class Item(Future[object]):
 
 
 def outcome(future: Future[Any]) -> tuple[object, Failure | None]:
-    """Return the value and the failure of a settled future, to an operation that uses it."""
+    """Return the value and the failure of a settled future, for an operation that uses it."""
     future._source()._taken = True
     return future._outcome()
 
 
 def is_elsewhere(future: Future[Any], thread: int) -> bool:
-    """Whether an unsettled future belongs to a world on another event loop than that of a thread."""
+    """Whether an unsettled future belongs to a world on another thread's event loop."""
     return not future.done and future.context.thread not in (None, thread)
 
 
@@ -378,12 +378,12 @@ def is_waited_for(future: Future[Any]) -> bool:
 
 
 def source_of(future: Future[Any]) -> Future[object]:
-    """Return the future of the operation that settles another one: itself, or the whole of which that is an item."""
+    """Return the future of the operation that settles another one: itself, or the whole of an item."""
     return cast("Future[object]", future._source())
 
 
 def consumers(future: Future[Any]) -> Iterator[Future[Any]]:
-    """Yield the futures that have asked to be called when another one is done; the loop's thread only."""
+    """Yield the futures with a callback at the end of another one; the loop's thread only."""
     for callback in future._callbacks or ():
         consumer = getattr(getattr(callback, "func", callback), "__self__", None)
         if isinstance(consumer, Future):

@@ -1,4 +1,4 @@
-"""Groups of ranks: an ordered set that issues collectives together."""
+"""Groups of ranks: ordered sets of ranks that issue collectives together."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ import numpy as np
 from ..collectives.kinds import ALL_GATHER
 from ..errors import UsageError, shown
 from .arguments import check_rank
-from .calls import Calls
+from .calls import GroupCalls
 from .communicators import Communicators
 from .context import RankContext
 from .issue import Issuer
 from .match import Key
 from .memory.arrays import metadata
-from .operation import Members
-from .outstanding import name_told
+from .operation import GroupLike
+from .outstanding import checked_name
 from .stream import Stream, Streams
 
 _MOST = 1 << 63  # integers that travel as int64
@@ -38,8 +38,8 @@ _MOST = 1 << 63  # integers that travel as int64
 class Surroundings(Protocol):
     """The world of a group: its own, or a simulated one."""
 
-    issuer: type[Issuer]  # Issues the operations of groups
-    communicators: Communicators  # Of all groups
+    issuer: type[Issuer]  # Class of the issuers of groups
+    communicators: Communicators  # The communicators of all groups of the process
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Raise `topology.TopologyError` unless the cluster allows such a group."""
@@ -48,18 +48,18 @@ class Surroundings(Protocol):
         """Return the mailbox of this process if each of the ranks has one."""
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return values that ranks of this process pass each other beside an operation whose arrays have no data."""
+        """Return values by rank, passed beside an operation without data by the ranks of this process."""
 
 
 class GroupRank:
-    """One rank's place in a group, as its operations have it: futures that outlive a group do not keep it.
+    """One rank's member in a group, as its operations have it: futures that outlive a group do not keep it.
 
     Attributes:
-        key: Of the group.
-        name: Of the group.
+        key: Key of the group.
+        name: Name of the group.
         label: Name and world ranks of the group, for the timeline.
         rank: The index of this rank.
-        size: How many ranks there are.
+        size: Number of ranks.
 
     Args:
         group: The group.
@@ -76,24 +76,24 @@ class GroupRank:
         self.size: int = group.size
 
     @property
-    def group(self) -> Members:
+    def group(self) -> GroupLike:
         """The group, as long as the program has it; then this object."""
         return self._group() or self
 
 
 class GroupUse:
-    """The use of a group by one rank: it ends when nothing refers to this object any more.
+    """The use of a group by one rank, until nothing refers to this object any more.
 
-    That may be in any thread and at any point of a program, where the garbage collector runs. So only the loop is
-    asked, and what it does changes nothing that programs see.
+    That may be in any thread and at any point of a program, where the garbage collector runs. So the end is left to the
+    event loop, and changes nothing that programs see.
 
     Attributes:
-        key: Of the group.
+        key: Key of the group.
 
     Args:
-        context: Of the rank.
-        communicators: Of the world.
-        key: As above.
+        context: Context of the rank.
+        communicators: Communicators of the world.
+        key: Key of the group.
     """
 
     __slots__ = ("_communicators", "_context", "key")
@@ -106,7 +106,7 @@ class GroupUse:
             self._communicators.later(partial(self._communicators.end_use, self._context, self.key))
 
 
-class Group(Calls):
+class Group(GroupCalls):
     """One rank's view of an ordered set of ranks.
 
     Make one with `rank.group(ranks)`, which needs no communication, or `await group.split(color)`.
@@ -118,8 +118,8 @@ class Group(Calls):
     Attributes:
         ranks: World ranks in group order.
         rank: The index of this rank in the group.
-        size: How many ranks there are.
-        name: For messages and the timeline.
+        size: Number of ranks.
+        name: Name in messages and the timeline.
     """
 
     ranks: tuple[int, ...]
@@ -144,12 +144,12 @@ class Group(Calls):
         self.label: tuple[str, tuple[int, ...]] = (self.name, ranks)
         self.rank: int = ranks.index(context.rank)
         self._context, self._around, self._streams, self._occurrences = context, around, streams, occurrences
-        self._occurrence = occurrences.get(ranks, 0)  # tells apart groups of the same ranks; the same on all of them
+        self._occurrence = occurrences.get(ranks, 0)  # number among the groups of the same ranks; equal on all of them
         occurrences[ranks] = self._occurrence + 1
         key = Key(ranks, self._occurrence, "")
         self._use = GroupUse(context, around.communicators, key)
-        place = GroupRank(self, key)
-        self._issuer = around.issuer(context, around.communicators, streams, place, ranks, self._occurrence, self._use)
+        member = GroupRank(self, key)
+        self._issuer = around.issuer(context, around.communicators, streams, member, ranks, self._occurrence, self._use)
 
     def __repr__(self) -> str:
         return f"<Group '{self.name}' of ranks {list(self.ranks)}, this is {self.rank}>"
@@ -170,25 +170,25 @@ class Group(Calls):
             UsageError: If a rank is unknown or named twice, or this rank is not among them.
         """
         try:
-            asked = list(ranks)
+            indices = list(ranks)
         except TypeError:
             raise UsageError(f"ranks: expected ranks of group '{self.name}', got {shown(ranks)}") from None
-        for member in asked:
+        for member in indices:
             check_rank(self, "ranks", member)
         if name is not None:
-            name = name_told(name, "")
-        members = tuple(self.ranks[member] for member in asked)
+            name = checked_name(name, "")
+        members = tuple(self.ranks[member] for member in indices)
         return Group(self._context, self._around, self._streams, self._occurrences, members, name)
 
     def mail(self) -> Mail | None:
-        """Return the group's messages by mail, for threads other than the event loop's; None: some rank has no mailbox.
+        """Return the group's mail, for threads other than the event loop's; None if a rank has no mailbox.
 
-        All ranks get the same answer. The messages of `send` and `recv` go another way, and do not meet these.
+        All ranks get the same answer. Messages by mail do not match those of `send` and `recv`.
         """
         post = self._around.post(self.ranks) if self.size > 1 else None
         if post is None:
             return None
-        from .mail import Mail  # which few need
+        from .mail import Mail  # few programs need it
 
         communicators = self._around.communicators
         return Mail(self._context, communicators, post, self.name, self.ranks, self._occurrence, self._use)
@@ -196,10 +196,10 @@ class Group(Calls):
     def abort(self, error: BaseException | str | None = None) -> None:
         """Fail all present and later operations of this group on every rank; the world lives on.
 
-        What is under way fails with a `GroupAbortedError` that names this rank. A new group of the same ranks works.
+        Operations under way fail with a `GroupAbortedError` that names this rank. A new group of the same ranks works.
 
         Args:
-            error: Why, for the message.
+            error: The reason, for the message.
         """
         if self._context.ending.forked:
             raise self._context.ending.peer_failed()
@@ -240,40 +240,40 @@ class Group(Calls):
                 raise UsageError(f"{argument}: expected an integer, got {shown(value)}")
             if not -_MOST <= value < _MOST:
                 raise UsageError(f"{argument}: expected an integer of 64 bits, got {shown(value)}")
-        mine = metadata([color is not None, color or 0, key], np.int64)
-        gathered = self._issuer.issue(ALL_GATHER, mine, None, None, 0, "split", None, calling()[0])
-        told = self._around.notes((self.ranks, self._occurrence), gathered.seq)
-        told[self.rank] = mine.tolist()
+        choice = metadata([color is not None, color or 0, key], np.int64)
+        gathered = self._issuer.issue(ALL_GATHER, choice, None, None, 0, "split", None, calling()[0])
+        notes = self._around.notes((self.ranks, self._occurrence), gathered.seq)
+        notes[self.rank] = choice.tolist()
         choices = (await gathered).reshape(self.size, 3).tolist()
         if self._context.arrays.shapes_only:
-            choices = self._told(told)
+            choices = self._noted_choices(notes)
         if color is None:
             return None
         chosen = sorted((k, rank) for rank, (takes_part, c, k) in enumerate(choices) if takes_part and c == color)
         return self.group([rank for _, rank in chosen], name=name or f"{self.name}/{color}")
 
-    def _told(self, told: Mapping[int, list[int]]) -> list[list[int]]:
-        if len(told) < self.size:
-            raise UsageError("split: where ranks stand for others, nobody knows what these choose; use rank.mesh")
-        return [told[rank] for rank in range(self.size)]
+    def _noted_choices(self, notes: Mapping[int, list[int]]) -> list[list[int]]:
+        if len(notes) < self.size:
+            raise UsageError("split: a simulation of representatives has no choices of the other ranks; use rank.mesh")
+        return [notes[rank] for rank in range(self.size)]
 
 
 class GroupRules:
-    """Checks the groups of a world against its cluster, each once.
+    """Checks of the groups of a world against its cluster, each once.
 
     Args:
-        cluster: Has the rules.
+        cluster: The cluster, which has the rules.
     """
 
     def __init__(self, cluster: topology.Cluster) -> None:
         self._cluster = cluster
         self._legal: set[tuple[int, ...]] = set()
-        self._advised: set[str] = set()  # rules of which a warning has been given
+        self._advised: set[str] = set()  # rules with a warning that has been given
 
     def check(self, ranks: tuple[int, ...]) -> None:
-        """Raise `topology.TopologyError` if the cluster does not allow such a group; the first member finds out.
+        """Raise `topology.TopologyError` if the cluster does not allow such a group, on its first member.
 
-        What is allowed but not advised is a `topology.TopologyWarning`, once for each rule.
+        A group that is allowed but not advised is a `topology.TopologyWarning`, once for each rule.
         """
         if ranks not in self._legal:
             for finding in self._cluster.check_group(ranks, warn=False):

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-# CPython hands the GIL over every 5 ms; a compute thread in Python code then delays every tenth wake-up of the event
+# CPython passes the GIL on every 5 ms; a compute thread in Python code then delays every tenth wake-up of the event
 # loop by as much. At 0.5 ms the same test shows 13 us (measured).
 SWITCH_INTERVAL_S = 0.0005
 
-# The timeline keeps tuples, which makes CPython look for garbage cycles every 30 small collectives. Looking every
+# The timeline keeps tuples, which makes CPython look for garbage cycles every 30 small collectives. A look every
 # 10,000 new objects instead takes 5 % off the latency of 8 bytes on 8 ranks (measured).
 GC_THRESHOLD = 10_000
 
 
-class _Shared:
-    """A change that several worlds may want at one time: the first makes it, the last takes it back."""
+class _SharedChange:
+    """A change that several worlds may need at one time: the first makes it, the last undoes it."""
 
     def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
         self._change, self._users, self._lock = change, 0, threading.Lock()
@@ -37,7 +37,7 @@ class _Shared:
             self._users += 1
 
     def end(self) -> None:
-        """Undo the change, unless other worlds still want it."""
+        """Undo the change, unless other worlds still need it."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
@@ -68,12 +68,12 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-_TUNING, _ONE_BLAS_THREAD = _Shared(_tune), _Shared(_limit_blas)
+_TUNING, _ONE_BLAS_THREAD = _SharedChange(_tune), _SharedChange(_limit_blas)
 
 
 @contextmanager
 def tuned() -> Iterator[None]:
-    """Hand the GIL over often, and look for garbage cycles seldom, for the length of the block."""
+    """Pass the GIL on often, and look for garbage cycles seldom, for the length of the block."""
     _TUNING.begin()
     try:
         yield
@@ -88,13 +88,13 @@ class BlasLimit:
         self._imposed = False
 
     def impose(self) -> None:
-        """Set it, once."""
+        """Impose the limit, once."""
         if not self._imposed:
             self._imposed = True
             _ONE_BLAS_THREAD.begin()
 
     def lift(self) -> None:
-        """Restore the number of threads, unless other worlds still want one."""
+        """Restore the number of threads, unless other worlds still need one."""
         if self._imposed:
             self._imposed = False
             _ONE_BLAS_THREAD.end()

@@ -22,10 +22,10 @@ from .derived import check_here
 from .failure import Failure
 from .future import Future
 from .match import Key
-from .operation import NOWHERE, CollectiveFuture, Lane, Member, Port
+from .operation import NOWHERE, CollectiveFuture, Member, OperationPort, StreamLike
 from .outstanding import CallSite, check_timeout
 from .receive import ReceiveFuture
-from .received import Received, Room
+from .received import ReceiveBuffers, TreeReceive
 from .settling import conclude
 from .state import ISSUED, MATCHING
 from .stream import MessageLane, Stream, Streams, activate
@@ -35,10 +35,10 @@ from .trees import is_tree
 K = TypeVar("K")
 T = TypeVar("T")
 
-# Of a message: whether this is the receiver's end, the peer (None: any source), and the tag.
+# Ends of a message: whether this is the receiver's end, the peer (None: any source), and the tag.
 Ends: TypeAlias = "tuple[bool, int | None, int]"
 
-# Peers and tags whose ports are kept: a program may use a new tag for each message.
+# Most peers and tags with cached ports: a program may use a new tag for each message.
 _PORTS = 256
 _FORMS = (list, tuple, dict)
 
@@ -51,17 +51,17 @@ class Issuer:
     the place of a loop that sleeps.
 
     Args:
-        context: Of the rank.
-        communicators: Of the world.
-        streams: Of the rank.
-        group: The rank's place in the group of the operations.
+        context: Context of the rank.
+        communicators: Communicators of the world.
+        streams: Streams of the rank.
+        group: Place of the rank in the group of the operations.
         ranks: World ranks of the group, in its order.
-        occurrence: Tells apart groups of the same ranks.
-        use: Kept as long as the rank may issue on the group.
+        occurrence: Number of the group among groups of the same ranks.
+        use: Reference that is held as long as the rank may issue on the group.
 
     Attributes:
-        context: As given.
-        group: As given.
+        context: Context of the rank.
+        group: Place of the rank in the group.
     """
 
     context: RankContext
@@ -80,15 +80,17 @@ class Issuer:
         self.context, self.group, self._use = context, group, use
         self._communicators, self._streams = communicators, streams
         self._ranks, self._occurrence = ranks, occurrence
-        # The ports of earlier calls, by stream as called, and the lanes that they had.
-        self._ports: dict[Stream | str | None, tuple[Port, Lane]] = {}
-        self._message_ports: dict[tuple[Ends, Stream | str | None], tuple[Port, Lane]] = {}
-        self._opened: dict[Stream, Port] = {}
-        self._part_ports: dict[tuple[Port, int], Port] = {}  # of parts, by port of the whole and place
-        self._messages: dict[Ends, Known] = {}  # the calls that the flight record has words for
+        # Ports of earlier calls with their lanes, by the `stream` argument of the call.
+        self._ports: dict[Stream | str | None, tuple[OperationPort, StreamLike]] = {}
+        self._message_ports: dict[tuple[Ends, Stream | str | None], tuple[OperationPort, StreamLike]] = {}
+        self._opened: dict[Stream, OperationPort] = {}
+        self._part_ports: dict[
+            tuple[OperationPort, int], OperationPort
+        ] = {}  # of parts, by port of the whole and place
+        self._messages: dict[Ends, Known] = {}  # calls with fields in the flight record
 
     def preferring(self, stream: Stream, group: Member) -> Self:
-        """Return an issuer of the same group, as another object has it, whose default stream is another one."""
+        """Return an issuer of the same group for another place object, with another default stream."""
         other = copy(self)
         other.group, other._streams = group, self._streams.preferring(stream)
         other._ports, other._message_ports = {}, {}
@@ -117,18 +119,18 @@ class Issuer:
     ) -> CollectiveFuture[Any]:
         """Check, number and start a collective: at once if its stream has room, which short latencies need.
 
-        The call site is the caller of a method that calls this one, unless it is given.
+        The call site is the caller of the calling method, unless it is given.
         """
         caller = _getframe(2) if call_site is None else call_site
-        made: type[CollectiveFuture[Any]] = CollectiveFuture
+        future_class: type[CollectiveFuture[Any]] = CollectiveFuture
         tree = False
         if type(x) is not ndarray:
             tree = isinstance(x, _FORMS) and is_tree(x)
             if tree:
                 x = resolved(x, self.context)
             if tree or isinstance(x, Future) or (x is None and out is None and kind.traits.rooted):
-                made = TreeOperation  # of a rooted call without an array: the root may have a tree
-        operation = made(
+                future_class = TreeOperation  # a rooted call without an array: the root may have a tree
+        operation = future_class(
             kind,
             x,
             out,
@@ -143,7 +145,7 @@ class Issuer:
             shared,
             pairs,  # type: ignore[arg-type]  # `start` checks the pairs
         )
-        if made is not CollectiveFuture:
+        if future_class is not CollectiveFuture:
             cast("TreeOperation", operation).issue_part = self._issue_part
             if tree:
                 check_tree(operation)
@@ -160,14 +162,14 @@ class Issuer:
 
         Args:
             operation: The operation.
-            stream: As the caller names it.
-            timeout_s: Within which it must end.
-            ends: Of a message.
+            stream: The caller's `stream` argument.
+            timeout_s: Time within which it must end.
+            ends: Ends of a message.
         """
         context, group, kind = self.context, self.group, operation.kind
         if context.ending.failure is not None:
             raise context.ending.peer_failed()
-        # its arguments
+        # check the arguments
         if kind.traits.rooted:
             check_root(group, operation)
         elif kind is PERMUTE:
@@ -176,31 +178,31 @@ class Issuer:
             operation.counts = check_counts(kind, operation.counts, group.size)
         if type(operation.priority) is not int and not isinstance(operation.priority, int):
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(operation.priority)}")
-        if operation.exact is not False or operation.shared is not False or operation.insisted is not None:
+        if operation.exact is not False or operation.shared is not False or operation.requested_algorithm is not None:
             check_options(group, operation)
         if timeout_s is not None:
             check_timeout(timeout_s)
             operation.deadline_s = timeout_s
-        # its rank, and its arrays: `prepare` finds what it reads, and what all ranks must agree on
+        # set its rank and its arrays: `prepare` finds its input, and the call that all ranks must agree on
         rank, step = STEP_OF_TASK.get()
         operation.member, operation.context, operation.step = group, context, step if rank is context else context.step
         out, x = operation.out, operation.input
         if out is not None and not (type(out) is ndarray and out.flags.carray):
             take_output(operation)
         if type(x) is ndarray and out is None and x.flags.carray and kind is not P2P and operation.counts is None:
-            operation.source = x  # as `prepare` does: most inputs are such arrays
+            operation.source = x  # inlined from `prepare` for the most frequent inputs
             try:
                 operation.call = call(
                     kind.text, operation.reduction, x.dtype, x.shape, group.size, operation.root, operation.pairs, (),
-                    operation.exact, operation.shared, operation.insisted, "",
+                    operation.exact, operation.shared, operation.requested_algorithm, "",
                 )  # fmt: skip
             except TypeError:  # not hashable
-                prepare(operation)  # says so
+                prepare(operation)  # raises the error
         elif isinstance(x, Future):
             check_here(x, context.thread)
         else:
             prepare(operation)
-        # its port, which numbers it: an earlier call has opened that, mostly
+        # find its port, which numbers it: mostly opened by an earlier call
         if ends is not None and not (type(ends[1]) is type(ends[2]) is int):  # 1.0 would be the same key as 1
             ends = self._check_ends(ends)
         if get_ident() != context.thread:
@@ -208,40 +210,40 @@ class Issuer:
             return operation
         try:
             port, lane = self._ports[stream] if ends is None else self._message_ports[ends, stream]
-            known = port.stream is lane and not port.communicator.closed
-        except (KeyError, TypeError):  # not hashable, so no stream: `Streams.find` says so
-            known = False
-        self._enqueue(operation, port if known else self._open_port(ends, stream))
+            usable = port.stream is lane and not port.communicator.closed
+        except (KeyError, TypeError):  # not hashable, so no stream: `Streams.find` raises
+            usable = False
+        self._enqueue(operation, port if usable else self._open_port(ends, stream))
         return operation
 
-    def _issue_part(self, part: CollectiveFuture[Any], place: int, whole: Port, seq: int) -> None:
+    def _issue_part(self, part: CollectiveFuture[Any], position: int, port_of_whole: OperationPort, seq: int) -> None:
         """Issue a part of a tree, with the number of its operation."""
-        port = self._part_ports.get((whole, place))
+        port = self._part_ports.get((port_of_whole, position))
         if port is None:
-            name, window = whole.stream.name, whole.stream.window
-            key = Key(self._ranks, self._occurrence, name, tag=place)
+            name, window = port_of_whole.stream.name, port_of_whole.stream.window
+            key = Key(self._ranks, self._occurrence, name, tag=position)
             communicator = self._communicators.open(key, self.group.name, self._ranks)
             port = communicator.port(self.context, PartLane(name, window, self.context.outstanding), self.group.rank)
-            port.group, self._part_ports[whole, place] = self.group.label, port
+            port.group, self._part_ports[port_of_whole, position] = self.group.label, port
         port.next_seq = seq
         self._enqueue(part, port)
 
-    def _open_port(self, ends: Ends | None, stream: Stream | str | None) -> Port:
-        """Return the port of a call: of a stream, or of the messages to or from a peer.
+    def _open_port(self, ends: Ends | None, stream: Stream | str | None) -> OperationPort:
+        """Return the port of a stream, or of the messages to or from a peer.
 
         Raises:
             UsageError: If there is no such stream, or no such peer.
         """
-        known = self._streams.find(stream)
+        named = self._streams.find(stream)
         if ends is not None:
-            return self._message_port(self._check_ends(ends), known, stream)
-        port = self._opened.get(known)
+            return self._message_port(self._check_ends(ends), named, stream)
+        port = self._opened.get(named)
         if port is None:
-            key = Key(self._ranks, self._occurrence, known.name)
+            key = Key(self._ranks, self._occurrence, named.name)
             communicator = self._communicators.open(key, self.group.name, self._ranks)
-            port = self._opened[known] = communicator.port(self.context, known, self.group.rank)
+            port = self._opened[named] = communicator.port(self.context, named, self.group.rank)
             port.group = self.group.label
-        self._ports[stream] = port, known
+        self._ports[stream] = port, named
         return port
 
     def abort(self, error: BaseException | str | None) -> None:
@@ -252,9 +254,9 @@ class Issuer:
         message = f"group '{name}' was aborted by rank {rank}{why}"
 
         def aborted() -> GroupAbortedError:
-            made = GroupAbortedError(message, culprit=rank)
-            made.__cause__ = cause
-            return made
+            aborted_error = GroupAbortedError(message, culprit=rank)
+            aborted_error.__cause__ = cause
+            return aborted_error
 
         abort = partial(self._communicators.abort, self._ranks, self._occurrence, aborted)
         if get_ident() == self.context.thread:
@@ -297,33 +299,37 @@ class Issuer:
         timeout_s: float | None,
         call_site: CallSite | None,
     ) -> CollectiveFuture[Any]:
-        """Check and start the receiver's end of a message; without a source, look for a sender first."""
+        """Check and start the receiver's end of a message. Without a source, a sender is chosen first."""
         caller = _getframe(2) if call_site is None else call_site
         name = "recv" if name is None else name
         if src is None:
-            self._communicators.check_any_source(self._ranks, told=like is not None)
+            self._communicators.check_any_source(self._ranks, has_like=like is not None)
         out = receive_like(like, self.context.arrays)
         operation: CollectiveFuture[Any]
-        if type(out) is Room:
-            operation = Received(out.packed, caller, priority, name, (self, src, tag, stream))
+        if type(out) is ReceiveBuffers:
+            operation = TreeReceive(out.packed, caller, priority, name, (self, src, tag, stream))
             operation.expect(out)
         else:
             operation = ReceiveFuture(out, caller, priority, name, (self, src, tag, stream))
         return self.start(operation, stream, timeout_s, (True, src, tag))
 
-    def receivers_port(self, operation: ReceiveFuture[object]) -> Port:
+    def receivers_port(self, operation: ReceiveFuture[object]) -> OperationPort:
         """Return the port of the messages from the source of a receive, which may have been closed since."""
-        assert operation.request is not None, "nobody has taken the message"
-        _, _, tag, asked = operation.request
-        return self._open_port((True, operation.port.src, tag), cast("Stream | str | None", asked))
+        assert operation.request is not None, (
+            "this is a bug in overlap: a receive whose message was taken has no request"
+        )
+        _, _, tag, stream = operation.request
+        return self._open_port((True, operation.port.src, tag), cast("Stream | str | None", stream))
 
     def receive_again(self, operation: ReceiveFuture[object]) -> None:
-        """Issue a receive that has given its place back; the loop's thread only."""
-        assert operation.request is not None, "nobody has taken the message"
-        _, src, tag, asked = operation.request
+        """Issue a receive again that has given its place back; the loop's thread only."""
+        assert operation.request is not None, (
+            "this is a bug in overlap: a receive whose message was taken has no request"
+        )
+        _, src, tag, stream = operation.request
         if operation.out is not None and not (type(operation.out) is ndarray and operation.out.flags.carray):
             take_output(operation)
-        self._enqueue(operation, self._open_port((True, src, tag), cast("Stream | str | None", asked)))
+        self._enqueue(operation, self._open_port((True, src, tag), cast("Stream | str | None", stream)))
 
     def _check_ends(self, ends: Ends) -> Ends:
         """Return the ends of a message as plain numbers; raise `UsageError` unless there is such a peer and tag."""
@@ -331,7 +337,7 @@ class Issuer:
         check_peer(self.group, "src" if receives else "dst", 0 if receives and peer is None else peer, tag)
         return receives, None if peer is None else int(peer), int(tag)
 
-    def _message_port(self, ends: Ends, within: Stream, stream: Stream | str | None) -> Port:
+    def _message_port(self, ends: Ends, within: Stream, stream: Stream | str | None) -> OperationPort:
         """Return this end of the messages of one (source, destination, tag): strict FIFO, in no stream's window."""
         receives, peer, tag = ends
         if peer is None:
@@ -350,14 +356,14 @@ class Issuer:
             _remembered(self._message_ports, (ends, stream), lambda: (port, lane))
         return port
 
-    def _any_port(self, tag: int, stream: Stream) -> Port:
+    def _any_port(self, tag: int, stream: Stream) -> OperationPort:
         """Return this end of the messages of one tag from any source."""
-        ranks, mine = self._ranks, self.group.rank
-        keys = [Key(ranks, self._occurrence, "", src, mine, tag) for src in range(len(ranks))]
+        ranks, own = self._ranks, self.group.rank
+        keys = [Key(ranks, self._occurrence, "", src, own, tag) for src in range(len(ranks))]
         return self._communicators.any_port(self.context, stream, keys, partial(self._take, stream, tag))
 
     def _take(self, stream: Stream, tag: int, operation: CollectiveFuture[Any], src: int) -> None:
-        """Let a receive from any source go on as a receive from the rank that it has chosen."""
+        """Continue a receive from any source as a receive from the chosen rank."""
         chosen = self._message_port((True, src, tag), stream, stream)
         self.context.flight.ended(operation.record, self.context.now_ns())
         lane = operation.port.stream
@@ -368,17 +374,17 @@ class Issuer:
 
     # -- all operations ------------------------------------------------------------------------------------------
 
-    def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
-        """Number an operation, and let it meet those of the other ranks, as soon as its stream has room."""
+    def _enqueue(self, operation: CollectiveFuture[Any], port: OperationPort) -> None:
+        """Number an operation, and match it with the other ranks' operations as soon as its stream has room."""
         context, lane, seq = self.context, port.stream, port.next_seq
         operation.port, operation.seq, port.next_seq = port, seq, seq + 1
         operation.priority += lane.priority
         operation.issued_ns = operation.started_ns = now_ns = context.now_ns()
         try:
-            asked: object = operation.call
-        except AttributeError:  # its input is not there yet
-            asked = None
-        operation.record = context.flight.issued(operation, port.known, asked, seq, now_ns)
+            call_: object = operation.call
+        except AttributeError:  # its input does not exist yet
+            call_ = None
+        operation.record = context.flight.issued(operation, port.known, call_, seq, now_ns)
         if operation.deadline_s is not None:
             context.expire(operation, operation.deadline_s)
         if not lane.admit(operation):
@@ -386,14 +392,14 @@ class Issuer:
         x = operation.input
         if type(x) is not ndarray and (isinstance(x, Future) or isinstance(operation, TreeOperation)):
             activate(operation)
-        else:  # as `activate` does, without the calls: short latencies count here
+        else:  # inlined from `activate`, for a short latency
             operation.state = MATCHING
             port.communicator.arrive(operation)
 
     def _enqueue_elsewhere(
         self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None
     ) -> None:
-        """Issue from another thread: in the place of the sleeping loop if no task starts, else the loop does it soon.
+        """Issue from another thread: in the place of the sleeping loop if no task starts, else soon on the loop.
 
         The arrays are locked at once.
         """
@@ -418,21 +424,21 @@ class Issuer:
             port, lane = self._ports[stream] if ends is None else self._message_ports[ends, stream]
         except (KeyError, TypeError):
             return False
-        operation.port = port  # which executors look at
-        here = (
+        operation.port = port  # which executors read
+        in_place = (
             not context.closed
             and lane is port.stream
             and not port.communicator.closed
             and lane.has_room
-            and not lane.listens
+            and not lane.end_wakes
             and not context.deadlines.wakes(operation.deadline_s)
             and port.communicator.at_once(operation)
         )
-        if here:
+        if in_place:
             self._enqueue(operation, port)
         else:
             operation.port = NOWHERE
-        return here
+        return in_place
 
     def _enqueue_late(self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None) -> None:
         if operation.done:  # cancelled in the meantime
@@ -444,11 +450,11 @@ class Issuer:
         conclude(operation, None, Failure(self.context.ending.peer_failed(), seen=True))
 
 
-def _remembered(known: dict[K, T], which: K, make: Callable[[], T]) -> T:
-    """Return the entry of a key, made if there is none; the oldest entry goes when there are too many."""
-    found = known.get(which)
-    if found is None:
-        if len(known) >= _PORTS:
-            del known[next(iter(known))]
-        found = known[which] = make()
-    return found
+def _remembered(cache: dict[K, T], key: K, make: Callable[[], T]) -> T:
+    """Return the entry of a key, made if there is none; the oldest entry is dropped when there are too many."""
+    entry = cache.get(key)
+    if entry is None:
+        if len(cache) >= _PORTS:
+            del cache[next(iter(cache))]
+        entry = cache[key] = make()
+    return entry

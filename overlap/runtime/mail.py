@@ -1,8 +1,8 @@
 """Mail: messages that the calling threads of a program carry themselves, between processes of one host.
 
-For programs whose event loop runs in a thread of its own, as `overlap.connect` and PyTorch have it. A group has mail if
-the process of each of its ranks has a mailbox; all messages of torch's process groups go by it then. A letter that
-nobody waits for long costs no event loop; from then on the reports and the flight record have it like any operation.
+It is for programs with the event loop in a thread of its own, as with `overlap.connect` and PyTorch. A group has mail
+if the process of each of its ranks has a mailbox; all messages of torch's process groups go by it then. A message that
+takes long is an operation of the event loop from then on, for reports and the flight record; others cost it nothing.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from ..timeline.recording import RawGroup, call_site
 from .arguments import check_rank
 from .context import RankContext
 from .match import Key
-from .outstanding import Issued
+from .outstanding import IssuedFuture
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine, Op, Post
 
     from .communicators import Communicators
 
-# A letter that is waited for longer is reported, and its wait looks so often whether it can still come.
+# A message that takes longer is reported; its wait checks so often whether it can still come.
 _SOON_S = 0.05
 
-# Of how many peers and tags the number of messages is remembered; then all begin at 0, for a tag may be used once only.
+# Bound of the peers and tags with a count of messages; then all begin at 0, for a tag may be used once only.
 _TAGS_KEPT = 1 << 16
 
-# States in which a message has ended by itself; others have been given up, and a wait says why.
+# States of a message that has ended by itself; others have been given up, with an error.
 _ENDED = (DONE, MISMATCH, NO_MEMORY, CORRUPT)
 
 
-# The dtypes that torch's tensors have, and the bytes of an element; both ends number them alike.
+# The dtypes of torch's tensors, and the bytes of an element; both ends number them alike.
 _DTYPES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "float32": 4, "float64": 8,
     "complex64": 8, "complex128": 16, "bfloat16": 2, "uint16": 2, "uint32": 4, "uint64": 8, "float8_e4m3fn": 1,
@@ -55,28 +55,28 @@ NUMBERS: dict[str, int] = {name: number for number, name in enumerate(_NAMES)}
 
 
 class Mail:
-    """The messages of one rank on one group.
+    """Sends and receives of one rank on one group, through the mailbox of its process.
 
     Attributes:
-        context: Of the rank.
-        communicators: Of the world.
-        mailbox: Of the process.
-        name: Of the group.
+        context: Context of the rank.
+        communicators: Communicators of the world.
+        mailbox: Mailbox of the process.
+        name: Name of the group.
         ranks: World ranks of the group, in its order.
-        size: How many there are.
-        rank: The index of this one.
-        label: Name and ranks.
-        key: Of the group.
-        known: The letters that the flight record has words for.
+        size: Number of ranks.
+        rank: The index of this rank.
+        label: Name and ranks of the group.
+        key: Key of the group.
+        known: Texts of the requests in the flight record.
 
     Args:
-        context: Of the rank.
-        communicators: Of the world.
-        post: Of the process.
-        name: Of the group.
+        context: Context of the rank.
+        communicators: Communicators of the world.
+        post: Mailbox and addresses of the process.
+        name: Name of the group.
         ranks: World ranks of the group, in its order.
-        occurrence: Tells apart groups of the same ranks.
-        use: Kept as long as letters of the group may be under way.
+        occurrence: Number among the groups of the same ranks.
+        use: Object to keep as long as messages of the group may be under way.
     """
 
     context: RankContext
@@ -120,18 +120,18 @@ class Mail:
         tag: int,
         limit_s: float,
         caller: FrameType,
-    ) -> Letter:
-        """Begin to send to a group rank; a message that the ring has room for is written at once.
+    ) -> MailRequest:
+        """Begin to send to a group rank; a message with room in the ring is written at once.
 
         Args:
-            address: Of the elements, in order.
-            nbytes: Of all of them.
-            dtype: Its number.
-            keeps: Owns that memory.
-            dst: The group rank.
-            tag: Of the message.
-            limit_s: How long it may take.
-            caller: The line of the program.
+            address: Address of the elements, in order.
+            nbytes: Bytes of all of them.
+            dtype: Number of the dtype.
+            keeps: Owner of the memory.
+            dst: Group rank of the receiver.
+            tag: Tag of the message.
+            limit_s: Time limit.
+            caller: Frame of the line of the program.
 
         Raises:
             UsageError: If there is no such rank.
@@ -143,10 +143,10 @@ class Mail:
         site = self._sites.get(place)
         if site is None:
             site = self._sites[place] = call_site(*place).encode()[-32:]
-        letter = Letter(self, nbytes, dtype, False, dst, tag, limit_s, place)
-        self._post.limit = max(self._post.limit, (letter.over_s, limit_s, site))
-        letter.op = self.mailbox.send(self._peers[dst], self._tags + tag, dtype, site, address, nbytes, keeps)
-        return letter
+        request = MailRequest(self, nbytes, dtype, False, dst, tag, limit_s, place)
+        self._post.limit = max(self._post.limit, (request.over_s, limit_s, site))
+        request.op = self.mailbox.send(self._peers[dst], self._tags + tag, dtype, site, address, nbytes, keeps)
+        return request
 
     def receive(
         self,
@@ -159,19 +159,19 @@ class Mail:
         limit_s: float,
         caller: FrameType,
         finish: Callable[[], None] | None = None,
-    ) -> Letter:
-        """Begin to receive from a group rank, or from any of them.
+    ) -> MailRequest:
+        """Begin to receive from a group rank, or from any rank.
 
         Args:
-            address: Where the elements go, in order.
-            nbytes: Of all of them.
-            dtype: Its number.
-            keeps: Owns that memory.
-            src: The group rank; None for any.
-            tag: Of the message.
-            limit_s: How long it may take.
-            caller: The line of the program.
-            finish: Called once it has come, by the first thread that finds out.
+            address: Address for the elements, in order.
+            nbytes: Bytes of all of them.
+            dtype: Number of the dtype.
+            keeps: Owner of the memory.
+            src: Group rank of the sender; None for any.
+            tag: Tag of the message.
+            limit_s: Time limit.
+            caller: Frame of the line of the program.
+            finish: Called after the message has come, by the first thread that notices it.
 
         Raises:
             UsageError: If there is no such rank.
@@ -179,24 +179,24 @@ class Mail:
             GroupAbortedError: If the group was aborted.
         """
         self._check("src", src)
-        letter = Letter(self, nbytes, dtype, True, src, tag, limit_s, (caller.f_code, caller.f_lasti), finish)
+        request = MailRequest(self, nbytes, dtype, True, src, tag, limit_s, (caller.f_code, caller.f_lasti), finish)
         peer = -1 if src is None else self._peers[src]
-        letter.op = self.mailbox.receive(peer, self._tags + tag, dtype, address, nbytes, keeps)
-        return letter
+        request.op = self.mailbox.receive(peer, self._tags + tag, dtype, address, nbytes, keeps)
+        return request
 
-    def trouble(self) -> BaseException | None:
-        """Return the error of all letters, if the world has ended or the group was aborted."""
+    def world_error(self) -> BaseException | None:
+        """Return the error of all messages, if the world has ended or the group was aborted."""
         if self.context.ending.failure is not None or self.context.closed:
             return self.context.ending.peer_failed()
         broken = self.communicators.broken(self.key)
         return broken() if broken is not None else None
 
     def position(self, op: Op) -> int:
-        """Return the group rank whom a message came from."""
+        """Return the group rank of the sender of a message."""
         return self._positions[op.source]
 
     def number(self, receives: bool, peer: int | None, tag: int) -> int:
-        """Count a message."""
+        """Return the number of a new message among those of its peer and tag."""
         if len(self._counts) >= _TAGS_KEPT:
             self._counts.clear()
             self._groups.clear()
@@ -205,43 +205,60 @@ class Mail:
         return count - 1
 
     def ends(self, receives: bool, peer: int, tag: int) -> RawGroup:
-        """Return the sender and the receiver of a message as the timeline has them."""
+        """Return the sender and the receiver of a message, for the timeline."""
         key = receives, peer, tag
-        found = self._groups.get(key)
-        if found is None:
+        group = self._groups.get(key)
+        if group is None:
             ends = (peer, self.rank) if receives else (self.rank, peer)
-            found = self._groups[key] = self.name, (self.ranks[ends[0]], self.ranks[ends[1]]), tag
-        return found
+            group = self._groups[key] = self.name, (self.ranks[ends[0]], self.ranks[ends[1]]), tag
+        return group
 
     def _check(self, argument: str, peer: int | None) -> None:
         if peer is not None:
             check_rank(self, argument, peer)
-        if (error := self.trouble()) is not None:
+        if (error := self.world_error()) is not None:
             raise error
 
 
-class Letter:
-    """One end of a message that goes by mail.
+class MailRequest:
+    """The send or the receive of a message by mail.
 
     Attributes:
-        mail: Of its group.
-        op: In the mailbox.
-        nbytes: Of its elements.
+        mail: Mail of its group.
+        op: Its operation in the mailbox.
+        nbytes: Bytes of its elements.
         dtype: Number of their dtype.
-        receives: Whether this is the receiver's end.
-        peer: The group rank at the other end; None for any.
-        source: The group rank whom it came from, for a receive that has ended.
-        tag: As given by the caller.
-        place: Of the call.
-        seq: Its number among those with this peer and tag.
-        step: In which it was issued.
-        issued_ns: When.
-        over_s: When its limit ends, on the monotonic clock.
+        receives: Whether this is a receive.
+        peer: Group rank of the other end; None for any.
+        source: Group rank of the sender, for a receive that has ended.
+        tag: Tag of the call.
+        place: Place of the call in the program.
+        seq: Number among the messages of this peer and tag.
+        step: Step of the timeline at its issue.
+        issued_ns: Time of its issue.
+        over_s: End of its time limit, on the monotonic clock.
     """
 
     __slots__ = (
-        "_awaited_ns", "_error", "_finish", "_limit_s", "_lock", "_noted", "dtype", "issued_ns", "mail", "nbytes", "op",
-        "over_s", "peer", "place", "receives", "seq", "source", "step", "tag",
+        "_awaited_ns",
+        "_ended",
+        "_error",
+        "_finish",
+        "_limit_s",
+        "_lock",
+        "dtype",
+        "issued_ns",
+        "mail",
+        "nbytes",
+        "op",
+        "over_s",
+        "peer",
+        "place",
+        "receives",
+        "seq",
+        "source",
+        "step",
+        "tag",
     )  # fmt: skip
 
     mail: Mail
@@ -273,21 +290,21 @@ class Letter:
         self.step: int | None = mail.context.step
         self._limit_s = limit_s
         self.over_s: float = monotonic() + limit_s
-        self._finish, self._lock, self._noted = finish, threading.Lock(), False
+        self._finish, self._lock, self._ended = finish, threading.Lock(), False
         self._error: BaseException | None = None
         self.issued_ns: int = mail.context.now_ns()
         self._awaited_ns: int | None = None
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or badly."""
-        if not self._noted:
+        """Whether it has ended, with or without an error."""
+        if not self._ended:
             state = self.mail.mailbox.wait(self.op, 0.0)
             if state in _ENDED:
-                self._note(state)
+                self._record_end(state)
             else:
                 self._give_up(None)
-        return self._noted
+        return self._ended
 
     def result(self, timeout: float | None = None) -> None:
         """Wait for its end, and raise its error."""
@@ -302,20 +319,20 @@ class Letter:
             trio.WouldBlock: On the thread of an event loop, if it has not ended.
             TimeoutError: If it has not ended in time.
         """
-        if not self._noted:
+        if not self._ended:
             if trio.lowlevel.in_trio_run() and not self.done:
                 raise trio.WouldBlock(f"{self.label} has not ended; waiting here would stop the event loop")
             if self._awaited_ns is None:
                 self._awaited_ns = self.mail.context.now_ns()
             state = self.mail.mailbox.wait(self.op, _SOON_S if timeout is None else min(timeout, _SOON_S))
             if state in _ENDED:
-                self._note(state)
+                self._record_end(state)
             else:
                 self._wait_long(timeout)
         return self._error
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call `callback` with this once it is done: at once, or in a thread that waits for it."""
+        """Call `callback` with this request once it is done: at once, or in a thread that waits for it."""
         if self.done:
             callback(self)
             return
@@ -333,7 +350,7 @@ class Letter:
 
     @property
     def towards(self) -> str:
-        """The peer, for people."""
+        """The peer, in messages."""
         peer = "any rank" if self.peer is None else f"rank {self.mail.ranks[self.peer]}"
         return f" {'from' if self.receives else 'to'} {peer}{f' with tag {self.tag}' if self.tag else ''}"
 
@@ -346,80 +363,82 @@ class Letter:
     # -- long waits ------------------------------------------------------------------------------------------------
 
     def _wait_long(self, timeout: float | None) -> None:
-        """Wait on, as an operation that reports know; notice what keeps the message from ever coming."""
-        begun_s, mailbox = monotonic(), self.mail.mailbox
-        waiting = _Waiting(self)
+        """Wait on, as an operation of the event loop, until the message has come or cannot come."""
+        start_s, mailbox = monotonic(), self.mail.mailbox
+        waiting = _LongWait(self)
         waiting.begin()
         try:
             while True:
                 self._give_up(waiting.error)
                 state = mailbox.wait(self.op, 0.0)
                 if state in _ENDED:
-                    self._note(state)
-                if self._noted:
+                    self._record_end(state)
+                if self._ended:
                     return
-                left_s = _SOON_S if timeout is None else min(_SOON_S, begun_s + timeout - _SOON_S - monotonic())
-                if left_s <= 0:
+                remaining_s = _SOON_S if timeout is None else min(_SOON_S, start_s + timeout - _SOON_S - monotonic())
+                if remaining_s <= 0:
                     raise TimeoutError(f"{self.label} has not ended within {timeout:g} s")
-                left_s = min(left_s, max(0.0, self.over_s - monotonic()))
+                remaining_s = min(remaining_s, max(0.0, self.over_s - monotonic()))
                 if state == PENDING:
-                    mailbox.wait(self.op, left_s)
-                else:  # the peer is lost, and the world will say so
-                    sleep(left_s)
+                    mailbox.wait(self.op, remaining_s)
+                else:  # the peer is lost, and the world will fail
+                    sleep(remaining_s)
         finally:
             waiting.end(failed=self._error is not None)
 
     def _give_up(self, error: BaseException | None) -> None:
-        """Note an error if something keeps it from ever ending; its end, if that has come before."""
-        error = error or self.mail.trouble() or self._late() or self._left()
+        """End with an error if it cannot end otherwise; with its result, if that has come before."""
+        error = error or self.mail.world_error() or self._limit_error() or self._left_error()
         if error is None:
             return
-        state = self.mail.mailbox.wait(self.op, 0.0)  # what was written before is found first
+        state = self.mail.mailbox.wait(self.op, 0.0)  # a message that was written before counts
         if state not in _ENDED:
             self.mail.mailbox.withdraw(self.op)
-        self._note(state, error)
+        self._record_end(state, error)
 
-    def _late(self) -> BaseException | None:
+    def _limit_error(self) -> BaseException | None:
         if monotonic() < self.over_s:
             return None
-        state = _Waiting(self).describe_state(self.mail.context.now_ns())
+        state = _LongWait(self).describe_state(self.mail.context.now_ns())
         return DeadlineError(self.label, call_site(*self.place), timeout_s=self._limit_s, state=state)
 
-    def _left(self) -> BaseException | None:
-        """Return the error if nobody is left who could be the other end; what has been written is found first."""
+    def _left_error(self) -> BaseException | None:
+        """Return the error if all ranks that could be the other end have finished their programs."""
         mail = self.mail
         left = mail.communicators.left
         peers = [self.peer] if self.peer is not None else [i for i in range(len(mail.ranks)) if i != mail.rank]
         if not all(mail.ranks[peer] in left for peer in peers):
             return None
-        mine, site = mail.context.rank, call_site(*self.place)
+        rank, site = mail.context.rank, call_site(*self.place)
         if self.peer is None:
-            told = f"all other ranks finished their programs while rank {mine} waits in {self.label} ({site})"
-            return RankLeftError(told, culprit=mine)
+            text = f"all other ranks finished their programs while rank {rank} waits in {self.label} ({site})"
+            return RankLeftError(text, culprit=rank)
         culprit = mail.ranks[self.peer]
-        told = f"rank {culprit} finished its program while rank {mine} needs it in {self.label} ({site})"
-        return RankLeftError(told, culprit=culprit)
+        text = f"rank {culprit} finished its program while rank {rank} needs it in {self.label} ({site})"
+        return RankLeftError(text, culprit=culprit)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def _note(self, state: int, error: BaseException | None = None) -> None:
-        """Note how it has ended, once."""
+    def _record_end(self, state: int, error: BaseException | None = None) -> None:
+        """Record the end and its error, once."""
         with self._lock:
-            if self._noted:
+            if self._ended:
                 return
             if state == DONE:
-                self._error = self._arrived()
+                self._error = self._finish_message()
             elif state == MISMATCH:
-                self._error = self._mismatch()
+                self._error = self._mismatch_error()
             elif state == NO_MEMORY:
-                self._error = MemoryError(f"{self.label}: there is no memory for a message that came before others")
+                self._error = MemoryError(
+                    f"{self.label}: no memory for a message that came early; receive messages in their order"
+                )
             elif state == CORRUPT:
-                self._error = self._corrupt()
+                self._error = self._corruption_error()
             else:
                 self._error = error
-            self._noted = True
+            self._ended = True
 
-    def _arrived(self) -> BaseException | None:
+    def _finish_message(self) -> BaseException | None:
         mail, context = self.mail, self.mail.context
         if self.receives:
             self.source = peer = mail.position(self.op)
@@ -443,108 +462,108 @@ class Letter:
                 return error
         return None
 
-    def _corrupt(self) -> PeerError:
+    def _corruption_error(self) -> PeerError:
         mail = self.mail
         culprit = mail.ranks[mail.position(self.op) if self.receives else self.peer or 0]
         text = (
-            f"{self.label} ({call_site(*self.place)}): rank {culprit} wrote counts or heads that cannot be true into "
-            f"the memory of its messages; its process is corrupt, or of another version"
+            f"{self.label} ({call_site(*self.place)}): rank {culprit} wrote invalid headers into the memory of its "
+            "messages; its process is corrupt, or has another version of overlap"
         )
         return PeerError(text, culprit=culprit)
 
-    def _mismatch(self) -> CollectiveMismatchError:
+    def _mismatch_error(self) -> CollectiveMismatchError:
         mail, (dtype, nbytes) = self.mail, self.op.call
         sender = mail.ranks[mail.position(self.op)]
         return CollectiveMismatchError(
             group=mail.name,
             seq=self.seq,
             ranks=(sender, mail.context.rank),
-            calls=(_said(dtype, nbytes), _said(self.dtype, self.nbytes)),
+            calls=(_call_text(dtype, nbytes), _call_text(self.dtype, self.nbytes)),
             call_sites=(self.op.site.decode(errors="replace"), call_site(*self.place)),
         )
 
 
-def _said(dtype: int, nbytes: int) -> str:
-    """Return the call of one end, as those of other operations read."""
+def _call_text(dtype: int, nbytes: int) -> str:
+    """Return the call of one end, in the form of other operations."""
     if dtype >= len(_NAMES):
         return f"send/recv({nbytes} bytes of another dtype)"
     return f"send/recv({_NAMES[dtype]} ({nbytes // _SIZES[dtype]},))"
 
 
-class _Waiting(Issued[None]):
-    """A letter that is waited for long, as reports and the flight record have it."""
+class _LongWait(IssuedFuture[None]):
+    """A request that takes long, as an operation of the event loop, for reports and the flight record."""
 
-    __slots__ = ("_letter", "_record", "error")
+    __slots__ = ("_record", "_request", "error")
 
-    def __init__(self, letter: Letter) -> None:
+    def __init__(self, request: MailRequest) -> None:
         super().__init__()
-        self.name, self.place, self._letter = letter.name, letter.place, letter
+        self.name, self.place, self._request = request.name, request.place, request
         self.error: BaseException | None = None
         self._record = -1
 
     @property
     def label(self) -> str:
         """Its name in messages."""
-        return self._letter.label
+        return self._request.label
 
     @property
     def awaits(self) -> Sequence[int]:
         """World ranks that it waits for."""
-        mail, peer = self._letter.mail, self._letter.peer
+        mail, peer = self._request.mail, self._request.peer
         return [mail.ranks[peer]] if peer is not None else [rank for rank in mail.ranks if rank != mail.context.rank]
 
     @property
     def since_ns(self) -> int:
-        """When it was issued."""
-        return self._letter.issued_ns
+        """Time of its issue."""
+        return self._request.issued_ns
 
     def concerns(self, ranks: Container[int]) -> bool:
-        """Whether any of some world ranks is the other end, or may be."""
+        """Whether one of the world ranks is, or may be, the other end."""
         return any(rank in ranks for rank in self.awaits)
 
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has ended."""
         self.error = error
-        self._letter.mail.mailbox.withdraw(self._letter.op)
+        self._request.mail.mailbox.withdraw(self._request.op)
 
-    def told(self) -> dict[str, str]:
-        """Return its words for the flight record."""
-        letter, mail = self._letter, self._letter.mail
+    def flight_fields(self) -> dict[str, str]:
+        """Return its fields in the flight record."""
+        request, mail = self._request, self._request.mail
         return {
-            "name": letter.name,
-            "what": _said(letter.dtype, letter.nbytes),
+            "name": request.name,
+            "what": _call_text(request.dtype, request.nbytes),
             "kind": "send/recv",
             "group": mail.name,
-            "towards": letter.towards,
+            "towards": request.towards,
             "members": listed(sorted({mail.context.rank, *self.awaits})),
-            "key": f"mail {mail.key.id:x}{letter.towards}",
-            "nbytes": str(letter.nbytes),
+            "key": f"mail {mail.key.id:x}{request.towards}",
+            "nbytes": str(request.nbytes),
             "site": self.call_site,
         }
 
     def begin(self) -> None:
-        """Let the event loop know it."""
+        """Add it to the operations of the event loop."""
         try:
-            self._letter.mail.context.from_thread(self._begin)
+            self._request.mail.context.from_thread(self._begin)
         except PeerFailedError as error:
             self.error = error
 
     def end(self, *, failed: bool) -> None:
-        """Let the event loop forget it."""
+        """Remove it from the operations of the event loop."""
         with suppress(PeerFailedError):
-            self._letter.mail.context.from_thread(self._end, failed)
+            self._request.mail.context.from_thread(self._end, failed)
 
     def _begin(self) -> None:
-        letter, context = self._letter, self._letter.mail.context
+        request, context = self._request, self._request.mail.context
         if context.closed:
             self.error = context.ending.peer_failed()
             return
         context.outstanding.operations[self] = None
         call = self.label, self.place
-        self._record = context.flight.issued(self, letter.mail.known, call, letter.seq, letter.issued_ns)
+        self._record = context.flight.issued(self, request.mail.known, call, request.seq, request.issued_ns)
 
     def _end(self, failed: bool) -> None:
-        context = self._letter.mail.context
+        context = self._request.mail.context
         if context.outstanding.operations.pop(self, self) is None:
             now_ns = context.now_ns()
             context.flight.ended(self._record, -now_ns if failed else now_ns)

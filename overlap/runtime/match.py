@@ -12,7 +12,7 @@ from ..errors import CollectiveMismatchError
 from .operation import Operation
 
 CALL_BITS = 32
-"""The low bits of a message's tag: 24 of a hash of its call, and those of channels."""
+"""Low bits of a message's tag: 24 bits of a hash of its call, and the bits of its channel."""
 
 CHANNEL_BITS = 8
 
@@ -21,11 +21,11 @@ class Key(NamedTuple):
     """Name of a communicator, the same on every rank."""
 
     ranks: tuple[int, ...]  # World ranks of the group, in its order
-    occurrence: int  # Which of the groups with these ranks
+    occurrence: int  # Number among the groups with these ranks
     stream: str  # Name of the stream; "" for messages
-    src: int = -1  # Group rank that sends, of messages
-    dst: int = -1  # Group rank that receives, of messages
-    tag: int = -1  # Of messages; of parts of trees, their place (see `tree_operation`)
+    src: int = -1  # Group rank that sends messages; -1 for collectives
+    dst: int = -1  # Group rank that receives messages; -1 for collectives
+    tag: int = -1  # Tag of messages; for parts of trees, their place (see `tree_operation`)
 
     @property
     def messages(self) -> bool:
@@ -34,34 +34,34 @@ class Key(NamedTuple):
 
     @property
     def ends(self) -> tuple[int, int]:
-        """World ranks of sender and receiver, of messages."""
+        """World ranks of the sender and the receiver of messages."""
         return self.ranks[self.src], self.ranks[self.dst]
 
     @property
     def group(self) -> Key:
-        """The key that stands for all communicators of its group."""
+        """Key of the group: the same for all its communicators."""
         return Key(self.ranks, self.occurrence, "")
 
     @property
     def id(self) -> int:
-        """Its name of 40 bits in messages between processes."""
+        """Id of 40 bits for messages between processes."""
         return self.tag_base() >> 24
 
     def from_any(self) -> Key:
-        """Return the key that stands for messages of a tag to a rank from any sender."""
+        """Return the key for messages of this tag to the rank from any sender."""
         return self._replace(src=0)
 
     def of_any_tag(self) -> Key:
-        """Return the key that stands for messages of all tags between the two ranks."""
+        """Return the key for messages of all tags between the two ranks."""
         return self._replace(tag=0)
 
     def tag_base(self, *more: object) -> int:
         """Return 40 bits of a hash of the key, and of more values that must be the same, above 24 free bits."""
-        said = repr((*self, *more)).encode()
-        return int.from_bytes(hashlib.blake2b(said, digest_size=5).digest(), "big") << 24
+        text = repr((*self, *more)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=5).digest(), "big") << 24
 
     def message_tag(self, call: tuple[object, ...]) -> int:
-        """Return the tag of messages with such a call: all messages of the key share what is above `CALL_BITS`."""
+        """Return the tag of messages with a call: all messages of the key share the bits above `CALL_BITS`."""
         return (self.tag_base() >> CALL_BITS << CALL_BITS) | (self.tag_base(*call) >> 40 << CHANNEL_BITS)
 
 
@@ -69,13 +69,13 @@ class Match:
     """The members' ends of one operation, as they arrive.
 
     Attributes:
-        arrived: By place; None as long as one has not.
-        count: How many have.
-        pattern: The call of the first arrival, or of the first that says dtype and shape.
+        arrived: Ends by place; None for an end that has not arrived.
+        count: Number of ends that have arrived.
+        pattern: Call of the first arrival, or of the first with dtype and shape.
         first: The operation with that call.
-        error: Makes the error of each end.
-        ended: How many of the ends here are over.
-        disputed: Whether ends differ, and more must come before it is clear which are the few.
+        error: Maker of the error of each end.
+        ended: Number of ends here that are over.
+        disputed: Whether ends differ, and more must arrive before the minority is clear.
     """
 
     count = ended = 0
@@ -94,24 +94,24 @@ class Match:
 
 
 class Unfit(Exception):
-    """One end of an operation cannot take part; `__cause__` says why."""
+    """One end of an operation cannot take part; `__cause__` has the reason."""
 
     def __init__(self, operation: Operation) -> None:
         super().__init__(operation.label)
         self.operation = operation
 
 
-class Voice(NamedTuple):
+class RankCall(NamedTuple):
     """The call of one rank."""
 
     rank: int  # World rank
-    call: Call  # What it asked for
-    call_site: str  # Where
+    call: Call  # Call that the rank issued
+    call_site: str  # Line that issued it
 
 
-def few_and_many(voices: Sequence[Voice]) -> tuple[list[Voice], list[Voice]]:
-    """Return the smallest and the largest side of ranks that agree; of equal sides, the later is the odd one out."""
-    sides: list[list[Voice]] = []
+def minority_and_majority(voices: Sequence[RankCall]) -> tuple[list[RankCall], list[RankCall]]:
+    """Return the smallest and the largest side of ranks that agree; of equal sides, the later one is the minority."""
+    sides: list[list[RankCall]] = []
     for voice in voices:
         side = next((side for side in sides if side[0].call.agrees(voice.call)), None)
         if side is None:
@@ -121,13 +121,13 @@ def few_and_many(voices: Sequence[Voice]) -> tuple[list[Voice], list[Voice]]:
     return min(sides, key=len), max(reversed(sides), key=len)
 
 
-def mismatch(group: str, seq: int, one: Voice, other: Voice) -> Callable[[], CollectiveMismatchError]:
-    """Return the maker of the error of two ranks that differ in operation `seq`."""
+def mismatch(group: str, seq: int, first: RankCall, second: RankCall) -> Callable[[], CollectiveMismatchError]:
+    """Return the maker of the error for two ranks that differ in operation `seq`."""
     return partial(
         CollectiveMismatchError,
         group=group,
         seq=seq,
-        ranks=(one.rank, other.rank),
-        calls=(str(one.call), str(other.call)),
-        call_sites=(one.call_site, other.call_site),
+        ranks=(first.rank, second.rank),
+        calls=(str(first.call), str(second.call)),
+        call_sites=(first.call_site, second.call_site),
     )

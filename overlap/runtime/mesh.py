@@ -20,7 +20,7 @@ class Mesh:
 
     Attributes:
         axes: Sizes by name, in order.
-        coordinates: Where this rank is, by axis.
+        coordinates: Index of this rank along each axis, by name.
     """
 
     def __init__(self, world: Group, axes: Mapping[str, int]) -> None:
@@ -49,24 +49,24 @@ class Mesh:
         Raises:
             UsageError: If there is no such axis.
         """
-        wanted = (axis,) if isinstance(axis, str) else axis
-        for name in wanted or ("",):
+        names = (axis,) if isinstance(axis, str) else axis
+        for name in names or ("",):
             if name not in self.axes:
                 raise UsageError(f"axis: {name!r} is unknown; known are {', '.join(self.axes)}")
-        axes = tuple(name for name in self.axes if name in wanted)
+        axes = tuple(name for name in self.axes if name in names)
         if axes not in self._groups:
             self._groups[axes] = self._make(axes)
         return self._groups[axes]
 
     def __repr__(self) -> str:
-        place = ", ".join(f"{name}={self.coordinates[name]}/{size}" for name, size in self.axes.items())
-        return f"<Mesh {place}>"
+        coordinates = ", ".join(f"{name}={self.coordinates[name]}/{size}" for name, size in self.axes.items())
+        return f"<Mesh {coordinates}>"
 
     def _make(self, axes: tuple[str, ...]) -> Group:
         stride, offsets = 1, [0]
         for name, size in reversed(self.axes.items()):
             if name in axes:
-                offsets = [place * stride + offset for place in range(size) for offset in offsets]
+                offsets = [index * stride + offset for index in range(size) for offset in offsets]
             stride *= size
         first = self._world.rank - self._offset(axes)
         ranks = [first + offset for offset in offsets]
@@ -82,8 +82,8 @@ class Mesh:
 
 
 def _coordinates(rank: int, sizes: tuple[int, ...]) -> list[int]:
-    places: list[int] = []
+    coordinates: list[int] = []
     for size in reversed(sizes):
-        rank, place = divmod(rank, size)
-        places.append(place)
-    return places[::-1]
+        rank, coordinate = divmod(rank, size)
+        coordinates.append(coordinate)
+    return coordinates[::-1]

@@ -1,4 +1,4 @@
-"""Refusals of futures that a program takes for their values: they say to await the future first."""
+"""Refusals of futures that a program uses as values: the errors ask to await the future first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NotAValue:
     def __array__(self, *_: object, **__: object) -> object:
         raise TypeError(f"a future is no array yet; {_FIRST}")
 
-    if not TYPE_CHECKING:  # which would believe that a future can be computed with
+    if not TYPE_CHECKING:  # type checkers would accept arithmetic with futures
 
         def _refuse(self, *_: object) -> NoReturn:
             raise TypeError(f"a future cannot be computed with; {_FIRST}")
@@ -43,7 +43,7 @@ class NotAValue:
         __contains__ = __setitem__ = __delitem__ = _refuse
 
         def __eq__(self, other: object) -> bool:
-            if isinstance(other, _VALUES):  # else it compares by identity
+            if isinstance(other, _VALUES):  # else compared by identity
                 raise TypeError(f"a future cannot be compared with {type(other).__name__}; {_FIRST}")
             return NotImplemented
 
@@ -54,15 +54,15 @@ class NotAValue:
 
 
 def _missing(name: str) -> property:
-    """Return the refusal of an attribute that only values have."""
+    """Return a property that refuses an attribute of values."""
 
     def refuse(future: object) -> NoReturn:
         raise AttributeError(f"a future has no {name!r}; {_FIRST}", name=name, obj=future)
 
-    return property(refuse, doc="What only the value has.")
+    return property(refuse, doc="An attribute of the value, not of the future.")
 
 
-# Name by name: of a class that has `__getattr__`, every other attribute takes five times as long to read.
+# One property for each name: in a class with `__getattr__`, every other attribute takes five times as long to read.
 for _name in {*dir(np.ndarray), *dir(dict), *dir(list)}:
     if not _name.startswith("_"):
         setattr(NotAValue, _name, _missing(_name))

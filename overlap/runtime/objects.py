@@ -1,4 +1,4 @@
-"""Collectives of Python objects: packs them as msgpack or pickle, and issues one or two operations for each call."""
+"""Collectives of Python objects, which are packed as msgpack or pickle and sent by one or two operations."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def give(
     timeout_s: float | None,
     call_site: CallSite | None,
 ) -> Future[Any]:
-    """Send the root's object to all, or one of its objects to each rank; the sizes go with them."""
+    """Send the root's object to all, or one of its objects to each rank; the size goes with each object."""
     caller = _getframe(2) if call_site is None else call_site
     check_rank(issuer.group, "root", root)
-    mine = None
+    rows = None
     if root == issuer.group.rank:
         if kind is SCATTER:
             check_one_a_rank(issuer.group, "values", value)
         values = cast("Sequence[object]", value) if kind is SCATTER else [value]
-        mine = _rows([pack(each, pickled=pickled) for each in values])
-    sent: CollectiveFuture[Array] = CollectiveFuture(kind, mine, None, caller, priority, name, None, root)
-    found = Derived([sent], lambda got: _objects(got[0], 1, pickled)[0], issuer.context).begin()
-    issuer.start(sent, stream, timeout_s)
-    return found
+        rows = _rows([pack(item, pickled=pickled) for item in values])
+    operation: CollectiveFuture[Array] = CollectiveFuture(kind, rows, None, caller, priority, name, None, root)
+    result = Derived([operation], lambda got: _objects(got[0], 1, pickled)[0], issuer.context).begin()
+    issuer.start(operation, stream, timeout_s)
+    return result
 
 
 def gather(
@@ -68,17 +68,17 @@ def gather(
 ) -> Future[Any]:
     """Agree on the size of the largest object, then gather rows of that size."""
     caller = _getframe(2) if call_site is None else call_site
-    mine, context, size = pack(value, pickled=pickled), issuer.context, issuer.group.size
+    packed, context, size = pack(value, pickled=pickled), issuer.context, issuer.group.size
     check_rank(issuer.group, "root", root)
     longest: CollectiveFuture[Array] = CollectiveFuture(
-        ALL_REDUCE, metadata([len(mine)]), None, caller, priority, f"{name}: size", "max"
+        ALL_REDUCE, metadata([len(packed)]), None, caller, priority, f"{name}: size", "max"
     )
-    padded = Derived([longest], lambda got: _rows([mine], int(got[0][0])), context).begin()
-    sent: CollectiveFuture[Array] = CollectiveFuture(kind, padded, None, caller, priority, name, None, root)
-    found = Derived([sent], lambda got: _objects(got[0], size, pickled), context).begin()
+    padded = Derived([longest], lambda got: _rows([packed], int(got[0][0])), context).begin()
+    operation: CollectiveFuture[Array] = CollectiveFuture(kind, padded, None, caller, priority, name, None, root)
+    result = Derived([operation], lambda got: _objects(got[0], size, pickled), context).begin()
     issuer.start(longest, stream, timeout_s)
-    issuer.start(sent, stream, timeout_s)
-    return found
+    issuer.start(operation, stream, timeout_s)
+    return result
 
 
 def _rows(packed: Sequence[bytes], longest: int = 0) -> Array:
@@ -114,7 +114,7 @@ def pack(value: object, *, pickled: bool) -> bytes:
     try:
         if pickled:
             return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        return cast("bytes", msgpack.packb(value, default=_noted, strict_types=True))
+        return cast("bytes", msgpack.packb(value, default=_extension, strict_types=True))
     except UsageError:
         raise
     except Exception as error:  # a program's own methods are called here
@@ -122,13 +122,13 @@ def pack(value: object, *, pickled: bool) -> bytes:
 
 
 def unpack(data: bytes, *, pickled: bool) -> object:
-    """Return the object; with `pickled`, its sender can make this process run any code."""
+    """Return the object in packed bytes; with `pickled`, its sender can make this process run any code."""
     if pickled:
         return pickle.loads(data)
-    return msgpack.unpackb(data, ext_hook=_restored, strict_map_key=False)
+    return msgpack.unpackb(data, ext_hook=_from_extension, strict_map_key=False)
 
 
-def _noted(value: object) -> msgpack.ExtType:
+def _extension(value: object) -> msgpack.ExtType:
     if type(value) is tuple:
         return msgpack.ExtType(_TUPLE, pack(list(value), pickled=False))
     if type(value) is complex:
@@ -139,17 +139,17 @@ def _noted(value: object) -> msgpack.ExtType:
             "and dicts of them, or pickle=True if every rank trusts every other"
         )
     array = as_input(value)
-    told = [array.dtype.name, list(array.shape), np.ascontiguousarray(array).tobytes()]
-    return msgpack.ExtType(_SCALAR if isinstance(value, np.generic) else _ARRAY, pack(told, pickled=False))
+    fields = [array.dtype.name, list(array.shape), np.ascontiguousarray(array).tobytes()]
+    return msgpack.ExtType(_SCALAR if isinstance(value, np.generic) else _ARRAY, pack(fields, pickled=False))
 
 
-def _restored(kind: int, data: bytes) -> object:
-    told: Any = unpack(data, pickled=False)
+def _from_extension(kind: int, data: bytes) -> object:
+    fields: Any = unpack(data, pickled=False)
     if kind == _TUPLE:
-        return tuple(told)
+        return tuple(fields)
     if kind == _COMPLEX:
-        return complex(*told)
-    name, shape, memory = told
+        return complex(*fields)
+    name, shape, memory = fields
     array = np.frombuffer(bytearray(memory), _dtype(name)).reshape(shape)
     return array[()] if kind == _SCALAR else array
 

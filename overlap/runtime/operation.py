@@ -4,11 +4,11 @@
 (`state.TABLE`)::
 
     issued, queued, admitted   the stream: until there is room in its window
-    blocked                    until its input is there
-    matching                   the communicator: until the other ranks have come
-    running                    the engine: while bytes move (`moves`)
+    blocked                    until its input exists
+    matching                   the communicator: until the other ranks have arrived
+    running                    the engine: while bytes move (`start_moving`)
     stopping                   `fail`, while they still move
-    unwanted, cancelling, parked    a receive that its awaits have left (`receive`)
+    unwanted, cancelling, parked    a receive without awaits (`receive`)
     done, failed, cancelled    `finish`, `fail`, `abandon`
 """
 
@@ -36,54 +36,54 @@ from .derived import sources
 from .event_loop import Cancels
 from .failure import Failure
 from .future import Future
-from .handover import Run
+from .handover import OperationRun
 from .memory.arrays import read_only
-from .outstanding import CallSite, Issued, name_told, place_told
+from .outstanding import CallSite, IssuedFuture, checked_name, code_place
 from .settling import conclude
 from .state import DONE, ISSUED, MATCHING, RUNNING, STOPPING
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Members(Protocol):
-    """The group of an operation, as operations see it."""
+class GroupLike(Protocol):
+    """The interface of a group to its operations."""
 
-    name: str  # For messages
-    label: tuple[str, tuple[int, ...]]  # For the timeline
-    rank: int  # The index of this rank in it
-    size: int  # How many ranks it has
+    name: str  # Name in messages
+    label: tuple[str, tuple[int, ...]]  # Name and ranks in the timeline
+    rank: int  # Index of this rank in the group
+    size: int  # Number of ranks
 
 
-class Member(Members, Protocol):
-    """One rank's place in a group, which operations keep: they do not keep the group itself."""
+class Member(GroupLike, Protocol):
+    """One rank's place in a group, which operations hold: they do not hold the group itself."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The name of the group, the same on every rank; see `match.Key`."""
+        """Name of the group, the same on every rank; see `match.Key`."""
 
     @property
-    def group(self) -> Members:
-        """The group, as long as the program has it; then this object."""
+    def group(self) -> GroupLike:
+        """The group while the program holds it; then this object."""
 
 
 class Matching(Protocol):
-    """A communicator, as operations see it."""
+    """The interface of a communicator to its operations."""
 
     members: tuple[int, ...]  # World ranks that meet
 
     @property
     def closed(self) -> bool:
-        """Whether it has been forgotten: the next operation opens another one."""
+        """Whether it is forgotten: the next operation opens another communicator."""
 
     @property
     def identity(self) -> str:
-        """Its name in few characters, the same on every rank."""
+        """Name in few characters, the same on every rank."""
 
     def arrive(self, operation: Operation) -> None:
-        """Take in one rank's end."""
+        """Take in the end of one rank."""
 
     def at_once(self, operation: Operation) -> bool:
-        """Whether taking it in neither wakes nor starts a task, now or later; see `Communicator.at_once`."""
+        """Whether arriving neither wakes nor starts a task, now or later; see `Communicator.at_once`."""
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail all ends because one rank has no input."""
@@ -95,38 +95,38 @@ class Matching(Protocol):
         """Drop a match that will not take place."""
 
     def missing(self, seq: int) -> list[int]:
-        """World ranks that have not come, if some rank has."""
+        """World ranks that have not arrived, if some rank has."""
 
     def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
         """Take a receive out of matching; False if a message has met it, see `Communicator.withdraw_receive`."""
 
     def forget_receive(self, operation: Operation) -> None:
-        """Forget a receive that the transport has taken back."""
+        """Forget a receive that the transport has given back."""
 
-    def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
-        """Give a message that was received and not taken to the next receive."""
+    def put_back(self, port: OperationPort, message: ReturnedMessage, giver: Operation) -> None:
+        """Give a received message that no task has taken to the next receive."""
 
     def offer_again(self) -> None:
         """Offer messages to receives from any source: a receive that waited for them has left the queue."""
 
-    def has_message(self, port: Port) -> bool:
+    def has_message(self, port: OperationPort) -> bool:
         """Whether a receive would meet a message at once, as far as that is known."""
 
 
 class ReturnedMessage(NamedTuple):
-    """A message that was received and that no task has taken: the only task that awaited it was cancelled."""
+    """A received message that no task has taken: the only task that awaited it was cancelled."""
 
-    order: int  # Of the messages of one source and tag: the order in which they have arrived
+    order: int  # Order of arrival among the messages of one source and tag
     call: Call  # Kind, dtype, shape and form
-    data: Array | None  # Flat, and its own memory; None in a simulation without data
+    data: Array | None  # Flat, in memory of its own; None in a simulation without data
 
 
-class Lane(Protocol):
-    """The stream of an operation, as operations see it."""
+class StreamLike(Protocol):
+    """The interface of a stream to its operations."""
 
-    name: str  # Also in the timeline
-    priority: int  # Added to that of each operation
-    window: int  # How many operations it works on at once
+    name: str  # Name in messages and in the timeline
+    priority: int  # Added to the priority of each operation
+    window: int  # Number of operations in flight at once
 
     @property
     def idle(self) -> bool:
@@ -145,11 +145,11 @@ class Lane(Protocol):
         """Whether an operation would start at once, and its end start no other."""
 
     @property
-    def listens(self) -> bool:
-        """Whether the end of an operation wakes something: one that waits for room, or the end of the rank."""
+    def end_wakes(self) -> bool:
+        """Whether the end of an operation wakes another one that waits for room, or the end of the rank."""
 
     def admit(self, operation: Operation) -> bool:
-        """Take an operation in; return whether there is room for it now: else it starts when its turn comes."""
+        """Take an operation in; return whether there is room for it now. Otherwise it starts when its turn comes."""
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Remove an operation that has ended, and start the next."""
@@ -158,20 +158,20 @@ class Lane(Protocol):
         """Return the operations that wait for room."""
 
 
-class Port:
+class OperationPort:
     """One rank's end of a communicator.
 
     Attributes:
-        communicator: Where its operations are matched.
-        position: Of the rank in the group.
-        place: Of the rank among those that meet, which mostly is the same.
-        stream: The lane that its operations take.
+        communicator: Communicator that matches its operations.
+        position: Group rank.
+        place: Index of the rank among the members of the communicator; mostly the same.
+        stream: Stream or lane of its operations.
         next_seq: Number of its next operation.
-        returned: Messages that the next receives get, in their order: they were received, and not taken.
-        known: The calls that the flight record has words for.
-        src: Group rank that sends; None for collectives, and as long as a receive from any source has not chosen.
-        towards: The peer of messages, for people to read.
-        group: The name and ranks of the group, for the timeline.
+        returned: Received messages that no task has taken; the next receives get them, in order.
+        known: Calls that the flight record has fields for.
+        src: Group rank that sends; None for collectives, and until a receive from any source has chosen a sender.
+        towards: Peer of messages as text.
+        group: Name and ranks of the group, for the timeline.
     """
 
     __slots__ = (
@@ -184,18 +184,20 @@ class Port:
     next_seq: int
     place: int
     position: int
-    stream: Lane
+    stream: StreamLike
     towards: str
     src: int | None
 
-    def __init__(self, communicator: Matching, stream: Lane, *, position: int, place: int, towards: str = "") -> None:
+    def __init__(
+        self, communicator: Matching, stream: StreamLike, *, position: int, place: int, towards: str = ""
+    ) -> None:
         self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
         self.next_seq, self.towards, self.src = 0, towards, None
         self.known: Known = Known()
-        self.returned: Sequence[ReturnedMessage] = ()  # made when there are any: most ports last for one message
+        self.returned: Sequence[ReturnedMessage] = ()  # a list is made when needed: most ports last for one message
 
     def give_back(self, seq: int) -> None:
-        """Give the number of a receive that takes no message of it to the next receive."""
+        """Give the number of a receive that takes no message to the next receive."""
         for later in self.stream.waiting():
             if later.seq > seq:
                 later.seq -= 1
@@ -203,60 +205,89 @@ class Port:
 
 
 class _Nowhere:
-    """The communicator and the lane of operations that a thread has issued a moment ago."""
+    """Communicator and lane of operations that a thread has just issued."""
 
     members: tuple[int, ...] = ()
     closed = False
     identity = ""
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
-        """Do nothing: it has not begun."""
+        """Do nothing: the operation has not begun."""
 
 
-NOWHERE: Port = Port(cast("Matching", _Nowhere()), cast("Lane", _Nowhere()), position=0, place=0)
-"""The port of operations that the event loop has not heard of."""
+NOWHERE: OperationPort = OperationPort(
+    cast("Matching", _Nowhere()), cast("StreamLike", _Nowhere()), position=0, place=0
+)
+"""Port of operations that the event loop has not enqueued yet."""
 
 
-class CollectiveFuture(Issued[T_co]):
-    """The handle of an issued collective or point-to-point operation.
+class CollectiveFuture(IssuedFuture[T_co]):
+    """Handle of an issued collective or point-to-point operation.
 
     `await` it for the result. Until it is done, the input array is read-only and belongs to the operation, and so does
     `out`; the result belongs to the caller.
     """
 
     __slots__ = (
-        "_input_locked", "algorithm", "awaited_ns", "call", "changed", "counts", "deadline_s",
-        "exact", "given", "input", "insisted", "issued_ns", "kind", "locked", "look", "member", "out", "pairs", "port",
-        "priority", "record", "reduction", "root", "scope", "seq", "shared", "source", "started_ns", "step", "target",
+        "_input_locked",
+        "algorithm",
+        "awaited_ns",
+        "call",
+        "caller_out",
+        "counts",
+        "deadline_s",
+        "exact",
+        "input",
+        "input_changed",
+        "issued_ns",
+        "kind",
+        "locked",
+        "member",
+        "out",
+        "pairs",
+        "poll",
+        "port",
+        "priority",
+        "record",
+        "reduction",
+        "requested_algorithm",
+        "root",
+        "scope",
+        "seq",
+        "shared",
+        "source",
+        "started_ns",
+        "step",
+        "target",
     )  # fmt: skip
 
     # -- its arguments
     kind: Collective
     context: RankContext
-    member: Member  # The rank's place in the group it was issued on
-    call: Call  # What all ranks must agree on; known once the input is there
+    member: Member  # Place of the rank in the group that it was issued on
+    call: Call  # Values that all ranks must agree on; known once the input exists
     reduction: str | None
     root: int
     pairs: Pairs
     exact: bool
     shared: bool
-    insisted: str | None  # The algorithm that the caller asks for
-    counts: object  # Of rows; once it is issued, as `check_counts` returns them, or None
+    requested_algorithm: str | None  # Algorithm that the caller requests
+    counts: object  # Rows of each block; once it is issued, as `check_counts` returns them, or None
     priority: int  # Lower is more urgent
-    input: object  # As passed by the caller: an array, a future of one, or None
-    out: Array | None  # The caller's result; once it is issued, the array that the result is written to
-    given: object  # The caller's `out`, if it is no array but exports the memory of one
-    changed: Callable[[], bool] | None  # Whether the input was changed, if it counts its changes
-    source: Array | None  # The array the operation reads
+    input: object  # Input as passed by the caller: an array, a future of one, or None
+    out: Array | None  # The caller's array; once it is issued, the array for the result
+    caller_out: object  # The caller's `out`, if it is another object with the memory of an array
+    input_changed: Callable[[], bool] | None  # Whether the input was changed, for inputs that count changes
+    source: Array | None  # Array that the operation reads
     target: Array | None  # A view of `out` that stays writable
-    locked: tuple[Array, ...]  # To be unlocked at the end
+    locked: tuple[Array, ...]  # Arrays to unlock at the end
     _input_locked: bool
     # -- its life
-    port: Port
-    seq: int  # Its position among the group's operations on its stream
+    port: OperationPort
+    seq: int  # Position among the group's operations on its stream
     issued_ns: int
     started_ns: int
-    step: int | None  # in which it was issued
+    step: int | None  # Step of the rank in which it was issued
     name: str
     place: tuple[CodeType, int]
 
@@ -276,24 +307,24 @@ class CollectiveFuture(Issued[T_co]):
         shared: bool = False,
         pairs: Pairs = (),
     ) -> None:
-        # The base class's part is written out: this is on the path of every collective, as is the choice of slots.
-        # Callers name arguments by position: by keyword, to make an object of a class takes half as long again.
+        # The base class's part is inlined, because this is on the path of every collective. Callers pass arguments by
+        # position: with keywords an object takes half as long again.
         self.state, self._taken = ISSUED, False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
         self.exact, self.shared, self.counts, self.input, self.out = exact, shared, counts, x, out  # type: ignore[assignment]
-        self.insisted = algorithm
-        self.given = self.changed = self.source = self.target = None
+        self.requested_algorithm = algorithm
+        self.caller_out = self.input_changed = self.source = self.target = None
         self.port = NOWHERE
         self.locked, self._input_locked = (), False
-        self.priority, self.name = priority, kind.text if name is None else name_told(name, kind.text)
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
-        self.deadline_s: float | None = None  # within which it must end
-        self.awaited_ns: int | None = None  # since when the program waits for it
-        self.scope: Cancels | None = None  # what moves its bytes, while they move: it can be stopped
-        self.look: Callable[[], None] | None = None  # lets its program go on with what has come meanwhile
+        self.priority, self.name = priority, kind.text if name is None else checked_name(name, kind.text)
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
+        self.deadline_s: float | None = None  # time within which it must end
+        self.awaited_ns: int | None = None  # start of the program's wait for it
+        self.scope: Cancels | None = None  # handle of the moving bytes, while they move
+        self.poll: Callable[[], None] | None = None  # processes messages that have arrived in the meantime
         self.algorithm: str = "direct"
-        self.record: int = -1  # in the flight record
+        self.record: int = -1  # number in the flight record
 
     @property
     def op(self) -> str:
@@ -301,49 +332,49 @@ class CollectiveFuture(Issued[T_co]):
         return str(self.kind.value)
 
     @property
-    def group(self) -> Members:
-        """The group it was issued on; once the program has dropped the group, its name, size and ranks."""
+    def group(self) -> GroupLike:
+        """Group that it was issued on; once the program has dropped the group, its name, size and ranks."""
         return self.member.group
 
     @property
     def src(self) -> int | None:
-        """Group rank that the message of a receive comes from; None as long as it is not known, and for collectives."""
+        """Group rank that sends the message of a receive; None until it is known, and for collectives."""
         return self.port.src
 
     @property
     def urgency(self) -> int:
-        """The order of its messages on a wire: by priority, then by age."""
+        """Order of its messages on a wire: by priority, then by age."""
         return (self.priority << 64) + self.issued_ns
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
-        port = self.port  # where no other rank has such an operation, its number says nothing
+        """Name of the operation in messages."""
+        port = self.port  # no number if no other rank has such an operation
         which = f" #{self.seq}{port.towards}" if port.communicator.members else port.towards
         return f"{self.name}{which} on group '{self.member.name}'"
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
-        """Operations whose results it sends, as long as it has not taken them."""
+        """Futures whose results it sends, until it has taken them."""
         return sources(self.input)
 
     @property
     def awaits(self) -> Sequence[int]:
-        """World ranks that have not come to it, once this one has."""
+        """World ranks that have not arrived at it, once this one has."""
         return self.port.communicator.missing(self.seq) if MATCHING <= self.state <= STOPPING else ()
 
     def concerns(self, ranks: Container[int]) -> bool:
-        """Whether any of some world ranks takes part in it."""
+        """Whether any of some world ranks takes part."""
         return any(rank in ranks for rank in self.port.communicator.members)
 
     @property
     def since_ns(self) -> int | None:
-        """When this rank came to it, once it has."""
+        """Time at which this rank arrived at it; None before."""
         return self.started_ns if MATCHING <= self.state <= STOPPING else None
 
-    def told(self) -> dict[str, str]:
-        """Return the words of all operations of this call at this place, for the flight record."""
-        call = getattr(self, "call", None)  # none as long as the input is not there
+    def flight_fields(self) -> dict[str, str]:
+        """Return the fields of the flight record that all operations of this call at this line share."""
+        call = getattr(self, "call", None)  # absent until the input exists
         return {
             "name": self.name,
             "what": "" if call is None else str(call),
@@ -357,18 +388,18 @@ class CollectiveFuture(Issued[T_co]):
         }
 
     def _block(self, timeout: float | None = None) -> bool:
-        run, begun_s = self.scope, perf_counter()
-        if isinstance(run, Run):
+        run, start_s = self.scope, perf_counter()
+        if isinstance(run, OperationRun):
             run.look_here(self.context.handover, timeout)
         return self.state >= DONE or super()._block(
-            None if timeout is None else max(0.0, begun_s + timeout - perf_counter())
+            None if timeout is None else max(0.0, start_s + timeout - perf_counter())
         )
 
     def _ends_at_once(self) -> bool:
         if get_ident() != self.context.thread:
             return super()._ends_at_once()
-        if self.look is not None:
-            self.look()
+        if self.poll is not None:
+            self.poll()
         if self.state >= DONE:
             return True
         if self.awaited_ns is None:
@@ -378,11 +409,11 @@ class CollectiveFuture(Issued[T_co]):
     # -- life --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """Let it meet those of the other ranks, now that its input is there."""
+        """Match it with the operations of the other ranks, now that its input exists."""
         self.port.communicator.arrive(self)
 
     def fit(self, pattern: Call) -> None:
-        """Make the result's array, unless there is one; `pattern` says dtype and shape.
+        """Make the array of the result, unless there is one; `pattern` has its dtype and shape.
 
         Raises:
             MemoryError: If there is no memory for it.
@@ -392,7 +423,7 @@ class CollectiveFuture(Issued[T_co]):
                 self.out = self.context.arrays.empty(pattern.result_at(self.port.position), pattern.dtype)
             self.target = self.out
         zeros = self.kind is PERMUTE and self.port.position not in {dst for _, dst in pattern.pairs}
-        if zeros and not self.context.arrays.shapes_only:  # nothing comes to it
+        if zeros and not self.context.arrays.shapes_only:  # no rank sends to it
             cast(Array, self.target)[...] = 0
 
     def _receives(self) -> bool:
@@ -403,14 +434,14 @@ class CollectiveFuture(Issued[T_co]):
         return kind is not BARRIER and (kind is not P2P or position == 1)
 
     def describe(self, pattern: Call, met_ns: int) -> RawMatch:
-        """Return the part of its timeline entry that all of its ranks share."""
+        """Return the part of its timeline entry that all ranks share."""
         return pattern.kind.text, self.algorithm, self.port.group, self.seq, pattern.nbytes, pattern.dtype, met_ns
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
-        """Record the span, hand over the result and let the stream go on; the loop's thread, or one in its place."""
+        """Record the span, set the result and let the stream go on; the loop's thread, or one in its place."""
         if self.state >= DONE:
             return
-        if self.changed is not None and self.changed():
+        if self.input_changed is not None and self.input_changed():
             message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
             self.fail(Failure(UsageError(message)))
             return
@@ -420,31 +451,31 @@ class CollectiveFuture(Issued[T_co]):
         context.flight.carried(self.record, started_ns, end_ns)
         if self.shared and not context.arrays.shapes_only:
             self.out = read_only(cast(Array, self.out))
-        value = self.out if self.given is None else self.given
-        self.release()  # first: whoever hears of the end may want the same arrays at once
-        self._settle(value, None, DONE, True)  # alone: nobody but who has the loop's place ends it
+        value = self.out if self.caller_out is None else self.caller_out
+        self.release()  # first: a waiter may need the same arrays at once
+        self._settle(value, None, DONE, True)  # alone: only the loop, or a thread in its place, ends it
         if self.deadline_s is not None or self._waiters is not None or self._callbacks is not None:
             self._deliver()
         else:
             self.port.stream.finished(self, None)
 
     @property
-    def heard(self) -> bool:
+    def end_wakes_loop(self) -> bool:
         """Whether its end wakes tasks, callbacks or the stream, which only the loop may do."""
-        return self._waiters is not None or self._callbacks is not None or self.port.stream.listens
+        return self._waiters is not None or self._callbacks is not None or self.port.stream.end_wakes
 
-    def moves(self, by: Cancels | None) -> None:
-        """Note that its bytes begin to move; what moves them can be stopped, unless that takes no time."""
-        self.scope = by
-        if self.state is MATCHING:  # else it has begun before, or nobody waits for it any more
+    def start_moving(self, scope: Cancels | None) -> None:
+        """Note that its bytes begin to move. `scope` stops them; None if moving takes no time."""
+        self.scope = scope
+        if self.state is MATCHING:  # else it began before, or no task waits for it any more
             self._enter(RUNNING)
 
-    def taken_back(self) -> None:
-        """Note that the transport has taken back a receive, which may begin anew."""
-        self.scope = self.look = None
+    def reset_receive(self) -> None:
+        """Forget the work on a receive that the transport has given back; it may start again."""
+        self.scope = self.poll = None
 
     def fail(self, failure: Failure) -> None:
-        """End with an error, which goes to the awaiting tasks, and fails the rank if there are none.
+        """End with an error, which is raised in the awaiting tasks, and fails the rank if there are none.
 
         Bytes that are moving are stopped first, or waited for.
         """
@@ -453,7 +484,7 @@ class CollectiveFuture(Issued[T_co]):
         if self.scope is not None:
             if self.state is not STOPPING:
                 self._enter(STOPPING)
-                self._failure = failure  # its end once its bytes have stopped
+                self._failure = failure  # the outcome once its bytes have stopped
             self.scope.cancel()
         else:
             self.context.flight.ended(self.record, -self.context.now_ns())
@@ -461,12 +492,12 @@ class CollectiveFuture(Issued[T_co]):
             conclude(self, None, failure)
 
     def expire(self, error: BaseException) -> None:
-        """Fail it because it has not ended in time, and with it all later operations of its communicator."""
+        """Fail because of a deadline, and with it all later operations of the communicator."""
         if self.state < DONE:
             self.port.communicator.give_up(self, Failure(error))
 
     def abandon(self, error: BaseException) -> None:
-        """Fail it because the world has: waiting tasks hear before they are cancelled; the arrays come back later."""
+        """Fail with the world. Waiting tasks get the error before they are cancelled; the arrays are released later."""
         self.port.communicator.forget(self.seq)
         conclude(self, None, Failure(error, seen=True))
         if self.scope is not None:
@@ -476,7 +507,7 @@ class CollectiveFuture(Issued[T_co]):
 
     def stopped(self) -> None:
         """Note that its bytes have stopped moving."""
-        self.scope = self.look = None
+        self.scope = self.poll = None
         if self.state is STOPPING:
             assert self._failure is not None, "it stops because it has failed"
             self.fail(self._failure)
@@ -489,15 +520,15 @@ class CollectiveFuture(Issued[T_co]):
         self.port.stream.finished(self, self._failure)
         if self._waiters is not None or self._callbacks is not None:
             if get_ident() == self.context.thread:
-                self._tell()
-            else:  # added since `heard` was asked
-                self.context.from_thread(self._tell)
+                self._notify()
+            else:  # added after `end_wakes_loop` was false
+                self.context.from_thread(self._notify)
 
     # -- memory --------------------------------------------------------------------------------------------------
     def lock(self) -> None:
         """Make the arrays of this operation read-only for everybody else until it ends; again once more are known."""
         context, x, out = self.context, self.input, self.out
-        if context.arrays.shapes_only:  # there is nothing to spoil
+        if context.arrays.shapes_only:  # no array has data
             return
         arrays: tuple[Array, ...] = ()
         if out is not None and self.target is None:
@@ -509,16 +540,16 @@ class CollectiveFuture(Issued[T_co]):
 
     @property
     def may_leave_at_once(self) -> bool:
-        """Whether its input is copied at once because it is small, so that it may never need a lock."""
+        """Whether its input is small and copied at once, so that it may never need a lock."""
         source = self.source
         return self.out is None and source is not None and source.nbytes <= PAYLOAD_BYTES
 
     def release(self) -> None:
-        """Give the arrays back: nothing moves any more."""
+        """Unlock the arrays: no bytes move any more."""
         if self.locked:
             self.context.locks.unlock(self.locked)
             self.locked = ()
-        self.input = self.source = self.target = self.out = self.given = self.changed = None
+        self.input = self.source = self.target = self.out = self.caller_out = self.input_changed = None
 
 
 Operation: TypeAlias = CollectiveFuture[object]

@@ -1,4 +1,4 @@
-"""Unfinished operations of a rank, their deadlines, and failures that no task has been given."""
+"""Unfinished operations of a rank, their deadlines, and failures that no task was given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transports import TransportError
 from ..errors import DeadlineError, OverlapError, PeerError, UsageError, shown, text_of
 from ..timeline.ranklist import listed
 from ..timeline.recording import call_site
-from .failure import Cause, Failure
+from .failure import Failure, FailureCause
 from .future import Future, Loop, consumers, is_waited_for
 from .settling import has_failed_nursery, settle
 from .state import ADMITTED, BLOCKED, CANCELLING, DONE, QUEUED, STOPPING, UNWANTED, State, TransitionError
@@ -24,12 +24,12 @@ from .state import ADMITTED, BLOCKED, CANCELLING, DONE, QUEUED, STOPPING, UNWANT
 T_co = TypeVar("T_co", covariant=True)
 
 CallSite: TypeAlias = FrameType | str | tuple[CodeType, int]
-"""Where something is issued: a frame, "file.py:41", or the `place` of another handle."""
+"""Origin of an operation: a frame, "file.py:41", or the `place` of another handle."""
 
-_CAUSES = 64  # of failures elsewhere that a rank remembers: peers, mostly
-_LISTED = 4  # how many unfinished operations of a rank a report names
+_CAUSES = 64  # causes from elsewhere that a rank remembers: mostly peers
+_LISTED = 4  # unfinished operations of a rank in a report
 
-# What reports say of states in which nobody is waited for; nothing of those that say nothing.
+# Texts of states without a wait for ranks; states without a text are not mentioned.
 _DESCRIBED: dict[State, str] = {
     QUEUED: "is queued",
     ADMITTED: "is queued",
@@ -41,7 +41,7 @@ _DESCRIBED: dict[State, str] = {
 
 
 class OfRank(Loop, Protocol):
-    """The rank of an operation, as far as its handle knows it; see `RankContext`."""
+    """The interface of a rank to the handles of its operations; see `RankContext`."""
 
     rank: int
 
@@ -49,24 +49,24 @@ class OfRank(Loop, Protocol):
         """End the rank with an error of this library."""
 
 
-class Issued(Future[T_co]):
-    """The handle of something a rank has issued: a collective, a message, or a compute."""
+class IssuedFuture(Future[T_co]):
+    """Handle of a collective, a message, a compute or a task that a rank has issued."""
 
     __slots__ = ("context", "name", "place")
 
-    runs_code = False  # Whether it is code of the program, which may have been given the error that it raises
+    runs_code = False  # Whether it is code of the program, which may have seen the error that it raises
     context: OfRank
-    name: str  # As given by the caller, or that of the operation or function
-    place: tuple[CodeType, int]  # Where it was issued, as code and instruction: finding the line takes longer
+    name: str  # Name given by the caller, or name of the operation or function
+    place: tuple[CodeType, int]  # Origin as code and instruction: to find the line takes longer
 
     @property
     def call_site(self) -> str:
-        """Where it was issued, as "file:line"."""
+        """Origin as "file:line"."""
         return call_site(*self.place)
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
-        """Operations whose results it uses, as long as it has not taken them."""
+        """Futures whose results it uses, until it has taken them."""
         return ()
 
     @property
@@ -76,62 +76,62 @@ class Issued(Future[T_co]):
 
     @property
     def since_ns(self) -> int | None:
-        """When its present state began; None if that is not known."""
+        """Start time of its present state; None if unknown."""
         return None
 
     def describe_state(self, now_ns: int) -> str:
-        """Describe its present state for people; empty where that would say nothing."""
+        """Describe the present state; empty if there is nothing to report."""
         awaited = self.awaits
         if not awaited:
             return _DESCRIBED.get(self.state, "")
         waited_s = seconds_since(self.since_ns, now_ns)
-        told = f"{'rank' if len(awaited) == 1 else 'ranks'} {listed(awaited)}"
-        return f"has waited {waited_s} s for {told}" if waited_s else f"waits for {told}"
+        ranks = f"{'rank' if len(awaited) == 1 else 'ranks'} {listed(awaited)}"
+        return f"has waited {waited_s} s for {ranks}" if waited_s else f"waits for {ranks}"
 
     def concerns(self, ranks: Container[int]) -> bool:
         """Whether any of some world ranks takes part in it."""
         return False
 
     def expire(self, error: BaseException) -> None:
-        """Fail it because it has not ended in time; the loop's thread only."""
-        raise AssertionError("nobody has given it a deadline")
+        """Fail because of a deadline; the loop's thread only."""
+        raise AssertionError("this is a bug in overlap: an operation without a deadline expired")
 
     def _report(self, error: TransitionError) -> None:
-        """Name itself in an error about its own states, which ends the rank."""
+        """Put the label, line and rank into an error about its states, which ends the rank."""
         error.operation = f"{self.label} ({self.call_site}) of rank {self.context.rank}"
         self.context.report_bug(error)
 
     @abstractmethod
     def abandon(self, error: BaseException) -> None:
-        """Fail it because the world has ended."""
+        """Fail because the world has ended."""
 
 
 class Outstanding:
-    """The unfinished operations of one rank.
+    """Unfinished operations of one rank.
 
     Attributes:
-        operations: In the order in which they were issued.
-        daemons: The tasks that end with the program.
-        draining: Whether the rank waits for them to end.
-        doing: The operations that were unfinished when the rank was abandoned, as text.
+        operations: Operations in the order of issue.
+        daemons: Tasks that end with the program.
+        draining: Whether the rank waits for their ends.
+        doing: Operations that were unfinished when the rank was abandoned, as text.
     """
 
     __slots__ = ("_causes", "_changed", "_cut_off", "_unseen", "daemons", "doing", "draining", "operations")
 
     def __init__(self) -> None:
-        self.operations: dict[Issued[object], None] = {}
-        self.daemons: dict[Issued[object], None] = {}
+        self.operations: dict[IssuedFuture[object], None] = {}
+        self.daemons: dict[IssuedFuture[object], None] = {}
         self.draining: bool = False
         self.doing: list[str] = []
-        self._cut_off = ""  # the first operation whose wire broke
-        self._unseen: dict[Cause, Failure] = {}  # the first of each cause, oldest cause first
-        self._causes: dict[object, Cause] = {}  # of failures that arose elsewhere, by what tells them apart
+        self._cut_off = ""  # the first operation with a broken wire
+        self._unseen: dict[FailureCause, Failure] = {}  # the first failure of each cause, oldest cause first
+        self._causes: dict[object, FailureCause] = {}  # causes from elsewhere, by `_cause_key`
         self._changed = trio.Event()
 
-    def note_end(self, operation: Issued[T_co], failure: Failure | None) -> None:
-        """Keep the failure of an operation that ended, in case it is never awaited, and let `drain` look again."""
+    def note_end(self, operation: IssuedFuture[T_co], failure: Failure | None) -> None:
+        """Keep the failure of an ended operation, in case it is never awaited, and wake `drain`."""
         if failure is not None:
-            if not operation.runs_code:  # else nobody but that code has seen the cause
+            if not operation.runs_code:  # else only that code has seen the cause
                 self._share_cause(failure)
             if not failure.seen:
                 failure.cause.keep_in(self._unseen, failure)
@@ -139,14 +139,14 @@ class Outstanding:
                 self._cut_off = self._cut_off or f"{operation.label} ({operation.call_site})"
         self._changed.set()
 
-    async def drain(self, waits: Callable[[Issued[object]], bool] | None = None) -> None:
-        """Wait for everything issued.
+    async def drain(self, waits: Callable[[IssuedFuture[object]], bool] | None = None) -> None:
+        """Wait for all issued operations.
 
         Args:
-            waits: Whether an operation is to be waited for; by default all operations are.
+            waits: Whether to wait for an operation; by default for all.
 
         Raises:
-            BaseException: The first error that nobody has seen.
+            BaseException: The first error that no task has seen.
         """
         self.draining = True
         while not self.unseen and (any(map(waits, self.operations)) if waits else self.operations):
@@ -169,63 +169,61 @@ class Outstanding:
         return next(iter(self._unseen.values()), None) if self._unseen else None
 
     def is_awaited(self, future: Future[Any], failure: Failure) -> bool:
-        """Whether a task or thread of the program waits for a failed future, or for anything that has it as an input.
+        """Whether a task or thread of the program waits for a failed future, or for a user of it.
 
-        A task of a nursery that has failed, and cancelled the await, counts as well.
+        A task of a failed nursery that has cancelled the await counts as well.
 
         Cost: one pass over the unfinished operations; only for errors of the rank's own code.
         """
-        users: dict[Future[object], list[Issued[object]]] = {}
-        ahead: list[Future[Any]] = [future]
+        users: dict[Future[object], list[IssuedFuture[object]]] = {}
+        pending: list[Future[Any]] = [future]
         for operation in list(self.operations):
-            if operation._failure is failure:  # it has taken a failed input, and the loop has not heard of that
-                ahead.append(operation)
-            for each in operation.inputs:
-                users.setdefault(each, []).append(operation)
-                if each._failure is failure:  # the input has failed of it and is over
-                    ahead.append(operation)
-        looked: set[Future[Any]] = set()
-        while ahead:
-            each = ahead.pop()
-            if each in looked:
+            if operation._failure is failure:  # it has taken a failed input, and the loop has not delivered it
+                pending.append(operation)
+            for source in operation.inputs:
+                users.setdefault(source, []).append(operation)
+                if source._failure is failure:  # the input has failed with it and is over
+                    pending.append(operation)
+        visited: set[Future[Any]] = set()
+        while pending:
+            user = pending.pop()
+            if user in visited:
                 continue
-            if is_waited_for(each) or has_failed_nursery(each):
+            if is_waited_for(user) or has_failed_nursery(user):
                 return True
-            looked.add(each)
-            ahead += [*users.get(each, ()), *consumers(each)]
+            visited.add(user)
+            pending += [*users.get(user, ()), *consumers(user)]
         return False
 
     def _share_cause(self, failure: Failure) -> None:
-        """Let a failure that arose elsewhere have the cause of earlier ones: one that was seen is enough for all."""
-        key = _what_happened(failure.error)
+        """Give a failure from elsewhere the cause of earlier ones with the same key: one look at any is enough."""
+        key = _cause_key(failure.error)
         if key is None:
             return
-        known = self._causes.get(key)
-        if known is None:
+        earlier = self._causes.get(key)
+        if earlier is None:
             if len(self._causes) >= _CAUSES:
                 del self._causes[next(iter(self._causes))]
             self._causes[key] = failure.cause
         elif failure.seen:
-            known.note_seen()
+            earlier.note_seen()
         else:
-            failure.cause = known
+            failure.cause = earlier
 
     def abandon(self, error: Callable[[], BaseException]) -> None:
         """Fail everything unfinished."""
         self.doing = self.doing or self.lines()
-        for operation in reversed(list(self.operations)):  # else room made by the first would start the next
+        for operation in reversed(list(self.operations)):  # otherwise the end of the first would start the next
             operation.abandon(error())
 
     def forsake(self, error: Callable[[], BaseException]) -> None:
-        """Fail everything unfinished where no event loop runs any more: threads are told, tasks are not."""
+        """Settle everything unfinished when no event loop runs any more: threads are notified, tasks are not."""
         for operation in list(self.operations):
             settle(operation, None, Failure(error(), seen=True))
 
     def lines(self, now_ns: int | None = None) -> list[str]:
         """Name the unfinished operations, oldest first; given the time, also their states."""
-        operations = [
-            operation for operation in list(self.operations) if operation.state < DONE
-        ]  # others are about to be told
+        operations = [operation for operation in list(self.operations) if operation.state < DONE]
         lines = []
         for operation in operations[:_LISTED]:
             state = "" if now_ns is None else operation.describe_state(now_ns)
@@ -234,25 +232,25 @@ class Outstanding:
         return [*lines, f"and {rest} more"] if rest > 0 else lines
 
     def awaits(self) -> list[int]:
-        """Return the world ranks that any of them waits for, ascending."""
+        """Return the world ranks that any operation waits for, ascending."""
         return sorted({rank for operation in list(self.operations) for rank in operation.awaits})
 
     def waiting_for(self, ranks: Container[int]) -> str:
-        """Name the operation that waits for some ranks that are lost, or whose wire to them broke; "" if none does."""
+        """Name an operation that waits for lost ranks, or one with a broken wire; "" without such an operation."""
         operations = list(self.operations)
-        waiting = [each for each in operations if any(rank in ranks for rank in each.awaits)]
-        found = waiting or [each for each in operations if each.concerns(ranks)]
-        return f"{found[0].label} ({found[0].call_site})" if found else self._cut_off
+        waiting = [operation for operation in operations if any(rank in ranks for rank in operation.awaits)]
+        named = waiting or [operation for operation in operations if operation.concerns(ranks)]
+        return f"{named[0].label} ({named[0].call_site})" if named else self._cut_off
 
 
-def _what_happened(error: BaseException) -> object:
-    """Return what is equal in errors of one cause that arose elsewhere; None for an error that has its own cause."""
+def _cause_key(error: BaseException) -> object:
+    """Return a value that is equal for errors of one cause from elsewhere; None for errors with their own cause."""
     if isinstance(error, DeadlineError):
         return text_of(error)
     if not isinstance(error, PeerError):
         return None
     cause = error.__cause__
-    if isinstance(cause, DeadlineError):  # a later operation, which fails of the one that took too long
+    if isinstance(cause, DeadlineError):  # a later operation, failed by the one that took too long
         return text_of(cause)
     return type(error), error.culprit, "" if cause is None else f"{type(cause).__name__}: {text_of(cause)}"
 
@@ -260,7 +258,7 @@ def _what_happened(error: BaseException) -> object:
 def arose_here(error: BaseException) -> bool:
     """Whether an error is of a rank's own code, rather than of a peer, a disagreement, a deadline or a lost wire.
 
-    A task that passes on the error of an operation does not make it its own.
+    A task that passes an operation's error on does not make it its own.
     """
     if isinstance(error, BaseExceptionGroup):
         return any(map(arose_here, error.exceptions))
@@ -269,8 +267,8 @@ def arose_here(error: BaseException) -> bool:
     return not isinstance(error, TransportError)
 
 
-def name_told(name: object, otherwise: str) -> str:
-    """Return the name that a caller has given, or the default if that is empty.
+def checked_name(name: object, otherwise: str) -> str:
+    """Return the name given by a caller, or the default if it is empty.
 
     Raises:
         UsageError: If it is no text.
@@ -280,21 +278,21 @@ def name_told(name: object, otherwise: str) -> str:
     return name or otherwise
 
 
-def place_told(site: CallSite) -> tuple[CodeType, int]:
-    """Return the place, as code and instruction, of a call site that is no frame.
+def code_place(site: CallSite) -> tuple[CodeType, int]:
+    """Return a call site that is no frame as code and instruction.
 
     Raises:
-        UsageError: If it is a text that does not read as "file:line", or something else.
+        UsageError: If it is a text other than "file:line", or another type.
     """
     if isinstance(site, tuple) and len(site) == 2 and isinstance(site[0], CodeType):
         return site
     if not isinstance(site, str):
         raise UsageError(f'call_site: expected a frame or "file:line", got {shown(site)}')
-    return _place_named(site)
+    return _place_from_text(site)
 
 
 @lru_cache(maxsize=1024)
-def _place_named(text: str) -> tuple[CodeType, int]:
+def _place_from_text(text: str) -> tuple[CodeType, int]:
     file, _, line = text.rpartition(":")
     if not file or not line.isdecimal():
         raise UsageError(f'call_site: expected a frame or "file:line", got {shown(text)}')
@@ -302,41 +300,41 @@ def _place_named(text: str) -> tuple[CodeType, int]:
 
 
 def seconds_since(since_ns: int | None, now_ns: int) -> int:
-    """Return how many whole seconds have gone by; 0 if it is not known since when."""
+    """Return the number of whole seconds since a time; 0 if the time is None."""
     return 0 if since_ns is None else max(0, now_ns - since_ns) // 10**9
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raise `UsageError` unless it is a number of seconds that can go by."""
+    """Raise `UsageError` unless it is a positive, finite number of seconds."""
     number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
     if not number or not timeout_s > 0 or not isfinite(timeout_s):
         raise UsageError(f"timeout_s: expected a positive number of seconds, or None, got {shown(timeout_s)}")
 
 
 class Deadlines:
-    """The deadlines of one rank; the loop's thread only.
+    """Deadlines of one rank; the loop's thread only.
 
-    Programs give most operations the same time, so the operations of one time are in order by themselves, and one that
-    ends is forgotten in one step: it may be long before its time.
+    Programs give most operations the same timeout. Operations of one timeout are in order by themselves, and an ended
+    one is dropped in one step: it may be long before its time.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[float, dict[Issued[object], float]] = {}
+        self._queues: dict[float, dict[IssuedFuture[object], float]] = {}
         self._next_s = inf
         self._scope: trio.CancelScope | None = None
         self._clock: trio.abc.Clock | None = None
         self._sooner = trio.Event()
 
     def add(
-        self, operation: Issued[object], timeout_s: float, spawn: Callable[..., None], now_ns: Callable[[], int]
+        self, operation: IssuedFuture[object], timeout_s: float, spawn: Callable[..., None], now_ns: Callable[[], int]
     ) -> None:
-        """Let an operation expire when so much time has gone by.
+        """Let an operation expire after a timeout.
 
         Args:
             operation: The operation.
-            timeout_s: From now on.
+            timeout_s: Timeout from now on.
             spawn: Starts the task that waits.
-            now_ns: Tells for how long it has waited.
+            now_ns: Clock for the waiting time in messages.
         """
         if self._clock is None:
             self._clock = trio.lowlevel.current_clock()
@@ -352,13 +350,13 @@ class Deadlines:
             self._sooner.set()
 
     def wakes(self, timeout_s: float | None) -> bool:
-        """Whether adding an operation with such a time wakes or starts a task; any thread."""
+        """Whether adding an operation with such a timeout wakes or starts a task; any thread."""
         if timeout_s is None:
             return False
         return self._clock is None or self._clock.current_time() + timeout_s < self._next_s
 
-    def drop(self, operation: Issued[object], timeout_s: float) -> None:
-        """Forget an operation that has ended."""
+    def drop(self, operation: IssuedFuture[object], timeout_s: float) -> None:
+        """Drop an operation that has ended."""
         queue = self._queues.get(timeout_s)
         if queue is not None:
             queue.pop(operation, None)

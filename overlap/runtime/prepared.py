@@ -1,8 +1,8 @@
-"""Calls that were made before, issued again by a thread in few steps: PyTorch's, whose tensors are memory already.
+"""Calls that PyTorch has made before, issued again by a thread in few steps.
 
-A training loop repeats its calls, and what an operation costs its calling thread is time in which nothing is hidden. So
-whatever follows from the call alone is found once: checks, the port, the executor, the table that the engine executes.
-An operation that is issued so is one like any other: numbered, recorded, watched, and ended in the same way.
+A training loop repeats its calls, and the time of an operation on its calling thread hides no communication. So the
+parts that follow from the call alone are made once: checks, the port, the executor, the table that the engine executes.
+An operation that is issued so is numbered, recorded, watched and ended as any other.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class PreparedCall:
     """A collective between processes of one host that a rank has issued before, from a thread.
 
     Args:
-        operation: As it was issued then.
-        executor: How it was carried out.
+        operation: An operation of that call.
+        executor: Its executor.
     """
 
     __slots__ = ("_call", "_communicator", "_context", "_executor", "_lane", "_member", "_port")
@@ -36,13 +36,13 @@ class PreparedCall:
 
     @classmethod
     def of(cls, operation: object) -> PreparedCall | None:
-        """Prepare the call of an operation that a thread has issued; None: the engine has not carried it out alone."""
+        """Prepare the call of an operation that a thread has issued; None unless the engine alone executed it."""
         if type(operation) is not CollectiveFuture or operation.port is NOWHERE:
             return None
         communicator = operation.port.communicator
         if not isinstance(communicator, SpanningCommunicator):
             return None
-        executor = communicator.known_executor(operation)
+        executor = communicator.cached_executor(operation)
         if not isinstance(executor, HostExecutor) or not executor.lasts or executor.call.shared:
             return None
         return cls(operation, executor)
@@ -57,14 +57,14 @@ class PreparedCall:
         *,
         waited_for: bool = False,
     ) -> CollectiveFuture[Any] | None:
-        """Issue it again, in the place of a loop that sleeps; None: it must be issued from the start.
+        """Issue the call again, in place of the event loop if that sleeps; None if it must be issued in full.
 
         Args:
-            source: Address of the input; 0: there is none.
-            target: Address of the result; 0: there is none.
-            memory: Owns both.
-            timeout_s: Within which it must end.
-            caller: The line of the program.
+            source: Address of the input; 0 if there is none.
+            target: Address of the result; 0 if there is none.
+            memory: Owner of both.
+            timeout_s: Time limit of the operation.
+            caller: Frame of the line of the program.
             waited_for: Whether this thread waits for it at once.
         """
         call, context = self._call, self._context
@@ -73,20 +73,20 @@ class PreparedCall:
         )
         operation.call, operation.member, operation.context = call, self._member, context
         operation.step, operation.deadline_s = context.step, timeout_s
-        begun = context.handover.in_place(partial(self._begin, operation, source, target, memory, waited_for), False)
-        return operation if begun else None
+        issued = context.handover.in_place(partial(self._begin, operation, source, target, memory, waited_for), False)
+        return operation if issued else None
 
     def _begin(
         self, operation: CollectiveFuture[Any], source: int, target: int, memory: object, waited_for: bool
     ) -> bool:
-        """Do what `Issuer` and the communicator do for an operation of a thread that nothing stands in the way of."""
+        """Issue and start an operation, as `Issuer` and the communicator do, if nothing else must come first."""
         context, port, executor, communicator = self._context, self._port, self._executor, self._communicator
         lane, timeout_s = self._lane, operation.deadline_s
         if (
             context.closed
             or context.ending.failure is not None
             or not lane.has_room
-            or lane.listens
+            or lane.end_wakes
             or context.deadlines.wakes(timeout_s)
             or not communicator.calm
             or not executor.takes_threads()

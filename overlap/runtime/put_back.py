@@ -1,4 +1,4 @@
-"""Receives that are withdrawn, and messages that were received and go to the next receive."""
+"""Receives that are withdrawn, and received messages that go to the next receive."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..collectives.reduce import Array
 from .disputes import Disputes
 from .event_loop import Withdraws
 from .failure import Failure
-from .match import Match, Voice, mismatch
-from .operation import Operation, Port, ReturnedMessage
+from .match import Match, RankCall, mismatch
+from .operation import Operation, OperationPort, ReturnedMessage
 from .receive import ReceiveFuture
 
 RETURNED_NS = -1
@@ -24,13 +24,13 @@ RETURNED_NS = -1
 class PutBack(Disputes):
     """The part of a communicator that takes receives out of matching, and gives their messages to others."""
 
-    ports: dict[int, Port]
+    ports: dict[int, OperationPort]
     _matches: dict[int, Match]
     _moving: dict[int, Match]
 
     @abstractmethod
     def arrive(self, operation: Operation) -> None:
-        """Take in one rank's end."""
+        """Take in the end of one rank."""
 
     @abstractmethod
     def offer_again(self) -> None:
@@ -40,8 +40,8 @@ class PutBack(Disputes):
         """Take a receive out of matching, as if it had never been issued, unless a message has met it.
 
         Args:
-            operation: The receive; its lane works on it.
-            later: Called once the transport has taken it back, where that takes a task.
+            operation: The receive, which its lane has admitted.
+            later: Function to call once the transport has given it back, if that takes a task.
 
         Returns:
             Whether it is withdrawn now; None if that is still open.
@@ -51,14 +51,14 @@ class PutBack(Disputes):
             return False
         if operation.scope is not None:
             scope = operation.scope
-            taken_back = scope.withdraw(later) if isinstance(scope, Withdraws) else False
-            if not taken_back:
-                return taken_back
+            withdrawn = scope.withdraw(later) if isinstance(scope, Withdraws) else False
+            if not withdrawn:
+                return withdrawn
         self.forget_receive(operation)
         return True
 
     def forget_receive(self, operation: Operation) -> None:
-        """Forget a receive that the transport has taken back; a sender that has come meanwhile waits for the next."""
+        """Forget a receive that the transport has given back; a sender that arrived in between waits for the next."""
         seq = operation.seq
         match = self._matches.pop(seq, None) or self._moving.pop(seq, None)
         if match is not None and match.count > 1:
@@ -67,10 +67,10 @@ class PutBack(Disputes):
             (sender,) = match.ends
             match.pattern, match.first = sender.call, sender
             self._matches[seq] = match
-        operation.taken_back()
+        operation.reset_receive()
 
-    def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
-        """Give a message that was received and not taken to the next receive; a later message may have met that."""
+    def put_back(self, port: OperationPort, message: ReturnedMessage, giver: Operation) -> None:
+        """Give a received message that no task has taken to the next receive; a later message may have met that one."""
         returned = list(port.returned)
         insort(returned, message, key=attrgetter("order"))
         port.returned = returned
@@ -83,26 +83,26 @@ class PutBack(Disputes):
         self.offer_again()
 
     def _withdrawn_late(self, operation: Operation) -> None:
-        """Give a message that was put back to a receive that the transport has taken back."""
+        """Give a returned message to a receive that the transport has given back."""
         if not operation.done:
             self.forget_receive(operation)
             self.arrive(operation)
 
-    def has_message(self, port: Port) -> bool:
-        """Whether a receive would meet a message at once, as far as that is known."""
+    def has_message(self, port: OperationPort) -> bool:
+        """Whether a receive would meet a message at once, if that is known."""
         return self.offered_ns is not None
 
     def _take_returned(self, operation: Operation) -> None:
-        """End a receive with a message that an earlier receive has met and nobody has taken."""
+        """End a receive with a message that an earlier receive has met and no task has taken."""
         port, (message, *port.returned) = operation.port, operation.port.returned
-        port.give_back(operation.seq)  # it is the number of a message that is still to come
+        port.give_back(operation.seq)  # the number belongs to a later message
         cast("ReceiveFuture[object]", operation).order = message.order
         try:
             if not message.call.agrees(operation.call):
                 sender, rank = self.members[0], operation.context.rank
                 voices = (
-                    Voice(sender, message.call, "received before"),
-                    Voice(rank, operation.call, operation.call_site),
+                    RankCall(sender, message.call, "received before"),
+                    RankCall(rank, operation.call, operation.call_site),
                 )
                 raise mismatch(self.name, operation.seq, *voices)()
             operation.fit(message.call)
@@ -115,9 +115,9 @@ class PutBack(Disputes):
 
     @property
     def offered_ns(self) -> int | None:
-        """Start time of the oldest message that no receive waits for; None without such a message.
+        """Start time of the oldest message without a receive; None if there is none.
 
-        Messages that were put back are older than all others: see `RETURNED_NS`.
+        Returned messages are older than all others: see `RETURNED_NS`.
         """
         alone = [match.ends[0] for match in self._matches.values() if match.error is None and len(match.ends) == 1]
         started = sorted(end.started_ns for end in alone if end.port.position == 0)

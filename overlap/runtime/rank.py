@@ -20,7 +20,7 @@ from ..state.store import RankState
 from ..timeline.recording import Recorder
 from ..timeline.span import Clock as ClockName
 from .backend import Backend
-from .calls import Calls
+from .calls import GroupCalls
 from .compute import ComputeFuture, ComputeStreams, check_stream
 from .context import STEP_OF_TASK, RankContext
 from .future import Future
@@ -28,7 +28,7 @@ from .group import Group, Surroundings
 from .memory.arrays import common_array, shape_only
 from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
-from .outstanding import CallSite, name_told
+from .outstanding import CallSite, checked_name
 from .own_code import Errors, check_errors
 from .settling import advance
 from .state import QUEUED
@@ -43,11 +43,11 @@ Args = TypeVarTuple("Args")
 class RankStatistics:
     """The result of `rank.statistics()`."""
 
-    buffer_pool: BufferPoolStatistics  # Where the memory of results comes from; one pool serves all ranks of a process
+    buffer_pool: BufferPoolStatistics  # Figures of the memory of results; one pool serves all ranks of a process
 
 
-class Rank(Calls):
-    """The argument of `main`: this rank's place in the world and everything it can issue.
+class Rank(GroupCalls):
+    """The argument of `main`: this rank's place in the world, with the methods that issue its work.
 
     Collectives called on a rank run on the group of all ranks, `rank.world`.
 
@@ -57,7 +57,7 @@ class Rank(Calls):
         local_rank: Index among the ranks of the same node.
         node: Index of the node.
         world: The group of all ranks.
-        restart: Which attempt this is: 0 at first, then how often the launcher has started the world again.
+        restart: How often the launcher has started the world again: 0 at first.
         recorder: The spans recorded so far.
     """
 
@@ -116,22 +116,22 @@ class Rank(Calls):
 
     @property
     def clock(self) -> ClockName:
-        """Which time it lives in: "real" or "virtual"."""
+        """The kind of its clock: "real" or "virtual"."""
         return self._backend.name
 
     @property
     def rng(self) -> np.random.Generator:
-        """Random numbers of this rank's own: other ones on every rank, the same in every run.
+        """Random numbers of this rank's own: different on every rank, the same in every run.
 
-        The global generators of Python, numpy and PyTorch are shared by all ranks of a process: what a rank draws from
-        them depends on what the others have drawn. For another sequence: `np.random.default_rng((seed, rank.rank))`.
+        The global generators of Python, numpy and PyTorch are shared by all ranks of a process: the numbers of a rank
+        depend on the draws of the others. For another sequence: `np.random.default_rng((seed, rank.rank))`.
         """
         if self._rng is None:
             self._rng = np.random.default_rng((0, self.rank))
         return self._rng
 
     def statistics(self) -> RankStatistics:
-        """Return figures of what this rank stands on; they change from moment to moment."""
+        """Return present figures of the memory that this rank uses."""
         return RankStatistics(buffer_pool=self._backend.buffers.statistics())
 
     # -- compute -----------------------------------------------------------------------------------------------
@@ -158,10 +158,10 @@ class Rank(Calls):
         backward loop, or on another `stream`.
 
         Arrays among the arguments, at any depth of tuples, lists and dicts, are read-only until the function has
-        returned, for the function too: several computes may read the same array. A function that has something new
-        returns it, or writes into a copy, or into what it reaches through an object or a closure. Its result may
-        be its argument or a view of it. The call takes 2 us more for one array, 52 us for a dict of 100. Other objects
-        that hold memory, such as tensors, cannot be made read-only: leave them alone until then.
+        returned, for the function too: several computes may read the same array. A function returns new values, or
+        writes into a copy, or into arrays that it reaches through an object or a closure. Its result may be its
+        argument or a view of it. The call takes 2 us more for one array, 52 us for a dict of 100. Other objects that
+        hold memory, such as tensors, cannot be made read-only: leave them alone until then.
 
         Args:
             fn: A plain function. It cannot be interrupted: cancelling the world waits for the one that runs.
@@ -181,7 +181,7 @@ class Rank(Calls):
 
         Raises:
             UsageError: At the call, if `fn` is not a plain function, `stream` no name, `errors` unknown, or `call_site`
-                no place; on the virtual clock also if nothing says what it costs, or a cost cannot be meant.
+                no place; on the virtual clock also if no cost is given, or an invalid one.
         """
         if not callable(fn):
             raise UsageError(f"fn: expected a function, got {type(fn).__name__}; pass its arguments separately")
@@ -194,7 +194,7 @@ class Rank(Calls):
             raise context.ending.peer_failed()
         label = str(getattr(fn, "__name__", type(fn).__name__))
         if name is not None:
-            label = name_told(name, label)
+            label = checked_name(name, label)
         operation: ComputeFuture[T] = ComputeFuture(
             context, fn, args, label, _getframe(1) if call_site is None else call_site
         )
@@ -219,7 +219,7 @@ class Rank(Calls):
         try:
             self._compute.find(operation.stream).submit(operation)
         except UsageError as error:
-            operation.abandon(error)  # it is told at the call
+            operation.abandon(error)  # the call raises it
             raise
 
     def spawn(
@@ -241,7 +241,7 @@ class Rank(Calls):
             args: Its arguments.
             name: For messages; by default the function's name.
             daemon: Whether the task ends with the program, as a logger does: it is cancelled when the program and all
-                that it has issued have ended. One that goes on for 5 s after that is named, and closed.
+                its operations have ended. One that goes on for 5 s after that is named, and closed.
             errors: When an error that nobody awaits is raised; see `compute`.
             call_site: On whose behalf it is started; see `compute`.
 
@@ -261,7 +261,7 @@ class Rank(Calls):
         caller = _getframe(1) if call_site is None else call_site
         task: TaskFuture[T] = TaskFuture(
             context,
-            label if name is None else name_told(name, label),
+            label if name is None else checked_name(name, label),
             caller,
             prompt=errors == "raise" and context.prompt,
             daemon=bool(daemon),
@@ -275,24 +275,24 @@ class Rank(Calls):
         Args:
             shape: Of the array.
             dtype: Of the array.
-            common: Whether to put it where other processes of this host read it at once, which makes collectives on it
-                cheaper. A fork of this process has it in common, too, rather than a copy. Where there is no such
-                memory (left, see `--shared-memory`), it is an array like any other.
+            common: Whether to put it in memory that other processes of this host can read, which makes collectives on
+                it cheaper. A fork of this process shares it, too, rather than a copy. Where there is no (more) such
+                memory, see `--shared-memory`, it is an array like any other.
         """
         if self._backend.shapes_only:
             return shape_only(shape, dtype)
-        lend = self._around.communicators.engine.lend
-        found = common_array(lend, np.empty(0, dtype).dtype, shape) if common else None
-        return np.zeros(shape, dtype) if found is None else found
+        loan = self._around.communicators.engine.loan
+        array = common_array(loan, np.empty(0, dtype).dtype, shape) if common else None
+        return np.zeros(shape, dtype) if array is None else array
 
     def record(self, name: str, start_ns: int, end_ns: int, *, lane: str = "compute") -> None:
-        """Show in the timeline that this rank has computed something that was not given to `compute`; any thread.
+        """Add a span to the timeline for work of this rank outside of `compute`; from any thread.
 
         Args:
-            name: Of the work.
-            start_ns: When it began, as `rank.now_ns` counts, which in real time is `time.perf_counter_ns`.
-            end_ns: When it ended.
-            lane: "compute", or another for what runs beside it.
+            name: Name of the work.
+            start_ns: Instant of its begin, as `rank.now_ns` counts, which in real time is `time.perf_counter_ns`.
+            end_ns: Instant of its end.
+            lane: "compute", or another name for work beside it.
 
         Raises:
             UsageError: If the instants are no integers, or it ended before it began.
@@ -345,8 +345,8 @@ class Rank(Calls):
 
         Args:
             color: Ranks of one color form a group; with None, this rank is in none.
-            key: Where this rank stands in its group; by default in the order of the world.
-            name: Of the groups, for messages and timelines; by default the world's name and the color.
+            key: Order of this rank in its group; by default the order of the world.
+            name: Name of the groups in messages and timelines; by default the world's name and the color.
 
         Returns:
             The group of this rank's color; None without a color.
@@ -375,9 +375,9 @@ class Rank(Calls):
 
     @contextmanager
     def step(self, index: int) -> Iterator[None]:
-        """Mark everything that is issued inside the `with` as step `index` of the timeline, however much later it runs.
+        """Mark the work that is issued inside the `with` as step `index` of the timeline, however much later it runs.
 
-        A program may be far ahead of what it has issued: the step lasts until the last of its computes has ended.
+        A program may be far ahead of its operations: the step lasts until the last of its computes has ended.
 
         Raises:
             UsageError: If `index` is no integer.

@@ -1,16 +1,16 @@
 """Receives: the receiver's end of a message, which can be withdrawn until a message has met it.
 
-A receive whose only awaiting task is cancelled gives its place back, so that no message is lost in it:
+A receive with only one awaiting task gives its place back when that task is cancelled, so that no message is lost:
 
 * If no message has met it, it leaves the queue of receives at once, and it is `PARKED`.
-* If a message has met it, or the transport cannot say so at once, it is `UNWANTED` and goes on; at its end the message
+* If a message has met it, or the transport cannot decide at once, it is `UNWANTED` and goes on; at its end the message
   is put back, for the next receive.
 * If it was done, and the await was cancelled at its checkpoint, the message is put back at once.
 
-A parked receive takes part again, behind all others, once the program asks for it again: by `await`, `result`,
-`exception`, `wait`, `add_done_callback`, as an input, or by `done` where a message has come. None of this depends on
-whether anybody still holds the future: a finalizer would run at an arbitrary time for cycles, kept tracebacks and
-interpreters without a GIL, and a receive that lives on by accident would swallow a message.
+A parked receive takes part again, behind all others, once the program uses it again: by `await`, `result`,
+`exception`, `wait`, `add_done_callback`, as an input, or by `done` if a message has arrived. None of this depends on
+references to the future: a finalizer would run at an arbitrary time for cycles, held tracebacks and interpreters
+without a GIL, and a receive that lives on by accident would swallow a message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..errors import FutureCancelledError, PeerFailedError
 from ..timeline.recording import RawMatch
 from .failure import Failure
 from .memory.foreign import as_input
-from .operation import NOWHERE, CollectiveFuture, Lane, Port, ReturnedMessage
+from .operation import NOWHERE, CollectiveFuture, OperationPort, ReturnedMessage, StreamLike
 from .outstanding import CallSite
 from .settling import Flag, conclude, take_back
 from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING, STOPPING, UNWANTED
@@ -37,33 +37,33 @@ from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING
 T_co = TypeVar("T_co", covariant=True)
 
 LEFT = (UNWANTED, CANCELLING)
-"""States of receives whose message goes to the next one, unless somebody waits for them again."""
+"""States of receives whose message goes to the next one, unless a task waits for them again."""
 
-_ARRIVALS = count(1)  # numbers of messages are of a communicator, which may be closed and opened again
+_ARRIVALS = count(1)  # a communicator's numbers would restart when it is opened again
 
 
 class Receives(Protocol):
     """The issuer of a receive."""
 
-    def receivers_port(self, operation: ReceiveFuture[object]) -> Port:
+    def receivers_port(self, operation: ReceiveFuture[object]) -> OperationPort:
         """Return the port of the messages from the source of a receive, which may have been closed since."""
 
     def receive_again(self, operation: ReceiveFuture[object]) -> None:
-        """Issue a receive that has given its place back."""
+        """Issue a receive again that has given its place back."""
 
 
 class ReceiveFuture(CollectiveFuture[T_co]):
-    """The receiver's end of a message.
+    """Receiver's end of a message.
 
     Attributes:
-        request: The issuer, and the source, the tag and the stream of the call; None once the message is taken, lest a
-            future that is kept keeps its group.
-        order: Of the message that it has received; 0 before.
+        request: Issuer, source, tag and stream of the call; None once the message is taken, so that a future does not
+            hold its group.
+        order: Order of arrival of its message; 0 before.
     """
 
     __slots__ = ("_place", "_was_taken", "order", "request")
 
-    request: tuple[Receives, int | None, int, Lane | str | None] | None
+    request: tuple[Receives, int | None, int, StreamLike | str | None] | None
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         caller: CallSite,
         priority: int,
         name: str,
-        request: tuple[Receives, int | None, int, Lane | str | None],
+        request: tuple[Receives, int | None, int, StreamLike | str | None],
     ) -> None:
         super().__init__(P2P, None, out, caller, priority, name)
         self.request = request
@@ -90,7 +90,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     @property
     def done(self) -> Flag:
-        """Whether the operation has ended, well or badly; `done()` says the same."""
+        """Whether the operation has ended, with a result or an error; `done()` is the same."""
         here = self.state is PARKED and get_ident() == self.context.thread
         if here and self.port.communicator.has_message(self.port):
             self._resume()
@@ -105,7 +105,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
     def _await_cancelled(self) -> None:
         if self.state in (PARKED, CANCELLING, STOPPING) or self._has_user():
             return
-        if self.port is NOWHERE:  # another thread has issued it, and the loop is about to hear of that
+        if self.port is NOWHERE:  # issued by another thread, and not enqueued yet
             self._await_cancelled_elsewhere()
             return
         if self.state < DONE:
@@ -115,13 +115,13 @@ class ReceiveFuture(CollectiveFuture[T_co]):
                 self._enter(UNWANTED)
         elif self._failure is None:
             value, request = self._value, self.request
-            if request is not None and take_back(self, PARKED):  # else a thread was given it a moment ago
+            if request is not None and take_back(self, PARKED):  # else a thread has just been given the result
                 message, port = self._message(value), request[0].receivers_port(self)
                 self._forget()
                 port.communicator.put_back(port, message, self)
 
     def _await_cancelled_elsewhere(self) -> None:
-        with suppress(PeerFailedError):  # there is no loop any more
+        with suppress(PeerFailedError):  # the loop has ended
             self.context.from_thread(self._await_cancelled)
 
     def _has_user(self) -> bool:
@@ -153,13 +153,13 @@ class ReceiveFuture(CollectiveFuture[T_co]):
             return
         self._enter(ISSUED)
         self.out = self._place  # type: ignore[assignment]
-        assert self.request is not None, "nobody has taken a message"
+        assert self.request is not None, "this is a bug in overlap: a parked receive has no request"
         self.request[0].receive_again(self)
 
     # -- leaving the queue -------------------------------------------------------------------------------------------
 
     def _withdraw(self) -> bool | None:
-        """Take it out of the queue of receives; False if a message has met it; None if that is still open."""
+        """Remove it from the queue of receives; False if a message has met it; None if that is still open."""
         if self.state > ADMITTED:
             withdrawn = self.port.communicator.withdraw_receive(self, self._withdrawn_late)
             if not withdrawn:
@@ -168,7 +168,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         return True
 
     def _withdrawn_late(self) -> None:
-        """Give the place back after all: the transport has taken the receive back."""
+        """Give the place back after all: the transport has given the receive back."""
         if self.state >= DONE:
             return
         self.port.communicator.forget_receive(self)
@@ -188,7 +188,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         self._forget()
 
     def _forget(self) -> None:
-        """Forget what the next turn as a receive will say anew."""
+        """Reset the values that its next issue sets again."""
         if self.deadline_s is not None:
             self.context.deadlines.drop(self, self.deadline_s)
         self.release()
@@ -204,7 +204,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
     def _cancel(self) -> bool:
         if self.state >= DONE or self.state is CANCELLING:
             return self.state is CANCELLING or self.cancelled()
-        if self.port is NOWHERE:  # another thread has issued it, and the loop has not heard of that
+        if self.port is NOWHERE:  # issued by another thread, and not enqueued yet
             self.release()
         elif self.state is not PARKED:
             withdrawn = self._withdraw()
@@ -219,31 +219,31 @@ class ReceiveFuture(CollectiveFuture[T_co]):
     def _conclude_cancelled(self) -> None:
         conclude(self, None, Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True))
 
-    # -- messages that nobody takes ------------------------------------------------------------------------------------
+    # -- messages that no task takes -----------------------------------------------------------------------------------
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
-        """Hand the message over, or put it back for the next receive: see the module."""
+        """Set the result, or put the message back for the next receive: see the module."""
         if self.state in LEFT and self.puts_back():
             return
-        if not self.order:  # else the message was put back before
+        if not self.order:  # else it is a returned message
             self.order = next(_ARRIVALS)
         super().finish(end_ns, meeting)
 
     def puts_back(self) -> bool:
-        """Put the message that has arrived back, if nobody waits for it any more, or it is cancelled."""
+        """Put the arrived message back if no task waits for it any more, or the receive is cancelled."""
         if not self._given_up:
             return False
         communicator, port, stream = self.port.communicator, self.port, self.port.stream
         communicator.put_back(port, self._message(None), self)
-        stream.finished(self, None)  # the next receive, if there is one, takes it
+        stream.finished(self, None)  # the next receive, if any, takes it
         self._park_or_cancel()
         return True
 
     def fail(self, failure: Failure) -> None:
-        """End with an error; a receive that nobody waits for gives its place back instead."""
+        """End with an error; a receive that no task waits for gives its place back instead."""
         if not self._given_up:
             super().fail(failure)
-        elif self.scope is None:  # else its end comes from the transport
+        elif self.scope is None:  # else the transport ends it
             self._withdrawn_late()
 
     @property
@@ -251,7 +251,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         return self.state is CANCELLING or (self.state is UNWANTED and not self._has_user())
 
     def _message(self, value: object) -> ReturnedMessage:
-        """Return the message that it has received: `value`, or what has arrived if there is no value yet."""
+        """Return its message: with `value`, or with the arrived bytes if there is no value yet."""
         self.order = self.order or next(_ARRIVALS)
         return ReturnedMessage(self.order, *self.received(value))
 

@@ -1,4 +1,4 @@
-"""Receives of trees, and of what the sender sends: they take apart what has arrived."""
+"""Receives of trees, and of messages without `like`: they unpack the arrived bytes."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from .trees import filled, leaves_of, with_items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """The arrays that a receive fills where it is not given a single one."""
+class ReceiveBuffers:
+    """Arrays that a receive fills, for all but a single array."""
 
-    tree: object = None  # As the caller gave it, with an array for each (shape, dtype); None: what the sender sends
-    leaves: Sequence[object] = ()  # Of the tree
-    arrays: Sequence[Array] = ()  # The memory of each leaf
-    views: Sequence[Array] = ()  # Of the memory of each leaf; they stay writable
-    packed: Array | None = None  # Where the arrays arrive
-    call: Call  # What the receiver expects
-
-
-NO_ROOM = Room(call=call(P2P.text, None, None, None, 2))
-"""Any array or tree."""
+    tree: object = None  # The caller's tree, with an array for each (shape, dtype); None: the sender's tree
+    leaves: Sequence[object] = ()  # Leaves of the tree
+    arrays: Sequence[Array] = ()  # Memory of each leaf
+    views: Sequence[Array] = ()  # Views of that memory, which stay writable
+    packed: Array | None = None  # Array for the arriving bytes
+    call: Call  # Call of the receiver
 
 
-def room_for(like: object, arrays: Arrays) -> Room:
-    """Return the room of a tree of writable arrays, or of (shape, dtype) for new ones.
+ANY_TREE = ReceiveBuffers(call=call(P2P.text, None, None, None, 2))
+"""Buffers of a receive that accepts any array or tree."""
+
+
+def buffers_for(like: object, arrays: Arrays) -> ReceiveBuffers:
+    """Return the buffers of a tree of writable arrays, or of (shape, dtype) for new ones.
 
     Raises:
         UsageError: If a leaf has no memory that may be written, or the tree is too large for one message.
@@ -50,17 +50,17 @@ def room_for(like: object, arrays: Arrays) -> Room:
     leaves = leaves_of(tree)
     if not leaves:
         raise UsageError("like: there is no array in it")
-    found = [as_output(leaf, "like") if not arrays.shapes_only else cast(Array, leaf) for leaf in leaves]
-    dtypes = {each.dtype for each in found}
+    memory = [as_output(leaf, "like") if not arrays.shapes_only else cast(Array, leaf) for leaf in leaves]
+    dtypes = {leaf.dtype for leaf in memory}
     dtype: np.dtype[Any] = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)
-    shape = (sum(each.nbytes for each in found) // dtype.itemsize,)
-    return Room(
+    shape = (sum(leaf.nbytes for leaf in memory) // dtype.itemsize,)
+    return ReceiveBuffers(
         tree=tree,
         leaves=leaves,
-        arrays=found,
-        views=[each.view() for each in found],
+        arrays=memory,
+        views=[leaf.view() for leaf in memory],
         packed=arrays.empty(shape, dtype),
-        call=call(P2P.text, None, dtype, shape, 2, 0, (), (), False, False, None, text_of(tree, found, "like")),
+        call=call(P2P.text, None, dtype, shape, 2, 0, (), (), False, False, None, text_of(tree, memory, "like")),
     )
 
 
@@ -68,7 +68,7 @@ def new_array(pair: tuple[Any, Any], arrays: Arrays) -> Array:
     """Return a new array of a (shape, dtype).
 
     Raises:
-        TypeError: If there can be no such array; or `ValueError`.
+        TypeError: If such an array is impossible; or `ValueError`.
     """
     shape, dtype = pair
     return arrays.empty(tuple(map(index, (shape,) if isinstance(shape, int) else shape)), np.dtype(dtype))
@@ -84,37 +84,37 @@ def _with_arrays(like: object, arrays: Arrays) -> object:
     return with_items(like, lambda item: _with_arrays(item, arrays))
 
 
-class Received(ReceiveFuture[object]):
-    """The receive of a tree, or of what the sender sends."""
+class TreeReceive(ReceiveFuture[object]):
+    """Receive of a tree, or of a message without `like`."""
 
-    __slots__ = ("_form", "_lent", "_pattern", "room")
+    __slots__ = ("_form", "_pattern", "_tree_locked", "buffers")
 
-    room: Room
+    buffers: ReceiveBuffers
 
-    def expect(self, room: Room) -> None:
-        """Say what it fills, before it is issued."""
-        self.room, self._form, self._lent, self._pattern = room, room.call.form, False, room.call
+    def expect(self, buffers: ReceiveBuffers) -> None:
+        """Set its buffers, before it is issued."""
+        self.buffers, self._form, self._tree_locked, self._pattern = buffers, buffers.call.form, False, buffers.call
 
     def fit(self, pattern: Call) -> None:
-        """Make the array that arrives, unless there is one, and keep in mind the form of its tree."""
+        """Make the array for the bytes, unless there is one, and note the form of its tree."""
         super().fit(pattern)
         self._form, self._pattern = pattern.form, pattern
 
     def lock(self) -> None:
         """Make the arrays of the tree read-only for everybody else until it ends."""
         super().lock()
-        if not self._lent and self.room.arrays and not self.context.arrays.shapes_only:
-            self._lent = True
-            self.locked += self.context.locks.lock(tuple(self.room.arrays))
+        if not self._tree_locked and self.buffers.arrays and not self.context.arrays.shapes_only:
+            self._tree_locked = True
+            self.locked += self.context.locks.lock(tuple(self.buffers.arrays))
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
-        """Take apart what has arrived, and hand it over."""
+        """Unpack the arrived bytes, and set the result."""
         if self.state in LEFT and self.puts_back():
             return
         if self.state < DONE and self._form:
             try:
-                self.given = self._taken_apart()
-            except Exception as error:  # no memory, or a form that cannot be meant
+                self.caller_out = self._unpacked()
+            except Exception as error:  # no memory, or an invalid form
                 self.fail(Failure(error))
                 return
         super().finish(end_ns, meeting)
@@ -124,32 +124,32 @@ class Received(ReceiveFuture[object]):
         if value is None or not self._form or self.context.arrays.shapes_only:
             return self._pattern, super().received(value)[1]
         flat = np.concatenate([as_output(leaf, "like").reshape(-1).view(np.uint8) for leaf in leaves_of(value)])
-        assert self._pattern.dtype is not None, "a message that was received has a type"
+        assert self._pattern.dtype is not None, "this is a bug in overlap: a received message has no type"
         return self._pattern, flat.view(self._pattern.dtype)
 
     def release(self) -> None:
-        """Give the arrays back: nothing moves any more."""
+        """Unlock the arrays: no bytes move any more."""
         super().release()
-        self._lent = False
+        self._tree_locked = False
 
-    def _taken_apart(self) -> object:
-        room, arrays = self.room, self.context.arrays
-        tree = parsed(self._form) if room.tree is None else room.tree
-        places = leaves_of(tree) if room.tree is None else room.views
+    def _unpacked(self) -> object:
+        buffers, arrays = self.buffers, self.context.arrays
+        tree = parsed(self._form) if buffers.tree is None else buffers.tree
+        slots = leaves_of(tree) if buffers.tree is None else buffers.views
         shapes_only = arrays.shapes_only
         flat = None if shapes_only else cast(Array, self.out).view(np.uint8).reshape(-1)
-        begin, found = 0, []
-        for place in cast("Sequence[Absent | Array]", places):
-            nbytes = prod(place.shape) * place.dtype.itemsize
+        begin, items = 0, []
+        for slot in cast("Sequence[Absent | Array]", slots):
+            nbytes = prod(slot.shape) * slot.dtype.itemsize
             if flat is None:
-                found.append(arrays.empty(place.shape, place.dtype))
+                items.append(arrays.empty(slot.shape, slot.dtype))
             else:
-                part = flat[begin : begin + nbytes].view(place.dtype).reshape(place.shape)
-                found.append(part.copy() if isinstance(place, Absent) else part)
+                part = flat[begin : begin + nbytes].view(slot.dtype).reshape(slot.shape)
+                items.append(part.copy() if isinstance(slot, Absent) else part)
             begin += nbytes
-        if room.tree is None:
-            return filled(tree, found)
+        if buffers.tree is None:
+            return filled(tree, items)
         if not shapes_only:
-            for view, part in zip(room.views, found, strict=True):
+            for view, part in zip(buffers.views, items, strict=True):
                 view[...] = part
-        return filled(tree, room.leaves)
+        return filled(tree, buffers.leaves)

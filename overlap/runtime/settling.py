@@ -1,10 +1,9 @@
-"""Settling: the states of whatever can be awaited, its outcome, and all who wait for that.
+"""Settling: the state and the outcome of a future, and the tasks, threads and callbacks that wait for it.
 
-A future ends in two steps, whatever it stands for. It is *settled* once, by the event loop or a thread that has its
-place, by a compute thread, or by whoever cancels a compute: it has its outcome and its last state, and threads that
-wait for it go on. Then its end is *delivered* on the loop or in its place, perhaps a moment later: its stream goes on,
-and tasks and callbacks hear of it. `conclude` does both. Before that it moves from state to state as `state.TABLE`
-allows.
+A future ends in two steps. It is *settled* once, by the event loop or a thread in its place, by a compute thread, or by
+a thread that cancels a compute: it gets its outcome and its last state, and threads that wait for it go on. Then its
+end is *delivered* on the loop or in its place, perhaps a moment later: its stream goes on, and tasks and callbacks are
+notified. `conclude` does both. Before that it moves from state to state as `state.TABLE` allows.
 
 The functions below the class are for streams, engines and worlds; programs use the methods of `Future`.
 """
@@ -22,13 +21,13 @@ from ..errors import FutureCancelledError
 from .failure import Failure
 from .state import CANCELLED, DONE, FAILED, FOLLOWS, ISSUED, MATCHING, State, TransitionError
 
-# Guards a future against several threads: settling, waiting, callbacks. Its holder does nothing else, so one lock for
-# all futures is no bottleneck, and a future need not carry its own.
+# Lock of all futures for settling, waiting and callbacks of several threads. Its holder does nothing else, so one lock
+# for all futures is no bottleneck, and a future need not carry its own.
 LOCK: threading.Lock = threading.Lock()
 
 
 class Onlooker(partial[None]):
-    """A callback that makes no use of the result: nobody but it waits for a receive that has no other."""
+    """Callback that does not use the result: a receive with no other callback or waiter counts as unwanted."""
 
     __slots__ = ()
 
@@ -50,14 +49,14 @@ _YES, _NO = Flag(1), Flag(0)
 
 
 class Settling:
-    """The state and the outcome of a future, and those who wait for it."""
+    """State and outcome of a future, and the tasks, threads and callbacks that wait for it."""
 
     __slots__ = (
         "_anywhere", "_callbacks", "_failure", "_nursery_failed", "_taken", "_threads", "_value", "_waiters", "state",
     )  # fmt: skip
 
-    state: State  # Streams, engines and the ends below move it on
-    _nursery_failed: bool  # of a task that awaited it; there if it is so
+    state: State  # Moved on by streams, engines and the functions below
+    _nursery_failed: bool  # True if the nursery of a task that awaited it has failed; else absent
 
     def __init__(self) -> None:
         self.state = ISSUED
@@ -71,31 +70,31 @@ class Settling:
 
     @property
     def done(self) -> Flag:
-        """Whether the operation has ended, well or badly; `done()` says the same."""
+        """Whether the operation has ended, with a result or an error; `done()` is the same."""
         return _YES if self.state >= DONE else _NO
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """Name of the future in messages."""
         return "result"
 
     @property
     def _present(self) -> State:
-        """The state as programs see it."""
+        """State that programs see."""
         return self.state
 
     def _source(self) -> Settling:
-        """The future of the operation that settles this one."""
+        """Return the future of the operation that settles this one."""
         return self
 
     def _claim(self) -> None:
-        """Note that the program asks for it, or gives it to another operation; any thread."""
+        """Note that the program uses the result, or passes it to another operation; any thread."""
 
     def _await_cancelled_elsewhere(self) -> None:
-        """Note that a task of another thread's loop that awaited it was cancelled; any thread."""
+        """Note a cancelled await of a task on another thread's loop; any thread."""
 
     def _enter(self, state: State) -> None:
-        """Move on to another state; for ends see `_settle`."""
+        """Move to another state that is no end; for ends see `_settle`."""
         if not FOLLOWS[self.state][state]:
             self._refuse(state)
         self.state = state
@@ -107,16 +106,16 @@ class Settling:
         raise error
 
     def _settle(self, value: object, failure: Failure | None = None, before: State = DONE, alone: bool = False) -> bool:
-        """Set its outcome, any thread; `_deliver` must follow on the loop's thread, or in its place.
+        """Set the outcome, any thread; `_deliver` must follow on the loop's thread, or in its place.
 
         Args:
             value: The result.
             failure: The error, in place of a result.
-            before: Only in a state that comes before this one.
+            before: Settle only a future in a state before this one.
             alone: Whether no other thread can settle it: a lock takes as long as all else here.
 
         Returns:
-            Whether it has this outcome; False if it is further on.
+            Whether the future has this outcome; False if its state is `before` or a later one.
         """
         state = DONE
         if failure is not None:
@@ -127,7 +126,7 @@ class Settling:
             if self.state >= before:
                 return False
             self._value, self._failure = value, failure
-            if self.state is not MATCHING and not FOLLOWS[self.state][state]:  # most come from there; see `_enter`
+            if self.state is not MATCHING and not FOLLOWS[self.state][state]:  # most settle from there; see `_enter`
                 self._refuse(state)
             self.state = state
         finally:
@@ -140,12 +139,12 @@ class Settling:
         return True
 
     def _report(self, error: TransitionError) -> None:
-        """Name itself in an error about its own states."""
+        """Put the label into an error about the states of this future."""
         error.operation = self.label
 
     def _deliver(self) -> None:
-        """Tell whoever waits on the loop that it has been settled; the loop's thread, or one in its place."""
-        self._tell()
+        """Notify the stream, tasks and callbacks of a settled future; the loop's thread, or one in its place."""
+        self._notify()
 
     def _wake_threads(self) -> None:
         with LOCK:
@@ -154,13 +153,13 @@ class Settling:
             ended.release()
 
     def _call_anywhere(self) -> None:
-        """Run the callbacks that any thread may run; the thread that has ended it does."""
+        """Run the callbacks that any thread may run, in the thread that has settled the future."""
         with LOCK:
             callbacks, self._anywhere = self._anywhere, None
         for callback in callbacks or ():
             callback()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._failure is not None and has_failed_nursery(self):
             self._failure.note_seen()
         waiters, self._waiters = self._waiters, None
@@ -181,7 +180,7 @@ class Settling:
             self._callbacks.append(callback)
 
     def _has_callers(self) -> bool:
-        """Whether anything is called at its end that does not only look on."""
+        """Whether any callback uses the result."""
         return any(type(callback) is not Onlooker for callback in self._callbacks or ())
 
     def _take_callback(self, callback: Callable[[], None]) -> bool:
@@ -192,13 +191,13 @@ class Settling:
             return True
 
     def _block(self, timeout: float | None = None) -> bool:
-        ended = threading.Lock()  # which is released in the end: nothing that threads can wait for costs less
+        ended = threading.Lock()  # released at the end: no other primitive of threads costs less
         ended.acquire()
         with LOCK:
             self._threads = {**(self._threads or {}), ended: None}
         longest = -1 if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
-        # Settled before the lock was among them: nobody would release it.
-        self._claim()  # from here on it has a user
+        # A future settled before the lock was registered would never release it: look at the state first.
+        self._claim()  # from here on the result has a user
         if self.state < DONE:
             ended.acquire(timeout=longest)
         with LOCK:
@@ -207,16 +206,16 @@ class Settling:
 
 
 settle = Settling._settle
-"""Function that gives a future its outcome: see there."""
+"""Give a future its outcome; see `Settling._settle`."""
 
 
 def deliver(future: Settling) -> None:
-    """Tell whoever waits for a settled future: its stream, tasks, callbacks; the loop's thread, or one in its place."""
+    """Notify the stream, tasks and callbacks of a settled future; the loop's thread, or one in its place."""
     future._deliver()
 
 
 def conclude(future: Settling, value: object, failure: Failure | None = None) -> bool:
-    """Settle a future, unless it has ended, and deliver its end; the loop's thread, or one that has its place."""
+    """Settle a future, unless it has ended, and deliver its end; the loop's thread, or one in its place."""
     if not future._settle(value, failure, alone=True):
         return False
     future._deliver()
@@ -224,7 +223,7 @@ def conclude(future: Settling, value: object, failure: Failure | None = None) ->
 
 
 def take_back(future: Settling, state: State) -> bool:
-    """Move a future that has ended on to another state, unless its result was given to the program; any thread."""
+    """Move an ended future to another state, unless its result was given to the program; any thread."""
     with LOCK:
         if not future._taken:
             future._enter(state)
@@ -232,7 +231,7 @@ def take_back(future: Settling, state: State) -> bool:
 
 
 def advance(future: Settling, state: State) -> bool:
-    """Move a future on to another state that is no end, unless it has ended; any thread."""
+    """Move a future that has not ended to another state that is no end; any thread."""
     with LOCK:
         if future.state < DONE:
             future._enter(state)

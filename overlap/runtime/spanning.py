@@ -1,9 +1,9 @@
-"""Communicators whose members live in several processes.
+"""Communicators with members in several processes.
 
-Here only the ranks of this process meet; their programs start as soon as anybody has said what travels. That the
-others mean the same is checked without a message on the way: the tags of an operation are made from what it is, so
-ranks that disagree exchange no byte. Both wait then, and the control plane tells what waits for long; whoever hears of
-an operation that differs from its own fails it everywhere, with both calls.
+Only the ranks of this process meet here; their programs start as soon as dtype and shape are known. The other processes
+are checked without an extra message: the tags of an operation are made from its call, so ranks that disagree exchange
+no byte. Both wait then, and the control plane reports operations that wait for long; a process that gets a report that
+differs from its own call fails the operation everywhere, with both calls.
 """
 
 from __future__ import annotations
@@ -24,111 +24,117 @@ from .communicator import Communicator
 from .communicators import Communicators
 from .executor import Executor
 from .failure import Failure
-from .match import Key, Match, Voice, mismatch
+from .match import Key, Match, RankCall, mismatch
 from .operation import Operation
 
 CodePlace: TypeAlias = tuple[CodeType, int]
 Called: TypeAlias = tuple[int, Call, CodePlace]
 
-# How many finished operations a communicator remembers, for a process that comes to them late and with another call. A
-# sender of small messages may be ahead by as many as its transport takes without a receiver.
+# Finished operations that a communicator remembers, for a process that arrives late and with another call. A sender of
+# small messages may be ahead by as many as its transport takes without a receiver.
 REMEMBERED = 256
 
-# Calls of which the tags are remembered, and places where they were made: training repeats a few, but blocks that
-# differ make a new one each time.
+# Calls with cached tags, and places with cached calls: training repeats a few, but blocks of different sizes make a new
+# one each time.
 _BASES = 256
 
 ANNOUNCED = (Collective.BROADCAST, Collective.SCATTER)
-"""Operations in which ranks that only receive need not say dtype and shape: the root's process tells the others, soon,
-or at once where somebody has asked."""
+"""Operations in which ranks that only receive need no dtype and shape: the root's process reports them soon, or at
+once if another process has asked."""
 
 
-class Telling(Protocol):
-    """The control plane as communicators see it: news to and from other processes."""
+class ControlNotices(Protocol):
+    """The interface of the control plane to communicators: reports to and from other processes."""
 
-    def tell_call(self, communicator_id: int, seqs: Sequence[int], said: Voice) -> None:
-        """Say what a rank here has called, in some operations; without a dtype, it asks for it."""
+    def send_call(self, communicator_id: int, seqs: Sequence[int], report: RankCall) -> None:
+        """Report the call of a rank here for some operations; a call without a dtype asks for the others'."""
 
-    def announce_call(self, communicator_id: int, seq: int, said: Voice) -> None:
-        """Say what a rank here has called to those who do not know it, as soon as one of them asks."""
+    def announce_call(self, communicator_id: int, seq: int, report: RankCall) -> None:
+        """Report the call of a rank here to ranks without one, as soon as one of them asks."""
 
-    def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
-        """Say that two ranks mean different operations."""
+    def send_mismatch(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
+        """Report that two ranks issued different operations."""
 
-    def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
-        """Say that a rank here cannot take part in an operation."""
+    def send_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
+        """Report that a rank here cannot take part in an operation."""
 
     def hold_broken_end(self, fail: Callable[[], None]) -> None:
-        """Fail an end whose wire broke a moment later, unless somebody says meanwhile who broke it."""
+        """Fail an end with a broken wire a moment later, unless a report of its cause arrives first."""
 
     @property
     def silent(self) -> bool:
-        """Whether nobody has said anything of an operation that no rank here has come to."""
+        """Whether there are no reports for operations that no rank here has arrived at."""
 
-    def said_before(self, communicator_id: int, seq: int) -> list[Voice]:
-        """Return, once, what the others called in an operation before any rank here came to it."""
+    def early_calls(self, communicator_id: int, seq: int) -> list[RankCall]:
+        """Return, once, the reported calls of an operation, from before any rank here arrived at it."""
 
     def issued_by(self, rank: int, communicator_id: int) -> int:
-        """Return how many operations a rank elsewhere, which has finished, issued on a communicator."""
+        """Return the number of operations that a finished rank of another process issued on a communicator."""
 
-    def tell_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
-        """Say that nothing of a communicator, or of a group, goes on."""
+    def send_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
+        """Report that no operation of a communicator, or of a group, goes on."""
 
     def sent_no_more(self, rank: int, communicator_id: int, count: int) -> bool:
-        """Whether a rank elsewhere, which has finished, is known to have sent no more than so many messages."""
+        """Whether a finished rank of another process is known to have sent at most `count` messages."""
 
-    def tell_unused(self, group_id: int, ranks: int, size: int, communicator_ids: Sequence[int]) -> None:
-        """Say that the ranks here, so many of the group, use it no more; nothing is said of it afterwards."""
+    def send_unused(self, group_id: int, ranks: int, size: int, communicator_ids: Sequence[int]) -> None:
+        """Report that `ranks` of the group, all its ranks here, use it no more; no report follows."""
 
     def forget(self, ids: Collection[int]) -> None:
-        """Forget what was said of a group that no rank uses any more, and of its communicators."""
+        """Forget the reports of a group that no rank uses any more, and of its communicators."""
 
 
 class SpanningMatch(Match):
-    """A match of which only some ends are in this process.
+    """A match with only some ends in this process.
 
     Attributes:
-        told: Whether the other processes know that ranks wait here.
-        assumed: Whether its pattern is what the array for the result is good for, and no more is known.
-        heard_of: What ranks elsewhere are known to have called.
+        announced: Whether the other processes know that ranks wait here.
+        assumed: Whether its pattern is only inferred from the array for the result.
+        remote_calls: Known calls of ranks of other processes.
     """
 
-    told = assumed = False
-    heard_of: Mapping[int, Voice] = MappingProxyType({})
+    announced = assumed = False
+    remote_calls: Mapping[int, RankCall] = MappingProxyType({})
 
     @property
     def started_ns(self) -> int:
-        """When the first of ours came."""
+        """Start time of the first end here."""
         return min((end.started_ns for end in self.arrived if end is not None), default=0)
 
 
 class SpanningCommunicator(Communicator):
-    """A communicator of which only some members are in this process.
+    """A communicator with only some members in this process.
 
     Attributes:
-        id: Names it in what processes tell each other.
-        issued: Of the members here, by world rank: how many operations they have issued.
+        id: Name in messages between processes.
+        issued: Number of operations issued by each member here, by world rank.
     """
 
     _matches: dict[int, SpanningMatch]  # type: ignore[assignment]
 
     def __init__(
-        self, shared: Communicators, key: Key, name: str, members: tuple[int, ...], local: frozenset[int], told: Telling
+        self,
+        shared: Communicators,
+        key: Key,
+        name: str,
+        members: tuple[int, ...],
+        local: frozenset[int],
+        notices: ControlNotices,
     ) -> None:
         super().__init__(shared, key, name, members)
         self.direct = False
         self.here: int = sum(member in local for member in members)
         self.id: int = key.id
         self.issued: dict[int, int] = {}
-        self._local, self._others = local, told
-        self._heard = False  # whether an operation here has failed because nothing goes on
+        self._local, self._others = local, notices
+        self._reported = False  # whether an operation here has failed with `_broken`
         self._bases: dict[Call, int] = {}
-        self._voices_known: dict[tuple[int, int, int, Call], tuple[object, Voice]] = {}
-        self._withdrawn: dict[int, None] = {}  # numbers of the last operations for which a rank here had no input
-        self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `REMEMBERED`: the number, and what it was
+        self._voices_known: dict[tuple[int, int, int, Call], tuple[object, RankCall]] = {}
+        self._withdrawn: dict[int, None] = {}  # numbers of the last operations without an input on a rank here
+        self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `REMEMBERED`: the number, and the call
 
     def tag(self, pattern: Call, seq: int) -> int:
-        """Return a tag that no rank shares which means another operation."""
+        """Return a tag that no rank with another operation shares."""
         base = self._bases.get(pattern)
         if base is None:
             if len(self._bases) >= _BASES:
@@ -142,37 +148,37 @@ class SpanningCommunicator(Communicator):
     # -- our own ranks -------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
-        """Take in one rank's end; it starts as soon as it is known what travels."""
-        if operation.port.returned:  # a message that was put back comes first
+        """Take in the end of one rank; it starts as soon as dtype and shape are known."""
+        if operation.port.returned:  # a returned message comes first
             self._take_returned(operation)
             return
         self.note(operation)
-        # a call that was made before, while nothing is wrong
+        # a call with a cached executor, while all is well
         executor = self._executors.get((operation.call, operation.context.rank))
         if executor is not None and self.calm:
             if not executor.finish_now(operation):
                 self._start_arrived(self.match_alone(operation), operation, executor)
             return
-        # its match, by number
+        # find its match, by number
         seq = operation.seq
         match = self._matches.get(seq)
         if match is None:
             match = self._matches[seq] = SpanningMatch(self.size)
             match.error = self._broken
             if match.error is not None:
-                self._is_heard()
+                self._note_reported()
             elif self._left:
                 self._check_left(match, operation)
         match.arrived[operation.port.position] = operation
         match.count += 1
-        # what the others have called, as far as that is known
+        # compare the known calls of the other processes
         if match.pattern is not operation.call:
             self._compare(match, operation)
-        for said in self._others.said_before(self.id, seq):
-            self.hear(seq, said)
+        for report in self._others.early_calls(self.id, seq):
+            self.compare_call(seq, report)
         if operation.call.dtype is None and match.pattern is not None and not match.pattern.settled:
             self._assume_or_ask(match, operation)
-        # what can start
+        # start it
         if match.error is None:
             self._start_arrived(match, operation)
         else:
@@ -180,57 +186,57 @@ class SpanningCommunicator(Communicator):
             self.ended(match, operation)
 
     def note(self, operation: Operation) -> None:
-        """Keep in mind what a rank has called, and let those know who may have to be told."""
+        """Note the call of a rank, and report it to ranks that may need it."""
         rank, seq = self.members[operation.port.position], operation.seq
         if seq >= self.issued.get(rank, 0):
             self.issued[rank] = seq + 1
         self._past[seq % REMEMBERED] = seq, (rank, operation.call, operation.place)
         if operation.kind in ANNOUNCED and operation.port.position == operation.call.root:
-            self._others.announce_call(self.id, seq, self._said_again(operation))
+            self._others.announce_call(self.id, seq, self._cached_call_of(operation))
 
     def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
-        """Begin to receive what the result's array is for, which waits for nobody; without one, ask what comes.
+        """Receive what fits the array for the result, which needs no report; without an array, ask the others.
 
-        A root that means something else uses other tags, and is going to say what it has called.
+        A root with another call uses other tags, and is going to report its call.
         """
         assumed = call_by_out(operation) if self.here == 1 and match.error is None else None
         if assumed is None:
-            self._others.tell_call(self.id, (operation.seq,), self._said(operation))
+            self._others.send_call(self.id, (operation.seq,), self._call_of(operation))
         else:
             match.pattern, match.assumed = assumed, True
 
     def at_once(self, operation: Operation) -> bool:
-        """Whether taking in an operation neither wakes nor starts a task: nothing is wrong, and nothing to be told.
+        """Whether an arrival neither wakes nor starts a task: all is well, and there is nothing to report.
 
-        The first executor is made by the event loop, for it opens what the ranks have in common.
+        The event loop makes the first executor, because it opens the resources that ranks share.
         """
-        call, known = operation.call, bool(self._executors)
-        return known and call.settled and self.calm and self.executor(call, operation).takes_threads()
+        call, cached = operation.call, bool(self._executors)
+        return cached and call.settled and self.calm and self.executor(call, operation).takes_threads()
 
     @property
     def calm(self) -> bool:
-        """Whether a rank is alone in this process, nothing is wrong, and nobody has said what it must hear first."""
+        """Whether a rank is alone in this process, nothing is wrong, and no report waits for its arrival."""
         return self.here == 1 and not self._left and self._broken is None and self._others.silent
 
-    def known_executor(self, operation: Operation) -> Executor | None:
-        """Return the executor that was kept for operations like one."""
+    def cached_executor(self, operation: Operation) -> Executor | None:
+        """Return the cached executor for an operation."""
         return self._executors.get((operation.call, operation.context.rank))
 
     def match_alone(self, operation: Operation) -> Match:
-        """Return the match of an operation that was made before: all its other ends are elsewhere."""
+        """Return the match of an operation with a cached executor: all its other ends are in other processes."""
         match = self._matches[operation.seq] = SpanningMatch(self.size)
         match.arrived[operation.port.position] = match.first = operation
         match.count, match.pattern = 1, operation.call
         return match
 
     def ended(self, match: Match, operation: Operation) -> None:
-        """Forget a match once all of our ends are over, but for what was called."""
+        """Forget a match once all ends here are over; its call is remembered."""
         match.ended += 1
         if match.ended == self.here:
             self._matches.pop(operation.seq, None)
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
-        """Fail the whole match, here and elsewhere, because one rank has no input for it."""
+        """Fail the whole match, here and in other processes, because one rank has no input for it."""
         match = self._matches.setdefault(operation.seq, SpanningMatch(self.size))
         match.count += 1
         rank, seq = self.members[operation.port.position], operation.seq
@@ -244,27 +250,27 @@ class SpanningCommunicator(Communicator):
     def fail_one(self, match: Match, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end with its own error, and all other ends because of it.
 
-        If a wire broke, somebody is about to say who broke it, which ends the world: that is what is to be heard here.
+        If a wire broke, a report of its cause is about to arrive and ends the world: that is the error to raise here.
         """
         if isinstance(failure.error, LinkLostError) and not failure.error.evident:
             self._others.hold_broken_end(partial(self._fail_held, match, operation, failure))
             return
         super().fail_one(match, operation, failure)
         assert match.error is not None
-        self._others.tell_failed_end(self.id, operation.seq, self.members[operation.port.position], match.error())
+        self._others.send_failed_end(self.id, operation.seq, self.members[operation.port.position], match.error())
 
     def _fail_held(self, match: Match, operation: Operation, failure: Failure) -> None:
-        """Fail one rank's end after all: nobody has said why its wire broke."""
+        """Fail one rank's end after all: no report explains the broken wire."""
         if not operation.done and isinstance(failure.error, LinkLostError):
             failure.error.evident = True
             self.fail_one(match, operation, failure)
 
     def forget_receive(self, operation: Operation) -> None:
-        """Forget a receive that the transport has taken back, and its number, which the next receive gets.
+        """Forget a receive that the transport has given back, and its number, which the next receive gets.
 
-        Both ends number messages, so the number of a receive is that of the message that it meets: a receive without a
-        message has taken none. Another process may have been told of it. It cannot be told otherwise in time: see
-        `SpanningMessages.hear`.
+        Both ends number messages, so the number of a receive is that of its message: a receive without a message uses
+        no number. Another process may know the receive from a report, which cannot be corrected in time: see
+        `SpanningMessages.compare_call`.
         """
         super().forget_receive(operation)
         self.issued[self.members[operation.port.position]] = operation.seq
@@ -272,99 +278,99 @@ class SpanningCommunicator(Communicator):
             del self._past[operation.seq % REMEMBERED]
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
-        """Fail one rank's end, and with it whatever is or comes here or elsewhere."""
+        """Fail one rank's end, and all present and later ones of the communicator, here and in other processes."""
         super().give_up(operation, failure)
         broken = self._shared.broken(self.key)
         assert broken is not None
-        self._others.tell_broken(self.id, self.members[operation.port.position], broken())
+        self._others.send_broken(self.id, self.members[operation.port.position], broken())
 
     def missing(self, seq: int) -> list[int]:
-        """World ranks that are not known to have come to operation `seq`, if some rank has."""
+        """World ranks that are not known to have arrived at operation `seq`, if some rank has."""
         match = self._matches.get(seq)
-        return [rank for rank in super().missing(seq) if match is None or rank not in match.heard_of]
+        return [rank for rank in super().missing(seq) if match is None or rank not in match.remote_calls]
 
-    def waiting(self, before_ns: int) -> Iterator[tuple[int, Voice]]:
-        """Find what has been under way since `before_ns` or longer and has not been told; it counts as told now."""
+    def waiting(self, before_ns: int) -> Iterator[tuple[int, RankCall]]:
+        """Yield the unreported calls that have waited since `before_ns` or longer; they count as reported now."""
         for seq, match in self._matches.items():
-            if not match.told and match.first is not None and match.started_ns <= before_ns:
-                match.told = True
+            if not match.announced and match.first is not None and match.started_ns <= before_ns:
+                match.announced = True
                 for end in match.arrived:
                     if end is not None:
-                        yield seq, self._said(end)
+                        yield seq, self._call_of(end)
 
-    def tell_early(self, operation: Operation) -> None:
-        """Tell the others the call of an operation under way, which differs from theirs."""
+    def send_now(self, operation: Operation) -> None:
+        """Report the call of an unfinished operation, which differs from the others' calls."""
         if operation.seq in self._matches:
-            self._others.tell_call(self.id, (operation.seq,), self._said(operation))
+            self._others.send_call(self.id, (operation.seq,), self._call_of(operation))
 
-    def _said_again(self, operation: Operation) -> Voice:
-        """Return what a rank has called, as `_said` does: finding a line takes longer than sending a small message."""
+    def _cached_call_of(self, operation: Operation) -> RankCall:
+        """Return the call of a rank, from a cache: to find a line takes longer than to send a small message."""
         position, (code, instruction) = operation.port.position, operation.place
         key = position, id(code), instruction, operation.call
-        known = self._voices_known.get(key)
-        if known is None:
+        cached = self._voices_known.get(key)
+        if cached is None:
             if len(self._voices_known) >= _BASES:
                 self._voices_known.clear()
-            known = self._voices_known[key] = code, self._said(operation)  # as long as it is kept, so is its id
-        return known[1]
+            cached = self._voices_known[key] = code, self._call_of(operation)  # the cached code keeps its id
+        return cached[1]
 
-    def _said(self, operation: Operation) -> Voice:
+    def _call_of(self, operation: Operation) -> RankCall:
         rank = self.members[operation.port.position]
-        return Voice(rank=rank, call=operation.call, call_site=operation.call_site)
+        return RankCall(rank=rank, call=operation.call, call_site=operation.call_site)
 
-    # -- what the other processes say ---------------------------------------------------------------------------------
+    # -- reports of other processes ------------------------------------------------------------------------------------
 
-    def hear(self, seq: int, said: Voice) -> bool:
-        """Compare another process's call with ours; False if none of ours has come to it yet."""
+    def compare_call(self, seq: int, report: RankCall) -> bool:
+        """Compare another process's call with ours; False if no rank here has arrived at it yet."""
         match = self._matches.get(seq)
         if match is None or match.first is None:
-            mine = self.past(seq)
-            if mine is not None and not mine[1].agrees(said.call):
-                own = Voice(rank=mine[0], call=mine[1], call_site=call_site(*mine[2]))
-                if not self._heard and self._only_gave(own) and self._only_gave(said):
-                    self._shared.unheard.setdefault(self.id, mismatch(self.name, seq, said, own))
-                self._differ(seq, own, said)
-            return mine is not None or match is not None or seq < max(self.issued.values(), default=0) - REMEMBERED
-        match.heard_of = {**match.heard_of, said.rank: said}
+            called = self.past(seq)
+            if called is not None and not called[1].agrees(report.call):
+                own = RankCall(rank=called[0], call=called[1], call_site=call_site(*called[2]))
+                if not self._reported and self._is_root(own) and self._is_root(report):
+                    self._shared.unheard.setdefault(self.id, mismatch(self.name, seq, report, own))
+                self._differ(seq, own, report)
+            return called is not None or match is not None or seq < max(self.issued.values(), default=0) - REMEMBERED
+        match.remote_calls = {**match.remote_calls, report.rank: report}
         assert match.pattern is not None
-        if match.assumed and said.call.dtype is not None and match.first.call.agrees(said.call):
-            match.pattern, match.assumed = said.call, False
+        if match.assumed and report.call.dtype is not None and match.first.call.agrees(report.call):
+            match.pattern, match.assumed = report.call, False
             self._check_results(match)
-        elif not match.pattern.agrees(said.call):
+        elif not match.pattern.agrees(report.call):
             self._dispute(match, match.first)
-        elif match.pattern.dtype is None and said.call.dtype is not None:
-            match.pattern = said.call
+        elif match.pattern.dtype is None and report.call.dtype is not None:
+            match.pattern = report.call
             self._check_results(match)
             self._start(match)
         return True
 
-    def _is_heard(self) -> None:
-        """Note that an operation here fails with what makes all later ones fail."""
-        self._heard = True
+    def _note_reported(self) -> None:
+        """Note that an operation here fails with the error of all later ones."""
+        self._reported = True
         self._shared.unheard.pop(self.id, None)
 
-    def _only_gave(self, voice: Voice) -> bool:
-        """Whether a rank took itself for the root: its end waits for nobody."""
-        return voice.call.kind in ANNOUNCED and self.members[voice.call.root] == voice.rank
+    def _is_root(self, report: RankCall) -> bool:
+        """Whether a rank called as the root: its end waits for no other rank."""
+        return report.call.kind in ANNOUNCED and self.members[report.call.root] == report.rank
 
     def past(self, seq: int) -> Called | None:
-        """Return what was called in an operation, if it is not too long ago: a rank, its call, and where."""
+        """Return the rank, call and place of an operation, if it is not too old."""
         number, called = self._past.get(seq % REMEMBERED, (-1, None))
         return called if number == seq else None
 
-    def _voices(self, match: Match) -> list[Voice]:
-        """Return what each rank has called that is known to have come, here or elsewhere."""
+    def _voices(self, match: Match) -> list[RankCall]:
+        """Return the calls of all ranks that are known to have arrived, here or in other processes."""
         assert isinstance(match, SpanningMatch)
-        there = [Voice(said.rank, said.call, said.call_site) for said in match.heard_of.values()]
-        return [*super()._voices(match), *there]
+        remote = [RankCall(report.rank, report.call, report.call_site) for report in match.remote_calls.values()]
+        return [*super()._voices(match), *remote]
 
     def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
-        self._others.tell_difference(self.id, seq, error())
+        self._others.send_mismatch(self.id, seq, error())
         super()._fail_dispute(match, seq, error)
 
-    def _differ(self, seq: int, mine: Voice, theirs: Voice) -> None:
-        error = mismatch(self.name, seq, theirs, mine)
-        self._others.tell_difference(self.id, seq, error())
+    def _differ(self, seq: int, own: RankCall, theirs: RankCall) -> None:
+        error = mismatch(self.name, seq, theirs, own)
+        self._others.send_mismatch(self.id, seq, error())
         self.fail_here(seq, error)
 
     def fail_here(self, seq: int, error: Callable[[], BaseException]) -> None:
@@ -373,14 +379,14 @@ class SpanningCommunicator(Communicator):
         if match is None:
             self._broken = error
             if self._matches:
-                self._is_heard()
-            for later in [each for number, each in self._matches.items() if number > seq and each.error is None]:
+                self._note_reported()
+            for later in [match for number, match in self._matches.items() if number > seq and match.error is None]:
                 self._fail(later, error)
         elif match.error is None:
             self._fail(match, error)
 
-    def hear_failed_end(self, seq: int, culprit: int, message: str, cause: RemoteError) -> bool:
-        """Fail our ends because of a rank elsewhere, and of its error; False if no rank here has come to it yet."""
+    def fail_remote_end(self, seq: int, culprit: int, message: str, cause: RemoteError) -> bool:
+        """Fail our ends because of a remote rank and its error; False if no rank here has arrived yet."""
         if seq not in self._matches:
             if seq in self._withdrawn:
                 return True
@@ -394,10 +400,10 @@ class SpanningCommunicator(Communicator):
     def _lacks(self, match: Match, rank: int, seq: int) -> bool:
         if rank in self._local:
             return match.arrived[self.members.index(rank)] is None
-        return rank in self._gone(seq)
+        return rank in self._left_without(seq)
 
-    def _gone(self, seq: int) -> set[int]:
-        return {rank for rank in super()._gone(seq) if seq >= self._issued_by(rank)}
+    def _left_without(self, seq: int) -> set[int]:
+        return {rank for rank in super()._left_without(seq) if seq >= self._issued_by(rank)}
 
     def _issued_by(self, rank: int) -> int:
         if rank in self._local:

@@ -1,4 +1,4 @@
-"""Communicators of a world of several processes, and those of messages between processes, which come and go."""
+"""Communicators of a world of several processes, and of messages between processes, which are forgotten at rest."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ..timeline.recording import call_site
 from .communicator import BaseEngine, Communicator
 from .communicators import KEPT, Communicators
 from .failure import Failure
-from .match import CALL_BITS, CHANNEL_BITS, Key, Match, Voice, mismatch
-from .operation import Operation, Port
-from .spanning import REMEMBERED, Called, SpanningCommunicator, SpanningMatch, Telling
+from .match import CALL_BITS, CHANNEL_BITS, Key, Match, RankCall, mismatch
+from .operation import Operation, OperationPort
+from .spanning import REMEMBERED, Called, ControlNotices, SpanningCommunicator, SpanningMatch
 
-# Of how many tags at rest the number of messages is remembered, so that who waits for a rank that has finished can be
-# told at once; of tags that are older, a stall report tells.
+# Tags at rest with a remembered number of messages, for an early error of a wait for a finished rank. Waits on older
+# tags end with a stall report.
 _COUNTED = 4096
 
 
 class SpanningMessages(SpanningCommunicator):
     """One end of the messages of two ranks in different processes, which may be forgotten whenever it is at rest.
 
-    As wires keep the messages of one tag in order, their tags need not be counted. Both ends number them from the first
-    one ever, so that they can be compared when one waits for long; of tags that have rested for so long that an end has
-    lost its count, nothing is compared.
+    Wires keep the messages of one tag in order, so tags need no numbers. Both ends number messages from the first one
+    ever, to compare their calls when one waits for long. If a tag has rested for so long that an end has lost its
+    number, nothing is compared.
     """
 
     _shared: SpanningCommunicators
@@ -42,85 +42,85 @@ class SpanningMessages(SpanningCommunicator):
         if last is not None:
             self._past[(first_seq - 1) % REMEMBERED] = first_seq - 1, last
         self.first_seq, self._counted = first_seq, counted
-        # A tag that was used again will be; a program may use one tag for each message.
+        # A tag that was used twice will be used again; a program may use one tag for each message.
         self.lasts: bool = first_seq > 0
 
     @property
     def last(self) -> Called | None:
-        """The last message: its rank, its call, and where."""
+        """Rank, call and place of the last message."""
         return self.past(self.count - 1)
 
     def tag(self, pattern: Call, seq: int) -> int:
-        """Return a tag that only messages share which mean the same."""
+        """Return a tag that only messages with the same call share."""
         return super().tag(pattern, 0)
 
     def _base(self, pattern: Call) -> int:
         return self.key.message_tag(pattern.key)
 
-    def waiting(self, before_ns: int) -> Iterator[tuple[int, Voice]]:
-        """Find operations under way since `before_ns` or longer that other processes have not been told."""
+    def waiting(self, before_ns: int) -> Iterator[tuple[int, RankCall]]:
+        """Yield the unreported calls that have waited since `before_ns` or longer."""
         return super().waiting(before_ns) if self._counted else iter(())
 
     def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
-        """Ask the sender what it sends."""
+        """Ask the sender for dtype and shape."""
         if self._counted:
             super()._assume_or_ask(match, operation)
-        else:  # it would not know which of them is meant
+        else:  # the sender does not know the number
             self.fail_one(match, operation, Failure(_forgotten(self.key, self.name, operation.seq)))
 
-    def hear(self, seq: int, said: Voice) -> bool:
-        """Compare another process's call with ours, or answer a receiver; False if ours has not come to it yet.
+    def compare_call(self, seq: int, report: RankCall) -> bool:
+        """Compare another process's call with ours, or answer a receiver; False if no rank here has arrived at it yet.
 
-        The receiver judges: only it knows which of its receives are withdrawn. A sender that hears of another call
-        answers with its own, which the receiver compares with the receive that has this number now.
+        The receiver decides: only it knows its withdrawn receives. A sender that gets another call answers with its
+        own, which the receiver compares with its present receive of this number.
         """
-        if said.call.dtype is not None:
+        if report.call.dtype is not None:
             if not self._counted:
                 return True
-            mine = self.past(seq)
-            if self.key.ends[0] in self._local and mine is not None and not mine[1].agrees(said.call):
-                rank, call, place = mine
-                self._others.tell_call(self.id, (seq,), Voice(rank=rank, call=call, call_site=call_site(*place)))
+            called = self.past(seq)
+            if self.key.ends[0] in self._local and called is not None and not called[1].agrees(report.call):
+                rank, call, place = called
+                self._others.send_call(self.id, (seq,), RankCall(rank=rank, call=call, call_site=call_site(*place)))
                 return True
-            return super().hear(seq, said)
+            return super().compare_call(seq, report)
         if self.key.ends[0] not in self._local:
-            self._learn_nothing(seq)
+            self._fail_unknown(seq)
             return True
         if self._counted and seq >= self.count:
             return False
-        self._shared.answer(self.key, seq, self.past(seq) if self._counted else None, said)
+        self._shared.answer(self.key, seq, self.past(seq) if self._counted else None, report)
         return True
 
-    def _gone(self, seq: int) -> set[int]:
+    def _left_without(self, seq: int) -> set[int]:
         there = [rank for rank in self._left.intersection(self.members) if rank not in self._local]
         return {rank for rank in there if self._others.sent_no_more(rank, self.id, seq)}
 
     def ended(self, match: Match, operation: Operation) -> None:
-        """Forget a match once its end is over, and everything once nothing is under way."""
+        """Forget a match once its end is over, and the communicator once nothing is in flight."""
         super().ended(match, operation)
         self._rest()
 
-    def _learn_nothing(self, seq: int) -> None:
-        """Fail a receive here that has asked what comes, for its sender does not know any more."""
+    def _fail_unknown(self, seq: int) -> None:
+        """Fail a receive here that has asked for dtype and shape, because its sender does not know them any more."""
         match = self._matches.get(seq)
-        if match is not None and match.first is not None:  # the sender has nothing under way that would fail too
+        if match is not None and match.first is not None:  # the sender has no end that would fail with it
             Communicator.fail_one(self, match, match.first, Failure(_forgotten(self.key, self.name, seq)))
 
     def earlier(self) -> Iterator[tuple[int, Called]]:
-        """Find the numbers and calls that it remembers, but for the last one."""
+        """Yield the remembered numbers and calls, but for the last one."""
         return ((seq, called) for seq, called in sorted(self._past.values()) if seq != self.count - 1)
 
     @property
     def count(self) -> int:
-        """The number of messages, ever."""
+        """Number of messages, ever."""
         return max(self.issued.values(), default=self.first_seq)
 
-    def has_message(self, port: Port) -> bool:
-        """Whether a receive would meet a message at once, as far as that is known."""
+    def has_message(self, port: OperationPort) -> bool:
+        """Whether a receive would meet a message at once, if that is known."""
         return super().has_message(port) or self._shared.has_announced(self.key)
 
     def _rest(self) -> None:
-        self.offer_again()  # for as long as a receive waits that names the source, the others leave messages to it
+        self.offer_again()  # receives from any source leave messages to a waiting receive with a source
         if not self.resting and self.at_rest:
             self.resting = True
             self._shared.rest(self)
@@ -128,7 +128,7 @@ class SpanningMessages(SpanningCommunicator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AtRest:
-    """The memory of messages at rest."""
+    """Memory of messages at rest."""
 
     key: Key
     name: str
@@ -138,24 +138,25 @@ class _AtRest:
 
 
 class SpanningCommunicators(Communicators):
-    """The communicators of a world of several processes: those of local ranks only, and those that reach out.
+    """Communicators of a world of several processes: some have local ranks only, others span processes.
 
     Attributes:
-        spanning: The communicators that reach out, by id.
-        lost_count: Whether it is no longer known of all messages how many there were.
+        spanning: Communicators that span processes, by id.
+        lost_count: Whether the number of messages of some tag is no longer known.
     """
 
-    def __init__(self, engine: BaseEngine, transport: Transport, others: Telling) -> None:
+    def __init__(self, engine: BaseEngine, transport: Transport, others: ControlNotices) -> None:
         super().__init__(engine, keeps=KEPT)
         self.spanning: dict[int, SpanningCommunicator] = {}
         self.lost_count: bool = False
         self._at_rest: OrderedDict[int, _AtRest] = OrderedDict()
         self._earlier: OrderedDict[tuple[int, int], Called] = (
             OrderedDict()
-        )  # of messages at rest: those before the last
-        self._any_call: dict[Key, dict[int, tuple[int, int]]] = {}  # of receives from any source: senders and tags
-        self._ended_here: dict[int, Key] = {}  # groups that no rank here uses any more, but ranks elsewhere may
-        # By group: how many of its ranks use it no more, and the communicators of which their processes have spoken.
+        )  # earlier messages at rest, before the last ones
+        self._any_call: dict[Key, dict[int, tuple[int, int]]] = {}  # senders and tags of receives from any source
+        self._ended_here: dict[int, Key] = {}  # groups that only ranks of other processes may still use
+        # By group: number of its ranks that use it no more, and the ids of communicators that their processes have
+        # reported.
         self._ended: dict[int, tuple[int, frozenset[int]]] = {}
         self._transport, self._local, self._others = transport, frozenset(transport.ranks), others
 
@@ -163,42 +164,44 @@ class SpanningCommunicators(Communicators):
         """Make a communicator."""
         if self._local.issuperset(members):
             return super().make(key, name, members)
-        told = (self, key, name, members, self._local, self._others)
+        arguments = (self, key, name, members, self._local, self._others)
         if key.messages:
             rested = self._at_rest.pop(key.id, None)
             counted = rested is not None or not self.lost_count
             first_seq, last = (rested.count, rested.last) if rested is not None else (0, None)
-            made: SpanningCommunicator = SpanningMessages(*told, first_seq=first_seq, counted=counted, last=last)
+            spanning: SpanningCommunicator = SpanningMessages(
+                *arguments, first_seq=first_seq, counted=counted, last=last
+            )
         else:
-            made = SpanningCommunicator(*told)
-        self.spanning[made.id] = made
-        return made
+            spanning = SpanningCommunicator(*arguments)
+        self.spanning[spanning.id] = spanning
+        return spanning
 
-    def check_any_source(self, ranks: tuple[int, ...], *, told: bool) -> None:
-        """Raise `UsageError` if a receive says neither source nor `like`, and some rank is in another process."""
-        if not told and not self._local.issuperset(ranks):
+    def check_any_source(self, ranks: tuple[int, ...], *, has_like: bool) -> None:
+        """Raise `UsageError` if a receive has neither source nor `like`, and some rank is in another process."""
+        if not has_like and not self._local.issuperset(ranks):
             raise UsageError(
                 "like: a receive from any rank (src=None) of several processes must say what it takes; pass "
                 "(shape, dtype) for a new array, an array that it may overwrite or a tree of either; or name the source"
             )
 
-    def answer(self, key: Key, seq: int, sent: Called | None, asked: Voice) -> None:
-        """Tell a receiver that has `asked` what a rank here has sent, or its own question: nobody knows any more."""
+    def answer(self, key: Key, seq: int, sent: Called | None, question: RankCall) -> None:
+        """Send a receiver the call of a rank here, or its own question if nobody knows the call any more."""
         sent = sent or self._earlier.get((key.id, seq))
         if sent is not None:
             rank, call, place = sent
-            self._others.tell_call(key.id, (seq,), Voice(rank=rank, call=call, call_site=call_site(*place)))
+            self._others.send_call(key.id, (seq,), RankCall(rank=rank, call=call, call_site=call_site(*place)))
         else:
-            self._others.tell_call(key.id, (seq,), asked._replace(rank=key.ends[0]))
+            self._others.send_call(key.id, (seq,), question._replace(rank=key.ends[0]))
 
     def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
-        """Fail all that is under way in a group and all that is to come, here and elsewhere."""
+        """Fail all present and later operations of a group, here and in other processes."""
         super().abort(ranks, occurrence, error)
-        made = error()
-        self._others.tell_broken(Key(ranks, occurrence, "").id, made.culprit, made)
+        first_error = error()
+        self._others.send_broken(Key(ranks, occurrence, "").id, first_error.culprit, first_error)
 
     def close(self, communicator: Communicator) -> None:
-        """Forget one of messages that has come to rest, but for their number and the last of them."""
+        """Forget a communicator of messages at rest, but for their number and the last of them."""
         super().close(communicator)
         if isinstance(communicator, SpanningMessages) and self.spanning.pop(communicator.id, None) is communicator:
             self._at_rest[communicator.id] = _AtRest(
@@ -217,150 +220,150 @@ class SpanningCommunicators(Communicators):
                 self._unlist(oldest.key)
                 self.lost_count = True
 
-    # -- groups that come to their end ---------------------------------------------------------------------------------
+    # -- ends of groups ------------------------------------------------------------------------------------------------
 
     def _ranks_here(self, key: Key) -> tuple[Key, int]:
         return key, len(self._local.intersection(key.ranks))
 
     def _end_here(self, group: Key) -> None:
-        """Tell the other processes that no rank here uses a group any more, and close it if none elsewhere does.
+        """Report that no rank here uses a group any more, and close it if no other rank does.
 
-        Until then others may still need to know what ranks here have called, and read the memory of this process. All
-        that a process says of a group reaches everybody before the word that it does not use the group any more.
+        Until then other processes may still need the calls of ranks here, and read the memory of this process. All
+        reports of a process on a group reach the others before the report that it does not use the group any more.
         """
         ids = [group.id, *(key.id for key in self._of_group.get(group[:2], ()))]
         here, size = len(self._local.intersection(group.ranks)), len(group.ranks)
         self._ended_here[ids[0]] = group
-        self._others.tell_unused(ids[0], here, size, ids)
+        self._others.send_unused(ids[0], here, size, ids)
         self.end_elsewhere(ids[0], here, size, ids)
 
     def end_elsewhere(self, group_id: int, ranks: int, size: int, ids: Sequence[int]) -> bool:
-        """Note that so many more ranks of a group use it no more; with the last of them, forget it.
+        """Note that `ranks` more ranks of a group use it no more; with the last of them, forget it.
 
         Args:
-            group_id: Of the group's key.
-            ranks: How many.
+            group_id: Id of the group's key.
+            ranks: Number of these ranks.
             size: Ranks of the group.
-            ids: Of the group and its communicators, as far as the process of these ranks has spoken of them.
+            ids: Ids of the group and of its communicators that the process of these ranks has reported.
 
         Returns:
-            Whether that can be: False if the group would have more ranks than its size.
+            False if the group would have more ranks than its size.
         """
-        count, known = self._ended.pop(group_id, (0, frozenset[int]()))
-        count, known = count + ranks, known.union(ids)
+        count, reported = self._ended.pop(group_id, (0, frozenset[int]()))
+        count, reported = count + ranks, reported.union(ids)
         if count < size:
-            self._ended[group_id] = count, known
+            self._ended[group_id] = count, reported
             return True
         group = self._ended_here.pop(group_id, None)
         if group is not None:
             self.close_group(group)
-        for each in known if self._off else ():
-            self._off.pop(each, None)
-        self._others.forget(known)
+        for key_id in reported if self._off else ():
+            self._off.pop(key_id, None)
+        self._others.forget(reported)
         return count == size
 
     def close_group(self, group: Key) -> None:
-        """Forget a group, its communicators, and what is known of its messages at rest."""
+        """Forget a group, its communicators, and the memory of its messages at rest."""
         keys = list(self._of_group.get(group[:2], ()))
         super().close_group(group)
         ids = {key.id for key in keys}
-        for each in ids:
-            self.spanning.pop(each, None)
-            self._at_rest.pop(each, None)
+        for key_id in ids:
+            self.spanning.pop(key_id, None)
+            self._at_rest.pop(key_id, None)
         if any(key.messages for key in keys):
-            for earlier in [each for each in self._earlier if each[0] in ids]:
-                del self._earlier[earlier]
-        for anyone in [each for each in self._any_call if each.group == group]:
+            for entry in [entry for entry in self._earlier if entry[0] in ids]:
+                del self._earlier[entry]
+        for anyone in [key for key in self._any_call if key.group == group]:
             del self._any_call[anyone]
 
-    def hear(self, communicator_id: int, seq: int, said: Voice) -> bool:
-        """Compare another process's call with ours; False if none of ours has come to it yet."""
-        known = self.spanning.get(communicator_id)
-        if known is not None:
-            return known.hear(seq, said)
+    def compare_call(self, communicator_id: int, seq: int, report: RankCall) -> bool:
+        """Compare another process's call with ours; False if no rank here has arrived at it yet."""
+        communicator = self.spanning.get(communicator_id)
+        if communicator is not None:
+            return communicator.compare_call(seq, report)
         rested = self._at_rest.get(communicator_id)
-        asked = said.call.dtype is None
-        if asked and rested is None and self.lost_count:
-            self._others.tell_call(communicator_id, (seq,), said._replace(rank=min(self._local)))
+        asks = report.call.dtype is None
+        if asks and rested is None and self.lost_count:
+            self._others.send_call(communicator_id, (seq,), report._replace(rank=min(self._local)))
             return True
         if rested is None or rested.last is None or seq != rested.count - 1:
-            if asked and rested is not None and seq < rested.count:
-                self.answer(rested.key, seq, None, said)
+            if asks and rested is not None and seq < rested.count:
+                self.answer(rested.key, seq, None, report)
             return rested is not None and seq < rested.count
-        if asked:
-            self.answer(rested.key, seq, rested.last, said)
+        if asks:
+            self.answer(rested.key, seq, rested.last, report)
             return True
         rank, call, place = rested.last
-        if not call.agrees(said.call):
-            mine = Voice(rank=rank, call=call, call_site=call_site(*place))
-            self._others.tell_difference(communicator_id, seq, mismatch(rested.name, seq, said, mine)())
+        if not call.agrees(report.call):
+            own = RankCall(rank=rank, call=call, call_site=call_site(*place))
+            self._others.send_mismatch(communicator_id, seq, mismatch(rested.name, seq, report, own)())
         return True
 
     def elsewhere(self, key: Key) -> bool:
-        """Whether the messages come from another process."""
+        """Whether the sender of a key's messages is in another process."""
         return key.ends[0] not in self._local
 
     def announced(self, rank: int, keys: Sequence[Key]) -> Envelope | None:
-        """Return the message of some keys, whatever its call, that another process has announced first."""
+        """Return the message of some keys, with any call, that another process has announced first."""
         try:
             return self._transport.endpoint(rank).announced(self._of_any_call(keys), free_bits=CALL_BITS)
-        except TransportError:  # `next_announced` tells
+        except TransportError:  # `next_announced` raises the error
             return None
 
     async def next_announced(self, rank: int, keys: Sequence[Key]) -> Envelope:
-        """Wait for a message of some keys, whatever its call, that another process announces."""
+        """Wait for a message of some keys, with any call, that another process announces."""
         return await self._transport.endpoint(rank).wait_any(self._of_any_call(keys), free_bits=CALL_BITS)
 
     def _of_any_call(self, keys: Sequence[Key]) -> Sequence[tuple[int, int]]:
-        """Return sender and tag of each key; to find them takes a while for many ranks."""
+        """Return sender and tag of each key, from a cache: to find them takes a while for many ranks."""
         anyone = keys[0].from_any()
-        known = self._any_call.get(anyone)
-        if known is None:
+        cached = self._any_call.get(anyone)
+        if cached is None:
             if len(self._any_call) >= KEPT:
                 del self._any_call[next(iter(self._any_call))]
-            known = self._any_call[anyone] = {}
+            cached = self._any_call[anyone] = {}
         for key in keys:
-            if key.src not in known:
-                known[key.src] = key.ends[0], key.tag_base()
-        return [known[key.src] for key in keys]
+            if key.src not in cached:
+                cached[key.src] = key.ends[0], key.tag_base()
+        return [cached[key.src] for key in keys]
 
     def has_announced(self, key: Key) -> bool:
-        """Whether another process has announced a message of a key, whatever its call."""
+        """Whether another process has announced a message of a key, with any call."""
         return self.elsewhere(key) and self.announced(key.ends[1], [key]) is not None
 
     def suits(self, receive: Operation, key: Key, message: Envelope) -> bool:
-        """Whether the call of a receive is that of a message of a key."""
+        """Whether the call of a receive is the call of a message."""
         return key.message_tag(receive.call.key) >> CHANNEL_BITS == message.tag >> CHANNEL_BITS
 
     def dispute(self, receive: Operation, key: Key) -> None:
-        """Tell the sender of a key's messages at once what the receive expects, which is something else."""
-        known = self.spanning.get(key.id)
-        if known is not None:
-            known.tell_early(receive)
+        """Report the call of a receive at once to the sender of a key's messages, which has another call."""
+        communicator = self.spanning.get(key.id)
+        if communicator is not None:
+            communicator.send_now(receive)
 
     def drop(self, message: Envelope) -> None:
-        """Receive a message that no operation wants, unless it has been withdrawn."""
+        """Receive a message for no operation, unless it has been withdrawn."""
         with suppress(TransportError):
             starter = self._transport.endpoint(message.dst).starter(message.src)
             if starter is not None:
-                starter.begin_recv(message.src, message.tag, None, message.nbytes, done=_let_go).withdraw()
+                starter.begin_recv(message.src, message.tag, None, message.nbytes, done=_release).withdraw()
 
     def sends_no_more(self, key: Key) -> bool:
-        """Whether the sender has finished, and there is no message of it under way."""
+        """Whether the sender has finished, and no message of it is in flight."""
         communicator_id = key.tag_base() >> 24
-        known = self.spanning.get(communicator_id) or self._at_rest.get(communicator_id)
-        count = known.count if isinstance(known, SpanningMessages | _AtRest) else 0
+        messages = self.spanning.get(communicator_id) or self._at_rest.get(communicator_id)
+        count = messages.count if isinstance(messages, SpanningMessages | _AtRest) else 0
         if not super().sends_no_more(key) or not self.elsewhere(key):
             return super().sends_no_more(key)
         return self._others.sent_no_more(key.ends[0], communicator_id, count)
 
     def issued(self, rank: int) -> dict[int, int]:
-        """Return how many operations a rank here has issued on each communicator that reaches out."""
-        past = {each: rested.count for each, rested in self._at_rest.items() if rank in rested.members}
+        """Return the number of operations of a rank here on each communicator that spans processes."""
+        past = {key_id: rested.count for key_id, rested in self._at_rest.items() if rank in rested.members}
         return past | {c.id: c.issued[rank] for c in self.spanning.values() if rank in c.issued}
 
 
-def _let_go(received: Receiving) -> None:
+def _release(received: Receiving) -> None:
     if received.error is None and not received.withdrawn:
         received.delivery().release()
 

@@ -1,7 +1,7 @@
-"""The states of an operation, and which may follow which. Pure.
+"""States of an operation, and the transitions between them. Pure.
 
-One table for all that a program can await: collectives, messages, computes, tasks, and futures made of others. It is
-the same on both clocks. `docs/architecture.md` shows it with what an observer sees.
+One table for everything that a program can await: collectives, messages, computes, tasks, and derived futures. It is
+the same on both clocks. `docs/architecture.md` shows it from an observer's side.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Final
 class State(IntEnum):
     """The state of an operation. From `DONE` on, it has ended."""
 
-    ISSUED = 0  #: the program has it; no stream has taken it yet, or what it is made of has not ended
+    ISSUED = 0  #: issued by the program; no stream has admitted it yet, or its sources have not ended
     QUEUED = 1  #: waits for room in the window of its stream, or for its turn on a compute stream
-    ADMITTED = 2  #: has room, and begins as soon as the end that has made it is over
-    BLOCKED = 3  #: has its turn, and waits for the results that it takes
+    ADMITTED = 2  #: has room, and begins when the operation that made room has been delivered
+    BLOCKED = 3  #: has its turn, and waits for its inputs
     MATCHING = 4  #: waits for other ranks
     RUNNING = 5  #: its bytes move, or its function runs
-    UNWANTED = 6  #: a receive that a message has met, or may have, and that nobody waits for any more
-    CANCELLING = 7  #: a receive that is cancelled, and that the transport is asked to take back
+    UNWANTED = 6  #: a receive that may have met a message, and that no task waits for any more
+    CANCELLING = 7  #: a receive that is cancelled, while the transport takes it back
     STOPPING = 8  #: has failed, and its bytes are being stopped
-    PARKED = 9  #: a receive that has given its place back, until it is asked for again
+    PARKED = 9  #: a receive that has given its place back, until a task awaits it again
     DONE = 10  #: has a result
     FAILED = 11  #: has an error
     CANCELLED = 12  #: was withdrawn, or one of its inputs was
 
     @property
     def word(self) -> str:
-        """Its name for people."""
+        """Name of the state in messages."""
         return self.name.lower()
 
 
@@ -64,25 +64,25 @@ TABLE: Final[dict[State, tuple[State, ...]]] = {
     FAILED: (),
     CANCELLED: (),
 }
-"""The states that may follow each state.
+"""States that may follow each state.
 
 Only receives become `UNWANTED`, `CANCELLING` or `PARKED`, which is also the one way back from `DONE`: a message that
-nobody has taken goes to the next receive. `MATCHING` goes back to `ISSUED` where a receive from any source has chosen
-one.
+no task has taken goes to the next receive. `MATCHING` goes back to `ISSUED` if a receive from any source has chosen
+a sender.
 """
 
 # Rows of truth values: each operation looks some up, and members of an enum are slow to find in sets.
 FOLLOWS: Final = tuple(tuple(after in TABLE[state] for after in State) for state in State)
-"""`FOLLOWS[state][after]`: whether a state may follow another one."""
+"""`FOLLOWS[state][after]`: whether `after` may follow `state`."""
 
 
 class TransitionError(RuntimeError):
-    """A state was to follow another that it may not follow: an error of this library, not of the program.
+    """A forbidden change of state: an error of this library, not of the program.
 
     Attributes:
-        before: The state of the operation, which it keeps.
-        after: The state that it was to have.
-        operation: Which, with its line and rank.
+        before: State of the operation, which it keeps.
+        after: State that was refused.
+        operation: Label, line and rank of the operation.
     """
 
     def __init__(self, before: State, after: State) -> None:
@@ -91,7 +91,8 @@ class TransitionError(RuntimeError):
         self.operation: str = "an operation"
 
     def __str__(self) -> str:
-        return f"{self.operation} is {self.before.word} and cannot become {self.after.word}: this is a bug in overlap"
+        change = f"{self.operation} is {self.before.word} and cannot become {self.after.word}"
+        return f"{change}: this is a bug in overlap, please report it"
 
 
 def transition(state: State, after: State) -> State:

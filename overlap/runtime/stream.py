@@ -6,10 +6,10 @@ the window may receive; priority only orders what is sent next. So the oldest un
 ranks and always moves, for any timing and any priorities.
 
 Why a window also has a span: an operation starts only if fewer than `SPAN` (or `window`, if that is more) were started
-since the oldest unfinished one. The shared memory that operation n posts to is overwritten by operation n + 2 * SPAN. A
-rank that posts operation n + 2 * SPAN has finished n + SPAN, so every rank had started n + SPAN, and therefore finished
-n: no rank reads the memory of operation n any more. Where operation n + SPAN did not go by shared memory, and a rank
-has finished it by sending, it looks whether the others are done with n (`row_is_free` in native/collectives.c).
+since the oldest unfinished one. Operation n + 2 * SPAN overwrites the shared memory that operation n posts to. A rank
+that posts operation n + 2 * SPAN has finished n + SPAN, so every rank had started n + SPAN, and therefore finished n:
+no rank reads the memory of operation n any more. If operation n + SPAN used no shared memory, and a rank has finished
+it by sending, it checks that the others are done with n (`row_is_free` in native/collectives.c).
 """
 
 from __future__ import annotations
@@ -30,25 +30,34 @@ from .state import ADMITTED, BLOCKED, DONE, MATCHING, QUEUED
 from .waits import call_when_done
 
 DEFAULT_WINDOW = 8
-SPAN = 32  # Operations; half of what `transports.common.OPERATIONS` keeps apart
+SPAN = 32  # Operations; half of `transports.common.OPERATIONS`
 
 
 class Stream:
-    """A communication stream of one rank: the lane its CC-cores work on.
+    """A communication stream of one rank: a FIFO lane for its CC-cores.
 
     Make one with `rank.stream(name)` and pass it as `stream=`. Streams overlap each other; within a stream at most
     `window` operations are in flight, which bounds the memory they hold. A window of 1 is strict FIFO.
 
     Attributes:
-        name: Also its lane in the timeline; the same on every rank.
+        name: Name, also of its lane in the timeline; the same on every rank.
         priority: Added to the priority of each of its operations; lower is more urgent.
-        window: How many unfinished operations may be in flight at once.
-        rank: World rank that it belongs to.
-        rests: Called when none of its operations is under way any more, unless it is None.
+        window: Number of unfinished operations that may be in flight at once.
+        rank: World rank that owns the stream.
+        on_idle: Function to call when none of its operations is in flight any more, or None.
     """
 
     __slots__ = (
-        "_context", "_in_flight", "_outstanding", "_span", "_started", "_waiting", "name", "priority", "rank", "rests",
+        "_context",
+        "_in_flight",
+        "_outstanding",
+        "_span",
+        "_started",
+        "_waiting",
+        "name",
+        "on_idle",
+        "priority",
+        "rank",
         "window",
     )  # fmt: skip
     name: str
@@ -59,10 +68,10 @@ class Stream:
     def __init__(self, context: RankContext, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> None:
         self.rank, self.name, self.priority, self.window = context.rank, name, priority, window
         self._context, self._outstanding = context, context.outstanding
-        self._in_flight: dict[Operation, int] = {}  # in issue order, with how many had started before
+        self._in_flight: dict[Operation, int] = {}  # in issue order, with the number of operations started before
         self._started, self._span = 0, max(window, SPAN)
         self._waiting: deque[Operation] = deque()
-        self.rests: Callable[[], None] | None = None
+        self.on_idle: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         in_flight, queued = len(self._in_flight), len(self._waiting)
@@ -89,19 +98,19 @@ class Stream:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for one more operation. If so, none is waiting, so its end starts no other."""
+        """Whether there is room for one more operation. If so, no operation is waiting, so its end starts no other."""
         in_flight = self._in_flight
         if len(in_flight) >= self.window:
             return False
         return not in_flight or self._started - next(iter(in_flight.values())) < self._span
 
     @property
-    def listens(self) -> bool:
-        """Whether the end of an operation wakes something: one that waits for room, or the end of the rank."""
+    def end_wakes(self) -> bool:
+        """Whether the end of an operation wakes another one that waits for room, or the end of the rank."""
         return bool(self._waiting) or self._outstanding.draining
 
     def admit(self, operation: Operation) -> bool:
-        """Take an operation in; return whether the window has room for it now: else it starts when its turn comes."""
+        """Take an operation in; return whether the window has room for it now. Else it starts when its turn comes."""
         self._outstanding.operations[operation] = None
         in_flight = self._in_flight
         if not in_flight or (len(in_flight) < self.window and self.has_room):
@@ -120,7 +129,7 @@ class Stream:
             return  # a receive that has given its place back
         if outstanding.draining or failure is not None:
             outstanding.note_end(operation, failure)
-        if self._in_flight.pop(operation, None) is None:  # it failed early; a world that ends begins with the newest
+        if self._in_flight.pop(operation, None) is None:  # failed while queued; a failing world starts at the end
             if self._waiting[-1] is operation:
                 self._waiting.pop()
             else:
@@ -132,12 +141,12 @@ class Stream:
             self._started += 1
             following._enter(ADMITTED)
             self._context.soon(partial(activate_late, following))
-        if self.rests is not None and not self._in_flight:
-            self.rests()
+        if self.on_idle is not None and not self._in_flight:
+            self.on_idle()
 
 
 def activate(operation: Operation) -> None:
-    """Let an operation begin that its stream has room for: once its input exists."""
+    """Start an operation that its stream has room for, once its input exists."""
     if isinstance(operation.input, Future):
         operation._enter(BLOCKED)
         operation.lock()
@@ -149,7 +158,7 @@ def activate(operation: Operation) -> None:
 
 
 def activate_late(operation: Operation) -> None:
-    """Activate an operation that had to wait for room, unless it was withdrawn or has failed in the meantime."""
+    """Start an operation that had to wait for room, unless it was withdrawn or has failed in the meantime."""
     if operation.state is ADMITTED:
         operation.started_ns = operation.context.now_ns()
         activate(operation)
@@ -162,7 +171,7 @@ def _input_settled(operation: Operation) -> None:
     if failure is None:
         try:
             prepare_late(operation)
-        except Exception as error:  # no memory for a copy, or arguments that cannot be meant
+        except Exception as error:  # no memory for a copy, or invalid arguments
             failure = Failure(error)
     if failure is not None:
         operation.port.communicator.withdraw(operation, failure)
@@ -174,12 +183,12 @@ def _input_settled(operation: Operation) -> None:
 
 
 class MessageLane(Stream):
-    """The messages of one (source, destination, tag) at one of their ends: strict FIFO, in no stream's window.
+    """Messages of one (source, destination, tag) at one of their ends: strict FIFO, in no stream's window.
 
-    Their order differs between ranks, so they may not take each other's room.
+    Their order differs between ranks, so one must not take the room of another.
 
     Attributes:
-        within: The stream that the first of those under way was issued on.
+        within: Stream of the first message in flight.
     """
 
     __slots__ = ("within",)
@@ -190,7 +199,7 @@ class MessageLane(Stream):
 
 
 class Streams:
-    """The communication streams of one rank, by name."""
+    """Communication streams of one rank, by name."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -204,27 +213,27 @@ class Streams:
         return other
 
     def open(self, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> Stream:
-        """Return the stream of that name, making it at the first call.
+        """Return the stream of a name, made at the first call.
 
         Raises:
             UsageError: If it exists with other settings, `window` is below 1, or a setting is of another type.
         """
         _check(name, priority, window)
-        known = self._named.get(name)
-        if known is None:
-            known = self._named[name] = Stream(self._context, name, priority=priority, window=window)
-        elif (priority, window) not in ((known.priority, known.window), (0, DEFAULT_WINDOW)):
+        named = self._named.get(name)
+        if named is None:
+            named = self._named[name] = Stream(self._context, name, priority=priority, window=window)
+        elif (priority, window) not in ((named.priority, named.window), (0, DEFAULT_WINDOW)):
             raise UsageError(
-                f"stream '{name}' has priority={known.priority}, window={known.window}; "
+                f"stream '{name}' has priority={named.priority}, window={named.window}; "
                 f"got priority={priority}, window={window}"
             )
-        return known
+        return named
 
     def find(self, stream: Stream | str | None) -> Stream:
-        """Return the stream that the `stream` argument of a call means.
+        """Return the stream of the `stream` argument of a call.
 
         Raises:
-            UsageError: If there is none of that name, or it is another rank's.
+            UsageError: If there is no stream of that name, or it is another rank's.
         """
         if stream is None:
             return self.default
@@ -238,7 +247,7 @@ class Streams:
 
 
 def _check(name: str, priority: int, window: int) -> None:
-    """Raise `UsageError` unless these are settings of a stream."""
+    """Raise `UsageError` unless these are valid settings of a stream."""
     if not isinstance(name, str) or not name:
         raise UsageError(f"name: expected the name of a stream, got {shown(name)}")
     if not isinstance(priority, int):

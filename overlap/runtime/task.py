@@ -1,4 +1,4 @@
-"""Tasks: async functions that run beside the program of a rank."""
+"""Tasks: async functions that run in parallel with the program of a rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..notice import notify
 from .context import RankContext
 from .failure import Failure
 from .forcing import Closable, force_end, watch_children
-from .outstanding import CallSite, arose_here, place_told
+from .outstanding import CallSite, arose_here, code_place
 from .own_code import OwnCode
 from .settling import conclude
 from .state import DONE, RUNNING
@@ -24,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class TaskFuture(OwnCode[T_co]):
-    """The handle of an async function; `await` it for the function's result.
+    """Handle of an async function; `await` it for the function's result.
 
     Attributes:
         daemon: Whether the task ends with the program; the rank waits for any other task at its end.
@@ -35,14 +35,14 @@ class TaskFuture(OwnCode[T_co]):
     def __init__(self, context: RankContext, name: str, caller: CallSite, *, prompt: bool, daemon: bool) -> None:
         super().__init__()
         self.name, self._prompt, self.daemon = name, prompt, daemon
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
         self.context, self._scope = context, trio.CancelScope()
         self._task: Task | None = None
         self._forced = False
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """Name of the task in messages."""
         return f"{'daemon' if self.daemon else 'task'} '{self.name}'"
 
     def cancel(self) -> bool:
@@ -61,7 +61,7 @@ class TaskFuture(OwnCode[T_co]):
         return self.state < DONE
 
     def start(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
-        """Begin; the loop's thread only."""
+        """Start the task; the loop's thread only."""
         outstanding = self.context.outstanding
         (outstanding.daemons if self.daemon else outstanding.operations)[self] = None
         self._enter(RUNNING)
@@ -79,8 +79,8 @@ class TaskFuture(OwnCode[T_co]):
             if self._scope.cancelled_caught:
                 failure = Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
         except Exception as error:
-            left = self.daemon and isinstance(error, RankLeftError)  # a server, whose clients have ended
-            failure = Failure(error, prompt=self._prompt and arose_here(error), seen=self._forced or left)
+            clients_ended = self.daemon and isinstance(error, RankLeftError)  # a server without clients
+            failure = Failure(error, prompt=self._prompt and arose_here(error), seen=self._forced or clients_ended)
         except BaseException:  # the rank ends
             self.abandon(self.context.ending.peer_failed())
             raise
@@ -88,7 +88,7 @@ class TaskFuture(OwnCode[T_co]):
         del self, value, failure  # as in a compute's thread
 
     def abandon(self, error: BaseException) -> None:
-        """Fail it because the world has ended, which also cancels it."""
+        """Fail because the world has ended, which also cancels it."""
         conclude(self, None, Failure(error, seen=True))
 
     def force_end(self) -> None:
@@ -100,7 +100,7 @@ class TaskFuture(OwnCode[T_co]):
     def _name_ignoring(self) -> None:
         if self._forced:
             return
-        self._forced = True  # what it still raises is of no interest: it is named already
+        self._forced = True  # its later errors are ignored: the notice names it
         notify(
             f"{self.label} ({self.call_site}) of rank {self.context.rank} goes on although it was cancelled, and is "
             "closed: let it end on trio.Cancelled, and shield for bounded clean-up only"

@@ -1,11 +1,11 @@
-"""Collectives whose input is a tree of arrays, or a future that may become one.
+"""Collectives of trees of arrays, and of futures that may become trees.
 
-Such a collective has one number on its stream, whatever the tree holds, because ranks count operations at the call, and
-a future says only later which arrays there are. Arrays that are only moved travel packed in one array. Of a reduction,
-the arrays of the first dtype travel so; the arrays of each further dtype travel as a `Part`, at the same time, on a
-communicator that belongs to the stream and to the place of the dtype in the tree. Parts have the number of their
-operation, which is unfinished, and takes room in the window of its stream, until all of its parts have ended. So the
-window bounds the numbers under way on those communicators too (see `stream`).
+Such a collective has one number on its stream, whatever the tree holds, because ranks count operations at the call,
+before a future has a value. Arrays that are only moved travel packed in one array. Of a reduction, the arrays of the
+first dtype travel so; the arrays of each further dtype travel as a `TreePart`, at the same time, on a communicator of
+the stream for the index of the dtype in the tree. Parts have the number of their operation, which is unfinished, and
+takes room in the window of its stream, until all of its parts have ended. So the window bounds the numbers under way on
+those communicators too (see `stream`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .context import RankContext
 from .derived import Derived, check_here, resolve
 from .failure import Failure
 from .forms import outline_of
-from .operation import NOWHERE, CollectiveFuture, Operation, Port
+from .operation import NOWHERE, CollectiveFuture, Operation, OperationPort
 from .outstanding import Outstanding
 from .settling import conclude
 from .state import DONE
@@ -37,8 +37,8 @@ class PartLane:
     """Lane of parts: each starts at once, as it takes no room besides that of its operation.
 
     Args:
-        name: Of the stream of the operations.
-        window: Of that stream.
+        name: Name of the stream of the operations.
+        window: Window of that stream.
         outstanding: The unfinished operations of the rank.
     """
 
@@ -46,7 +46,7 @@ class PartLane:
     first: Operation | None = None
     last: Operation | None = None
     has_room: bool = True
-    listens: bool = True
+    end_wakes: bool = True
     priority: int = 0
 
     def __init__(self, name: str, window: int, outstanding: Outstanding) -> None:
@@ -69,7 +69,7 @@ class PartLane:
         self._outstanding.note_end(operation, None)
 
 
-class Part(CollectiveFuture[Any]):
+class TreePart(CollectiveFuture[Any]):
     """The arrays of one dtype of a tree that is reduced, other than the first dtype."""
 
     __slots__ = ()
@@ -84,29 +84,29 @@ class Part(CollectiveFuture[Any]):
 
 
 class TreeOperation(CollectiveFuture[Any]):
-    """The handle of a collective of a tree of arrays, or of what a future becomes.
+    """The handle of a collective of a tree of arrays, or of the value of a future.
 
     Attributes:
-        parts: The arrays of further dtypes, of a reduction.
+        parts: Operations of the arrays of further dtypes, of a reduction.
     """
 
-    # No slots: most hold no tree of several dtypes, and read the values here.
+    # No slots: most operations hold no tree of several dtypes, and read these defaults.
     call: Call
-    given: object
+    caller_out: object
     source: Array | None
-    parts: Sequence[Part] = ()
-    # Issues a part at its place, for a port and with a number; None once it has: the group may be dropped then.
-    issue_part: Callable[[CollectiveFuture[Any], int, Port, int], None] | None = None
-    _left: int = 0  # Parts that have not ended
+    parts: Sequence[TreePart] = ()
+    # Issues a part at its index, for a port and with a number; None once it has: the group may be dropped then.
+    issue_part: Callable[[CollectiveFuture[Any], int, OperationPort, int], None] | None = None
+    _unfinished_parts: int = 0
     _make: Callable[[list[Any]], object] | None = None  # Makes the tree of results
-    _meeting: RawMatch | None = None  # How its own arrays met, once they have arrived
+    _meeting: RawMatch | None = None  # The match of its own arrays, once their result has arrived
 
     def pack(self, tree: object, call_with: Callable[[CollectiveFuture[Any], Array, str], Call]) -> None:
-        """Pack the arrays of a tree, which sets `call` and `source`, here and in new parts.
+        """Pack the arrays of a tree into `source` and new parts, and set `call`.
 
         Args:
-            tree: Of arrays. It is copied.
-            call_with: Makes the call of an operation, given its array and the outline of the tree.
+            tree: The tree of arrays, which is copied.
+            call_with: Function that returns the call of an operation, its array and the outline of the tree.
 
         Raises:
             UsageError: If the tree is empty, or cannot travel in this call.
@@ -114,18 +114,18 @@ class TreeOperation(CollectiveFuture[Any]):
         check_tree(self)
         arrays = self.context.arrays
         leaves = arrays_of(tree)
-        made = packs(self.kind, leaves, self.member.size, arrays)
-        outline = outline_of(tree, leaves, whole=self.kind is BROADCAST or self.kind is SCATTER)
-        self.source, self.call = made[0].packed, call_with(self, made[0].packed, outline)
-        self._make = unpacked(tree, made, arrays)
-        if len(made) > 1:
-            self.parts = [self._part(pack.packed, call_with(self, pack.packed, outline)) for pack in made[1:]]
-            self._left = len(self.parts)
+        packed = packs(self.kind, leaves, self.member.size, arrays)
+        outline = outline_of(tree, leaves, parsable=self.kind is BROADCAST or self.kind is SCATTER)
+        self.source, self.call = packed[0].packed, call_with(self, packed[0].packed, outline)
+        self._make = unpacked(tree, packed, arrays)
+        if len(packed) > 1:
+            self.parts = [self._part(pack.packed, call_with(self, pack.packed, outline)) for pack in packed[1:]]
+            self._unfinished_parts = len(self.parts)
 
-    def _part(self, packed: Array, call: Call) -> Part:
-        part = Part(
+    def _part(self, packed: Array, call: Call) -> TreePart:
+        part = TreePart(
             self.kind, None, None, self.place, 0, f"{self.name}: {packed.dtype}", self.reduction, self.root,
-            self.insisted, None, self.exact,
+            self.requested_algorithm, None, self.exact,
         )  # fmt: skip
         part.context, part.member, part.step = self.context, self.member, self.step
         part.source, part.call = packed, call
@@ -133,22 +133,22 @@ class TreeOperation(CollectiveFuture[Any]):
         return part
 
     @property
-    def heard(self) -> bool:
+    def end_wakes_loop(self) -> bool:
         """Whether its end is for the loop alone, as the ends of parts are."""
-        return bool(self.parts) or super().heard
+        return bool(self.parts) or super().end_wakes_loop
 
     # -- life --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """Let it and its parts meet those of the other ranks."""
+        """Add it and its parts to their communicators, to be matched with those of the other ranks."""
         port, issue_part, self.issue_part = self.port, self.issue_part, None
         if not self.parts:
             port.communicator.arrive(self)
             return
-        for place, part in enumerate(self.parts):
+        for index, part in enumerate(self.parts):
             part.priority = self.priority  # with that of the stream
-            assert issue_part is not None, "it arrives once"
-            issue_part(part, place, port, self.seq)
+            assert issue_part is not None, "an operation arrives once"
+            issue_part(part, index, port, self.seq)
         failure = self._failure_of_parts
         if failure is None:
             port.communicator.arrive(self)
@@ -156,19 +156,19 @@ class TreeOperation(CollectiveFuture[Any]):
             port.communicator.withdraw(self, failure)
 
     def fit(self, pattern: Call) -> None:
-        """Make the result's array; on a rank that has passed no tree, take the form of the root's."""
+        """Make the result's array; on a rank that has passed no tree, take the form of the root's tree."""
         super().fit(pattern)
         if pattern.form and self._make is None:
             self._make = unpacked_as(self.kind, pattern.form, self.member.size, self.context.arrays)
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
-        """Hand over the tree of results, once the parts have ended as well."""
+        """Finish with the tree of results, once the parts have ended as well."""
         if self._make is None or self.state >= DONE:
             super().finish(end_ns, meeting)
-        elif self._left:
+        elif self._unfinished_parts:
             self._meeting = meeting
         else:
-            self._hand_over(end_ns, meeting)
+            self._finish_tree(end_ns, meeting)
 
     @property
     def _failure_of_parts(self) -> Failure | None:
@@ -176,17 +176,17 @@ class TreeOperation(CollectiveFuture[Any]):
         return next((part._failure for part in self.parts if part._failure is not None), None)
 
     def _part_ended(self) -> None:
-        self._left -= 1
-        if self._meeting is not None and not self._left and self.state < DONE:
-            self._hand_over(self.context.now_ns(), self._meeting)
+        self._unfinished_parts -= 1
+        if self._meeting is not None and not self._unfinished_parts and self.state < DONE:
+            self._finish_tree(self.context.now_ns(), self._meeting)
 
-    def _hand_over(self, end_ns: int, meeting: RawMatch) -> None:
-        """Take apart the results, or fail with the failure of a part."""
+    def _finish_tree(self, end_ns: int, meeting: RawMatch) -> None:
+        """Unpack the results, or fail with the failure of a part."""
         failure = self._failure_of_parts
         if failure is None:
             try:
                 assert self._make is not None
-                self.given = self._make([self.out, *(part._value for part in self.parts)])
+                self.caller_out = self._make([self.out, *(part._value for part in self.parts)])
             except Exception as error:  # no memory for the arrays
                 failure = Failure(error)
         if failure is not None:
@@ -200,7 +200,7 @@ class TreeOperation(CollectiveFuture[Any]):
     def fail(self, failure: Failure) -> None:
         """End with an error, that of the first part that has failed if one has, and with it the parts under way.
 
-        Where only this rank has failed, others may need its parts: they hear that it gave up.
+        Where only this rank has failed, its peers may need its parts: it reports to them that it gave up.
         """
         if self.state < DONE:
             failure = self._failure_of_parts or failure
@@ -214,13 +214,13 @@ class TreeOperation(CollectiveFuture[Any]):
                         part.port.communicator.give_up(part, failure)
 
     def release(self) -> None:
-        """Give the arrays back, and drop the packed ones."""
+        """Release the arrays, and drop the packed ones."""
         super().release()
         self._make = None
 
 
 def resolved(x: object, context: RankContext) -> object:
-    """Return the future of a tree that holds futures, with copies of its arrays; any other tree as it is.
+    """Return a tree that holds futures as a future, with copies of its arrays; any other tree as it is.
 
     Raises:
         UsageError: If a leaf can be no array, or is a future of another world.

@@ -38,35 +38,35 @@ def _holds(item: object) -> bool:
 class Pack:
     """Arrays of one tree that travel together."""
 
-    places: Sequence[int]  # Which leaves of the tree they are
-    shapes: Sequence[Shape]  # Of each, as it comes back
-    dtypes: Sequence[np.dtype[np.generic]]  # Of each
-    rows: int  # Blocks that the packed array has as it comes back, each of which holds a block of every array
-    packed: Array  # What travels
+    indices: Sequence[int]  # Indices of the arrays among the leaves of the tree
+    shapes: Sequence[Shape]  # Shapes of their results
+    dtypes: Sequence[np.dtype[np.generic]]  # Their dtypes
+    rows: int  # Blocks of the packed result, each of which holds a block of every array
+    packed: Array  # The array that travels
 
     def results(self, packed: Array | None, arrays: Arrays) -> Iterator[tuple[int, Array | None]]:
-        """Yield the place and the value of each array in a packed result; None where this rank gets none."""
+        """Yield the index and the value of each array in a packed result; None where this rank gets none."""
         table = None if packed is None or arrays.shapes_only else packed.reshape(self.rows, -1)
         begin = 0
-        for place, shape, dtype in zip(self.places, self.shapes, self.dtypes, strict=True):
+        for index, shape, dtype in zip(self.indices, self.shapes, self.dtypes, strict=True):
             if packed is None:
-                yield place, None
+                yield index, None
             elif table is None:
-                yield place, arrays.empty(shape, dtype)
+                yield index, arrays.empty(shape, dtype)
             else:
                 width = prod(shape) * dtype.itemsize // table.dtype.itemsize // self.rows
-                yield place, np.ascontiguousarray(table[:, begin : begin + width]).view(dtype).reshape(shape)
+                yield index, np.ascontiguousarray(table[:, begin : begin + width]).view(dtype).reshape(shape)
                 begin += width
 
 
 def packs(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) -> list[Pack]:
-    """Pack the arrays of a tree: all together if they are only moved, by dtype if they are reduced.
+    """Return the arrays of a tree packed: all together if they are only moved, by dtype if they are reduced.
 
     Args:
         kind: The collective.
         leaves: The arrays, which are copied.
         size: Ranks in the group.
-        arrays: Where new arrays come from.
+        arrays: Allocator of the packed arrays.
 
     Raises:
         UsageError: If an array cannot be cut into the blocks of the ranks.
@@ -74,12 +74,12 @@ def packs(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) 
     for leaf in leaves:
         check_input(kind, leaf.shape, size)
     alike: dict[object, list[int]] = {}
-    for place, leaf in enumerate(leaves):
-        alike.setdefault(leaf.dtype if kind.traits.reduces else None, []).append(place)
-    return [_pack(kind, places, [leaves[place] for place in places], size, arrays) for places in alike.values()]
+    for index, leaf in enumerate(leaves):
+        alike.setdefault(leaf.dtype if kind.traits.reduces else None, []).append(index)
+    return [_pack(kind, indices, [leaves[index] for index in indices], size, arrays) for indices in alike.values()]
 
 
-def _pack(kind: Collective, places: list[int], leaves: list[Array], size: int, arrays: Arrays) -> Pack:
+def _pack(kind: Collective, indices: list[int], leaves: list[Array], size: int, arrays: Arrays) -> Pack:
     blocks = size if kind.traits.scatters else 1
     one = len({leaf.dtype for leaf in leaves}) == 1
     dtype = leaves[0].dtype if one else np.dtype(np.uint8)
@@ -92,7 +92,7 @@ def _pack(kind: Collective, places: list[int], leaves: list[Array], size: int, a
             table[:, begin : begin + flat.shape[1]] = flat
             begin += flat.shape[1]
     return Pack(
-        places=places,
+        indices=indices,
         shapes=[result_shape(kind, leaf.shape, size) for leaf in leaves],
         dtypes=[leaf.dtype for leaf in leaves],
         rows=size if kind.traits.gathers else 1,
@@ -101,7 +101,7 @@ def _pack(kind: Collective, places: list[int], leaves: list[Array], size: int, a
 
 
 def message_of(tree: object, arrays: Arrays) -> tuple[Array, str]:
-    """Return the arrays of a tree as the array of a message, and the form of the tree.
+    """Return the array of a message with the arrays of a tree, and the form of the tree.
 
     Raises:
         UsageError: If it is empty, or cannot travel.
@@ -111,14 +111,14 @@ def message_of(tree: object, arrays: Arrays) -> tuple[Array, str]:
     return pack.packed, text_of(tree, leaves)
 
 
-def unpacked(tree: object, made: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:
+def unpacked(tree: object, packed: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:
     """Return a function that makes a tree of results, in the form of a tree, from packed results."""
 
     form = _form(tree)
 
     def make(results: list[Any]) -> object:
         values: dict[int, Array | None] = {}
-        for pack, result in zip(made, results, strict=True):
+        for pack, result in zip(packed, results, strict=True):
             values.update(pack.results(result, arrays))
         return None if all(value is None for value in values.values()) else _rebuilt(form, iter(sorted(values.items())))
 
@@ -126,7 +126,8 @@ def unpacked(tree: object, made: Sequence[Pack], arrays: Arrays) -> Callable[[li
 
 
 def unpacked_as(kind: Collective, form: str, size: int, arrays: Arrays) -> Callable[[list[Any]], object]:
-    """Return a function that makes a tree of the result of a rank that has passed none, given the form of the root's.
+    """Return a function that makes a tree of the result on a rank that has passed none, from the form of the root's
+    tree.
 
     Raises:
         UsageError: If the form is not known: the tree is too large, or has keys of classes that do not travel.
@@ -141,7 +142,7 @@ def unpacked_as(kind: Collective, form: str, size: int, arrays: Arrays) -> Calla
     leaves = cast("list[Absent]", leaves_of(tree))
     shapes, dtypes = [result_shape(kind, leaf.shape, size) for leaf in leaves], [leaf.dtype for leaf in leaves]
     pack = Pack(
-        places=range(len(leaves)), shapes=shapes, dtypes=dtypes, rows=1, packed=arrays.empty((0,), np.dtype(np.uint8))
+        indices=range(len(leaves)), shapes=shapes, dtypes=dtypes, rows=1, packed=arrays.empty((0,), np.dtype(np.uint8))
     )
     return unpacked(tree, [pack], arrays)
 
@@ -183,7 +184,7 @@ def leaves_of(tree: object) -> list[object]:
 
 
 def filled(tree: object, leaves: Sequence[object]) -> object:
-    """Return a tree of the form of another with other leaves."""
+    """Return a tree of the form of another, with new leaves."""
     return _rebuilt(_form(tree), iter(enumerate(leaves)))
 
 

@@ -33,7 +33,7 @@ _JOINING = ("__aexit__", "_nested_child_finished")
 
 
 def lift_shields(task: Task) -> None:
-    """Lift the shields inside the innermost scope of a task that is cancelled itself."""
+    """Lift the shields inside the innermost cancelled scope of a task."""
     status = getattr(task, "_cancel_status", None)
     while status is not None:
         scope = getattr(status, "_scope", None)
@@ -52,10 +52,10 @@ def replace_coroutine(task: Task, coroutine: object) -> None:
 
 @contextmanager
 def task_order(order: Random) -> Iterator[None]:
-    """Let an object shuffle tasks that are ready at once; Trio has a switch for that, which it keeps for Hypothesis.
+    """Let an object shuffle tasks that are ready at once; Trio has a switch for that, intended for Hypothesis.
 
     Raises:
-        UsageError: If this version of Trio has none.
+        UsageError: If this version of Trio has no switch.
     """
     scheduler: Any = getattr(getattr(trio, "_core", None), "_run", None)
     if not (hasattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING") and hasattr(scheduler, "_r")):
@@ -69,7 +69,7 @@ def task_order(order: Random) -> Iterator[None]:
 
 
 def failed_task(internal: trio.TrioInternalError) -> tuple[Task | None, BaseException | None]:
-    """Return the task with whose end an event loop has died, and the task's error; None for what is not found."""
+    """Return the task that ended with an event loop's death, and its error; None for each that is not found."""
     task: Task | None = None
     error: BaseException | None = None
     cause = internal.__cause__
@@ -82,5 +82,5 @@ def failed_task(internal: trio.TrioInternalError) -> tuple[Task | None, BaseExce
 
 
 def joins_children(code: CodeType) -> bool:
-    """Whether a frame of Trio is that of a nursery that waits for its children."""
+    """Whether a frame of Trio belongs to a nursery that waits for its children."""
     return code.co_name in _JOINING

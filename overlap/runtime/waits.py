@@ -21,7 +21,7 @@ def call_back(callback: Callable[[Any], object], future: Settling) -> None:
         callback(future)
     except BaseException as error:
         if not isinstance(error, Exception) and not trio.lowlevel.in_trio_run():
-            raise  # the program's own thread calls: a Ctrl-C is the program's; a loop would not survive it
+            raise  # in the program's own thread a Ctrl-C is the program's; a loop would not survive it
         logging.getLogger("overlap").exception("a callback of %r raised", future)
 
 
@@ -34,36 +34,36 @@ def call_when_done(future: Settling, callback: Callable[[], None]) -> None:
     with LOCK:
         future._add_callback(callback)
     future._claim()
-    if future.done and future._take_callback(callback):  # a compute's thread has settled it meanwhile
+    if future.done and future._take_callback(callback):  # a compute's thread has settled it in the meantime
         callback()
 
 
 def call_anywhere(future: Settling, callback: Callable[[Any], object]) -> None:
     """Call `callback(future)` once a future is settled: at once if it is, else in the thread that settles it.
 
-    That may be a thread of the program, and then no loop has to be woken for it. The callback must neither block nor
-    touch what belongs to the loop. An error that it raises is logged, and changes nothing.
+    The thread may be one of the program, so that no loop has to be woken. The callback must neither block nor use
+    objects of the loop. An error that it raises is logged, and changes nothing.
     """
     call = partial(call_back, callback, future)
     with LOCK:
         waits = future._present < DONE
         if waits:
             future._anywhere = [*(future._anywhere or ()), call]
-    future._claim()  # from here on it has a user
+    future._claim()  # from here on the result has a user
     if not waits:
         call()
-    elif future.done:  # it ended before it could know of the callback
+    elif future.done:  # it ended before the callback was registered
         future._call_anywhere()
 
 
 def await_in_asyncio(future: Settling) -> Generator[object, object, None]:
     """Wait on a loop of asyncio, which another thread wakes."""
-    import asyncio  # a program that awaits there has it
+    import asyncio  # imported already by a program that awaits there
 
     loop, ended, source = asyncio.get_running_loop(), asyncio.Event(), future._source()
 
     def wake(_: object) -> None:
-        with suppress(RuntimeError):  # that loop has been closed meanwhile
+        with suppress(RuntimeError):  # that loop has been closed
             loop.call_soon_threadsafe(ended.set)
 
     call_anywhere(source, wake)
@@ -77,17 +77,17 @@ def await_in_asyncio(future: Settling) -> Generator[object, object, None]:
 
 
 def wait_in_thread(future: Settling, unless: Settling | None = None) -> None:
-    """Wait in a thread of ours that runs no event loop; not as the program does, see `is_waited_for`.
+    """Wait in a thread of ours without an event loop. It is no wait of the program, see `is_waited_for`.
 
     Args:
-        future: To be waited for.
-        unless: Its end ends the wait, too.
+        future: Future to wait for.
+        unless: Another future; its end also ends the wait.
     """
     ended = threading.Lock()
     ended.acquire()
 
     def release(_: object) -> None:
-        with suppress(RuntimeError):  # the other one has released it
+        with suppress(RuntimeError):  # the other future has released it
             ended.release()
 
     call_anywhere(future._source(), release)

@@ -23,7 +23,7 @@ from ..timeline.recording import KeptSteps, Recorder
 from ..timeline.spans import ENDED, STARVED, Timeline
 from .backend import Backend, RealBackend
 from .blame.loop import place_in
-from .blame.reports import Member, Reports, begun, world_watch
+from .blame.reports import LocalRank, Reports, call_program, world_watch
 from .blame.stall import Others, StallLimits
 from .blame.standing import Standing
 from .checking import CheckingIssuer
@@ -31,14 +31,14 @@ from .communicator import BaseEngine
 from .communicators import Communicators
 from .compute import STARVED_SHARE, ComputeStreams
 from .context import RankContext
-from .ending import RANK, Ending, ending_forks, kept, stop_loop
+from .ending import RANK, WorldEnding, ending_forks, registered_for_forks, stop_loop
 from .event_loop import InTurn
 from .group import GroupRules
 from .handover import Handover
 from .interpreter import tuned
 from .issue import Issuer
 from .memory.buffer_locks import BufferLocks, explain_unfinished
-from .outstanding import Issued, Outstanding
+from .outstanding import IssuedFuture, Outstanding
 from .rank import Rank
 from .task import TaskFuture
 
@@ -48,23 +48,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How often is looked whether mail has been read.
+# Period of the checks whether mail has been read.
 _DELIVERED_S = 1e-3
 GRACE_S = 5.0
-"""Seconds in which a cancelled daemon has to end; for longer, people wonder why a program does not end."""
-_TOLD = 16  # lines on who waits for whom, when the user has had enough
-# Errors that end a program from outside; any other is its own failure.
+"""Seconds in which a cancelled daemon must end; after longer, people wonder why a program does not end."""
+# Errors that end a program from outside; other errors are its own failures.
 _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 
 
 class OtherProcesses(Others, Protocol):
-    """The other processes of a world, as it sees them."""
+    """The other processes of a world, as the world sees them."""
 
     def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:
         """Return the communicators of all processes."""
 
     def attached(self, world: World) -> AbstractAsyncContextManager[None]:
-        """Pass a world the news of other processes, for the length of an ``async with``."""
+        """Deliver the reports of other processes to a world, for the length of an ``async with``."""
 
     async def part(self) -> None:
         """Wait until the ranks of all processes have finished."""
@@ -72,34 +71,34 @@ class OtherProcesses(Others, Protocol):
     async def verdict(self) -> None:
         """Give other processes a moment to name the culprit."""
 
-    def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
-        """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""
+    def send_standings(self, standings: Sequence[Standing], reason: str) -> None:
+        """Report the standings of the ranks here at their stop; a reason ends the other processes as well."""
 
-    def tell_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
-        """Say that a rank here has ended the world. Never raises."""
+    def send_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
+        """Report that a rank here has ended the world. Never raises."""
 
-    def tell_left(self, rank: int) -> None:
-        """Say that a rank here has finished its program."""
+    def send_left(self, rank: int) -> None:
+        """Report that a rank here has finished its program."""
 
 
 class World:
     """The ranks of this process with all that they share: communicators, engine, and end.
 
-    They are those of the transport, or `ranks` of them.
+    They are the ranks of the transport, or `ranks` of them.
 
     Attributes:
         size: Ranks in the world.
         local: World ranks of this process.
         backend: Its clock, compute threads and engine.
         ending: The first failure, and what follows from it.
-        communicators: Bring the operations of ranks together.
+        communicators: Communicators of the ranks' operations.
         issuer: Class that issues the operations of their groups.
         reports: Reports on the ranks.
     """
 
     size: int
     backend: Backend
-    ending: Ending
+    ending: WorldEnding
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ class World:
         limits: StallLimits | None = None,
         steps: KeptSteps | None = None,
     ) -> None:
-        self.size, self.backend, self.ending = size, backend or RealBackend(), Ending()
+        self.size, self.backend, self.ending = size, backend or RealBackend(), WorldEnding()
         local = transport.ranks if ranks is None else ranks
         self.post: Callable[[Sequence[int]], Post | None] = transport.post
         self.local: frozenset[int] = frozenset(local)
@@ -135,16 +134,16 @@ class World:
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
         self._scope = trio.CancelScope()
         self.described: dict[str, str] = {}  # further entries in the metadata of its timeline
-        self._reason = ""  # why the world was stopped
-        self._timed_out: float | None = None  # after how long, if it was stopped for that
+        self._reason = ""  # reason of the stop
+        self._timed_out: float | None = None  # the time limit, if it stopped the world
         self._limits = limits or StallLimits()
         self._locks = BufferLocks()
         everybody = tuple(range(size))  # one object: thousands of ranks would have one of thousands each
-        self._members: list[Member] = []
+        self._members: list[LocalRank] = []
         self._members += [self._member(rank, everybody) for rank in local]
         self.reports: Reports = Reports(self._members, self.backend, others)
 
-    def _member(self, rank: int, everybody: tuple[int, ...]) -> Member:
+    def _member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
         recorder = Recorder(rank, steps=self._steps)
         context = RankContext(
             rank=rank,
@@ -163,11 +162,11 @@ class World:
         place = divmod(rank, self._cluster.ranks_per_node or self.size)
         compute = ComputeStreams(partial(self.backend.compute_stream, context))
         restart, state_dir = self._survival
-        made = Rank(
+        rank_object = Rank(
             context, self.backend, compute, self, everybody=everybody, place=place, recorder=recorder, restart=restart,
             state_dir=state_dir,
         )  # fmt: skip
-        return Member(made, context, compute, self._members, self.communicators.left)
+        return LocalRank(rank_object, context, compute, self._members, self.communicators.left)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -201,7 +200,7 @@ class World:
         timeout_s: float | None,
         results: dict[int, T],
     ) -> None:
-        with kept(self), tuned(), self._scope, self._watch():
+        with registered_for_forks(self), tuned(), self._scope, self._watch():
             try:
                 async with self._limited(timeout_s):
                     async with trio.open_nursery() as nursery:
@@ -216,7 +215,7 @@ class World:
 
     @asynccontextmanager
     async def _limited(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """Stop the world in so many seconds, unless the block has ended by then."""
+        """Stop the world after a timeout, unless the block has ended by then."""
         if timeout_s is None:
             yield
             return
@@ -230,7 +229,7 @@ class World:
         self._stop(f"did not finish within timeout_s={timeout_s:g}")
 
     async def _live_rank(
-        self, member: Member, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
+        self, member: LocalRank, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
     ) -> None:
         context = member.context
         RANK.set((context.rank, self.size))
@@ -238,15 +237,15 @@ class World:
             async with trio.open_nursery() as context.nursery:
                 try:
                     with ending_forks(self.ending):
-                        when_cancelled = None  # what the program raised when an error cancelled it
+                        when_cancelled = None  # error of the program when it was cancelled
                         try:
                             with trio.CancelScope() as context.program:
-                                results[context.rank] = await begun(main, member.rank, args)
-                        except BaseException as left:
-                            if context.failure is None or left is context.failure.error:
+                                results[context.rank] = await call_program(main, member.rank, args)
+                        except BaseException as raised:
+                            if context.failure is None or raised is context.failure.error:
                                 raise
-                            when_cancelled, stopped = parted(left, stops=_STOPS)
-                            if stopped is not None:  # the world ends: its cause is known
+                            when_cancelled, stopped = parted(raised, stops=_STOPS)
+                            if stopped is not None:  # the world ends with a known cause
                                 raise
                         finally:
                             context.program = None
@@ -255,7 +254,7 @@ class World:
                     await context.outstanding.drain(_is_program)
                     await _end_daemons(context.outstanding)
                     await context.outstanding.drain()
-                except BaseException as raised:  # in the open nursery: what has not ended may still want a program
+                except BaseException as raised:  # in the open nursery: unfinished operations may need a task
                     error = tellable(raised)
                     if hint := hint_of(error):
                         error.add_note(hint)
@@ -280,15 +279,15 @@ class World:
                 raise stopped from None
         else:
             if self._others:
-                self._others.tell_left(context.rank)
+                self._others.send_left(context.rank)
             self.communicators.rank_left(context.rank)
             context.flight.left()
 
     async def deliver(self) -> None:
-        """Wait until what threads have sent by mail is read, or its receivers have finished.
+        """Wait until mail that threads have sent is read, or its receivers have finished.
 
         Raises:
-            DeadlineError: If it takes longer than any of it may.
+            DeadlineError: If it takes longer than a message's deadline.
         """
         post = self.post(sorted(self.local))
         while post is not None and (receivers := post.mailbox.sending()):
@@ -297,11 +296,11 @@ class World:
                     post.mailbox.abandon(receiver)
             over_s, limit_s, site = post.limit
             if monotonic() >= over_s:
-                told = listed(sorted(post.ranks[receiver] for receiver in receivers))
-                raise DeadlineError(f"what was sent to rank {told}", site.decode(errors="replace"), timeout_s=limit_s)
+                ranks = listed(sorted(post.ranks[receiver] for receiver in receivers))
+                raise DeadlineError(f"a message to rank {ranks}", site.decode(errors="replace"), timeout_s=limit_s)
             await trio.sleep(_DELIVERED_S)
 
-    def _abandon(self, member: Member) -> None:
+    def _abandon(self, member: LocalRank) -> None:
         """Fail everything unfinished; let nothing else start."""
         member.context.closed = True
         member.context.deadlines.stop()
@@ -321,17 +320,17 @@ class World:
     # -- failure -----------------------------------------------------------------------------------------------
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Note that `rank` raised; the first culprit ends the world."""
+        """Note the error of a rank; the first culprit ends the world."""
         culprit, cause = origin(rank, error)
         doing = self.reports.doing(culprit)
         if doing:
             explain_unfinished(cause)
         if self.ending.failure is None:
             self._end_because(culprit, cause, doing, spared=rank)
-            if self._others:  # once it is recorded: telling may fail as well
-                self._others.tell_failure(culprit, cause, doing)
+            if self._others:  # after it is recorded: the report may fail as well
+                self._others.send_failure(culprit, cause, doing)
         elif not isinstance(error, (PeerError, TransportError)) and culprit != self.ending.failure[0]:
-            # wires that break after it are how the end of a process is first seen, and no failures of their own
+            # broken wires after it are the first signs of a process's end, and no failures of their own
             self.ending.add(culprit, cause, doing, self.backend.now_ns() if self.backend.name == "virtual" else None)
 
     def fail_elsewhere(self, culprit: int, cause: BaseException, doing: list[str]) -> None:
@@ -350,13 +349,13 @@ class World:
         self._scope.cancel(reason=f"rank {culprit} failed: {in_one_line(cause)}")
 
     def _is_consequence(self, rank: int, error: BaseException) -> bool:
-        """Whether the error looks like the consequence of one in another process, which is about to be told."""
+        """Whether the error looks like the consequence of one in another process, with a report on its way."""
         culprit, cause = origin(rank, error)
         evident = isinstance(cause, LinkLostError) and cause.evident
         return culprit not in self.local or (isinstance(cause, TransportError) and not evident)
 
     def forked(self) -> None:
-        """Give up a world in a fork of its process: what threads wait for there fails, and no task goes on."""
+        """Give up a world in a fork of its process: waits of threads there fail, and no task goes on."""
         self.ending.fork(min(self.local))
         for member in self._members:
             member.context.outstanding.forsake(self.ending.peer_failed)
@@ -364,11 +363,11 @@ class World:
             stop_loop(self.ending.peer_failed)
 
     def let_threads_in(self) -> None:
-        """Let threads issue and end small operations without waking the loop, while it sleeps; on the loop's thread."""
+        """Let threads issue and end small operations without waking the sleeping loop; on the loop's thread."""
         self._handover.let_threads_in(self._interrupted)
 
     def _interrupted(self, error: BaseException) -> None:
-        """Fail: a Ctrl-C has come while a thread was in the midst of that."""
+        """Fail because a Ctrl-C interrupted a thread in the loop's place."""
         member = self._members[0]
         text = text_of(error) or "it came in the midst of an operation"
         self.fail(member.context.rank, RemoteError(type_name(error), text))
@@ -380,21 +379,21 @@ class World:
         That thread may issue an operation at any time: the world is not given up as hopeless before it closes.
 
         Args:
-            place: Returns where that is now, as "file:line".
+            place: Returns the place of the programs, as "file:line".
         """
         for member in self._members:
             member.context.elsewhere = place
 
     def deadlock(self) -> None:
-        """End the world because every rank is blocked and nothing is due; only virtual time can know."""
+        """End the world because every rank is blocked and nothing is due; only in virtual time."""
         self._stop("cannot finish: every rank is blocked, and nothing is due")
 
     def give_up(self, quiet_s: float) -> None:
-        """End the world because nothing has moved for so long."""
+        """End the world because nothing has moved for `quiet_s`."""
         self._stop(f"made no progress for {quiet_s:g} s, and is given up")
 
     def stopped_elsewhere(self, reason: str) -> None:
-        """End the world because another process has waited long enough; it has said why."""
+        """End the world because another process has given up, with its reason."""
         self._stop(reason)
 
     def _stop(self, reason: str) -> None:
@@ -403,11 +402,11 @@ class World:
         self._reason = reason
         self.reports.take_stock()
         if self._others:
-            self._others.tell_standings(self.reports.stood, reason)
+            self._others.send_standings(self.reports.stood, reason)
         self._scope.cancel(reason=f"the world {reason}")
 
     def _fail_unseen(self) -> bool:
-        """End the world with an error that no task or thread was given, if there is one: that is why nothing moves."""
+        """End the world with an error that no task or thread was given, if there is one: the cause of the stop."""
         for context in (member.context for member in self._members):
             unseen = context.outstanding.unseen
             if unseen is not None and self.ending.failure is None:
@@ -416,39 +415,41 @@ class World:
                 return True
         return False
 
-    def _take_stock(self, member: Member, error: BaseException) -> None:
-        """Note where the ranks stand when the first of them is stopped, and tell, before anything is waited for."""
+    def _take_stock(self, member: LocalRank, error: BaseException) -> None:
+        """Note the standings of the ranks at the stop of the first, and report them, before any wait."""
         if self.reports.stood or self.ending.failure is not None or parted(error, stops=_STOPS)[0] is not None:
             return
         self.reports.stood = self.reports.standings({member.context.rank: place_in(error)})
         if self._others:
-            self._others.tell_standings(self.reports.stood, "")
+            self._others.send_standings(self.reports.stood, "")
 
-    def told_to_end(self, by: str) -> None:
-        """Let the other processes know that this one was told to end, and by which signal."""
+    def end_by_signal(self, signal_name: str) -> None:
+        """Report to the other processes that a signal ends this one."""
         if self._others and self.ending.failure is None:
             rank = min(self.local)
-            self._others.tell_failure(rank, RemoteError(by, "its process was told to end"), self.reports.doing(rank))
+            self._others.send_failure(
+                rank, RemoteError(signal_name, "a signal ended its process"), self.reports.doing(rank)
+            )
 
     def _watch(self) -> AbstractContextManager[object]:
-        """Watch for stalls for the length of a ``with``; in virtual time the kernel knows them at once."""
+        """Watch for stalls for the length of a ``with``; in virtual time the kernel sees them at once."""
         if self.backend.name == "virtual":
             return nullcontext()
         return world_watch(self._members, self._token, self._limits, self._others, self.give_up)
 
     def show(self, line: str) -> None:
-        """Show an event of its connections in the timeline, on the first rank of this process."""
+        """Show an event of the connections in the timeline, on the first rank of this process."""
         now_ns = self.backend.now_ns()
         self._members[0].context.record(("wires", "wires", line, now_ns, now_ns, None))
 
     # -- for groups of its ranks ---------------------------------------------------------------------------------
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return values that ranks of this process pass each other beside an operation whose arrays have no data."""
+        """Return the values that ranks of this process pass to each other with an operation without data."""
         return self.backend.notes(key, seq)
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
-        """Raise `topology.TopologyError` if the cluster does not allow such a group; the first member finds out."""
+        """Raise `topology.TopologyError` if the cluster does not allow such a group; the first member checks."""
         self._rules.check(ranks)
 
     def recorders(self) -> list[Recorder]:
@@ -457,7 +458,7 @@ class World:
 
     def timeline(self) -> Timeline:
         """Return the timeline recorded so far."""
-        meta = {"script": sys.argv[0], "cluster": _told(self._cluster)} | self.backend.meta()
+        meta = {"script": sys.argv[0], "cluster": _machine_name(self._cluster)} | self.backend.meta()
         meta |= self.described
         if self.ending.failure is not None or self._scope.cancel_called:
             meta[ENDED] = "failed" if self.ending.failure is not None else "was stopped"
@@ -468,21 +469,21 @@ class World:
 
 
 def _raise_unawaited(context: RankContext, raised: BaseException | None) -> None:
-    """Raise the error of a rank's own code that nobody awaited, if that has ended its program.
+    """Raise the unawaited error of a rank's own code that has ended its program, if there is one.
 
     Args:
-        context: Of the rank.
-        raised: What the program raised when it was cancelled because of that: both go in a group, as from a nursery.
+        context: Context of the rank.
+        raised: Error of the program when it was cancelled because of that: both go in a group, as from a nursery.
     """
     if context.failure is None:
         return
     if raised is not None:
-        message = "what nobody awaited, and what the program raised when it was cancelled"
+        message = "an error that nobody awaited, and the error of the program that it cancelled"
         raise BaseExceptionGroup(message, [context.failure.error, raised]) from None
     raise context.failure.error
 
 
-def _is_program(operation: Issued[object]) -> bool:
+def _is_program(operation: IssuedFuture[object]) -> bool:
     """Whether the end of a rank waits for an operation before it ends the daemons, which tasks may need."""
     return isinstance(operation, TaskFuture) and not operation.daemon
 
@@ -503,6 +504,6 @@ async def _end_daemons(outstanding: Outstanding) -> None:
     await outstanding.daemons_ended()
 
 
-def _told(machine: topology.Cluster) -> str:
-    """Return the name under which `topology.cluster` makes it again."""
+def _machine_name(machine: topology.Cluster) -> str:
+    """Return the name with which `topology.cluster` makes the machine again."""
     return f"{machine.name} lnc={machine.lnc}" if len(machine.machine.chip.lnc) > 1 else machine.name

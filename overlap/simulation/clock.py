@@ -1,10 +1,10 @@
-"""Trio's clock on virtual time: integer nanoseconds that only move when told to."""
+"""Trio's clock on virtual time: integer nanoseconds that only the kernel moves."""
 
 from __future__ import annotations
 
 import trio
 
-# Trio cuts whatever is longer to its own limit (a day); it never really waits, because the kernel wakes it.
+# Trio cuts longer times to its own limit (a day); it never really waits, because the kernel wakes it.
 _FOREVER_S = 1e9
 # Relative error of a deadline that went through a few additions of doubles: an ulp is 2**-52.
 _ROUNDING = 1 + 2**-50
@@ -39,7 +39,7 @@ class VirtualClock(trio.abc.Clock):
         return self._now_s
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Tell Trio not to wait for a deadline that has passed, and to wait for any other until it is woken."""
+        """Return the time that Trio has to wait: none for a deadline that has passed, else until it is woken."""
         return 0 if deadline <= self._now_s else _FOREVER_S
 
     def nearest_ns(self, deadline_s: float) -> int:

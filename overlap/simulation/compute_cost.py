@@ -20,7 +20,7 @@ from ..units import format_s
 
 ComputeClass: TypeAlias = Literal["flops", "memory", "seconds"]
 
-# Names that numpy and the machines' files have for the same thing.
+# Names of dtypes in the machines' files, by their names in numpy.
 _SHORT = {
     "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "tf32": "tf32",
     "float8_e4m3": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float8_e3m4": "fp8",
@@ -28,13 +28,13 @@ _SHORT = {
 
 
 def short_dtype(dtype: str) -> str:
-    """Return the name that machines' files have for a dtype."""
+    """Return the name of a dtype in machines' files."""
     return _SHORT.get(dtype, dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """Roofline of one rank's core. A compute takes the longer one of its operations' and its bytes' time.
+    """Roofline of one rank's core. A compute takes the time of its operations or of its bytes, whichever is longer.
 
     Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52, 2009.
     """
@@ -59,7 +59,7 @@ class Roofline:
 
         Args:
             cluster: The machine.
-            dtype: That ranks compute in, as numpy ("bfloat16") or the machine's file ("bf16") call it.
+            dtype: Dtype of the computes, with its name in numpy ("bfloat16") or in the machine's file ("bf16").
             efficiency: Share of the peak that computes reach.
             memory_efficiency: Share of the bandwidth that computes reach.
 
@@ -80,7 +80,7 @@ class Roofline:
         )
 
     def time_s(self, name: str, *, flops: float, bytes_moved: float) -> tuple[float, ComputeClass]:
-        """Return how long a compute takes, and what limits it.
+        """Return the time of a compute, and its limit.
 
         Raises:
             UsageError: If the figure for one of them is unknown, naming the compute.
@@ -89,12 +89,12 @@ class Roofline:
         moved_s = self._over("bytes_moved", name, bytes_moved, self.bytes_per_s, self.memory_efficiency)
         return (counted_s, "flops") if counted_s >= moved_s else (moved_s, "memory")
 
-    def _over(self, what: str, name: str, amount: float, rate: float | None, efficiency: float) -> float:
+    def _over(self, argument: str, name: str, amount: float, rate: float | None, efficiency: float) -> float:
         if not amount:
             return 0.0
         if rate is None:
             raise UsageError(
-                f"{what}: compute '{name}' states {amount:g}, but no figure is known for {self.device}; state seconds="
+                f"{argument}: compute '{name}' states {amount:g}, but {self.device} has no known rate; state seconds="
             )
         return amount / (rate * efficiency)
 
@@ -105,19 +105,19 @@ class Profile:
 
     median_ns: Mapping[str, int]  # median of the spans of a name on all ranks; of an even number the lower one
     source: str = "a timeline"  # origin of the profile, for messages
-    # every single call, if computes are to take what the same call took; else all of a name take the same.
+    # every single call, if computes are to take the time of the same call; else all of a name take the same time.
     replayed: Replayed | None = None
 
     @classmethod
     def of(cls, timeline: Timeline, *, source: str = "a timeline", each_call: bool = False) -> Profile:
-        """Take the computes of a timeline.
+        """Return the profile of the computes of a timeline.
 
         Args:
-            timeline: Of the whole run, if each call counts.
-            source: Where it is from, for messages.
-            each_call: Whether the first compute of a name on a rank takes what the first one took there, and so on, and
-                begins as much after what ended before it: for the same program on as many ranks. What it computes
-                beyond that takes the median. What a program has slept counts twice.
+            timeline: The timeline; that of the whole run, if each call counts.
+            source: Origin of the timeline, for messages.
+            each_call: Whether the first compute of a name on a rank takes the time of the first one there, and so on,
+                and begins as long after the end of the span before it: for the same program on as many ranks. Further
+                computes take the median. Sleeps of the program count twice.
 
         Raises:
             UsageError: If it has none, or some are missing where each call counts.
@@ -150,7 +150,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeCosts:
-    """Where the costs of a run come from: a profile for the names it has, else what the compute states."""
+    """Costs of the computes of a run, from a profile for the names it has, else as stated by the compute."""
 
     roofline: Roofline  # price of operations and bytes
     profile: Profile | None = None  # profile of an earlier run, if there is one
@@ -167,17 +167,17 @@ class ComputeCosts:
         """Return the cost of a compute, to the nearest nanosecond, and its class.
 
         Args:
-            name: Of the compute.
+            name: Name of the compute.
             seconds: Stated time; it wins over operations and bytes.
             flops: Stated operations.
             bytes_moved: Stated traffic of its memory.
 
         Raises:
-            UsageError: If nothing says what it costs, or a figure cannot be meant; names the compute.
+            UsageError: If no cost is given, or an invalid one; names the compute.
         """
-        for what, amount in (("seconds", seconds), ("flops", flops), ("bytes_moved", bytes_moved)):
+        for argument, amount in (("seconds", seconds), ("flops", flops), ("bytes_moved", bytes_moved)):
             if amount is not None and not _is_amount(amount):
-                raise UsageError(f"{what}: compute '{name}' needs a finite number, 0 or more, got {amount!r}")
+                raise UsageError(f"{argument}: compute '{name}' needs a finite number, 0 or more, got {amount!r}")
         if self.profile is not None and name in self.profile.median_ns:
             return self.profile.median_ns[name], "seconds"
         if seconds is not None:
@@ -191,14 +191,14 @@ class ComputeCosts:
         return round(time_s * 1e9), limit
 
     def _nothing_known(self, name: str) -> str:
-        known = ""
+        names = ""
         if self.profile is not None:
-            known = f"; the profile {self.profile.source} knows {', '.join(self.profile.median_ns)}"
+            names = f"; the profile {self.profile.source} knows {', '.join(self.profile.median_ns)}"
         amounts = "flops= and bytes_moved=, or " if self.roofline.flops_per_s else ""
         return (
             f"seconds: compute '{name}' has no cost on the virtual clock; pass seconds=, or {amounts}"
             "a profile of a real run, as overlap run --trace TRACE writes it: --profile TRACE of overlap simulate, or "
-            f"clock=overlap.Virtual(profile=TRACE){known}"
+            f"clock=overlap.Virtual(profile=TRACE){names}"
         )
 
 

@@ -1,7 +1,7 @@
 """Imperfections of a modelled cluster: jitter, stragglers, slow wires, and interference with computes.
 
-Everything random comes from the seed and a name: each rank draws from a stream of its own, each wire's jitter follows
-from its two ends. So no figure depends on the order in which ranks are served.
+Random numbers depend on the seed and a name: each rank draws from a sequence of its own, each wire's jitter follows
+from its two ends. So no figure depends on the order of the ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NORMAL = NormalDist()
 class Conditions:
     """Imperfections of a cluster. The defaults are a perfect one."""
 
-    seed: int = 0  # seed of everything random
+    seed: int = 0  # seed of all random numbers
     # spread of computes: each takes exp(jitter * z) times its cost, z normally distributed; 0.05 is about five per
     # cent.
     jitter: float = 0.0
@@ -50,25 +50,25 @@ class Conditions:
         return not (self.jitter or slow_ranks or (self.slow_wire_share and self.slow_wire_factor < 1))
 
     def __str__(self) -> str:
-        told = []
+        parts = []
         if self.jitter:
-            told.append(f"computes vary by exp({self.jitter:g} z)")
+            parts.append(f"computes vary by exp({self.jitter:g} z)")
         if self.straggler_factor != 1:
             share = [f"{self.straggler_share:.4g} of the ranks"] if self.straggler_share else []
             who = " and ".join([*share, *map("rank {}".format, self.stragglers)])
-            told += [f"{who} compute {self.straggler_factor:g} times as long"] if who else []
+            parts += [f"{who} compute {self.straggler_factor:g} times as long"] if who else []
         if self.slow_wire_share and self.slow_wire_factor != 1:
-            told.append(
+            parts.append(
                 f"{self.slow_wire_share:.4g} of the wires have {self.slow_wire_factor:g} of their bandwidth left"
             )
-        return "; ".join([*told, f"seed {self.seed}"]) if told else "no jitter, no stragglers, no slow wires"
+        return "; ".join([*parts, f"seed {self.seed}"]) if parts else "no jitter, no stragglers, no slow wires"
 
     def jitter_of(self, rank: int) -> Jitter:
-        """Return the stream of a rank, from its beginning."""
+        """Return the random numbers of a rank, from the first on."""
         return Jitter(self, rank)
 
     def is_straggler(self, rank: int) -> bool:
-        """Tell whether a rank is slow."""
+        """Return whether a rank is slow."""
         return rank in self.stragglers or _drawn(self.seed, f"rank {rank}") < self.straggler_share
 
 
@@ -78,7 +78,7 @@ def _check(name: str, value: float, expected: str, holds: bool) -> None:
 
 
 def _drawn(seed: int, name: str) -> float:
-    """Return a number in [0, 1) that depends on nothing else; the same on every version of Python."""
+    """Return a number in [0, 1) that depends on seed and name only; the same on every version of Python."""
     return Random(f"{seed} {name}").random()
 
 
@@ -91,7 +91,7 @@ class Jitter:
         self._factor = conditions.straggler_factor if conditions.is_straggler(rank) else 1.0
 
     def compute_ns(self, cost_ns: int) -> int:
-        """Return how long the next compute takes, given its cost on a perfect machine."""
+        """Return the time of the next compute, from its cost on a perfect machine."""
         if not self._jitter:
             return cost_ns if self._factor == 1 else round(cost_ns * self._factor)
         # 1 - x is never 0, which the normal distribution would not take.
@@ -100,23 +100,25 @@ class Jitter:
 
 
 class SlowWires:
-    """The jitter of one cluster's wires, found out as they are used."""
+    """The jitter of one cluster's wires, drawn at their first use."""
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
         self._share_left: dict[int, float] = {}
 
     def under(self, placement: Placement) -> Placement:
-        """Return a placement of the cluster whose slow wires are slow; the same one if there are none."""
-        of = self._conditions
-        return placement if of.slow_wire_factor == 1 or not of.slow_wire_share else _WithSlowWires(placement, self)
+        """Return a placement with the bandwidth of slow wires; the same one if there are none."""
+        given = self._conditions
+        return (
+            placement if given.slow_wire_factor == 1 or not given.slow_wire_share else _WithSlowWires(placement, self)
+        )
 
     def share_left(self, placement: Placement, wire: int) -> float:
         """Return the share of its bandwidth that a wire has."""
         if wire not in self._share_left:
-            of = self._conditions
-            slow = _drawn(of.seed, placement.describe(wire)) < of.slow_wire_share
-            self._share_left[wire] = of.slow_wire_factor if slow else 1.0
+            given = self._conditions
+            slow = _drawn(given.seed, placement.describe(wire)) < given.slow_wire_share
+            self._share_left[wire] = given.slow_wire_factor if slow else 1.0
         return self._share_left[wire]
 
 
@@ -126,26 +128,26 @@ class _WithSlowWires(Placement):
     def __init__(self, placement: Placement, slow: SlowWires) -> None:
         self.size, self.device = placement.size, placement.device
         self.memory_bytes_per_s = placement.memory_bytes_per_s
-        self._of, self._slow = placement, slow
+        self._placement, self._slow = placement, slow
         self._used: set[int] = set()
 
     def routes(self, src: Ints, dst: Ints, far: NDArray[np.bool_] | None = None) -> Routes:
-        found = self._of.routes(src, dst, far)
-        self._used.update(np.unique(found.wire).tolist())
-        return found
+        routes = self._placement.routes(src, dst, far)
+        self._used.update(np.unique(routes.wire).tolist())
+        return routes
 
     def wires(self) -> Wires:
-        wires = self._of.wires()
+        wires = self._placement.wires()
         bytes_per_s = wires.bytes_per_s.copy()
         for wire in self._used:
-            bytes_per_s[wire] *= self._slow.share_left(self._of, wire)
+            bytes_per_s[wire] *= self._slow.share_left(self._placement, wire)
         return Wires(kind=wires.kind, latency_s=wires.latency_s, bytes_per_s=bytes_per_s)
 
     def first_of(self, wires: Ints) -> int:
-        return self._of.first_of(wires)
+        return self._placement.first_of(wires)
 
     def describe(self, wire: int) -> str:
-        return self._of.describe(wire)
+        return self._placement.describe(wire)
 
 
 CALM = Conditions()
@@ -153,14 +155,14 @@ CALM = Conditions()
 
 
 ALL = "*"
-"""The class that stands for all that are not named."""
+"""Class of all computes or collectives that are not named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
-    """Slow-downs while overlapped: how many times as long something takes."""
+    """Slow-downs while computes and communication overlap, as factors of their times."""
 
-    # for each class of computes ("flops" and "memory" for what limits them, "seconds" for those whose time is given, or
+    # for each class of computes ("flops" and "memory" for their limits, "seconds" for those with a given time, or
     # `ALL`), while its rank communicates.
     compute: Mapping[str, float] = field(default_factory=dict)
     # for each collective by name ("send" for messages, or `ALL`), while any of its ranks computes.
@@ -174,7 +176,7 @@ class Interference:
 
     @property
     def off(self) -> bool:
-        """Whether nothing slows anything down."""
+        """Whether all factors are 1."""
         return all(factor == 1 for factor in (*self.compute.values(), *self.communication.values()))
 
     def of_compute(self, name: str) -> float:
@@ -188,10 +190,10 @@ class Interference:
     def __str__(self) -> str:
         if self.off:
             return "compute and communication do not slow each other down"
-        told = [f"compute ({name}) x{factor:g} while its rank communicates" for name, factor in self.compute.items()]
-        told += [f"{name} x{factor:g} while its ranks compute" for name, factor in self.communication.items()]
-        return "; ".join(told)
+        parts = [f"compute ({name}) x{factor:g} while its rank communicates" for name, factor in self.compute.items()]
+        parts += [f"{name} x{factor:g} while its ranks compute" for name, factor in self.communication.items()]
+        return "; ".join(parts)
 
 
 NO_INTERFERENCE = Interference()
-"""The default."""
+"""No interference, the default."""

@@ -1,6 +1,6 @@
-"""Demand of one operation on the machine, alone: when each rank is done, and what is busy how long.
+"""Demand of one operation on the machine, alone: the end on each rank, and the busy time of each resource.
 
-This is the cost model's answer to the nanosecond; the fabric only stretches it. Pure; no Trio.
+It has the times of the cost model to the nanosecond; the fabric only stretches them. Pure; no Trio.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import numpy as np
 from ..collectives.placement import Floats, Ints, place
 from ..collectives.schedule import Schedule
 from ..cost import cost, on, rounds
-from ..cost.option import Option, Part, Price
+from ..cost.option import AlgorithmOption, Price, PricedPhase
 from .conditions import SlowWires
 from .flow import Flow, Section, quantised
 from .loads import Loads, Resources
-from .unfolded import Plan, alone
+from .unfolded import MessagePlan, alone
 from .unfolding import MOST_MESSAGES, unfolding
 
-# Skews of one size that are remembered: without jitter an operation comes again and again with the same one.
+# Skews of one size to keep: without jitter an operation comes again and again with the same one.
 _REMEMBERED = 64
-# Between what a collective takes as a whole and message by message, alone.
+# Largest relative difference between the times of a collective as a whole and message by message, alone.
 _CLOSE = 0.005
 # Slices are priced as a pipeline of phases, in which no step waits for a rank that works for another slice. Message by
-# message they may take so much longer.
+# message they may take longer, at most by this ratio.
 _LONGER_IN_SLICES = 1.0
 
 
@@ -34,17 +34,17 @@ class Demand:
     """An operation on its own, from the arrival of its last rank."""
 
     ranks: Ints  # (size,) world ranks in group order
-    marks_ns: tuple[int, ...]  # when some ranks are done, ascending
-    positions: tuple[Ints, ...]  # for each mark, which ranks are done then, as positions in `ranks`, ascending
-    resources: Ints  # (needs,) the resources that it ever keeps busy, each once
-    ends_ns: tuple[int, ...]  # when each section ends, ascending
-    shares: Floats  # (sections, needs) for what share of a section each resource is busy
-    messages: Floats  # (sections, needs) how many of its messages share a resource at a time
+    marks_ns: tuple[int, ...]  # times at which some ranks are done, ascending
+    positions: tuple[Ints, ...]  # for each mark, the ranks that are done then, as positions in `ranks`, ascending
+    resources: Ints  # (needs,) the resources that it uses, each once
+    ends_ns: tuple[int, ...]  # end of each section, ascending
+    shares: Floats  # (sections, needs) share of a section in which each resource is busy
+    messages: Floats  # (sections, needs) number of its messages that share a resource at a time
     sections: tuple[Section, ...] = field(init=False, repr=False)  # these three columns as records, for flows
 
     def __post_init__(self) -> None:
-        each = zip(self.ends_ns, self.shares, self.messages, strict=True)
-        sections = tuple(Section.of(end_ns, self.resources, shares, messages) for end_ns, shares, messages in each)
+        rows = zip(self.ends_ns, self.shares, self.messages, strict=True)
+        sections = tuple(Section.of(end_ns, self.resources, shares, messages) for end_ns, shares, messages in rows)
         object.__setattr__(self, "sections", sections)
 
     @property
@@ -54,7 +54,7 @@ class Demand:
 
     @property
     def busy_ns(self) -> Floats:
-        """(sections, needs) For how long it keeps what busy."""
+        """(sections, needs) Busy time of each resource."""
         return self.shares * np.diff(self.ends_ns, prepend=0)[:, None]
 
     @classmethod
@@ -67,15 +67,15 @@ class Demand:
         took: Floats | None = None,
         messages: Floats | None = None,
     ) -> Demand:
-        """Sort ranks by when they are done.
+        """Return the demand of an operation, from the end on each rank.
 
         Args:
             ranks: (size,) World ranks.
-            left_ns: (size,) What each of them has to go, from the arrival of the last.
-            resources: (needs,) What is kept busy.
-            busy_ns: (sections, needs) For how long in each section; or (needs,) all the time.
-            took: (sections,) How long the sections take, relative to each other.
-            messages: (sections, needs) How many messages share it at a time; one if None.
+            left_ns: (size,) Time to the end on each rank, from the arrival of the last.
+            resources: (needs,) The resources that are used.
+            busy_ns: (sections, needs) Busy time in each section; or (needs,) in all.
+            took: (sections,) Times of the sections, relative to each other.
+            messages: (sections, needs) Number of messages that share it at a time; one if None.
         """
         marks: tuple[int, ...] = (int(left_ns[0]),)
         positions: tuple[Ints, ...] = (np.arange(len(ranks)),)
@@ -85,8 +85,8 @@ class Demand:
             marks = tuple(distinct.tolist())
             positions = tuple(np.split(order, np.searchsorted(which[order], np.arange(1, len(marks)))))
         busy_ns = np.atleast_2d(busy_ns)
-        each = np.ones(busy_ns.shape) if messages is None else messages
-        ends, shares, each = _sections(marks[-1], np.ones(1) if took is None else took, busy_ns, each)
+        counts = np.ones(busy_ns.shape) if messages is None else messages
+        ends, shares, counts = _sections(marks[-1], np.ones(1) if took is None else took, busy_ns, counts)
         needs = shares.any(axis=0)
         return cls(
             ranks=ranks,
@@ -95,12 +95,12 @@ class Demand:
             resources=resources[needs],
             ends_ns=tuple(ends.tolist()),
             shares=shares[:, needs],
-            messages=each[:, needs],
+            messages=counts[:, needs],
         )
 
 
 def _sections(total_ns: int, took: Floats, busy_ns: Floats, messages: Floats) -> tuple[Ints, Floats, Floats]:
-    """Return when sections end that share a time, and (sections, needs) what shares they take, in how many messages."""
+    """Return the ends of the sections of a time, and (sections, needs) their shares and numbers of messages."""
     if not total_ns:  # no other operation competes with it
         return np.zeros(1, np.int64), np.zeros((1, busy_ns.shape[1])), messages[:1]
     ends_ns = np.rint(np.cumsum(took) * (total_ns / took.sum())).astype(np.int64)
@@ -110,7 +110,7 @@ def _sections(total_ns: int, took: Floats, busy_ns: Floats, messages: Floats) ->
 
 
 class Pricing:
-    """An operation of one group, for any number of bytes and any arrivals.
+    """Demands of an operation of one group, for any number of bytes and any arrivals.
 
     Attributes:
         ranks: World ranks in group order.
@@ -120,7 +120,7 @@ class Pricing:
 
     def __init__(
         self,
-        phases: Callable[[int], Sequence[Part]],
+        phases: Callable[[int], Sequence[PricedPhase]],
         priced: Callable[[float], Price],
         ranks: Ints,
         resources: Resources,
@@ -131,39 +131,39 @@ class Pricing:
         self.ranks, self._resources, self._slow, self._in_slices_s = ranks, resources, slow, in_slices_s
         self._schedule = schedule
         self._phases, self._priced = phases, priced
-        self._parts: dict[int, tuple[Part, ...]] = {}  # by slices
+        self._parts: dict[int, tuple[PricedPhase, ...]] = {}  # by slices
         self._known: dict[tuple[float, bytes], Demand] = {}
         self._loads: Loads | None = None
-        self._plans: dict[float, Plan | None] = {}
+        self._plans: dict[float, MessagePlan | None] = {}
 
     @classmethod
-    def of_option(cls, option: Option, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
-        """Price a collective that has become an algorithm."""
-        of = np.asarray(ranks, np.int64)
-        return cls(option.phases, option.price, of, resources, slow, option.in_slices_s, option.schedule)
+    def of_option(cls, option: AlgorithmOption, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
+        """Return the pricing of a collective with an algorithm."""
+        members = np.asarray(ranks, np.int64)
+        return cls(option.phases, option.price, members, resources, slow, option.in_slices_s, option.schedule)
 
     def demand(self, nbytes: float, late_ns: Ints) -> Demand:
-        """Cost it.
+        """Return the demand for a size and arrivals.
 
-        Nobody is done before the last rank has arrived: an operation begins with a handshake of all ranks, and
+        No rank is done before the last one has arrived: an operation begins with a handshake of all ranks, and
         completes when the slowest one has come (aws-neuron/aws-neuron-sdk:src/libnrt/include/nrt/nec.h).
 
         Args:
-            nbytes: Of the whole vector.
-            late_ns: (size,) how long after the first rank each one arrives.
+            nbytes: Bytes of the whole vector.
+            late_ns: (size,) Time from the first rank's arrival to that of each rank.
         """
         key = nbytes, late_ns.tobytes()
-        found = self._known.get(key)
-        if found is None:
+        demand = self._known.get(key)
+        if demand is None:
             if len(self._known) >= _REMEMBERED:
                 del self._known[next(iter(self._known))]
-            found = self._known[key] = self._computed(nbytes, late_ns)
-        return found
+            demand = self._known[key] = self._computed(nbytes, late_ns)
+        return demand
 
-    def plan(self, nbytes: float) -> Plan | None:
-        """Return its plan by messages if all ranks arrive at once; None if they are too many, or take another time.
+    def plan(self, nbytes: float) -> MessagePlan | None:
+        """Return its plan by messages if all ranks arrive at once; None if they are too many, or their time differs.
 
-        Another time: that of slices which wait for each other, or of bounds which no single message knows.
+        It differs for slices that wait for each other, and for bounds that no single message has.
         """
         if nbytes not in self._plans:
             if len(self._plans) >= _REMEMBERED:
@@ -171,7 +171,7 @@ class Pricing:
             self._plans[nbytes] = self._planned(nbytes)
         return self._plans[nbytes]
 
-    def _planned(self, nbytes: float) -> Plan | None:
+    def _planned(self, nbytes: float) -> MessagePlan | None:
         price = self._priced(nbytes)
         parts, sliced = self._under_way(price.slices), False
         launch_s = price.total_s - sum(
@@ -182,23 +182,24 @@ class Pricing:
         phases = unfolding(parts, nbytes, self.ranks, self._resources) if parts else None
         if phases is None:
             return None
-        found = Plan(launch_ns=round(max(launch_s, 0.0) * 1e9), phases=phases, ranks=len(self.ranks))
+        plan = MessagePlan(launch_ns=round(max(launch_s, 0.0) * 1e9), phases=phases, ranks=len(self.ranks))
         expected_ns = self.demand(nbytes, np.zeros(len(self.ranks), np.int64)).alone_ns
         whole = Flow((), (expected_ns,), (Section.of(expected_ns, np.zeros(0, np.int64), np.zeros(0)),))
-        taken_ns, _, _ = alone(whole, found)
+        taken_ns, _, _ = alone(whole, plan)
         longer = taken_ns / expected_ns - 1 if expected_ns else 0.0
         if not -_CLOSE <= longer <= (_LONGER_IN_SLICES if sliced else _CLOSE):
             return None
-        return found._replace(taken_ns=taken_ns)
+        return plan._replace(taken_ns=taken_ns)
 
-    def _in_slices(self, parts: Sequence[Part], slices: int) -> tuple[Part, ...]:
-        """Return phases in slices as the one table that they are carried out by; none if it has too many messages."""
-        messages = slices * sum(one.round.repeat * len(one.round.src) for part in parts for one in part.placed.each)
+    def _in_slices(self, parts: Sequence[PricedPhase], slices: int) -> tuple[PricedPhase, ...]:
+        """Return phases in slices as the one table that executes them; none if it has too many messages."""
+        rounds_ = [placed.round for part in parts for placed in part.placed.each]
+        messages = slices * sum(round_.repeat * len(round_.src) for round_ in rounds_)
         if self._schedule is None or messages > MOST_MESSAGES:
             return ()
         placement = self._slow.under(place(self._resources.cluster, self.ranks.tolist()))
         figures = parts[0].model.parameters
-        return (Part(on(placement, rounds(self._schedule(slices)), parameters=figures)),)
+        return (PricedPhase(on(placement, rounds(self._schedule(slices)), parameters=figures)),)
 
     def _computed(self, nbytes: float, late_ns: Ints) -> Demand:
         left_ns = np.maximum(self._computed_ns(nbytes, late_ns) - late_ns.max(), 0)
@@ -206,7 +207,7 @@ class Pricing:
             self._loads = Loads(self._under_way(1), self.ranks, self._resources)
         took_s, busy_s, messages = self._loads.sections(nbytes, evenly=self._priced(nbytes).slices > 1)
         resources, cores = self._loads.resources, self._resources.cluster.cc_cores_per_rank
-        if cores:  # every operation in flight keeps one as long as it lasts
+        if cores:  # every operation in flight has one core for all of its time
             resources = np.concatenate([resources, self._resources.cc_cores(self.ranks)])
             core_s = took_s / took_s.sum() * int(left_ns.max()) / 1e9 / cores
             busy_s = np.hstack([busy_s, np.repeat(core_s[:, None], len(self.ranks), axis=1)])
@@ -214,10 +215,10 @@ class Pricing:
         return Demand.of(self.ranks, left_ns, resources, busy_s * 1e9, took_s, messages)
 
     def _computed_ns(self, nbytes: float, late_ns: Ints) -> Ints:
-        """Return when each rank is done, after the first arrival.
+        """Return the end on each rank, after the first arrival.
 
-        Phases follow one another as a whole, and slices as in a pipeline: that is how they are priced. So lateness
-        moves the first phase, and ranks differ by what they differ in the last one.
+        Phases follow one another as a whole, and slices as in a pipeline, as they are priced. So lateness moves the
+        first phase, and the ends on ranks differ as in the last phase.
         """
         price = self._priced(nbytes)
         parts = self._under_way(price.slices)
@@ -232,8 +233,8 @@ class Pricing:
             finish_s = late_s if len(parts) == 1 else finish_s
         return _ns(np.array(total_s)) - _ns(finish_s.max() - finish_s)
 
-    def _under_way(self, slices: int) -> tuple[Part, ...]:
-        """Return the phases on wires as they are."""
+    def _under_way(self, slices: int) -> tuple[PricedPhase, ...]:
+        """Return the phases on wires with their imperfections."""
         if slices not in self._parts:
             healthy = self._phases(slices)
             self._parts[slices] = tuple(_under(self._slow, part) for part in healthy)
@@ -248,7 +249,7 @@ class Pricing:
         return self._in_slices_s(now_s, slices) - self._in_slices_s(before_s, slices)
 
 
-def _finish_s(part: Part, nbytes: float, arrivals_s: Floats | None = None) -> Floats:
+def _finish_s(part: PricedPhase, nbytes: float, arrivals_s: Floats | None = None) -> Floats:
     return cost(part.placed, part.share * nbytes, arrivals_s=arrivals_s).finish_s
 
 
@@ -256,9 +257,9 @@ def _ns(duration_s: Floats) -> Ints:
     return np.rint(duration_s * 1e9).astype(np.int64)
 
 
-def _under(slow: SlowWires, part: Part) -> Part:
+def _under(slow: SlowWires, part: PricedPhase) -> PricedPhase:
     placed = part.placed
     placement = slow.under(placed.placement)
     if placement is placed.placement:
         return part
-    return Part(on(placement, placed.rounds, parameters=placed.parameters), part.share)
+    return PricedPhase(on(placement, placed.rounds, parameters=placed.parameters), part.share)

@@ -1,7 +1,7 @@
 """Faults of a simulation, by seed: late and lost parts of operations, deaths, slow ranks, task order.
 
-Everything follows from the seed and a name: what happens to the fifth thing that rank 3 does is drawn from just that.
-So a seed repeats a run exactly, and no draw depends on the order in which ranks are served.
+Each draw depends on the seed and a name only, such as the fifth operation of rank 3. So a seed repeats a run exactly,
+and no draw depends on the order of the ranks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from random import Random
 from ..errors import UsageError
 from ..runtime.trio_private import task_order
 
-# What a seed chooses from where the caller leaves it open, evenly on a logarithmic scale. Of a program of ten to ten
-# thousand operations some seeds then hit one, some every other one.
+# Ranges that a seed draws from by default, evenly on a logarithmic scale. Of a program of ten to ten thousand
+# operations some seeds then hit one, some every other one.
 _DELAY, _DELAY_S = (1e-3, 0.5), (1e-6, 1.0)
 _LOSS = _DEATH = (1e-4, 0.1)
 _SLOW, _SLOW_FACTOR = (0.05, 0.5), (1.5, 100.0)
@@ -26,23 +26,23 @@ _SLOW, _SLOW_FACTOR = (0.05, 0.5), (1.5, 100.0)
 class Faults:
     """Faults in virtual time; pass them as `overlap.Virtual(faults=...)`.
 
-    What is None is chosen by the seed, which also leaves out about half of the kinds: so different seeds try different
-    mixtures. A run then either has the results of one without faults, or ends with an error that names a culprit.
+    Values of None are chosen by the seed, which also leaves out about half of the kinds, so that different seeds try
+    different mixtures. A run then has the results of one without faults, or ends with an error that names a culprit.
     """
 
-    seed: int = 0  # Of everything random; the same seed makes the same run, to the nanosecond
+    seed: int = 0  # Seed of all random numbers; the same seed makes the same run, to the nanosecond
     delay: float | None = None  # Probability that a compute, or a rank's part in an operation, is held up
-    delay_s: float | None = None  # For how long at most; any time up to that is as likely
+    delay_s: float | None = None  # Longest delay; any time up to it is as likely
     # Probability that a rank's part in an operation never arrives. After `silence_s` that rank is lost.
     loss: float | None = None
     # Probability that a rank dies at a compute or an operation: before it, while it runs, or right after. Its program
-    # is cancelled and nothing is heard from it any more; after `notice_s` it is lost.
+    # is cancelled and sends no more messages; after `notice_s` it is lost.
     death: float | None = None
-    slow: float | None = None  # Share of the ranks whose computes take longer
-    slow_factor: float | None = None  # How many times as long
-    reorder: bool = True  # Whether tasks that are ready at once run in an order that the seed shuffles
-    notice_s: float = 0.1  # How long until the others know of a death
-    silence_s: float = 15.0  # How long until they give up a rank from which they hear nothing
+    slow: float | None = None  # Share of the ranks with slow computes
+    slow_factor: float | None = None  # Factor of their times
+    reorder: bool = True  # Whether the seed shuffles tasks that are ready at once
+    notice_s: float = 0.1  # Time until the other ranks notice a death
+    silence_s: float = 15.0  # Time until they give up a rank that sends nothing
 
     def __post_init__(self) -> None:
         for name in ("delay", "loss", "death", "slow"):
@@ -52,16 +52,16 @@ class Faults:
         _check("slow_factor", self.slow_factor, 1, 1e9)
 
     def __str__(self) -> str:
-        told = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if self._is_told(each.name)]
-        return f"Faults({', '.join(told)})"
+        given = [f"{entry.name}={getattr(self, entry.name)!r}" for entry in fields(self) if self._is_given(entry.name)]
+        return f"Faults({', '.join(given)})"
 
     @property
     def only_seeded(self) -> bool:
-        """Whether all but the seed was left open."""
-        return not any(self._is_told(each.name) for each in fields(self) if each.name != "seed")
+        """Whether the seed is the only value given."""
+        return not any(self._is_given(entry.name) for entry in fields(self) if entry.name != "seed")
 
-    def _is_told(self, name: str) -> bool:
-        return name == "seed" or getattr(self, name) != getattr(_NONE_TOLD, name)
+    def _is_given(self, name: str) -> bool:
+        return name == "seed" or getattr(self, name) != getattr(_NONE_GIVEN, name)
 
 
 def _check(name: str, value: float | None, least: float, most: float) -> None:
@@ -69,23 +69,23 @@ def _check(name: str, value: float | None, least: float, most: float) -> None:
         raise UsageError(f"faults: {name} is {value!r}; expected {least:g} to {most:g}")
 
 
-_NONE_TOLD = Faults()
+_NONE_GIVEN = Faults()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """Fate of one thing that a rank does."""
+    """Faults of one compute or operation of a rank."""
 
-    late_ns: int = 0  # How long it is held up
-    lost: bool = False  # It never arrives
-    dies_at: float | None = None  # The rank dies when this share of it is over, 0 to 1; None: it lives on
+    late_ns: int = 0  # Delay
+    lost: bool = False  # Whether it never arrives
+    dies_at: float | None = None  # Share of it after which the rank dies, 0 to 1; None if it lives on
 
 
 class Fates:
-    """The faults of one run, as they are drawn.
+    """Random draws of the faults of one run.
 
     Attributes:
-        faults: What was asked for.
+        faults: The faults to draw from.
         dead: Ranks that have died.
     """
 
@@ -107,11 +107,11 @@ class Fates:
         return f"{how} or `overlap simulate --faults {self.faults.seed}`" if self.faults.only_seeded else how
 
     def cause(self, rank: int) -> str:
-        """Say what wanted a rank to be hit, for messages."""
+        """Return the cause of a rank's fault, for messages."""
         return f"{self.faults} wants it"
 
     def next(self, rank: int, step: int | None = None) -> Fate:
-        """Draw what becomes of the next thing that a rank does, in whichever step."""
+        """Draw the faults of the next compute or operation of a rank, in whichever step."""
         self._done[rank] += 1
         chance = self._chance(f"rank {rank}, {self._done[rank]}")
         dies, lost, late, when = (chance.random() for _ in range(4))
@@ -129,29 +129,29 @@ class Fates:
     def _chance(self, name: str) -> Random:
         return Random(f"{self.faults.seed}, {name}")
 
-    def _chosen(self, name: str, told: float | None, scale: tuple[float, float]) -> float:
-        """Return a probability: as told, or none or some by the seed."""
-        if told is None and self._chance(f"whether {name}").random() < 0.5:
+    def _chosen(self, name: str, given: float | None, scale: tuple[float, float]) -> float:
+        """Return a probability: as given, else by the seed, which may leave it out."""
+        if given is None and self._chance(f"whether {name}").random() < 0.5:
             return 0.0
-        return self._drawn(name, told, scale)
+        return self._drawn(name, given, scale)
 
-    def _drawn(self, name: str, told: float | None, scale: tuple[float, float]) -> float:
+    def _drawn(self, name: str, given: float | None, scale: tuple[float, float]) -> float:
         least, most = scale
         share = self._chance(name).random()
-        return told if told is not None else float(least * (most / least) ** share)
+        return given if given is not None else float(least * (most / least) ** share)
 
     def ordering_tasks(self) -> AbstractContextManager[None]:
-        """Let Trio run tasks that are ready at once in the order of their making, or one that the seed shuffles.
+        """Return a context in which Trio runs tasks that are ready at once in the order of their making, or shuffled.
 
         Raises:
-            UsageError: In the ``with``, if this version of Trio has no way to choose it.
+            UsageError: In the ``with``, if this version of Trio has no way to choose the order.
         """
         return task_order(self._chance("tasks") if self.faults.reorder else _InOrder())
 
 
 class _InOrder(Random):
-    """Shuffles nothing."""
+    """Source of no randomness, which keeps the order of tasks."""
 
     def shuffle(self, x: MutableSequence[object]) -> None:
-        """Turn tasks round, the oldest last: Trio takes them from the end."""
+        """Reverse tasks, the oldest last: Trio takes them from the end."""
         x.reverse()

@@ -10,19 +10,19 @@ import trio
 
 from ..errors import PeerLostError
 from ..runtime.backend import Backend
-from ..runtime.blame.reports import begun
+from ..runtime.blame.reports import call_program
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.context import RankContext
 from ..runtime.executor import Executor
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
-from ..runtime.outstanding import Issued
+from ..runtime.outstanding import IssuedFuture
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
 from .faults import Fates
-from .kernel import Kernel, Order
+from .kernel import EventOrder, Kernel
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Doom:
-    """Kills and loses the ranks of one run.
+class FaultInjector:
+    """Injector of deaths and losses into the ranks of one run.
 
     Attributes:
-        fates: What is drawn.
-        kernel: The time.
+        fates: The draws of faults.
+        kernel: Kernel of the virtual time.
     """
 
     fates: Fates
@@ -54,17 +54,17 @@ class Doom:
         try:
             with trio.CancelScope() as life:
                 self._lives[rank.rank] = life
-                result = await begun(main, rank, args)
+                result = await call_program(main, rank, args)
                 if rank.rank not in self.fates.dead:
                     return result
         except Exception:
-            if rank.rank not in self.fates.dead:  # errors that its end causes in its program reach nobody
+            if rank.rank not in self.fates.dead:  # errors of a dead rank's program are dropped
                 raise
         await trio.sleep_forever()
         raise AssertionError("unreachable: the dead are only cancelled")
 
-    def kill(self, context: RankContext, issued: Issued[Any]) -> None:
-        """Let a rank die at something it has issued."""
+    def kill(self, context: RankContext, issued: IssuedFuture[Any]) -> None:
+        """Kill a rank at a compute or an operation."""
         if context.rank in self.fates.dead or context.closed:
             return
         self.fates.dead.add(context.rank)
@@ -72,29 +72,29 @@ class Doom:
         self._lose(context, f"died at {issued.label} ({issued.call_site})", self.fates.faults.notice_s)
 
     def stop(self, rank: int) -> None:
-        """Let a rank do nothing any more, and tell nobody."""
+        """Stop a rank without a notice to the others."""
         self.fates.dead.add(rank)
         self._lives[rank].cancel(reason="stopped by a fault")
 
     def lose(self, context: RankContext, operation: Operation) -> None:
-        """Let a rank's part in an operation never arrive."""
+        """Lose a rank's part in an operation."""
         self._lose(context, f"was not heard in {operation.label} ({operation.call_site})", self.fates.faults.silence_s)
 
     def _lose(self, context: RankContext, how: str, after_s: float) -> None:
         error = PeerLostError(f"rank {context.rank} {how}, as {self.fates.cause(context.rank)}", culprit=context.rank)
         doing = context.outstanding.lines()
         assert self.world is not None
-        tell = partial(self.world.fail_elsewhere, context.rank, error, doing)
+        fail = partial(self.world.fail_elsewhere, context.rank, error, doing)
         kernel = self.kernel
-        kernel.at(kernel.now_ns + round(after_s * 1e9), context.rank, tell, order=Order.TRANSFER)
+        kernel.at(kernel.now_ns + round(after_s * 1e9), context.rank, fail, order=EventOrder.TRANSFER)
 
 
 class FaultyWorld(World):
-    """A world whose ranks may die.
+    """A world with ranks that may die.
 
     Args:
-        doom: Who kills them.
-        steps: Which are recorded; None: all that fit.
+        injector: Injector of the faults.
+        steps: Steps to record; None for all that fit.
     """
 
     def __init__(
@@ -106,72 +106,74 @@ class FaultyWorld(World):
         algorithm: str | None,
         check: str | None,
         backend: Backend,
-        doom: Doom,
+        injector: FaultInjector,
         steps: KeptSteps | None = None,
     ) -> None:
-        self._doom = doom
-        doom.world = self
+        self._injector = injector
+        injector.world = self
         super().__init__(size, cluster, transport, algorithm=algorithm, check=check, backend=backend, steps=steps)
 
     async def live(
         self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None
     ) -> list[T]:
         """Run `main` on every rank, for as long as it lives."""
-        return await super().live(partial(self._doom.live, main), args, timeout_s)
+        return await super().live(partial(self._injector.live, main), args, timeout_s)
 
 
 class FaultyCommunicators(Communicators):
-    """Where ranks meet late or never."""
+    """Communicators in which ranks arrive late or never."""
 
-    def __init__(self, engine: BaseEngine, doom: Doom) -> None:
+    def __init__(self, engine: BaseEngine, injector: FaultInjector) -> None:
         super().__init__(engine)
-        self._doom = doom
+        self._injector = injector
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Make a communicator."""
-        return FaultyCommunicator(self, key, name, members, self._doom)
+        return FaultyCommunicator(self, key, name, members, self._injector)
 
 
 class FaultyCommunicator(Communicator):
-    """A communicator to which not everybody finds the way."""
+    """A communicator in which operations arrive late or never."""
 
-    def __init__(self, shared: Communicators, key: Key, name: str, members: Sequence[int], doom: Doom) -> None:
+    def __init__(
+        self, shared: Communicators, key: Key, name: str, members: Sequence[int], injector: FaultInjector
+    ) -> None:
         super().__init__(shared, key, name, tuple(members))
-        self._doom, self._dead = doom, doom.fates.dead
+        self._injector, self._dead = injector, injector.fates.dead
         self._held: dict[Operation, object] = {}  # operations that come later
 
     def arrive(self, operation: Operation) -> None:
-        """Take in one rank's end, if it comes: now, or later."""
-        context, doom = operation.context, self._doom
+        """Add one rank's operation now, later, or never."""
+        context, injector = operation.context, self._injector
         if context.rank in self._dead:
             return
-        fate = doom.fates.next(context.rank, operation.step)
+        fate = injector.fates.next(context.rank, operation.step)
         operation.lock()
         if fate.dies_at is not None and fate.dies_at < 0.5:
-            doom.kill(context, operation)
+            injector.kill(context, operation)
         elif fate.lost:
-            doom.lose(context, operation)
+            injector.lose(context, operation)
         elif fate.late_ns:
-            kernel, late = doom.kernel, partial(self._arrive, operation, dies=fate.dies_at is not None)
-            kernel.at(kernel.now_ns + fate.late_ns, context.rank, self.hold(operation, late), order=Order.WAKE)
+            kernel, late = injector.kernel, partial(self._arrive, operation, dies=fate.dies_at is not None)
+            kernel.at(kernel.now_ns + fate.late_ns, context.rank, self.hold(operation, late), order=EventOrder.WAKE)
         else:
             self._arrive(operation, dies=fate.dies_at is not None)
 
     def hold(self, operation: Operation, arrive: Callable[[], None]) -> Callable[[], None]:
-        """Return what lets an operation arrive later, unless it is withdrawn or fails in the meantime."""
+        """Return a function for the later arrival of an operation, unless it is withdrawn or fails in the meantime."""
         held = self._held[operation] = object()
 
         def late() -> None:
             if self._held.get(operation) is held:
                 del self._held[operation]
                 if not operation.done and operation.context.rank not in self._dead:
-                    operation.started_ns = self._doom.kernel.now_ns
+                    operation.started_ns = self._injector.kernel.now_ns
                     arrive()
 
         return late
 
     def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
-        """Take a receive out of matching, or keep it from coming; see `Communicator.withdraw_receive`."""
+        """Withdraw a receive that has arrived or not; see `Communicator.withdraw_receive`."""
         return self._held.pop(operation, None) is not None or super().withdraw_receive(operation, later)
 
     def _arrive(self, operation: Operation, *, dies: bool) -> None:
@@ -179,10 +181,10 @@ class FaultyCommunicator(Communicator):
             self._executors.clear()
         super().arrive(operation)
         if dies:
-            self._doom.kill(operation.context, operation)
+            self._injector.kill(operation.context, operation)
 
     def executor(self, call: Call, operation: Operation) -> Executor:
-        """Let nothing begin that needs a dead rank to pass on bytes; its own message has left it."""
+        """Return the executor; with a dead rank one that starts nothing, but for messages, which have left it."""
         return super().executor(call, operation) if self._alive else _Never()
 
     @property
@@ -191,12 +193,12 @@ class FaultyCommunicator(Communicator):
 
 
 class _Never(Executor):
-    """Carries out nothing."""
+    """Executor of operations with a dead rank, which starts nothing."""
 
     lasts, together = False, True
 
     def start(self, match: Match, operation: Operation) -> None:
-        """Let all ranks wait."""
+        """Do nothing, so that all ranks wait."""
 
     def __str__(self) -> str:
         return "nothing: a rank is dead"

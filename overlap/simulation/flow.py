@@ -1,7 +1,7 @@
-"""Flows: work that gets on at a rate, and the load that flows put on resources. Pure; no Trio.
+"""Flows, which are work at a rate, and the load that they put on resources. Pure; no Trio.
 
-Shares are whole multiples of 2**-40, so that what flows add to a resource and take away again sums up exactly, in any
-order. A flow that is never held up reaches its marks at exactly its start plus their work.
+Shares are whole multiples of 2**-40, so that the sum of the shares on a resource is exact in any order of starts and
+ends. A flow that is never held up reaches its marks at exactly its start plus their work.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ class Section(NamedTuple):
 
     @classmethod
     def of(cls, end_ns: int, resources: Ints, shares: Floats, messages: Floats | None = None) -> Section:
-        """Make one, without what it does not need; with one message on everything unless it is said."""
+        """Make a section without the resources of share 0; with one message on each resource by default."""
         if not len(shares):
             return cls(end_ns, resources, shares, {}, {}, -1)
         needed = shares > 0
-        each = np.ones(len(shares)) if messages is None else messages
+        counts = np.ones(len(shares)) if messages is None else messages
         resources, shares = resources[needed], shares[needed]
         numbers = resources.tolist()
         needs = dict(zip(numbers, shares.tolist(), strict=True))
-        shared = dict(zip(numbers, each[needed].tolist(), strict=True))
+        shared = dict(zip(numbers, counts[needed].tolist(), strict=True))
         return cls(end_ns, resources, shares, needs, shared, max(numbers, default=-1))
 
 
 class Flow:
-    """Something that gets on at a rate.
+    """Work in progress at a rate.
 
     Attributes:
-        key: tells flows apart, and orders what they reach in one instant.
-        marks_ns: ascending: work at which parts of it are done; the last is the end.
-        sections: what it needs until when; the last ends with the work.
-        section: that in which it is.
-        priority: lower is more urgent.
-        lane: what it belongs to; None for none.
-        cap: the most its rate may be.
-        rate: how fast it gets on now.
-        started_ns: when it started.
-        age: how many had started before it, and for a part of one, such as a message of a collective, how many parts.
-        done_ns: work done when it was last given a rate.
+        key: Identity of the flow, and order of its marks in one instant.
+        marks_ns: Work at which parts of it are done, ascending; the last is the end.
+        sections: Needs of each part of the work; the last ends with the work.
+        section: The present section.
+        priority: Priority; lower is more urgent.
+        lane: Its lane, in which older flows come first; None for none.
+        cap: Upper bound of its rate.
+        rate: Its present rate.
+        started_ns: Instant of its start.
+        age: Number of flows started before it; for a part, such as a message of a collective, also the number of parts.
+        done_ns: Work done at the last change of its rate.
     """
 
     __slots__ = (
@@ -112,18 +112,18 @@ class Flow:
 
 _age = attrgetter("age")
 
-# Needs from which on arrays are faster: one by one, 32 take 4 us, which is what an array takes for up to a few hundred.
+# Needs from which on arrays are faster: one by one, 32 take 4 us, as an array of up to a few hundred.
 _WIDE = 48
 
 
 class Occupancy:
-    """The loads of all resources, and who needs them. A resource is scarce if its flows, all at rate 1, overfill it."""
+    """Loads and users of all resources. A resource is scarce if its flows, all at rate 1, overfill it."""
 
     def __init__(self) -> None:
-        self._load = array("d")  # by resource: what its flows would take at rate 1
+        self._load = array("d")  # by resource: the sum of the shares of its flows
         self._loads: Floats = np.frombuffer(self._load)  # a view of that memory
         self._users: dict[int, dict[Flow, None]] = {}  # flows with few needs
-        self._few = 0  # how many of these need anything
+        self._few = 0  # number of these flows that need a resource
         self._wide: dict[Flow, None] = {}  # flows with many needs
         self._changed: set[int] = set()  # resources that are or were scarce, and have other flows with few needs now
         self._changed_wide: list[Ints] = []  # the same of flows with many needs
@@ -131,16 +131,16 @@ class Occupancy:
     @property
     def loads(self) -> dict[int, float]:
         """Load of each resource that is in use, with all flows at rate 1."""
-        asked = np.flatnonzero(self._loads)
-        return dict(zip(asked.tolist(), self._loads[asked].tolist(), strict=True))
+        used = np.flatnonzero(self._loads)
+        return dict(zip(used.tolist(), self._loads[used].tolist(), strict=True))
 
     @property
     def changed(self) -> bool:
-        """Whether somebody must share anew."""
+        """Whether a change of users calls for new rates."""
         return bool(self._changed or self._changed_wide)
 
     def add(self, flow: Flow) -> None:
-        """Let a flow ask for what its section needs."""
+        """Add the needs of a flow's section."""
         section = flow.section
         if section.most >= len(self._load):
             self._grow(section.most + 1)
@@ -152,11 +152,11 @@ class Occupancy:
         load, users = self._load, self._users
         self._few += bool(section.needs)
         for number, share in section.needs.items():
-            of_it = users.get(number)
-            if of_it is None:
-                of_it = users[number] = {}
+            on_resource = users.get(number)
+            if on_resource is None:
+                on_resource = users[number] = {}
             load[number] += share
-            of_it[flow] = None
+            on_resource[flow] = None
             if load[number] > 1:
                 self._changed.add(number)
 
@@ -169,7 +169,7 @@ class Occupancy:
             self._changed_wide.append(scarce)
 
     def remove(self, flow: Flow) -> None:
-        """Let a flow ask no more for what its section needs."""
+        """Remove the needs of a flow's section."""
         section = flow.section
         if len(section.needs) >= _WIDE:
             del self._wide[flow]
@@ -185,36 +185,36 @@ class Occupancy:
             del users[number][flow]
 
     def crowded(self) -> dict[Flow, None]:
-        """Return the flows on scarce resources whose users have changed."""
+        """Return the flows on scarce resources that have new users or have lost some."""
         if not self.changed:
             return {}
         few = [number for number in self._changed if self._load[number] > 1]
         return self._users_of(few, [numbers[self._loads[numbers] > 1] for numbers in self._changed_wide])
 
     def free(self, flow: Flow) -> bool:
-        """Return whether a flow needs nothing that is scarce."""
+        """Return whether a flow needs no scarce resource."""
         if flow in self._wide:
             return not (self._loads[flow.section.resources] > 1).any()
         return not any(self._load[number] > 1 for number in flow.section.needs)
 
     def others(self, flow: Flow) -> list[Flow]:
         """Return the flows that share a scarce resource with a flow."""
-        return [each for each in self._users_of((), [self._scarce_of(flow)]) if each is not flow]
+        return [user for user in self._users_of((), [self._scarce_of(flow)]) if user is not flow]
 
     def slopes(self, flow: Flow) -> dict[int, float]:
-        """Return how fast a flow would get on if its messages had their part of one resource alone, by resource."""
-        found, messages = {}, flow.section.messages
+        """Return the rate of a flow if one resource alone limited it, by resource."""
+        rates, messages = {}, flow.section.messages
         for number, share in flow.section.needs.items():
             if self._load[number] > 1:
-                users = [*self._users.get(number, ()), *(each for each in self._wide if number in each.section.needs)]
-                total = sum(each.section.messages[number] for each in users)
-                found[number] = min(messages[number] / (share * total), 1.0)
+                users = [*self._users.get(number, ()), *(wide for wide in self._wide if number in wide.section.needs)]
+                total = sum(user.section.messages[number] for user in users)
+                rates[number] = min(messages[number] / (share * total), 1.0)
             else:
-                found[number] = 1.0
-        return found
+                rates[number] = 1.0
+        return rates
 
-    def concerned(self) -> dict[Flow, None]:
-        """Return the flows on resources that have changed, and forget the changes."""
+    def take_affected(self) -> dict[Flow, None]:
+        """Return the flows on changed resources, and clear the changes."""
         few, self._changed = self._changed, set()
         wide, self._changed_wide = self._changed_wide, []
         return self._users_of(few, wide)
@@ -223,29 +223,29 @@ class Occupancy:
         return flow.section.resources[self._loads[flow.section.resources] > 1]
 
     def _users_of(self, few: Collection[int], many: Sequence[Ints] = ()) -> dict[Flow, None]:
-        """Return the flows on some resources, of which a few are given one by one and many in arrays."""
-        found: dict[Flow, None] = {}
+        """Return the flows on resources, given one by one (`few`) and in arrays (`many`)."""
+        users: dict[Flow, None] = {}
         for number in few:
-            found.update(self._users.get(number, {}))
+            users.update(self._users.get(number, {}))
         if self._few:
             for number in chain.from_iterable(numbers.tolist() for numbers in many):
-                found.update(self._users.get(number, {}))
+                users.update(self._users.get(number, {}))
         if self._wide and (few or many):
-            asked = np.zeros(len(self._load), np.bool_)
-            asked[list(few)] = True
+            chosen = np.zeros(len(self._load), np.bool_)
+            chosen[list(few)] = True
             for numbers in many:
-                asked[numbers] = True
-            found.update((each, None) for each in self._wide if asked[each.section.resources].any())
-        return found
+                chosen[numbers] = True
+            users.update((wide, None) for wide in self._wide if chosen[wide.section.resources].any())
+        return users
 
     def crowd(self, flow: Flow) -> tuple[list[Flow], Collection[int] | Ints]:
-        """Return all flows that scarce resources join with this one, oldest first, and these resources."""
+        """Return all flows connected with one by scarce resources, oldest first, and these resources."""
         if self._wide:
             return self._wide_crowd(flow)
         crowd, scarce, load = {flow: None}, set[int](), self._load
         todo = [flow]
-        for each in todo:
-            further = {number for number in each.section.needs if load[number] > 1 and number not in scarce}
+        for member in todo:
+            further = {number for number in member.section.needs if load[number] > 1 and number not in scarce}
             scarce |= further
             users = self._users_of(further)
             todo += users.keys() - crowd.keys()
@@ -253,13 +253,13 @@ class Occupancy:
         return sorted(crowd, key=_age), scarce
 
     def _wide_crowd(self, flow: Flow) -> tuple[list[Flow], Ints]:
-        crowd, known = {flow: None}, np.zeros(len(self._load), np.bool_)
+        crowd, visited = {flow: None}, np.zeros(len(self._load), np.bool_)
         todo = [flow]
-        for each in todo:
-            scarce = self._scarce_of(each)
-            further = scarce[~known[scarce]]
-            known[further] = True
+        for member in todo:
+            scarce = self._scarce_of(member)
+            further = scarce[~visited[scarce]]
+            visited[further] = True
             users = self._users_of((), [further])
             todo += users.keys() - crowd.keys()
             crowd.update(users)
-        return sorted(crowd, key=_age), np.flatnonzero(known)
+        return sorted(crowd, key=_age), np.flatnonzero(visited)

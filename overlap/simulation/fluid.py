@@ -1,6 +1,6 @@
-"""Fluid model of sharing: how fast each flow gets on, and when it reaches its marks. Pure; no Trio.
+"""Fluid model of sharing: the rate of each flow, and the instants of its marks. Pure; no Trio.
 
-A flow has work, in nanoseconds that it takes alone, and while it gets on at rate r (1 is alone) it takes the share
+A flow has work, in nanoseconds that it takes alone, and while it proceeds at rate r (1 is alone) it takes the share
 r * u of every resource that it needs in its section. Rates change only when flows start, end, are capped or come to
 another section, and then only those of flows that scarce resources join with these, directly or through others;
 between, everything is linear. SimGrid shares its networks like this (Casanova et al., "Versatile, scalable, and
@@ -28,7 +28,7 @@ class Fluid:
         self._occupancy = Occupancy()
         self._due: dict[int, list[Flow]] = {}  # by the instant at which they are due, unless they have changed since
         self._heap: list[int] = []  # of these instants
-        self._unfair: dict[Flow, None] = {}  # flows whose rate must be found anew
+        self._unfair: dict[Flow, None] = {}  # flows that need a new rate
         self._rates = Rates()
 
     def __repr__(self) -> str:
@@ -45,7 +45,7 @@ class Fluid:
         return self._occupancy.loads
 
     def start(self, now_ns: int, flows: Iterable[Flow], *, parts: bool = False) -> None:
-        """Let flows begin, at an instant not before the last one. Keys must be new; parts of others know their age."""
+        """Start flows, at an instant not before the last one. Keys must be new; `parts` of other flows have an age."""
         for flow in sorted(flows, key=_key):
             assert flow.key not in self._flows, f"{flow.key} is in flight"
             flow.started_ns = flow._since_ns = now_ns
@@ -57,13 +57,13 @@ class Fluid:
             self._occupancy.add(flow)
 
     def withdraw(self, now_ns: int, flow: Flow) -> float:
-        """Take a flow out before its end, and return the work that it has done."""
+        """Remove a flow before its end, and return the work that it has done."""
         flow._turn(now_ns, flow.rate)
         self._end(flow)
         return flow.done_ns
 
     def adopt(self, now_ns: int, other: Fluid, other_ns: float) -> None:
-        """Take over all flows of another one, whose instant is `other_ns`."""
+        """Take over all flows of another model at its instant `other_ns`."""
         for flow in other.flows:
             flow.done_ns += max(other_ns - flow._since_ns, 0.0) * flow.rate
             flow._since_ns = now_ns
@@ -73,7 +73,7 @@ class Fluid:
             self._unfair[flow] = None
 
     def crowded(self) -> Iterable[Flow]:
-        """Return the flows on scarce resources whose users have changed."""
+        """Return the flows on scarce resources that have new users or have lost some."""
         return self._occupancy.crowded()
 
     def others(self, flow: Flow) -> Sequence[Flow]:
@@ -81,17 +81,17 @@ class Fluid:
         return self._occupancy.others(flow)
 
     def slopes(self, flow: Flow) -> dict[int, float]:
-        """Return how fast a flow would get on if its messages had their part of one resource alone, by resource."""
+        """Return the rate of a flow if one resource alone limited it, by resource."""
         return self._occupancy.slopes(flow)
 
     def cap(self, flow: Flow, most: float) -> None:
-        """Let a flow get on at most at a rate, from the instant of the next `settle`."""
+        """Limit the rate of a flow, from the instant of the next `settle`."""
         if flow.cap != most:
             flow.cap = most
             self._unfair[flow] = None
 
     def settle(self, now_ns: int) -> int | None:
-        """Find the rates from now on, once all that starts now has started; return when the next mark is reached."""
+        """Compute the rates, once all flows of this instant have started; return the instant of the next mark."""
         if self._unfair or self._occupancy.changed:
             self._share_out(now_ns)
         while self._heap:
@@ -138,7 +138,7 @@ class Fluid:
         self._note(flow)
 
     def _note(self, flow: Flow) -> None:
-        """Find out when a flow reaches its next mark or section at this rate; never while others leave it nothing."""
+        """Compute the instant of the next mark or section of a flow at its rate; never at rate 0."""
         rate = flow.rate
         if not rate:
             flow._due_ns = -1
@@ -156,9 +156,9 @@ class Fluid:
     # -- sharing -------------------------------------------------------------------------------------------------
 
     def _share_out(self, now_ns: int) -> None:
-        """Give new rates to all flows that what has changed may concern."""
+        """Compute new rates for all flows that recent changes may affect."""
         unfair, self._unfair = self._unfair, {}
-        unfair.update(self._occupancy.concerned())
+        unfair.update(self._occupancy.take_affected())
         done: set[Flow] = set()
         for flow in unfair:
             if flow in done:
@@ -168,8 +168,8 @@ class Fluid:
             else:
                 crowd, scarce = self._occupancy.crowd(flow)
                 done.update(crowd)
-                for each, rate in zip(crowd, self._rates.of(crowd, scarce), strict=True):
-                    self._turn(each, now_ns, rate)
+                for member, rate in zip(crowd, self._rates.of(crowd, scarce), strict=True):
+                    self._turn(member, now_ns, rate)
 
     def _turn(self, flow: Flow, now_ns: int, rate: float) -> None:
         if rate != flow.rate:

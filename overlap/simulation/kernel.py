@@ -1,8 +1,8 @@
-"""Kernel of virtual time: waits until every task is blocked, then jumps to the next instant.
+"""Kernel of virtual time, which waits until every task is blocked, then jumps to the next instant.
 
-Inside an instant things happen in the order of `Order`, then of ranks, then of their making; each kind only once all
+Inside an instant events come in the order of `EventOrder`, then of ranks, then of their making; each kind only once all
 tasks that the kind before has woken are blocked again. Trio may run a batch of tasks in either direction, so tasks of
-different ranks must not race within an instant: what depends on several of them belongs in `Order.SETTLE`.
+different ranks must not race within an instant: events that depend on several of them belong in `EventOrder.SETTLE`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .clock import VirtualClock
 T = TypeVar("T")
 
 
-class Order(IntEnum):
+class EventOrder(IntEnum):
     """Order of events within an instant. Deadlines of Trio come with the first of them."""
 
     TRANSFER = 0
@@ -37,16 +37,16 @@ class Order(IntEnum):
     WAKE = 2
     """Tasks that slept wake up."""
     SETTLE = 3
-    """All ranks have done what they do in this instant: what they started together starts."""
+    """All tasks are blocked; operations that ranks have issued together in this instant start."""
 
 
-_ORDERS, _WAKE = len(Order), int(Order.WAKE)
+_ORDERS, _WAKE = len(EventOrder), int(EventOrder.WAKE)
 # New objects: a few hundred for each of a thousand ranks.
 _COLLECTED_AFTER = 200_000
 
 
 class Timer:
-    """Something that is due at an instant: a callback, or a task that sleeps."""
+    """An event at an instant: a callback, or the end of a task's sleep."""
 
     __slots__ = ("callback", "rank", "task")
 
@@ -58,7 +58,7 @@ class Timer:
         self.rank, self.callback, self.task = rank, callback, task
 
     def cancel(self) -> None:
-        """Let it not happen; the clock does not stop at an instant of which nothing is left."""
+        """Cancel the event; the clock does not stop at an instant without events."""
         self.callback = self.task = None
 
     def _abort(self, _: object) -> Abort:
@@ -70,25 +70,25 @@ _rank_of = attrgetter("rank")
 
 
 def _nothing() -> None:
-    """Nobody waits for the limit, or counts instants."""
+    """Do nothing, as the default callback."""
 
 
 def _no_more() -> bool:
-    """Nothing was held back."""
+    """Return False, as the default of `on_idle`."""
     return False
 
 
 class Kernel:
-    """One simulation: its clock and everything that is due.
+    """Clock and events of one simulation.
 
     Attributes:
         clock: Trio's clock.
-        lineage: Which task is which.
-        on_stall: called when every task is blocked and nothing is due. It returns the error to end the run with, or
-            None if it has set things moving itself, by a cancellation say.
-        on_idle: called when every task is blocked and nothing is due but deadlines of Trio. It returns whether it has
-            set things moving.
-        on_instant: called when the clock has jumped to where something is due.
+        lineage: Names of the tasks.
+        on_stall: Called when every task is blocked and no event is due. It returns the error to end the run with, or
+            None if it has woken a task or added an event, by a cancellation say.
+        on_idle: Called when every task is blocked and nothing is due but deadlines of Trio. It returns whether it has
+            woken a task or added an event.
+        on_instant: Called when the clock has jumped to the instant of an event.
         unnoticed: Functions that are called once every task is blocked, and wake none; any thread may append.
     """
 
@@ -116,16 +116,18 @@ class Kernel:
         """The present instant."""
         return self.clock.now_ns
 
-    # -- what is due ---------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------
 
-    def at(self, time_ns: int, rank: int, callback: Callable[[], None], *, order: Order = Order.COMPUTE) -> Timer:
+    def at(
+        self, time_ns: int, rank: int, callback: Callable[[], None], *, order: EventOrder = EventOrder.COMPUTE
+    ) -> Timer:
         """Call `callback` at an instant, not before this one.
 
         Args:
-            time_ns: When.
-            rank: Whose it is: within an instant and an order the ranks take turns.
-            callback: Must not block; an exception ends the run.
-            order: What it is.
+            time_ns: The instant.
+            rank: Rank of the event: within an instant and an order the ranks take turns.
+            callback: The function, which must not block; an exception ends the run.
+            order: Kind of the event.
         """
         assert time_ns >= self.clock.now_ns, f"{time_ns} ns is over, it is {self.clock.now_ns} ns"
         timer = Timer(rank, callback)
@@ -153,17 +155,17 @@ class Kernel:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def run(self, main: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Run `main(*args)` in virtual time, from instant 0, and return what it returns.
+        """Run `main(*args)` in virtual time, from instant 0, and return its result.
 
         Raises:
             UsageError: If the program waits for real input or output, or for a thread.
-            OverlapError: If it is blocked for ever and `on_stall` knows nothing better.
+            OverlapError: If it is blocked for ever and `on_stall` has no other error.
         """
         with _seldom_collected():
             return trio.run(self._main, main, args, clock=self.clock)
 
     async def _main(self, main: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
-        # Nobody gets a thread: to_thread.run_sync waits for a token, and is seen waiting.
+        # No task gets a thread: to_thread.run_sync waits for a token, and `_Outside` notices it.
         trio.to_thread.current_default_thread_limiter().total_tokens = 0
         trio.lowlevel.add_instrument(self.lineage)
         await trio.testing.wait_all_tasks_blocked()  # Trio's own: they wait for files too
@@ -196,7 +198,7 @@ class Kernel:
             scope.cancel()
 
     def _advance_until_woken(self) -> None:
-        """Jump on until there is something for Trio to do; most batches wake nobody, and asking Trio costs most."""
+        """Jump on until a task can run; most batches wake none, and a round of Trio costs more than a jump."""
         while True:
             statistics = trio.lowlevel.current_statistics()
             if statistics.tasks_runnable or statistics.run_sync_soon_queue_size:
@@ -211,12 +213,14 @@ class Kernel:
                 self._stall()
                 return
             self._stalled = False
-            if (self._limit_ns is not None and self._is_over(deadline_ns)) or self._advance(batch, deadline_ns):
+            if (self._limit_ns is not None and self._reached_limit(deadline_ns)) or self._advance(batch, deadline_ns):
                 return
 
-    def _is_over(self, deadline_ns: int | None) -> bool:
-        """Whether the limit comes before anything else; then it has been told."""
-        due = [key // _ORDERS for key in self._keys[:1]] + [each for each in (deadline_ns,) if each is not None]
+    def _reached_limit(self, deadline_ns: int | None) -> bool:
+        """Whether the limit comes before all events; then its callback has been called."""
+        due = [key // _ORDERS for key in self._keys[:1]] + [
+            time_ns for time_ns in (deadline_ns,) if time_ns is not None
+        ]
         assert self._limit_ns is not None
         if min(due) < self._limit_ns:
             return False
@@ -226,7 +230,7 @@ class Kernel:
         return True
 
     def _advance(self, batch: list[Timer] | None, deadline_ns: int | None) -> bool:
-        """Jump to the next instant and carry out what comes first in it; tell whether deadlines belong to it."""
+        """Jump to the next instant and run its first batch; return whether deadlines belong to the instant."""
         time_ns = deadline_ns
         if batch is not None:
             due_ns = self._keys[0] // _ORDERS
@@ -234,13 +238,13 @@ class Kernel:
                 time_ns = due_ns
                 self.clock.jump(time_ns)
                 self.on_instant()
-                self._carry_out(batch)
+                self._run_batch(batch)
         assert time_ns is not None
         if time_ns == deadline_ns:
             self.clock.jump(time_ns, expire=True)
         return time_ns == deadline_ns
 
-    def _carry_out(self, batch: list[Timer]) -> None:
+    def _run_batch(self, batch: list[Timer]) -> None:
         del self._due[heappop(self._keys)]
         batch.sort(key=_rank_of)
         for timer in batch:
@@ -262,7 +266,7 @@ class Kernel:
         return None
 
     def _stall(self) -> None:
-        """Ask what to do about a deadlock; a second time in a row is one too many."""
+        """Raise the error of a deadlock, unless `on_stall` resolves it, which it may not do twice in a row."""
         error = self.on_stall() if self.on_stall is not None and not self._stalled else _blocked()
         self._stalled = True
         if error is not None:
@@ -271,7 +275,7 @@ class Kernel:
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Let the garbage collector look less often at what thousands of ranks hold: it took a fifth of the time."""
+    """Run the garbage collector less often: with the objects of thousands of ranks it took a fifth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], _COLLECTED_AFTER), *before[1:])
     try:
@@ -295,7 +299,7 @@ class _Outside:
         """Refuse real input, output and threads.
 
         Raises:
-            UsageError: Saying which.
+            UsageError: With the kind of wait.
         """
         if _waiting_for_files(statistics.io_statistics) > self._files:
             raise _refused("real input or output (a socket, a pipe or a process)")
@@ -309,18 +313,17 @@ def _waiting_for_files(statistics: object) -> int:
     return sum(getattr(statistics, name, 0) for name in names)
 
 
-def _refused(what: str) -> UsageError:
+def _refused(kind: str) -> UsageError:
     return UsageError(
-        f"clock: the program waits for {what}, which takes no virtual time; do that before or after the run, declare a "
+        f"clock: the program waits for {kind}, which takes no virtual time; do that before or after the run, declare a "
         "compute with its seconds=, or run on clock='real'"
     )
 
 
 class Lineage(trio.abc.Instrument):
-    """Numbers tasks by who has started them: the third one that task (0, 5) starts is (0, 5, 2).
+    """Names of tasks by their parents: the third task that task (0, 5) starts is (0, 5, 2).
 
-    What one task does follows from the program, so these names are the same in every run; the order in which two tasks
-    run in an instant is not.
+    A task starts the same tasks in every run, so these names are the same; the order of two tasks in an instant is not.
     """
 
     def __init__(self) -> None:
@@ -339,6 +342,6 @@ class Lineage(trio.abc.Instrument):
         self._names[task] = (*self._names.get(parent, ()), number)
 
     def task_exited(self, task: Task) -> None:
-        """Forget a task, for Trio."""
+        """Remove a task, for Trio."""
         self._names.pop(task, None)
         self._children.pop(task, None)

@@ -1,8 +1,7 @@
 """Resources of a cluster, and the load that each round of an operation puts on them. Pure; no Trio.
 
-A round is busy while its bytes are on the wires, and idle while it starts its next step and the last bytes arrive. An
-operation that is alone does not care; another one that comes meanwhile does: it uses the wires while this one is idle,
-or other wires than this one does now.
+A round is busy while its bytes are on the wires, and idle while it starts its next step and the last bytes arrive. That
+matters only beside other operations, which use the wires while this one is idle, or wires that it does not use now.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from topology import Cluster
 
 from ..collectives.placement import Floats, Ints, numbering
-from ..cost.option import Part
+from ..cost.option import PricedPhase
 from ..cost.placed import PlacedRound
 
 
@@ -26,13 +25,13 @@ class _Level:
     """One level of the switches between nodes."""
 
     name: str
-    first: int  # number of the way out of its first block
-    ranks: int  # of a block
-    out_bytes_per_s: float  # of a block's way out
+    first: int  # number of its first block's way out
+    ranks: int  # ranks of a block
+    out_bytes_per_s: float  # bandwidth of a block's way out
 
 
 class Resources:
-    """Numbers for whatever flows share on a cluster.
+    """Numbers of the resources that flows share on a cluster.
 
     These are memories of devices, collective processors of ranks, the ways out of the blocks of a fabric's levels, and
     wires.
@@ -43,7 +42,7 @@ class Resources:
         places = [cluster.place(rank) for rank in range(cluster.world_size)]
         # Ranks of the plain machine have a core each, and one memory for all of a node.
         several = cluster.machine.devices is not None
-        devices = [each.node * cluster.devices_per_node + (each.device if several else 0) for each in places]
+        devices = [place.node * cluster.devices_per_node + (place.device if several else 0) for place in places]
         self._device = np.array(devices, np.int64)
         self._first_core = cluster.devices_per_node * cluster.nodes
         self._first_way = self._first_core + cluster.world_size
@@ -65,37 +64,37 @@ class Resources:
         return self._device[ranks]
 
     def cc_cores(self, ranks: Ints) -> Ints:
-        """Return the collective processors of each rank, as one."""
+        """Return the collective processors of each rank, as placed."""
         return self._first_core + ranks
 
     def ways_out(self, src: Ints, dst: Ints) -> list[tuple[Ints, float]]:
-        """Return what messages cross of each level of the fabric.
+        """Return the ways out of blocks that messages take, level by level of the fabric.
 
         Args:
-            src: (messages,) World ranks.
-            dst: (messages,) World ranks.
+            src: (messages,) World ranks of the senders.
+            dst: (messages,) World ranks of the receivers.
 
         Returns:
             For each level (messages,) the way out of the sender's block, -1 where a message stays inside, and its bytes
             per second.
         """
-        found = []
+        ways = []
         for level in self._levels:
             block = src // level.ranks
             way = np.where(block != dst // level.ranks, level.first + block, -1)
-            found.append((way, level.out_bytes_per_s))
-        return found
+            ways.append((way, level.out_bytes_per_s))
+        return ways
 
     def wires(self, wires: Ints) -> Ints:
-        """Return wires, given their numbers on a placement."""
+        """Return wires, from their numbers on a placement."""
         return self._first_wire + wires
 
     def wires_among(self, resources: Ints) -> Ints:
-        """Return the wires among some resources."""
+        """Return the wires among resources."""
         return resources[resources >= self._first_wire]
 
     def shifted(self, resources: Ints, units: Ints) -> Ints:
-        """Return (units, resources) that sit in other units as some do in theirs: see `ranks_per_unit`."""
+        """Return (units, resources) the same resources of units further on; see `ranks_per_unit`."""
         wire, nodes = resources >= self._first_wire, self.ranks_per_unit // self.cluster.ranks_per_node
         step = np.full(len(resources), self.ranks_per_unit)
         step[resources < self._first_core] = nodes * self.cluster.devices_per_node
@@ -107,7 +106,7 @@ class Resources:
         return moved
 
     def kind_and_number(self, resource: int) -> tuple[str, int]:
-        """Tell what a number stands for: "memory" of a device, "cc_core" of a rank, a level's name, or "wire"."""
+        """Return the kind of a resource, "memory", "cc_core", a level's name or "wire", and its number among these."""
         if resource >= self._first_wire:
             return "wire", resource - self._first_wire
         for level in reversed(self._levels):
@@ -121,22 +120,21 @@ class Resources:
 def _levels(cluster: Cluster, first: int) -> list[_Level]:
     """Return the levels of a cluster's fabric, with numbers for the ways out of their blocks from `first` on."""
     fabric, network = cluster.machine.fabric, cluster.machine.network
-    found: list[_Level] = []
+    levels: list[_Level] = []
     if fabric is None or network is None:
-        return found
+        return levels
     of_a_node = cluster.nics_per_node * cluster.bandwidth_bytes_per_s(network.link)
     for level in fabric.levels:
         ranks = level.nodes * cluster.ranks_per_node
-        found.append(
-            _Level(name=level.name, first=first, ranks=ranks, out_bytes_per_s=level.out_bytes_per_s(of_a_node))
-        )
+        out_bytes_per_s = level.out_bytes_per_s(of_a_node)
+        levels.append(_Level(name=level.name, first=first, ranks=ranks, out_bytes_per_s=out_bytes_per_s))
         first += -(-cluster.world_size // ranks)
-    return found
+    return levels
 
 
-# Operations of more rounds are taken to load what they need evenly: their rounds are short against the whole.
+# Operations of more rounds are taken to load their resources evenly: their rounds are short against the whole.
 _MOST_ROUNDS = 8
-# Of a round: a part that is shorter is no section of its own.
+# Share of a round below which its busy or its idle part is no section of its own.
 _SHORT = 0.05
 
 
@@ -144,14 +142,14 @@ _SHORT = 0.05
 class _Load:
     """One round, with its repetitions."""
 
-    busy_s_per_byte: Floats  # (needs,) how long each resource is busy, for each byte of the vector
-    messages: Floats  # (needs,) how many messages share the resource meanwhile
+    busy_s_per_byte: Floats  # (needs,) busy time of each resource, for each byte of the vector
+    messages: Floats  # (needs,) number of messages that share the resource meanwhile
     idle_s: float  # time in which no resource is busy
     taken_s_per_byte: float  # time in which some resource is busy
     whole: bool  # whether busy and idle parts alternate so often that they are one
 
     def sections(self, nbytes: float) -> list[tuple[float, Floats, Floats]]:
-        """Return how long each section takes, for how long of that everything is busy, and with how many messages."""
+        """Return the time of each section, the busy times of the resources, and their numbers of messages."""
         taken_s, busy_s = self.taken_s_per_byte * nbytes, self.busy_s_per_byte * nbytes
         total_s = taken_s + self.idle_s
         if self.whole or min(taken_s, self.idle_s) < _SHORT * total_s:
@@ -163,132 +161,131 @@ class Loads:
     """Loads of the phases of an operation.
 
     Attributes:
-        resources: (needs,) What it keeps busy at any time.
+        resources: (needs,) The resources that it uses.
     """
 
-    def __init__(self, parts: Sequence[Part], ranks: Ints, resources: Resources) -> None:
-        """Look at every round of every phase.
+    def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
+        """Add up the loads of the rounds of all phases.
 
         Args:
             parts: The phases, on wires as they are.
             ranks: (size,) World ranks.
-            resources: Of the cluster.
+            resources: Resources of the cluster.
         """
-        rounds = [(part, one) for part in parts for one in part.placed.each]
+        rounds = [(part, placed) for part in parts for placed in part.placed.each]
         self._memories, self._ways = _Memories(parts, ranks, resources), _WaysOut(parts, ranks, resources)
-        total_s = np.zeros(max((len(one.load_s_per_byte) for _, one in rounds), default=0))
-        for part, one in rounds:
-            total_s[: len(one.load_s_per_byte)] += _times(part, one) * one.load_s_per_byte
+        total_s = np.zeros(max((len(placed.load_s_per_byte) for _, placed in rounds), default=0))
+        for part, placed in rounds:
+            total_s[: len(placed.load_s_per_byte)] += _times(part, placed) * placed.load_s_per_byte
         self._wires = np.flatnonzero(total_s)
         self.resources: NDArray[np.int64] = np.concatenate(
             [self._memories.numbers, self._ways.numbers, resources.wires(self._wires)]
         )
-        loads = [self._load(part, one) for part, one in rounds]
+        loads = [self._load(part, placed) for part, placed in rounds]
         self._busy_s_per_byte, self._messages = np.zeros(len(self.resources)), np.zeros(len(self.resources))
-        for each in loads:
-            self._busy_s_per_byte += each.busy_s_per_byte
-            self._messages += each.busy_s_per_byte * each.messages
+        for load in loads:
+            self._busy_s_per_byte += load.busy_s_per_byte
+            self._messages += load.busy_s_per_byte * load.messages
         busy = self._busy_s_per_byte > 0
         self._messages[busy] /= self._busy_s_per_byte[busy]
         self._rounds = loads if len(rounds) <= _MOST_ROUNDS else []
 
     def sections(self, nbytes: float, *, evenly: bool) -> tuple[Floats, Floats, Floats]:
-        """Return how long each section takes, relative to the others, and (sections, needs) for how long what is busy,
-        and with how many messages at a time.
+        """Return relative times of the sections, and (sections, needs) busy times and numbers of messages at a time.
 
         Args:
-            nbytes: Of the whole vector.
+            nbytes: Bytes of the whole vector.
             evenly: Whether phases run beside each other, so that there is one section.
         """
         if evenly or not self._rounds:
             return np.ones(1), self._busy_s_per_byte[None, :] * nbytes, self._messages[None, :]
-        sections = [section for each in self._rounds for section in each.sections(nbytes) if section[0]]
+        sections = [section for load in self._rounds for section in load.sections(nbytes) if section[0]]
         if not sections:
             none = np.zeros((1, len(self.resources)))
             return np.ones(1), none, none
         took_s, busy_s, messages = zip(*sections, strict=True)
         return np.array(took_s), np.array(busy_s), np.array(messages)
 
-    def _load(self, part: Part, one: PlacedRound) -> _Load:
+    def _load(self, part: PricedPhase, placed: PlacedRound) -> _Load:
         wires_s = np.zeros(int(self._wires.max(initial=-1)) + 1)
-        known = one.load_s_per_byte[: len(wires_s)]  # wires get their numbers at their first use
-        wires_s[: len(known)] = _times(part, one) * known
-        copied = np.maximum(one.wire_s_per_byte, one.moving_s_per_byte + one.adding_s_per_byte)
-        moved_s = float(np.maximum(copied, one.reducing_s_per_byte).max(initial=0.0))
-        taken_s = max(moved_s, float(one.beside_s_per_byte.max(initial=0.0))) * _times(part, one)
-        local_s = float(one.local_s_per_byte.max(initial=0.0)) * _times(part, one)
-        on_memories, on_wires = self._memories.messages(one), _on_wires(part, one, len(wires_s))
-        ways_s, on_ways = self._ways.busy_s(part, one)
+        load = placed.load_s_per_byte[: len(wires_s)]  # wires get their numbers at their first use
+        wires_s[: len(load)] = _times(part, placed) * load
+        copied = np.maximum(placed.wire_s_per_byte, placed.moving_s_per_byte + placed.adding_s_per_byte)
+        moved_s = float(np.maximum(copied, placed.reducing_s_per_byte).max(initial=0.0))
+        taken_s = max(moved_s, float(placed.beside_s_per_byte.max(initial=0.0))) * _times(part, placed)
+        local_s = float(placed.local_s_per_byte.max(initial=0.0)) * _times(part, placed)
+        on_memories, on_wires = self._memories.messages(placed), _on_wires(part, placed, len(wires_s))
+        ways_s, on_ways = self._ways.busy_s(part, placed)
         return _Load(
-            busy_s_per_byte=np.concatenate([self._memories.busy_s(part, one), ways_s, wires_s[self._wires]]),
+            busy_s_per_byte=np.concatenate([self._memories.busy_s(part, placed), ways_s, wires_s[self._wires]]),
             messages=np.maximum(np.concatenate([on_memories, on_ways, on_wires[self._wires]]), 1.0),
-            idle_s=float((one.start_s + one.latency_s).max(initial=0.0)) * one.round.repeat,
+            idle_s=float((placed.start_s + placed.latency_s).max(initial=0.0)) * placed.round.repeat,
             taken_s_per_byte=max(taken_s, float(ways_s.max(initial=0.0))) + local_s,
-            whole=one.round.repeat > 1,
+            whole=placed.round.repeat > 1,
         )
 
 
 class _Memories:
-    """The memories of the devices that some ranks have, where it is known how fast they are."""
+    """Memories of the devices of ranks, where their bandwidth is known."""
 
-    def __init__(self, parts: Sequence[Part], ranks: Ints, resources: Resources) -> None:
+    def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
         self._rate = parts[0].placed.placement.memory_bytes_per_s if parts else None
         self.numbers, self._which = np.unique(resources.memories(ranks), return_inverse=True)
         if self._rate is None:
             self.numbers = self.numbers[:0]
 
-    def busy_s(self, part: Part, one: PlacedRound) -> Floats:
-        """Return how long a round keeps each of them busy, for each byte of the vector."""
+    def busy_s(self, part: PricedPhase, placed: PlacedRound) -> Floats:
+        """Return the busy time of each memory in a round, for each byte of the vector."""
         if self._rate is None:
             return np.zeros(0)
-        touched = _times(part, one) * one.round.touched
+        touched = _times(part, placed) * placed.round.touched
         rate = self._rate * part.placed.parameters.memory_efficiency
         return np.bincount(self._which, touched, len(self.numbers)) / rate
 
-    def messages(self, one: PlacedRound) -> Floats:
-        """Return how many messages of a round come from or go to each of them."""
+    def messages(self, placed: PlacedRound) -> Floats:
+        """Return the number of messages of a round from or to each memory."""
         if self._rate is None:
             return np.zeros(0)
-        ends = np.concatenate([one.round.src, one.round.dst])
-        each = None if one.round.count is None else np.tile(one.round.count, 2)
-        return np.bincount(self._which[ends], each, len(self.numbers)).astype(np.float64)
+        ends = np.concatenate([placed.round.src, placed.round.dst])
+        counts = None if placed.round.count is None else np.tile(placed.round.count, 2)
+        return np.bincount(self._which[ends], counts, len(self.numbers)).astype(np.float64)
 
 
 class _WaysOut:
-    """The ways out of the blocks of a fabric's levels that an operation takes."""
+    """Ways out of the blocks of a fabric's levels that an operation takes."""
 
-    def __init__(self, parts: Sequence[Part], ranks: Ints, resources: Resources) -> None:
+    def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
         self._ranks, self._resources = ranks, resources
         crossed = [
             way[way >= 0]
             for part in parts
-            for one in part.placed.each
-            for way, _ in resources.ways_out(ranks[one.round.src], ranks[one.round.dst])
+            for placed in part.placed.each
+            for way, _ in resources.ways_out(ranks[placed.round.src], ranks[placed.round.dst])
         ]
         self.numbers: Ints = np.unique(np.concatenate([np.zeros(0, np.int64), *crossed]))
 
-    def busy_s(self, part: Part, one: PlacedRound) -> tuple[Floats, Floats]:
-        """Return how long a round keeps each of them busy, for each byte of the vector, and with how many messages."""
+    def busy_s(self, part: PricedPhase, placed: PlacedRound) -> tuple[Floats, Floats]:
+        """Return the busy time of each way out in a round, for each byte of the vector, and its number of messages."""
         busy_s, messages = np.zeros(len(self.numbers)), np.zeros(len(self.numbers))
         if not len(self.numbers):
             return busy_s, messages
-        count = np.ones(len(one.round.src)) if one.round.count is None else one.round.count
-        for way, bytes_per_s in self._resources.ways_out(self._ranks[one.round.src], self._ranks[one.round.dst]):
+        count = np.ones(len(placed.round.src)) if placed.round.count is None else placed.round.count
+        for way, bytes_per_s in self._resources.ways_out(self._ranks[placed.round.src], self._ranks[placed.round.dst]):
             out = way >= 0
             which = np.searchsorted(self.numbers, way[out])
-            sent = one.round.sent[out] * _times(part, one)
+            sent = placed.round.sent[out] * _times(part, placed)
             busy_s += np.bincount(which, sent, len(busy_s)) / bytes_per_s
             messages += np.bincount(which, count[out], len(messages))
         return busy_s, messages
 
 
-def _on_wires(part: Part, one: PlacedRound, wires: int) -> Floats:
-    """Return how many messages of a round cross each wire."""
-    way = part.placed.placement.routes(one.round.src, one.round.dst, one.round.far)
-    each = None if one.round.count is None else np.repeat(one.round.count, np.diff(way.first))
-    return np.bincount(way.wire, each, wires)[:wires].astype(np.float64)
+def _on_wires(part: PricedPhase, placed: PlacedRound, wires: int) -> Floats:
+    """Return the number of messages of a round on each wire."""
+    way = part.placed.placement.routes(placed.round.src, placed.round.dst, placed.round.far)
+    counts = None if placed.round.count is None else np.repeat(placed.round.count, np.diff(way.first))
+    return np.bincount(way.wire, counts, wires)[:wires].astype(np.float64)
 
 
-def _times(part: Part, one: PlacedRound) -> float:
-    """Return how many bytes of a slot there are for each byte of the vector, with all repetitions."""
-    return one.round.repeat * part.share / part.placed.rounds.slots
+def _times(part: PricedPhase, placed: PlacedRound) -> float:
+    """Return the bytes of a slot for each byte of the vector, with all repetitions."""
+    return placed.round.repeat * part.share / part.placed.rounds.slots

@@ -1,8 +1,8 @@
 """Demand of messages between two ranks.
 
-There are as many pairs of ranks as ranks squared, but few ways to be joined: pairs whose ways have the same figures,
-wire by wire, take the same time and the same shares, each of memories, processors and wires of its own. So the cost
-model is asked once for each kind of way. Pure; no Trio.
+There are as many pairs of ranks as ranks squared, but few kinds of routes: pairs on routes with the same figures, wire
+by wire, take the same time and the same shares, each of memories, processors and wires of its own. So the cost model
+prices each kind of route once. Pure; no Trio.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from functools import lru_cache
 import numpy as np
 
 from ..collectives.placement import Ints, place
-from ..cost import Parameters, Round, Rounds, cost, on
-from ..cost.option import Part, Price
+from ..cost import CostParameters, Round, Rounds, cost, on
+from ..cost.option import Price, PricedPhase
 from .conditions import SlowWires
 from .demand import Demand, Pricing
 from .loads import Resources
 
-# Messages that are remembered: training loops send the same ones in every step.
+# Messages to keep the demand of: training loops send the same ones in every step.
 _REMEMBERED = 1 << 16
 
 
@@ -28,45 +28,45 @@ class _Pair:
     """A sender and a receiver."""
 
     ranks: Ints  # (2,) world ranks of sender and receiver
-    # all that a message between them can keep busy, in the same order for pairs that are joined alike.
+    # all resources of a message between them, in the same order for pairs on routes of one kind.
     resources: list[int]
     like: tuple[Pricing, list[int]]  # price of the first such pair, and its resources
 
 
 class Messages:
-    """Prices messages.
+    """Demands of messages.
 
     Args:
-        figures: Of the cost model.
-        resources: Of the cluster.
+        figures: Parameters of the cost model.
+        resources: Resources of the cluster.
         slow: The jitter of its wires.
     """
 
-    def __init__(self, figures: Parameters, resources: Resources, slow: SlowWires) -> None:
+    def __init__(self, figures: CostParameters, resources: Resources, slow: SlowWires) -> None:
         self._figures, self._resources, self._slow = figures, resources, slow
         self._alike: dict[object, tuple[Pricing, list[int]]] = {}
         self._pairs: dict[tuple[int, int], _Pair] = {}
         self._known: dict[tuple[int, int, float, int], Demand] = {}
 
     def demand(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
-        """Cost a message; from a rank to itself it is a copy in its memory.
+        """Return the demand of a message; from a rank to itself it is a copy in its memory.
 
         Args:
-            src: World rank.
-            dst: World rank.
-            nbytes: How many.
-            late_ns: How long the receiver came after the sender, less than 0 if it came before.
+            src: World rank of the sender.
+            dst: World rank of the receiver.
+            nbytes: Bytes of the message.
+            late_ns: Time between the arrivals of sender and receiver, less than 0 if the receiver was first.
 
         Raises:
             TopologyError: If no wire joins them.
         """
-        asked = src, dst, nbytes, late_ns
-        found = self._known.get(asked)
-        if found is None:
+        key = src, dst, nbytes, late_ns
+        demand = self._known.get(key)
+        if demand is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            found = self._known[asked] = self._computed(*asked)
-        return found
+            demand = self._known[key] = self._computed(*key)
+        return demand
 
     def _computed(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
         pair = self._pairs.get((src, dst))
@@ -77,17 +77,17 @@ class Messages:
             like = replace(pricing.demand(nbytes, np.zeros(1, np.int64)), positions=(np.arange(2),))
         else:
             like = pricing.demand(nbytes, np.array([max(-late_ns, 0), max(late_ns, 0)], np.int64))
-        own = dict(zip(resources, pair.resources, strict=True))
-        needed = np.array([own[resource] for resource in like.resources.tolist()], np.int64)
+        translation = dict(zip(resources, pair.resources, strict=True))
+        needed = np.array([translation[resource] for resource in like.resources.tolist()], np.int64)
         return replace(like, ranks=pair.ranks, resources=needed)
 
     def _pair(self, src: int, dst: int) -> _Pair:
-        of, ranks = self._resources, np.array([src] if src == dst else [src, dst])
-        placement = self._slow.under(place(of.cluster, ranks.tolist()))
+        shared, ranks = self._resources, np.array([src] if src == dst else [src, dst])
+        placement = self._slow.under(place(shared.cluster, ranks.tolist()))
         ends = np.arange(len(ranks) - 1)
         wires = placement.routes(ends, ends + 1).wire
-        out = [way[way >= 0] for way, _ in of.ways_out(ranks[:1], ranks[-1:])]
-        resources = np.concatenate([of.memories(ranks), of.cc_cores(ranks), *out, of.wires(wires)]).tolist()
+        out = [way[way >= 0] for way, _ in shared.ways_out(ranks[:1], ranks[-1:])]
+        resources = np.concatenate([shared.memories(ranks), shared.cc_cores(ranks), *out, shared.wires(wires)]).tolist()
         figures = placement.wires()
         way = (figures.kind[wires].tolist(), figures.latency_s[wires].tolist(), figures.bytes_per_s[wires].tolist())
         joined = repr((placement.device.tolist(), way, list(map(len, out))))
@@ -97,7 +97,7 @@ class Messages:
 
     def _pricing(self, ranks: Ints) -> Pricing:
         rounds = _message(len(ranks))
-        part = Part(on(place(self._resources.cluster, ranks.tolist()), rounds, parameters=self._figures))
+        part = PricedPhase(on(place(self._resources.cluster, ranks.tolist()), rounds, parameters=self._figures))
 
         def priced(nbytes: float) -> Price:
             # Without the bounds of a collective, in which many messages share processors and memories.

@@ -1,9 +1,9 @@
 """Fair rates of flows that share scarce resources. Pure; no Trio.
 
-The most urgent flows come first, and of each lane the oldest; less urgent and younger ones get what these leave, as
-they do where messages queue for a wire. Equals share by message, as messages on wires do: on a full resource all
-messages get the same, so that a flow with seven of them there gets seven times what a flow with one gets, and none more
-than it needs alone.
+The most urgent flows come first, and of each lane the oldest; less urgent and younger flows get the rest, as where
+messages queue for a wire. Equals share by message, as messages on wires do: on a full resource all messages get the
+same, so that a flow with seven messages there gets seven times the share of a flow with one, and none more than it
+needs alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _User: TypeAlias = tuple[int, float, float]  # flow, its share of a resource, an
 
 # Resources and levels that differ by less bind together: sums of a few products of doubles.
 _ALIKE = 1 + 1e-12
-# What is left of a resource when such sums have used it up.
+# Rest of a resource that counts as none: the rounding of such sums.
 _NOTHING = 1e-12
 # Flows times resources up to which plain Python is faster than numpy: four flows on four resources take 9 us, not 35.
 _FEW = 200
@@ -32,88 +32,88 @@ _REMEMBERED = 1 << 12
 
 
 class Rates:
-    """Rates of crowds, found once for flows in the same sections.
+    """Rates of crowds, computed once for flows in the same sections.
 
-    What a crowd's flows need says which resources are scarce, so that their sections, their limits and their turns are
-    all that rates depend on.
+    The needs of a crowd's flows determine the scarce resources, so rates depend on nothing but their sections, caps and
+    turns.
     """
 
     def __init__(self) -> None:
         self._known: dict[object, tuple[list[float], list[Section]]] = {}
 
     def of(self, flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
-        """Return how fast flows get on that need scarce resources.
+        """Return the rates of flows that need scarce resources.
 
-        Of flows whose turn it is, all rates rise together until a flow reaches its cap or a resource is used up; the
-        flows concerned stay where they are and the others rise on. Each rises in proportion to what its messages would
-        get of the resource that holds it back most, if all who need a resource were to share it.
+        All rates of the flows of a turn rise together until a flow reaches its cap or a resource is used up; the flows
+        affected stay there and the others rise on. Each rises in proportion to the share that its messages would get of
+        the resource that limits it most, if all users of a resource shared it.
 
         Args:
-            flows: Those that need any of them, oldest first.
+            flows: Flows that need any of them, oldest first.
             scarce: Numbers of the resources that they overfill together.
         """
         if len(flows) * len(scarce) <= _FEW:
             return few(flows, scarce)
         key = tuple((id(flow.section), flow.cap) for flow in flows), tuple(map(tuple, _turns(flows)))
-        known = self._known.get(key)
-        if known is None:
+        entry = self._known.get(key)
+        if entry is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            # Sections are kept as well: the identity of an object is its own only while it lives.
-            known = self._known[key] = many(flows, scarce), [flow.section for flow in flows]
-        return known[0]
+            # Sections are kept as well: the id of an object is its own only while it lives.
+            entry = self._known[key] = many(flows, scarce), [flow.section for flow in flows]
+        return entry[0]
 
 
 def few(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
     """Return the rates of a few flows, added up one by one from the left, with the same bits as `many`."""
-    place = {number: row for row, number in enumerate(sorted(scarce))}
-    users: list[list[_User]] = [[] for _ in place]
+    rows = {number: row for row, number in enumerate(sorted(scarce))}
+    users: list[list[_User]] = [[] for _ in rows]
     for n, flow in enumerate(flows):
         messages = flow.section.messages
         for number, share in flow.section.needs.items():
-            if number in place:
-                users[place[number]].append((n, share, messages[number]))
-    left, rate = [1.0] * len(users), [0.0] * len(flows)
+            if number in rows:
+                users[rows[number]].append((n, share, messages[number]))
+    free, rate = [1.0] * len(users), [0.0] * len(flows)
     for turn in _turns(flows):
         rising = set(turn)
         slope = _slopes(rising, users, len(flows))
-        ceiling = [flow.cap / each for flow, each in zip(flows, slope, strict=True)]
+        ceiling = [flow.cap / steepness for flow, steepness in zip(flows, slope, strict=True)]
         while rising:
             full = []
-            for free, each in zip(left, users, strict=True):
-                by = 0.0
-                for n, share, _ in each:
+            for row_free, row_users in zip(free, users, strict=True):
+                rise = 0.0
+                for n, share, _ in row_users:
                     if n in rising:
-                        by += slope[n] * share
-                full.append(free / by if by > 0 else inf)
+                        rise += slope[n] * share
+                full.append(row_free / rise if rise > 0 else inf)
             level = min(*full, *(ceiling[n] for n in rising))
             stops = {n for n in rising if ceiling[n] <= level * _ALIKE}
-            for each, at in zip(users, full, strict=True):
-                if at <= level * _ALIKE:
-                    stops.update(n for n, _, _ in each if n in rising)
+            for row_users, row_full in zip(users, full, strict=True):
+                if row_full <= level * _ALIKE:
+                    stops.update(n for n, _, _ in row_users if n in rising)
             for n in stops:
                 rate[n] = flows[n].cap if ceiling[n] <= level * _ALIKE else level * slope[n]
             rising -= stops
-            for row, each in enumerate(users):
+            for row, row_users in enumerate(users):
                 used = 0.0
-                for n, share, _ in each:
+                for n, share, _ in row_users:
                     used += rate[n] * share
-                left[row] = 0.0 if 1.0 - used < _NOTHING else 1.0 - used
+                free[row] = 0.0 if 1.0 - used < _NOTHING else 1.0 - used
     return rate
 
 
 def _slopes(turn: set[int], users: Sequence[Sequence[_User]], flows: int) -> list[float]:
-    """Return how steeply each flow rises."""
+    """Return the slope of each flow's rise."""
     slope = [inf] * flows
-    for each in users:
+    for row_users in users:
         total = 0.0
-        for n, _, messages in each:
+        for n, _, messages in row_users:
             if n in turn:
                 total += messages
-        for n, share, messages in each:
+        for n, share, messages in row_users:
             if n in turn and messages / (share * total) < slope[n]:
                 slope[n] = messages / (share * total)
-    return [1.0 if each == inf else each for each in slope]  # flows that need no scarce resource
+    return [1.0 if steepness == inf else steepness for steepness in slope]  # 1 for flows that need no scarce resource
 
 
 def many(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
@@ -130,7 +130,7 @@ def many(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
     names, resource = np.unique(needed[counts], return_inverse=True)
     cap = np.array([flow.cap for flow in flows])
     rate = np.zeros(len(flows))
-    left: Floats = np.ones(len(names))
+    free: Floats = np.ones(len(names))
     for turn in _turns(flows):
         rising = np.zeros(len(flows), np.bool_)
         rising[turn] = True
@@ -140,28 +140,28 @@ def many(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
         slope[~rising | np.isinf(slope)] = 1.0
         while rising.any():
             rise = np.bincount(resource, np.where(rising, slope, 0.0)[owner] * share, len(names))
-            full = np.divide(left, rise, out=np.full(len(names), np.inf), where=rise > 0)
+            full = np.divide(free, rise, out=np.full(len(names), np.inf), where=rise > 0)
             ceiling = np.where(rising, cap / slope, np.inf)
             level = min(full.min(), ceiling.min())
             stops = rising & (ceiling <= level * _ALIKE)
             stops[owner[(full <= level * _ALIKE)[resource] & rising[owner]]] = True
             rate[stops] = np.where(ceiling <= level * _ALIKE, cap, level * slope)[stops]
             rising &= ~stops
-            free = 1.0 - np.bincount(resource, rate[owner] * share, len(names))
-            left = np.where(free < _NOTHING, 0.0, free)
+            rest = 1.0 - np.bincount(resource, rate[owner] * share, len(names))
+            free = np.where(rest < _NOTHING, 0.0, rest)
     return rate.tolist()
 
 
 def _turns(flows: Sequence[Flow]) -> list[list[int]]:
-    """Return the flows that are equals, by number, the most urgent and then the oldest of each lane first."""
-    older: dict[object, tuple[int, int]] = {}  # by lane: its last flow, and the place of that flow
+    """Return the numbers of equal flows, turn by turn: the most urgent and then the oldest of each lane first."""
+    older: dict[object, tuple[int, int]] = {}  # by lane: its last flow, and the index of that flow in the lane
     turns: dict[tuple[int, int], list[int]] = {}
     for number, flow in enumerate(flows):
-        place = 0
+        index = 0
         if flow.lane is not None:
             lane, whole = (flow.priority, flow.lane), flow.age[0]
-            last, place = older.get(lane, (whole, 0))
-            place += last != whole  # parts of one are equals
-            older[lane] = whole, place
-        turns.setdefault((flow.priority, place), []).append(number)
+            last, index = older.get(lane, (whole, 0))
+            index += last != whole  # parts of a flow are equals
+            older[lane] = whole, index
+        turns.setdefault((flow.priority, index), []).append(number)
     return [turns[turn] for turn in sorted(turns)]

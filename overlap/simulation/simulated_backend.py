@@ -1,7 +1,7 @@
 """Simulated backend: the same program on a modelled cluster, in deterministic simulated time.
 
-Functions run at once, in the event loop, and take what they are stated to cost. Collectives move their data at once,
-when all ranks have met, and take what the cost model says of the schedule that they become on the cluster.
+Functions run at once, in the event loop, and take their stated time. Collectives move their data at once, when all
+ranks have met, and take the time of their schedule on the cluster in the cost model.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from . import (
     AlikeBy,
     ComputeCosts,
     Conditions,
-    Fabric,
+    FabricDriver,
     Fates,
     Faults,
     Interference,
     Kernel,
     Profile,
     Roofline,
-    Traffic,
+    SimulatedFabric,
 )
-from .faulty_world import Doom, FaultyCommunicators, FaultyWorld
+from .faulty_world import FaultInjector, FaultyCommunicators, FaultyWorld
 from .simulated_compute import SimulatedCompute, Starts
 from .simulated_engine import SimulatedEngine
 from .symmetric_world import SymmetricCommunicators, SymmetricEngine, SymmetricWorld
@@ -63,23 +63,23 @@ if TYPE_CHECKING:
 class Virtual:
     """The assumptions of a simulation: pass it as `clock=`, or "virtual" for the defaults."""
 
-    dtype: str = "bfloat16"  # That ranks compute in; their device's peak for it counts
+    dtype: str = "bfloat16"  # Dtype of computes, for the device's peak
     efficiency: float = 1.0  # Share of that peak that computes reach, more than 0 and at most 1
-    memory_efficiency: float = 1.0  # Share of the memory's bandwidth that they reach
-    # A trace file of a real run: computes take what those of their name took there.
+    memory_efficiency: float = 1.0  # Share of the memory's bandwidth that computes reach
+    # A trace file of a real run: computes take the time of those of their name there.
     profile: str | PathLike[str] | Profile | None = None
     conditions: Conditions = CALM  # Jitter, stragglers and slow wires, by seed
-    # What goes wrong, by seed: `overlap.Faults(seed=17)`; nothing by default. Ranks are not `alike` then.
+    # Faults, by seed: `overlap.Faults(seed=17)`; none by default. Ranks are not `alike` then.
     faults: Faults | None = None
-    # How computes and communication slow each other down while they overlap; not at all by default.
+    # Slow-downs of computes and communication while they overlap; none by default.
     interference: Interference = NO_INTERFERENCE
     peer_direct: bool = True  # Whether network adapters read device memory themselves
     shapes_only: bool = False  # Arrays have shape and dtype, and no data; see `overlap.shape_only`
-    # Which ranks behave alike, so that of each class only the first runs, for all, and the last, as a witness: 1 for
-    # all ranks, n for each of n equal blocks of consecutive ranks, such as pipeline stages, or what returns the class
-    # of a rank. 0: every rank runs. It needs `shapes_only`, calm conditions, and groups that are rows of a grid, as
-    # those of meshes are. Ranks of a class are done with an operation when the last of them is; a message on a group is
-    # taken to be sent by all ranks like its sender, to as many places on.
+    # Classes of ranks that behave alike, so that of each class only the first runs, for all, and the last, as a check:
+    # 1 for all ranks, n for each of n equal blocks of consecutive ranks, such as pipeline stages, or a function that
+    # returns the class of a rank. 0: every rank runs. It needs `shapes_only`, calm conditions, and groups that are rows
+    # of a grid, such as those of meshes. Ranks of a class are done with an operation when the last of them is; a
+    # message on a group is taken to be sent by all ranks like its sender, over the same distance.
     alike: AlikeBy = 0
 
     def meta(self) -> dict[str, str]:
@@ -97,16 +97,16 @@ class Virtual:
 
 
 class _Page(dict[int, list[int]]):
-    """Values by rank of a group; other dicts cannot be referred to weakly."""
+    """Values by rank of a group, in a dict that supports weak references."""
 
     __slots__ = ("__weakref__",)
 
 
 class SimulatedBackend(Backend):
-    """Virtual time, and who works in it.
+    """Backend of virtual time on a modelled cluster.
 
     Args:
-        assumptions: Of the simulation.
+        assumptions: The assumptions of the simulation.
         cluster: The machine.
 
     Raises:
@@ -115,8 +115,8 @@ class SimulatedBackend(Backend):
 
     assumptions: Virtual
     shapes_only: bool
-    traffic: Traffic
-    fabric: Fabric
+    traffic: FabricDriver
+    fabric: SimulatedFabric
 
     name: ClockName = "virtual"
 
@@ -127,33 +127,33 @@ class SimulatedBackend(Backend):
         self._computes: dict[int, SimulatedCompute] = {}
         self._alike: Alike | None = None
         self._size = cluster.world_size
-        self._newest_step: int | None = None  # That a rank has begun
+        self._newest_step: int | None = None  # The latest step that a rank has begun
         self._pulse: Callable[[int, int | None], None] | None = None
-        self._notes = WeakValueDictionary[tuple[object, int], _Page]()  # a page is there while a rank has it
-        fabric = Fabric(
+        self._notes = WeakValueDictionary[tuple[object, int], _Page]()  # a page exists while a rank has it
+        fabric = SimulatedFabric(
             cluster,
             peer_direct=assumptions.peer_direct,
             conditions=assumptions.conditions,
             interference=assumptions.interference,
         )
-        self.traffic, self.fabric = Traffic(self.kernel, fabric), fabric
-        self._doom = Doom(Fates(assumptions.faults), self.kernel) if assumptions.faults else None
-        self._starts = Starts(self.traffic, _costs(assumptions, cluster), assumptions.conditions, self._doom)
+        self.traffic, self.fabric = FabricDriver(self.kernel, fabric), fabric
+        self._injector = FaultInjector(Fates(assumptions.faults), self.kernel) if assumptions.faults else None
+        self._starts = Starts(self.traffic, _costs(assumptions, cluster), assumptions.conditions, self._injector)
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
         """Return a new array, or the shape of one."""
         return shape_only(shape, dtype) if self.shapes_only else super().empty(shape, dtype)
 
     def later(self, handover: Handover) -> Callable[[Callable[[], None]], None]:
-        """Return what calls a function once every task is blocked: to wake Trio could change the order of tasks."""
+        """Return a function that queues calls until all tasks are blocked; a wake-up could reorder tasks."""
         return self.kernel.unnoticed.append
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return one page that all ranks share."""
+        """Return the values of an operation, shared by all ranks."""
         return self._notes.setdefault((key, seq), _Page())
 
     def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
-        """Call a function at an instant, unless everybody is blocked for ever before."""
+        """Call a function at an instant, unless all tasks are blocked for ever before."""
         self.kernel.limit(self.kernel.now_ns + round(timeout_s * 1e9), stop)
 
     def meta(self) -> dict[str, str]:
@@ -181,16 +181,23 @@ class SimulatedBackend(Backend):
         check: str | None = None,
         steps: KeptSteps | None = None,
     ) -> World:
-        """Return a world that lives in this time, and records such steps.
+        """Return a world in virtual time, which records `steps`.
 
         Raises:
-            UsageError: If some ranks are to stand for others that cannot be like them.
+            UsageError: If ranks are to represent others that cannot be like them.
         """
         self._size = size
         transport, self._alike = NeuronLink(size), _alike(self.assumptions, size)
-        if self._doom is not None:
+        if self._injector is not None:
             return FaultyWorld(
-                size, cluster, transport, algorithm=algorithm, check=check, backend=self, doom=self._doom, steps=steps
+                size,
+                cluster,
+                transport,
+                algorithm=algorithm,
+                check=check,
+                backend=self,
+                injector=self._injector,
+                steps=steps,
             )
         if self._alike is None:
             return World(size, cluster, transport, algorithm=algorithm, check=check, backend=self, steps=steps)
@@ -199,21 +206,21 @@ class SimulatedBackend(Backend):
         )
 
     def communicators(self, engine: BaseEngine) -> Communicators:
-        """Return where the ranks of a world meet, or those who stand for them."""
-        if self._doom is not None:
-            return FaultyCommunicators(engine, self._doom)
+        """Return the communicators of a world, with faults or representatives if it has them."""
+        if self._injector is not None:
+            return FaultyCommunicators(engine, self._injector)
         if self._alike is not None:
             return SymmetricCommunicators(engine, self._alike)
         return super().communicators(engine)
 
     def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
         """Return a stream without a thread."""
-        made = SimulatedCompute(context, self._starts, lane)
-        self._computes.setdefault(context.rank, made)  # its first stream is the one that programs start on
-        return made
+        stream = SimulatedCompute(context, self._starts, lane)
+        self._computes.setdefault(context.rank, stream)  # programs start on a rank's first stream
+        return stream
 
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
-        """Return the engine that prices what it moves."""
+        """Return the engine, which prices operations by the cost model."""
         kind = SymmetricEngine if self.assumptions.alike else SimulatedEngine
         return kind(
             self.traffic,
@@ -226,15 +233,15 @@ class SimulatedBackend(Backend):
 
     @contextmanager
     def going_wrong(self) -> Iterator[None]:
-        """Run a world inside: what ends it badly is told which seed repeats that."""
-        if self._doom is None:
+        """Run a world inside, with the seed of its faults as a note on an error that ends it."""
+        if self._injector is None:
             yield
             return
         try:
-            with self._doom.fates.ordering_tasks():
+            with self._injector.fates.ordering_tasks():
                 yield
         except Exception as error:
-            error.add_note(self._doom.fates.repeating)
+            error.add_note(self._injector.fates.repeating)
             raise
 
     def step_begins(self, context: RankContext) -> None:
@@ -269,10 +276,10 @@ def _costs(assumptions: Virtual, cluster: Cluster) -> ComputeCosts:
 
 
 def virtual_of(clock: object) -> Virtual | None:
-    """Read the `clock` argument of `run`: None is the real clock.
+    """Return the assumptions of the `clock` argument of `run`; None for the real clock.
 
     Raises:
-        UsageError: If it cannot be meant.
+        UsageError: If it is no such clock.
     """
     if clock == "real":
         return None

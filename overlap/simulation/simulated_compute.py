@@ -14,28 +14,30 @@ from ..runtime.settling import deliver
 from ..runtime.state import BLOCKED, QUEUED, RUNNING
 from ..runtime.waits import call_when_done
 from ..timeline.replay.computes import Call, Which
-from . import ComputeCosts, Conditions, Order, Traffic
-from .faulty_world import Doom
+from . import ComputeCosts, Conditions, EventOrder, FabricDriver
+from .faulty_world import FaultInjector
 from .kernel import Kernel
 
 _place_of = attrgetter("number", "lane")
 
 
 class Starts:
-    """Computes that start in an instant, once every task has issued its operations of that instant.
+    """Starts of computes in an instant, once every task has issued its operations of that instant.
 
-    Trio runs the tasks of an instant in any order. So streams take turns by rank, and what several tasks of one rank
-    have issued goes by the order in which the rank has started these tasks.
+    Trio runs the tasks of an instant in any order. So streams take turns by rank, and the computes of several tasks of
+    one rank are in the order of their tasks' starts.
     """
 
-    traffic: Traffic
+    traffic: FabricDriver
     kernel: Kernel
     costs: ComputeCosts
     conditions: Conditions
 
-    def __init__(self, traffic: Traffic, costs: ComputeCosts, conditions: Conditions, doom: Doom | None) -> None:
+    def __init__(
+        self, traffic: FabricDriver, costs: ComputeCosts, conditions: Conditions, injector: FaultInjector | None
+    ) -> None:
         self.traffic, self.kernel, self.costs, self.conditions = traffic, traffic.kernel, costs, conditions
-        self.doom = doom
+        self.injector = injector
         self.rated = False  # whether a compute was priced by the peak of the device
         self.alone: bool = traffic.fabric.interference.off
         replayed = costs.profile.replayed if costs.profile else None
@@ -43,9 +45,9 @@ class Starts:
         self._waiting: list[SimulatedCompute] = []
 
     def soon(self, stream: SimulatedCompute) -> None:
-        """Let an idle stream start when all tasks are blocked."""
+        """Start an idle stream when all tasks are blocked."""
         if not self._waiting:
-            self.kernel.at(self.kernel.now_ns, 0, self._start, order=Order.COMPUTE)
+            self.kernel.at(self.kernel.now_ns, 0, self._start, order=EventOrder.COMPUTE)
         self._waiting.append(stream)
 
     def _start(self) -> None:
@@ -59,7 +61,7 @@ class SimulatedCompute(ComputeStream):
     """A rank's compute stream in virtual time: functions run at their start, and end when their cost is over.
 
     Attributes:
-        number: Of the rank.
+        number: Number of the rank.
     """
 
     number: int
@@ -71,7 +73,7 @@ class SimulatedCompute(ComputeStream):
         self._jitter = starts.conditions.jitter_of(context.rank)
         self._issued: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []  # issued in this instant, by task
         self._queue: deque[ComputeFuture[object]] = deque()
-        self._busy = self._asked = self._stopped = False
+        self._busy = self._start_pending = self._stopped = False
 
     def price(
         self, name: str, *, seconds: float | None, flops: float | None, bytes_moved: float | None
@@ -79,7 +81,7 @@ class SimulatedCompute(ComputeStream):
         """Return the time of a function, and the limit that decides it.
 
         Raises:
-            UsageError: If nothing says so, or a figure cannot be meant.
+            UsageError: If no cost is given, or an invalid one.
         """
         cost_ns, limit = self._starts.costs.duration_ns(name, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
         self._starts.rated = self._starts.rated or (bool(flops) and limit != "seconds")
@@ -88,13 +90,13 @@ class SimulatedCompute(ComputeStream):
     def submit(self, operation: ComputeFuture[object]) -> None:
         """Append a function."""
         self._issued.append((self._kernel.lineage.here(), operation))
-        if not self._asked:
-            self._asked = True
+        if not self._start_pending:
+            self._start_pending = True
             self._starts.soon(self)
 
     def start(self) -> None:
-        """Take in what was issued in this instant, and start if there is nothing else to do."""
-        self._asked = False
+        """Queue the computes that were issued in this instant, and start the first if the stream is idle."""
+        self._start_pending = False
         if len(self._issued) > 1:
             self._issued.sort(key=itemgetter(0))
         self._queue.extend(operation for _, operation in self._issued)
@@ -103,11 +105,11 @@ class SimulatedCompute(ComputeStream):
             self._next()
 
     def stop(self) -> None:
-        """Let no other function start."""
+        """Start no more functions."""
         self._stopped = True
 
     async def ended(self) -> None:
-        """Nothing runs on its own here."""
+        """Return at once, as nothing runs in a thread."""
 
     def _next(self) -> None:
         """Start the first function, as soon as its arguments exist."""
@@ -123,21 +125,21 @@ class SimulatedCompute(ComputeStream):
                 if operation.state is QUEUED:
                     operation._enter(BLOCKED)
                 for end in (pending, operation):  # its own end is a cancellation
-                    call_when_done(end, partial(self.context.soon, partial(self._go_on, operation)))
+                    call_when_done(end, partial(self.context.soon, partial(self._next_if_first, operation)))
             else:
                 self._due(self._queue.popleft())
             del operation, pending  # as in `_start`
             return
 
-    def _go_on(self, operation: ComputeFuture[object]) -> None:
-        """Look at the queue again, if a function is still its first."""
-        goes_on = self._queue and self._queue[0] is operation
+    def _next_if_first(self, operation: ComputeFuture[object]) -> None:
+        """Start the first function, if it is still a given one."""
+        is_first = self._queue and self._queue[0] is operation
         del operation  # as in `_start`
-        if goes_on:
+        if is_first:
             self._next()
 
     def _due(self, operation: ComputeFuture[object]) -> None:
-        """Start a function, after what lies between it and the one before it if real calls are replayed."""
+        """Start a function; if real calls are replayed, after the time between it and the one before."""
         replaying = self._starts.replaying
         if replaying is None:
             self._start(operation)
@@ -172,29 +174,29 @@ class SimulatedCompute(ComputeStream):
             failure = operation.failure_of(error)
         cost_ns, kind = operation.cost
         done = partial(self._done, operation, started_ns, value, failure)
-        self._take(self._disturbed(operation, self._jitter.compute_ns(cost_ns)), kind, done)
+        self._take(self._faulty_ns(operation, self._jitter.compute_ns(cost_ns)), kind, done)
         # The traceback of an error has this frame and those of the callers: it would keep itself alive.
         del operation, args, done, failure
 
-    def _disturbed(self, operation: ComputeFuture[object], cost_ns: int) -> int:
-        """Return the time of a function under faults, of which its rank may die."""
-        doom = self._starts.doom
-        if doom is None:
+    def _faulty_ns(self, operation: ComputeFuture[object], cost_ns: int) -> int:
+        """Return the time of a function with faults, and kill its rank if one of them is its death."""
+        injector = self._starts.injector
+        if injector is None:
             return cost_ns
-        cost_ns = doom.fates.slow_ns(self.number, cost_ns, operation.step)
-        fate = doom.fates.next(self.number, operation.step)
+        cost_ns = injector.fates.slow_ns(self.number, cost_ns, operation.step)
+        fate = injector.fates.next(self.number, operation.step)
         cost_ns += fate.late_ns
         if fate.dies_at is not None:
             dies_ns = self._kernel.now_ns + round(fate.dies_at * cost_ns)
-            self._kernel.at(dies_ns, self.number, partial(self._die, operation, doom))
+            self._kernel.at(dies_ns, self.number, partial(self._die, operation, injector))
         return cost_ns
 
-    def _die(self, operation: ComputeFuture[object], doom: Doom) -> None:
+    def _die(self, operation: ComputeFuture[object], injector: FaultInjector) -> None:
         self.stop()
-        doom.kill(self.context, operation)
+        injector.kill(self.context, operation)
 
     def _take(self, duration_ns: int, kind: str, done: Callable[[], None]) -> None:
-        """Let time pass; where computes and communication slow each other down, the fabric knows how much."""
+        """Call `done` after the time of a compute, which the fabric stretches where communication slows it down."""
         if self._starts.alone:
             self._kernel.at(self._kernel.now_ns + duration_ns, self.number, done)
             return

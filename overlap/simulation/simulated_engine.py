@@ -1,4 +1,4 @@
-"""Simulated engine: moves data at once, when all ranks have met, and lets the modelled time pass."""
+"""Simulated engine, which moves data at once, when all ranks have met, and takes the modelled time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..collectives.uneven import UnevenSchedule, slots_moved, uneven
 from ..cost import Placed, Rounds, cost, rounds
 from ..cost.candidates import placed_on
 from ..cost.choice import Choices
-from ..cost.option import Flat, Option
+from ..cost.option import AlgorithmOption, Flat
 from ..cost.select import DIRECT
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.context import RankContext
@@ -21,18 +21,18 @@ from ..runtime.engine.in_process import fit_all, run_here
 from ..runtime.executor import Executor
 from ..runtime.match import Match
 from ..runtime.operation import Operation
-from . import Kernel, Order, Reached, Traffic, Transfer
+from . import EventOrder, FabricDriver, Kernel, Reached, Transfer
 from .simulated_compute import SimulatedCompute
 
 if TYPE_CHECKING:
     from topology import Cluster
 
     from ..collectives.call import Call
-    from ..cost.option import Option
+    from ..cost.option import AlgorithmOption
 
 
 class Modelled(Executor):
-    """Carries out operations in modelled time, once all ranks have met."""
+    """Executor of operations in modelled time, once all ranks have met."""
 
     together = True
 
@@ -48,10 +48,10 @@ class Modelled(Executor):
 
 
 class SimulatedEngine(BaseEngine):
-    """Moves data at once, when all ranks have met, and lets the modelled time pass.
+    """Engine that moves data at once, when all ranks have met, and takes the modelled time.
 
     Args:
-        traffic: What carries it, in the model.
+        traffic: The transfers of the model.
         cluster: The machine.
         algorithm: The only one to use; by default the cheapest for each operation.
         peer_direct: Whether network adapters read device memory themselves.
@@ -61,7 +61,7 @@ class SimulatedEngine(BaseEngine):
 
     def __init__(
         self,
-        traffic: Traffic,
+        traffic: FabricDriver,
         cluster: Cluster,
         *,
         algorithm: str | None,
@@ -75,26 +75,26 @@ class SimulatedEngine(BaseEngine):
         self._uneven = UnevenCosts()
 
     def direct(self, members: tuple[int, ...]) -> bool:
-        """All ranks meet; what happens then is a matter of the model."""
+        """Return True: all ranks are matched, whatever the algorithm of the model."""
         return True
 
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
-        """Call `look` when all tasks have done what they do in this instant, whatever their order."""
+        """Call `look` when all tasks are blocked in this instant, whatever their order."""
         kernel = self._traffic.kernel
-        kernel.at(kernel.now_ns, context.rank, look, order=Order.SETTLE)
+        kernel.at(kernel.now_ns, context.rank, look, order=EventOrder.SETTLE)
 
     def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
-        """Let the model say how long all operations take."""
-        return Modelled(self._carry_out, communicator)
+        """Return the executor, which takes the time of the model."""
+        return Modelled(self._execute, communicator)
 
     async def aclose(self) -> None:
-        """Nothing is left to wait for."""
+        """Return at once, as nothing runs in the background."""
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, communicator: Communicator, match: Match) -> None:
+    def _execute(self, communicator: Communicator, match: Match) -> None:
         operations, pattern = _ends(match), _pattern(match)
-        if self._shapes_only:  # there is nothing to lend or to move
+        if self._shapes_only:  # there is no data to lock or to move
             fit_all(operations, pattern)
         else:
             for operation in operations:
@@ -107,16 +107,16 @@ class SimulatedEngine(BaseEngine):
         operations, pattern = _ends(match), _pattern(match)
         arrivals_ns = [operation.started_ns for operation in operations]
         transfer = self._transfer(communicator, operations, pattern, arrivals_ns)
-        told = partial(_reached, operations, pattern, max(arrivals_ns), self._traffic.kernel)
+        on_reached = partial(_reached, operations, pattern, max(arrivals_ns), self._traffic.kernel)
         for operation in operations:
-            operation.moves(None)
-        self._traffic.begin(transfer, told)
+            operation.start_moving(None)
+        self._traffic.begin(transfer, on_reached)
 
     def _transfer(
         self, communicator: Communicator, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
     ) -> Transfer:
         fabric, name = self._traffic.fabric, str(communicator.key)
-        # Messages count from 0 again once a pair has been at rest; the instant tells those apart.
+        # Messages count from 0 again once a pair has been at rest; the instant makes their keys unique.
         key = ("comm", name, operations[0].seq, max(arrivals_ns))
         priority = min([operation.priority for operation in operations])
         if pattern.kind is Collective.P2P:
@@ -131,11 +131,11 @@ class SimulatedEngine(BaseEngine):
             key, pattern.kind.value, option, nbytes, communicator.members, met_ns, priority=priority, lane=name
         )
 
-    def _option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> Option:
-        """Return the option that a call becomes; `like` is the algorithm of groups that behave alike."""
+    def _option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> AlgorithmOption:
+        """Return the algorithm option of a call; `like` is the algorithm of groups that behave alike."""
         return self._choices.plan(pattern, members, like=like).option
 
-    def _priced(self, members: tuple[int, ...], pattern: Call) -> tuple[Option, float]:
+    def _priced(self, members: tuple[int, ...], pattern: Call) -> tuple[AlgorithmOption, float]:
         """Return the option of an operation, and the bytes to price; blocks that differ are priced one by one."""
         option = self._option(members, pattern)
         if not pattern.counts or option.algorithm == DIRECT:
@@ -153,7 +153,7 @@ def _pattern(match: Match) -> Call:
 
 
 def _reached(operations: Sequence[Operation], pattern: Call, met_ns: int, kernel: Kernel, reached: Reached) -> None:
-    """Finish the operation on those ranks that are done with it."""
+    """Finish an operation on the ranks that are done with it."""
     match, now_ns = operations[0].describe(pattern, met_ns), kernel.now_ns
     for position in reached.positions.tolist():
         operations[position].finish(now_ns, match)
@@ -161,56 +161,56 @@ def _reached(operations: Sequence[Operation], pattern: Call, met_ns: int, kernel
 
 # Beyond so many ranks tables take seconds to go through: blocks are priced as equal ones of as many bytes.
 _MOST_RANKS = 512
-# Calls with other counts, as those of experts are in every step, that are remembered.
+# Calls to keep the price of, with new counts in every step, as those of experts.
 _REMEMBERED = 256
 
-_Priced: TypeAlias = tuple[Option, float]
+_Priced: TypeAlias = tuple[AlgorithmOption, float]
 
 
 class UnevenCosts:
-    """Prices the calls of one world whose blocks differ."""
+    """Prices of calls with blocks that differ, in one world."""
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[Option, int], UnevenSchedule] = {}
+        self._tables: dict[tuple[AlgorithmOption, int], UnevenSchedule] = {}
         self._known: dict[tuple[Call, tuple[int, ...]], _Priced] = {}
 
     def priced(
-        self, even: Option, asked: Call, members: tuple[int, ...], placed: Callable[[Rounds], Placed]
+        self, even: AlgorithmOption, call: Call, members: tuple[int, ...], placed: Callable[[Rounds], Placed]
     ) -> _Priced:
-        """Return an option, and for how many bytes it is to be priced.
+        """Return an option, and the bytes to price.
 
         Args:
-            even: What the call would become if its blocks were equal.
-            asked: The call.
+            even: The option of the call with equal blocks.
+            call: The call.
             members: World ranks in group order.
-            placed: Puts rounds on the machine.
+            placed: Function that places rounds on the machine.
         """
         if len(members) > _MOST_RANKS:
-            return even, asked.nbytes
-        found = self._known.get((asked, members))
-        if found is None:
+            return even, call.nbytes
+        price = self._known.get((call, members))
+        if price is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            found = self._known[asked, members] = self._computed(even, asked, placed)
-        return found
+            price = self._known[call, members] = self._computed(even, call, placed)
+        return price
 
-    def _computed(self, even: Option, asked: Call, placed: Callable[[Rounds], Placed]) -> _Priced:
-        # Slices that are pipelined through phases have no price as one table; for how much more there is to carry, the
-        # table in one piece tells.
+    def _computed(self, even: AlgorithmOption, call: Call, placed: Callable[[Rounds], Placed]) -> _Priced:
+        # Slices that are pipelined through phases have no price as one table; the additional bytes are those of the
+        # table in one piece.
         phased = len(even.parts) > 1
-        table = self._table(even, 1 if phased else even.price(asked.nbytes).slices)
-        differing = placed(rounds(table, slots_moved(table, asked.counts)))
+        table = self._table(even, 1 if phased else even.price(call.nbytes).slices)
+        differing = placed(rounds(table, slots_moved(table, call.counts)))
         if not phased:
-            return Flat(even.algorithm, even.detail, differing, lambda: table), asked.nbytes
-        equal, nbytes = placed(rounds(table)), asked.nbytes
+            return Flat(even.algorithm, even.detail, differing, lambda: table), call.nbytes
+        equal, nbytes = placed(rounds(table)), call.nbytes
         without_s, equal_s = cost(equal, 0).total_s, cost(equal, nbytes).total_s
         differing_s = cost(differing, nbytes).total_s
         return even, nbytes * (differing_s - without_s) / (equal_s - without_s) if equal_s > without_s else nbytes
 
-    def _table(self, even: Option, slices: int) -> UnevenSchedule:
-        found = self._tables.get((even, slices))
-        if found is None:
+    def _table(self, even: AlgorithmOption, slices: int) -> UnevenSchedule:
+        table = self._tables.get((even, slices))
+        if table is None:
             if len(self._tables) >= _REMEMBERED:
                 self._tables.clear()
-            found = self._tables[even, slices] = uneven(even.schedule(slices))
-        return found
+            table = self._tables[even, slices] = uneven(even.schedule(slices))
+        return table

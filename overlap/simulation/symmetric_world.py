@@ -1,7 +1,7 @@
-"""Simulated worlds in which a few ranks stand for all: their groups, their messages and their prices.
+"""Simulated worlds of representatives: the groups, messages and prices of a few ranks that are run for all.
 
-A rank issues on its own group, and the groups of all ranks like it are taken to do the same at the same time. So there
-is one communicator for all these groups, in which only those meet who are simulated.
+A rank issues on its own group, and the groups of all ranks like it are taken to do the same at the same time. So one
+communicator has all these groups, and matches the operations of the simulated ranks only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..runtime.operation import Operation
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
 from ..units import format_ns
-from . import Alike, Demand, Same, Transfer, repeated, together
+from . import Alike, AlikeGroups, Demand, Transfer, repeated, together
 from .simulated_engine import SimulatedEngine
 
 if TYPE_CHECKING:
@@ -36,16 +36,16 @@ T = TypeVar("T")
 
 
 class SymmetricWorld(World):
-    """A world of which only some ranks run.
+    """A world in which only the representatives run.
 
     Args:
         size: Ranks in the world.
         cluster: The machine.
-        transport: Of all ranks; nothing travels.
-        algorithm: The only one to use.
-        backend: Virtual time.
-        alike: Who stands for whom.
-        steps: Which are recorded; None: all that fit.
+        transport: Transport of all ranks; nothing travels.
+        algorithm: The only algorithm to use.
+        backend: Backend of virtual time.
+        alike: Classes of the ranks, with their representatives.
+        steps: Steps to record; None for all that fit.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class SymmetricWorld(World):
     async def live(
         self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None
     ) -> list[T]:
-        """Run `main` on those who are simulated; everybody's result is that of the first rank like it."""
+        """Run `main` on the simulated ranks; the result of each rank is that of its representative."""
         results = await super().live(main, args, timeout_s)
         standing = self._alike.standing(np.arange(self.size), self._alike.simulated)
-        return [results[place] for place in standing.tolist()]
+        return [results[index] for index in standing.tolist()]
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Check all groups like this one."""
@@ -81,53 +81,51 @@ class SymmetricWorld(World):
 
 
 class SymmetricCommunicators(Communicators):
-    """The communicators of a world of which only some ranks run."""
+    """The communicators of a world in which only the representatives run."""
 
     def __init__(self, engine: BaseEngine, alike: Alike) -> None:
         super().__init__(engine)
         self._alike = alike
-        # The pairs of messages from one class to another, whose sides run, and their stream: equal for all tags.
+        # The pairs of messages from one class to another, their simulated ranks and their stream: equal for all tags.
         self._pairs: dict[tuple[object, ...], tuple[Ints, list[list[int]], str]] = {}
 
     def open(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Return where all groups like this one meet, or the ranks that send to one another in them."""
+        """Return the communicator of all groups like one, or of the ranks that send to one another in them."""
         rows = self._alike.rows(key.ranks)
         if key.messages:
             return self._messages(rows, key, name, members)
         shared = key._replace(ranks=tuple(rows[0].tolist()))
-        return self._found(shared, name, rows, [self._simulated(rows)])
+        return self._shared(shared, name, rows, [self._simulated(rows)])
 
     def _ranks_here(self, key: Key) -> tuple[Key, int]:
-        """Return the key of all groups like one, and how many ranks run that are in them."""
+        """Return the key of all groups like one, and the number of their ranks that run."""
         rows = self._alike.rows(key.ranks)
         return Key(tuple(rows[0].tolist()), key.occurrence, ""), len(self._simulated(rows))
 
-    def check_any_source(self, ranks: tuple[int, ...], *, told: bool) -> None:
-        """Raise `UsageError`: those who do not run send nothing that could be waited for."""
-        raise UsageError("src: where ranks stand for others, a receive must name its source")
+    def check_any_source(self, ranks: tuple[int, ...], *, has_like: bool) -> None:
+        """Raise `UsageError`, as ranks that do not run send no messages to wait for."""
+        raise UsageError("src: where ranks represent others, a receive must name its source; pass src=")
 
     def _messages(self, rows: Ints, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Return where all ranks like the sender meet those like the receiver so many places further on."""
+        """Return the communicator of all ranks like the sender, and of those like the receiver at the same distance."""
         shift, classes = (key.dst - key.src) % rows.shape[1], self._alike.classes
-        asked = key.ranks, shift, members
-        if asked not in self._pairs:
+        pairs_key = key.ranks, shift, members
+        if pairs_key not in self._pairs:
             pairs = np.stack([rows, np.roll(rows, -shift, axis=1)], axis=-1).reshape(-1, 2)
             pairs = pairs[(classes[pairs] == classes[list(members)]).all(axis=1)]
             like = ", ".join(map(str, classes[list(members)].tolist()))
             sides = [self._simulated(pairs[:, 0]), self._simulated(pairs[:, 1])]
-            self._pairs[asked] = pairs, sides, f"messages between classes {like}"
-        pairs, sides, stream = self._pairs[asked]
+            self._pairs[pairs_key] = pairs, sides, f"messages between classes {like}"
+        pairs, sides, stream = self._pairs[pairs_key]
         shared = Key(tuple(rows[0].tolist()), key.occurrence, stream, src=0, dst=shift, tag=key.tag)
-        return self._found(shared, name, pairs, sides)
+        return self._shared(shared, name, pairs, sides)
 
     def _simulated(self, ranks: Ints) -> list[int]:
         return [rank for rank in self._alike.simulated if rank in ranks]
 
-    def _found(self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]) -> Communicator:
-        found = self.known(key)
-        return (
-            found if found is not None else self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
-        )
+    def _shared(self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]) -> Communicator:
+        kept = self.known(key)
+        return kept or self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
 
 
 class SymmetricCommunicator(Communicator):
@@ -135,8 +133,8 @@ class SymmetricCommunicator(Communicator):
 
     Attributes:
         rows: (groups, ranks of each) World ranks.
-        standing: The same, as places in `members` of those who stand for them.
-        first_like: (members,) Who stands for each of the members.
+        standing: The same, as indices in `members` of their representatives.
+        first_like: (members,) Index of the representative of each member.
     """
 
     rows: Ints
@@ -162,15 +160,15 @@ class SymmetricCommunicator(Communicator):
         self.first_like: NDArray[np.int64] = np.concatenate(first_like)
 
     def place(self, position: int, rank: int) -> int:
-        """Return which of `members` a simulated rank is: of messages, as sender (0) or receiver (1)."""
+        """Return the index in `members` of a simulated rank: of messages, as sender (0) or receiver (1)."""
         side = position if len(self._sides) > 1 else 0
         return side * len(self._sides[0]) + self._sides[side].index(rank)
 
     def check(self, operations: Sequence[Operation], arrivals_ns: Ints) -> None:
-        """Compare when ranks of a class have come.
+        """Compare the arrivals of the ranks of a class.
 
         Raises:
-            UsageError: If that differs.
+            UsageError: If they differ.
         """
         early_ns = arrivals_ns - arrivals_ns[self.first_like]
         if early_ns.any():
@@ -187,11 +185,11 @@ _DEMANDS_AT_MOST = 256
 
 
 class SymmetricEngine(SimulatedEngine):
-    """Prices what all groups like that of a rank do, for the ranks that are simulated."""
+    """Engine that prices the operations of all groups that are alike, for the simulated ranks."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        # By the rows that need it, which are kept here: an array's identity is its own only while it lives.
+        # By the id of the rows, which are kept here: an array's id is its own only while it lives.
         self._demands: dict[tuple[object, ...], tuple[Demand, str, Ints]] = {}
 
     def _transfer(
@@ -220,23 +218,23 @@ class SymmetricEngine(SimulatedEngine):
     def _demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:
         """Return the demand of all rows together, and the algorithm of the first."""
         rows = communicator.rows
-        asked = id(rows), pattern, late_ns.tobytes()
-        known = self._demands.get(asked)
-        if known is None:
+        demand_key = id(rows), pattern, late_ns.tobytes()
+        entry = self._demands.get(demand_key)
+        if entry is None:
             groups, algorithm = [], ""
             for members, units in repeated(rows, self._traffic.fabric.resources.ranks_per_unit):
                 row, standing = rows[members[0]].tolist(), communicator.standing[members]
                 demand, algorithm = self._of_row(row, pattern, late_ns[standing[0]], algorithm)
                 resources = self._traffic.fabric.resources.shifted(demand.resources, units)
-                groups.append(Same(demand=demand, resources=resources, standing=standing))
+                groups.append(AlikeGroups(demand=demand, resources=resources, standing=standing))
             joined = together(groups, communicator.members, communicator.first_like)
             if len(self._demands) >= _DEMANDS_AT_MOST:
                 del self._demands[next(iter(self._demands))]
-            known = self._demands[asked] = joined, algorithm, rows
-        return known[:2]
+            entry = self._demands[demand_key] = joined, algorithm, rows
+        return entry[:2]
 
     def _of_row(self, row: list[int], pattern: Call, late_ns: Ints, like: str) -> tuple[Demand, str]:
-        """Return the demand of one group alone, and its algorithm: that of the others, if any is known."""
+        """Return the demand of one group alone, and its algorithm: `like`, that of the other groups, if known."""
         fabric, nbytes = self._traffic.fabric, pattern.nbytes
         if pattern.kind is Collective.P2P:
             src, dst = row

@@ -1,11 +1,11 @@
-"""Classes of ranks that behave alike: which are simulated, and what all of a class need together. Pure.
+"""Classes of ranks that behave alike, their representatives, and the common demand of their groups. Pure.
 
-Where only the timeline matters, ranks that run the same program in places that are alike do the same at the same time.
-Of each class of them the first and the last are simulated: the first stands for all, the last is a witness, because a
-class whose ends differ is none.
+Where only the timeline matters, ranks that run the same program in like places do the same at the same time. Of each
+class of them the first and the last are simulated: the first represents all, the last is a check, because the ends of a
+class must not differ.
 
-A group of such a rank stands for the groups of all ranks like it: the rows of a grid over the world, as meshes make
-them. What one row does all rows like it do at once, and the wires carry them all.
+A group of such a rank represents the groups of all ranks like it: the rows of a grid over the world, as meshes make
+them. All rows that are alike do the same at once, and the wires carry them all.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ AlikeBy: TypeAlias = "int | Callable[[int], Hashable]"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Alike:
-    """The classes of a world."""
+    """The classes of a world's ranks."""
 
     classes: Ints  # (world_size,) Class of each rank, from 0 in the order of their first ranks
     simulated: tuple[int, ...]  # First and last rank of each class, ascending
 
     @classmethod
-    def of(cls, told: AlikeBy, world_size: int) -> Self:
+    def of(cls, classes_by: AlikeBy, world_size: int) -> Self:
         """Sort the ranks of a world.
 
         Args:
-            told: Into how many blocks of consecutive ranks that behave alike the world falls; or what says the class
-                of a rank.
-            world_size: Ranks.
+            classes_by: Number of equal blocks of consecutive ranks that behave alike; or a function that returns the
+                class of a rank.
+            world_size: Number of ranks.
 
         Raises:
             UsageError: If there are no such blocks.
         """
-        names = [told(rank) for rank in range(world_size)] if callable(told) else _blocks(told, world_size)
+        names = list(map(classes_by, range(world_size))) if callable(classes_by) else _blocks(classes_by, world_size)
         numbers: dict[Hashable, int] = {}
         classes = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
         lasts = dict(zip(classes.tolist(), range(world_size), strict=True))
@@ -50,14 +50,14 @@ class Alike:
         return cls(classes=classes, simulated=tuple(sorted({*firsts.values(), *lasts.values()})))
 
     def rows(self, ranks: Sequence[int]) -> Ints:
-        """Return the groups like this one, itself among them, as (groups, ranks of each).
+        """Return the groups like one, itself included, as (groups, ranks of each).
 
         Raises:
-            UsageError: If it is no row of a grid, or ranks like its own are in other groups.
+            UsageError: If it is no row of a grid, or ranks like its own are in groups of another form.
         """
-        own = np.array(ranks, np.int64)
-        grid = self._grid(own)
-        pattern = self.classes[own]
+        row = np.array(ranks, np.int64)
+        grid = self._grid(row)
+        pattern = self.classes[row]
         rows: Ints = grid[(self.classes[grid] == pattern).all(axis=1)]
         if rows.size != np.isin(self.classes, pattern).sum():
             raise UsageError(
@@ -66,49 +66,49 @@ class Alike:
             )
         return rows
 
-    def _grid(self, own: Ints) -> Ints:
-        size, world_size = len(own), len(self.classes)
-        stride = int(own[1] - own[0]) if size > 1 else 1
+    def _grid(self, row: Ints) -> Ints:
+        size, world_size = len(row), len(self.classes)
+        stride = int(row[1] - row[0]) if size > 1 else 1
         if stride > 0 and world_size % (size * stride) == 0:
             grid = np.arange(world_size).reshape(-1, size, stride).transpose(0, 2, 1).reshape(-1, size)
-            if (grid == own).all(axis=1).any():
+            if (grid == row).all(axis=1).any():
                 return grid
         raise UsageError(
-            f"alike: ranks {_named(own.tolist())} are no row of a grid over all ranks; where ranks stand for others, "
+            f"alike: ranks {_named(row.tolist())} are no row of a grid over all ranks; where ranks represent others, "
             "groups are the world and those of meshes, such as rank.mesh(dp=4, tp=8)['tp']"
         )
 
     def first_like(self, ends: Sequence[int]) -> Ints:
-        """Return for each of some ranks the place among them of the first that is of its class."""
+        """Return for each rank the index of the first rank of its class."""
         classes = self.classes[list(ends)].tolist()
-        return np.array([classes.index(each) for each in classes], np.int64)
+        return np.array([classes.index(number) for number in classes], np.int64)
 
     def standing(self, ranks: Ints, ends: Sequence[int]) -> Ints:
-        """Return for each of many ranks the place among `ends` of the first that is of its class."""
-        place = np.full(int(self.classes.max()) + 1, -1, np.int64)
-        place[self.classes[list(reversed(ends))]] = range(len(ends) - 1, -1, -1)
-        found: Ints = place[self.classes[ranks]]
-        return found
+        """Return for each rank the index in `ends` of its representative, the first rank of its class."""
+        index = np.full(int(self.classes.max()) + 1, -1, np.int64)
+        index[self.classes[list(reversed(ends))]] = range(len(ends) - 1, -1, -1)
+        representatives: Ints = index[self.classes[ranks]]
+        return representatives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Same:
-    """Groups that need the same, each in its own place."""
+class AlikeGroups:
+    """Groups with the same demand, each on its own resources."""
 
     demand: Demand  # demand of the first group
-    resources: Ints  # (groups, needs) The resources that each group keeps busy where the first keeps its own
-    standing: Ints  # (groups, ranks of each) The stand-in of each rank, as a position among the simulated ranks
+    resources: Ints  # (groups, needs) The resources of each group, in the order of the first group's
+    standing: Ints  # (groups, ranks of each) The representative of each rank, as an index of the simulated ranks
 
 
 def repeated(rows: Ints, ranks_per_unit: int) -> list[tuple[Ints, Ints]]:
-    """Sort groups by how they sit: those that are the same but for some units of the cluster belong together.
+    """Sort groups by their ranks within a unit of the cluster: groups that differ by whole units belong together.
 
     Args:
         rows: (groups, ranks of each) World ranks.
         ranks_per_unit: Ranks of a node or UltraServer; all of them are built alike.
 
     Returns:
-        For each sort which rows are of it, and how many units each of these is further on than the first.
+        For each sort the indices of its rows, and the distance of each from the first one in units.
     """
     units = rows.min(axis=1) // ranks_per_unit
     _, which = np.unique(rows - units[:, None] * ranks_per_unit, axis=0, return_inverse=True)
@@ -116,17 +116,17 @@ def repeated(rows: Ints, ranks_per_unit: int) -> list[tuple[Ints, Ints]]:
     return [(members, units[members] - units[members[0]]) for members in sorts]
 
 
-def together(groups: Sequence[Same], ends: Sequence[int], first_like: Ints) -> Demand:
-    """Return the common demand of groups that do the same at once, as the simulated ranks see it.
+def together(groups: Sequence[AlikeGroups], ends: Sequence[int], first_like: Ints) -> Demand:
+    """Return the common demand of groups that do the same at once, for the simulated ranks.
 
-    Ranks of one class are done when the last of them is. What the groups need of one wire adds up, section by
-    section, and if that is more than there is, all take so much longer. Groups whose sections
-    differ in length need it evenly.
+    Ranks of one class are done when the last of them is. The needs of the groups on one wire add up, section by
+    section, and where the sum is more than the wire has, all take so much longer. Groups with sections of different
+    lengths need it evenly.
 
     Args:
-        groups: All of them.
+        groups: The groups.
         ends: World ranks that are simulated.
-        first_like: (ends,) Who stands for each of them, as places in `ends`.
+        first_like: (ends,) The representative of each simulated rank, as an index of `ends`.
     """
     left_ns = np.zeros(len(ends), np.int64)
     for same in groups:
@@ -144,19 +144,19 @@ def together(groups: Sequence[Same], ends: Sequence[int], first_like: Ints) -> D
     return Demand.of(np.array(ends, np.int64), left_ns, needed, busy_ns, longer_ns, messages)
 
 
-def _added_up(groups: Sequence[Same], evenly: bool) -> tuple[Ints, Floats, Floats]:
+def _added_up(groups: Sequence[AlikeGroups], evenly: bool) -> tuple[Ints, Floats, Floats]:
     """Return the resources of all groups, (sections, needs) busy times and messages; one section if `evenly`."""
     needed, which = np.unique(np.concatenate([same.resources.ravel() for same in groups]), return_inverse=True)
 
     def over_all(rows: Sequence[Floats]) -> Floats:
-        tiled = np.hstack([np.tile(each, len(same.resources)) for each, same in zip(rows, groups, strict=True)])
-        return np.array([np.bincount(which, each, len(needed)) for each in tiled])
+        tiled = np.hstack([np.tile(row, len(same.resources)) for row, same in zip(rows, groups, strict=True)])
+        return np.array([np.bincount(which, row, len(needed)) for row in tiled])
 
     busy_ns, messages = [same.demand.busy_ns for same in groups], [same.demand.messages for same in groups]
     if evenly:
         both = zip(busy_ns, messages, strict=True)
-        messages = [(busy * each).sum(axis=0, keepdims=True) / busy.sum(axis=0, keepdims=True) for busy, each in both]
-        busy_ns = [each.sum(axis=0, keepdims=True) for each in busy_ns]
+        messages = [(busy * count).sum(axis=0, keepdims=True) / busy.sum(axis=0, keepdims=True) for busy, count in both]
+        busy_ns = [busy.sum(axis=0, keepdims=True) for busy in busy_ns]
     return needed, over_all(busy_ns), over_all(messages)
 
 

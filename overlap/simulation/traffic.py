@@ -1,55 +1,55 @@
-"""Traffic: the fabric on the kernel's time. Transfers begin when an instant has settled."""
+"""Driver of the fabric by the kernel's events; transfers begin when an instant has settled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeAlias
 
-from .fabric import Fabric, Reached, Transfer
-from .kernel import Kernel, Order, Timer
+from .fabric import Reached, SimulatedFabric, Transfer
+from .kernel import EventOrder, Kernel, Timer
 
-Told: TypeAlias = Callable[[Reached], None]
+OnReached: TypeAlias = Callable[[Reached], None]
 
 
-class Traffic:
-    """Keeps a fabric and a kernel in step.
+class FabricDriver:
+    """Driver of a fabric by the events of a kernel.
 
-    What begins in one instant begins together, whatever the order of the calls; so does what ends.
+    Transfers of one instant begin together, whatever the order of the calls, and end together.
 
     Attributes:
-        kernel: The time.
-        fabric: What is in flight.
+        kernel: Kernel of the virtual time.
+        fabric: The transfers in flight.
     """
 
     kernel: Kernel
-    fabric: Fabric
+    fabric: SimulatedFabric
 
-    def __init__(self, kernel: Kernel, fabric: Fabric) -> None:
+    def __init__(self, kernel: Kernel, fabric: SimulatedFabric) -> None:
         self.kernel, self.fabric = kernel, fabric
         self._new: list[Transfer] = []
-        self._told: dict[Transfer, Told] = {}
+        self._callbacks: dict[Transfer, OnReached] = {}
         self._settling = False
         self._next: Timer | None = None
         self._next_ns: int | None = None
 
     def __repr__(self) -> str:
-        return f"<Traffic at {self.kernel.now_ns} ns: {len(self._told)} in flight>"
+        return f"<FabricDriver at {self.kernel.now_ns} ns: {len(self._callbacks)} in flight>"
 
-    def begin(self, transfer: Transfer, told: Told) -> None:
-        """Let a transfer begin at this instant.
+    def begin(self, transfer: Transfer, on_reached: OnReached) -> None:
+        """Start a transfer at this instant.
 
         Args:
-            transfer: Made by the fabric.
-            told: Called whenever some of its ranks are done, in the order of keys; must not block.
+            transfer: A transfer made by the fabric.
+            on_reached: Called whenever some of its ranks are done, in the order of keys; must not block.
         """
         self._new.append(transfer)
-        self._told[transfer] = told
+        self._callbacks[transfer] = on_reached
         self._settle_soon()
 
     def _settle_soon(self) -> None:
         if not self._settling:
             self._settling = True
-            self.kernel.at(self.kernel.now_ns, 0, self._settle, order=Order.SETTLE)
+            self.kernel.at(self.kernel.now_ns, 0, self._settle, order=EventOrder.SETTLE)
 
     def _settle(self) -> None:
         self._settling = False
@@ -62,11 +62,11 @@ class Traffic:
         if self._next is not None:
             self._next.cancel()
         self._next_ns = next_ns
-        self._next = None if next_ns is None else self.kernel.at(next_ns, 0, self._advance, order=Order.TRANSFER)
+        self._next = None if next_ns is None else self.kernel.at(next_ns, 0, self._advance, order=EventOrder.TRANSFER)
 
     def _advance(self) -> None:
         self._next, self._next_ns = None, None
         for reached in self.fabric.advance(self.kernel.now_ns):
-            told = self._told.pop(reached.transfer) if reached.last else self._told[reached.transfer]
-            told(reached)
+            callback = self._callbacks.pop(reached.transfer) if reached.last else self._callbacks[reached.transfer]
+            callback(reached)
         self._settle_soon()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..config import check_main
 from ..errors import UsageError, shown
-from ..runtime.blame.reports import begun
+from ..runtime.blame.reports import call_program
 from ..version import install_command
 from .faults import check_function
 from .run import Answer, RanksFailed, Run, equal, whole_weights
@@ -118,7 +118,7 @@ class Ranks:
         check_main(_stepping(main, chosen), args)
 
         def life(rank: Rank, **steps: int) -> Awaitable[Any]:
-            return begun(partial(main, **steps) if steps else main, rank, args)
+            return call_program(partial(main, **steps) if steps else main, rank, args)
 
         def line(each: Setting) -> str:
             return f"ranks.run({_called(main, args)}, {each.told})"

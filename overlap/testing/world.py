@@ -15,13 +15,13 @@ from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.issue import Ends, Issuer
 from ..runtime.match import Key
-from ..runtime.operation import CollectiveFuture, Operation, Port
+from ..runtime.operation import CollectiveFuture, Operation, OperationPort
 from ..runtime.settling import Onlooker
 from ..runtime.state import CANCELLED, PARKED
 from ..runtime.stream import Stream
 from ..runtime.waits import call_when_done
 from ..runtime.world import World
-from ..simulation.faulty_world import Doom, FaultyCommunicator, FaultyCommunicators, FaultyWorld
+from ..simulation.faulty_world import FaultInjector, FaultyCommunicator, FaultyCommunicators, FaultyWorld
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
 from ..timeline.recording import KeptSteps
 from ..timeline.spans import Timeline
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import topology
 
-    from ..runtime.blame.reports import Member
+    from ..runtime.blame.reports import LocalRank
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class RecordingIssuer(Issuer):
         self._message = ends
         return super().start(operation, stream, timeout_s, ends)
 
-    def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
+    def _enqueue(self, operation: CollectiveFuture[Any], port: OperationPort) -> None:
         shared = self._communicators
         assert isinstance(shared, TestedCommunicators)
         message, self._message = self._message, None
@@ -66,8 +66,8 @@ class RecordingIssuer(Issuer):
 class TestedCommunicators(FaultyCommunicators):
     """Where recorded operations meet."""
 
-    def __init__(self, engine: BaseEngine, doom: Doom, record: Record) -> None:
-        super().__init__(engine, doom)
+    def __init__(self, engine: BaseEngine, injector: FaultInjector, record: Record) -> None:
+        super().__init__(engine, injector)
         self.record = record
         self.noted: dict[int, tuple[Issue, CollectiveFuture[Any]]] = {}  # by the id of one that has not ended
         self._counts: dict[int, int] = {}
@@ -76,12 +76,12 @@ class TestedCommunicators(FaultyCommunicators):
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Make a communicator."""
-        return _TestedCommunicator(self, key, name, members, self._doom)
+        return _TestedCommunicator(self, key, name, members, self._injector)
 
     def note(
         self,
         operation: CollectiveFuture[Any],
-        port: Port,
+        port: OperationPort,
         message: Ends | None,
         ranks: tuple[int, ...],
     ) -> None:
@@ -147,7 +147,7 @@ class TestedCommunicators(FaultyCommunicators):
                 told = f"has ended without waiting for {issue.told}, which is under way"
                 self.record.leaks.append((rank, told, issue.line))
 
-    def _identity(self, port: Port) -> str:
+    def _identity(self, port: OperationPort) -> str:
         """Return the name of a communicator that is the same on every rank; to make it takes a while for many ranks.
 
         Numbers of operations begin anew when a communicator is opened again.
@@ -183,7 +183,7 @@ class _TestedCommunicator(FaultyCommunicator):
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end, unless a fault stops it."""
-        plan = self._doom.fates
+        plan = self._injector.fates
         assert isinstance(plan, Plan)
         if plan.turns is not None:
             operation.lock()
@@ -198,7 +198,7 @@ class TestedWorld(FaultyWorld):
 
     issuer: type[RecordingIssuer]
 
-    def _member(self, rank: int, everybody: tuple[int, ...]) -> Member:
+    def _member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
         self.issuer = RecordingIssuer
         return super()._member(rank, everybody)
 
@@ -218,17 +218,17 @@ class TestedBackend(SimulatedBackend):
     """
 
     plan: Plan
-    doom: Doom
+    injector: FaultInjector
 
     def __init__(self, assumptions: Virtual, cluster: topology.Cluster, plan: Plan, record: Record) -> None:
         super().__init__(assumptions, cluster)
         self.record = record
-        self.plan, self.doom = plan, Doom(plan, self.kernel)
+        self.plan, self.injector = plan, FaultInjector(plan, self.kernel)
         self._starts.costs = replace(self._starts.costs, unknown_s=_UNKNOWN_S)
         plan.on_stop = self._stop
         if plan.turns is not None:
             self.kernel.on_idle = plan.turns.release
-        self._doom = self._starts.doom = self.doom
+        self._injector = self._starts.injector = self.injector
         self.shared: TestedCommunicators | None = None
 
     def world(
@@ -245,7 +245,14 @@ class TestedBackend(SimulatedBackend):
         from transports import NeuronLink
 
         return TestedWorld(
-            size, cluster, NeuronLink(size), algorithm=algorithm, check=check, backend=self, doom=self.doom, steps=steps
+            size,
+            cluster,
+            NeuronLink(size),
+            algorithm=algorithm,
+            check=check,
+            backend=self,
+            injector=self.injector,
+            steps=steps,
         )
 
     def _stop(self, operation: Operation) -> None:
@@ -257,11 +264,11 @@ class TestedBackend(SimulatedBackend):
             issue.lost = issue.lost or (issue.rank == rank and issue.index >= first.index)  # also what it issued ahead
         self.record.stopped.add(rank)
         self.record.left[rank] = "was stopped by a fault"
-        self.doom.stop(rank)
+        self.injector.stop(rank)
 
     def communicators(self, engine: BaseEngine) -> Communicators:
         """Return where the recorded operations meet."""
-        self.shared = TestedCommunicators(engine, self.doom, self.record)
+        self.shared = TestedCommunicators(engine, self.injector, self.record)
         return self.shared
 
 

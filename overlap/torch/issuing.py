@@ -17,7 +17,7 @@ import typing_extensions
 
 from ..errors import OverlapError, UsageError
 from ..runtime.group import Group
-from ..runtime.mail import Letter, Mail
+from ..runtime.mail import Mail, MailRequest
 from ..runtime.prepared import PreparedCall
 from . import private
 from .errors import CallError, backend_error
@@ -126,8 +126,8 @@ class Issuing:
         return begun
 
     def _begin_mail(
-        self, begin: Callable[..., Letter], memory: Memory, peer: int | None, tag: int, limit: float, *more: Any
-    ) -> Letter:
+        self, begin: Callable[..., MailRequest], memory: Memory, peer: int | None, tag: int, limit: float, *more: Any
+    ) -> MailRequest:
         """Begin one end of a message that this thread carries itself."""
         site = users_frame()
         try:

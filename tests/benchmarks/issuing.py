@@ -147,7 +147,7 @@ class _Recorded:
 
     place = (an_array.__code__, 1)
 
-    def told(self) -> dict[str, str]:
+    def flight_fields(self) -> dict[str, str]:
         return {"name": "all_reduce"}
 
 

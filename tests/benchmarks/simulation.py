@@ -24,7 +24,7 @@ import topology
 from overlap import Rank, Virtual, run
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import hear, start
-from overlap.simulation import Fabric, Kernel, Reached, Traffic
+from overlap.simulation import FabricDriver, Kernel, Reached, SimulatedFabric
 from overlap.units import format_bytes
 
 from .figures import Figure, as_fast_as, time_of
@@ -137,8 +137,8 @@ def simpy_ring(tasks: int = TASKS, rounds: int = ROUNDS) -> int:
 
 def traffic() -> int:
     """Let every rank of a cluster send to the next, one message after the other; return the virtual time it took."""
-    kernel, fabric = Kernel(), Fabric(topology.cluster(_CLUSTER.format(SENDERS // NODE_RANKS)))
-    carrier, left, busy, over = Traffic(kernel, fabric), [ROUNDS] * SENDERS, {*range(SENDERS)}, trio.Event()
+    kernel, fabric = Kernel(), SimulatedFabric(topology.cluster(_CLUSTER.format(SENDERS // NODE_RANKS)))
+    carrier, left, busy, over = FabricDriver(kernel, fabric), [ROUNDS] * SENDERS, {*range(SENDERS)}, trio.Event()
 
     def send(src: int) -> None:
         dst = (src + 1) % SENDERS

@@ -6,7 +6,7 @@ import pytest
 
 import topology
 from overlap.cli.bench.sampling import Sampling
-from overlap.simulation import Fabric
+from overlap.simulation import SimulatedFabric
 from tests.benchmarks import simulation
 from tests.benchmarks.figures import Figure
 
@@ -23,7 +23,7 @@ def test_a_ring_of_ours():
 
 
 def test_traffic_goes_on_until_the_slowest_is_done(monkeypatch):
-    fabric = Fabric(topology.cluster("trn2.48xlarge"))
+    fabric = SimulatedFabric(topology.cluster("trn2.48xlarge"))
     slowest_ns = max(fabric.message((), src, (src + 1) % 64, simulation.MESSAGE_BYTES).alone_ns for src in range(64))
     monkeypatch.setattr(simulation, "SENDERS", 64)
     for sent in (1, 3):

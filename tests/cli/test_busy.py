@@ -4,7 +4,7 @@ import pytest
 
 from overlap.cli.calibrate import busy, here
 from overlap.cli.calibrate.busy import Busyness
-from overlap.cost.fitting import Fitted, Sample
+from overlap.cost.fitting import FittedRow, Sample
 from overlap.cost.own import OwnFit
 
 
@@ -35,7 +35,7 @@ def counters(tmp_path, monkeypatch):
 def fit(*errors):
     sample = Sample(collective="all_reduce", nbytes=8, ranks=(0, 1), time_s=1.0)
     return OwnFit(
-        inside={}, between={}, rows=tuple(Fitted(sample=sample, predicted_s=1 + e, left_out=True) for e in errors)
+        inside={}, between={}, rows=tuple(FittedRow(sample=sample, predicted_s=1 + e, left_out=True) for e in errors)
     )
 
 

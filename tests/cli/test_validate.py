@@ -91,7 +91,7 @@ def test_a_crossover_that_is_elsewhere_is_told(overlap, monkeypatch):
 def test_check_tells_by_the_exit_code(overlap, monkeypatch):
     words = ("calibrate", "--published", "--machine", "inf2.xlarge")
     assert overlap(*words, "--check")[0] == 0
-    monkeypatch.setattr(validation, "_NEURON", validation.Asked(median=0.08, worst=0.1))
+    monkeypatch.setattr(validation, "_NEURON", validation.AccuracyGoal(median=0.08, worst=0.1))
     assert overlap(*words)[0] == 0
     code, out, _ = overlap(*words, "--check")
     assert code == 1

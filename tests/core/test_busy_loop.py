@@ -122,7 +122,7 @@ def watching(told: list[float], named: list[tuple[int, str]] | None = None) -> l
     """Make a watch of this task that has not started; `told` takes times, `named` ranks and their places or "over"."""
     noted: list[tuple[int, str]] = [] if named is None else named
 
-    def tell(busy: loop_watch.Busy, seconds: float) -> None:
+    def tell(busy: loop_watch.BusyLoop, seconds: float) -> None:
         told.append(seconds)
         noted.append((busy.rank, busy.place))
 
@@ -132,9 +132,9 @@ def watching(told: list[float], named: list[tuple[int, str]] | None = None) -> l
         look=lambda: None,
         period_s=1.0,
         tasks=lambda: {0: trio.lowlevel.current_task()},
-        told=tell,
-        over=lambda busy: noted.append((busy.rank, "over")),
-        kept=lambda busy, now_ns: None,
+        report=tell,
+        report_free=lambda busy: noted.append((busy.rank, "over")),
+        record=lambda busy, now_ns: None,
     )
 
 
@@ -194,8 +194,9 @@ def test_the_rank_that_kept_a_turn_longest_is_named_with_its_own_line_and_time()
 
     async def main() -> None:
         watch = watching(told, named)
-        watch._turn.kept += [
-            loop_watch.Busy(rank=rank, place=f"train.py:{line}", since_ns=at_ms * 10**6) for rank, line, at_ms in seen
+        watch._turn.samples += [
+            loop_watch.BusyLoop(rank=rank, place=f"train.py:{line}", since_ns=at_ms * 10**6)
+            for rank, line, at_ms in seen
         ]
         watch._note_busy(1100 * 10**6)
         watch._answer()
@@ -236,12 +237,12 @@ def test_looks_at_a_turn_find_the_rank_that_keeps_it(
         watch = watching([])
         watch._turn.began_ns = began_ns
         for at, waited, ran, rank in looks:
-            busy = loop_watch.Busy(rank=rank, place="train.py:4", since_ns=0)
+            busy = loop_watch.BusyLoop(rank=rank, place="train.py:4", since_ns=0)
             monkeypatch.setattr(loop_watch, "queued_ns", lambda thread, ms=waited: ms * MS)
             monkeypatch.setattr(loop_watch, "processor_ns", lambda thread, ms=ran: ms * MS)
             monkeypatch.setattr(watch, "_find", lambda *, working_for, busy=busy: busy)
             watch._sample(began_ns + at * MS)
-        found.extend((busy.rank, (busy.since_ns - began_ns) // MS) for busy in watch._turn.kept)
+        found.extend((busy.rank, (busy.since_ns - began_ns) // MS) for busy in watch._turn.samples)
 
     trio.run(main)
     assert found == kept

@@ -20,7 +20,7 @@ from overlap.runtime.backend import Backend
 from overlap.runtime.engine import arithmetic, execution, programs
 from overlap.runtime.engine.execution import Execution
 from overlap.runtime.engine.laid_out import lay_out
-from overlap.runtime.engine.layout import Buffers, Layout
+from overlap.runtime.engine.layout import BufferLayout, Buffers
 from overlap.runtime.engine.workers import Workers
 from transports import Starter
 
@@ -228,7 +228,7 @@ def _copying(size: int) -> tuple[Callable[[trio.Nursery], Execution], Workers]:
     """Return the execution of a program that copies an array in pieces, once there is a nursery, and its workers."""
     workers = Workers(1)
     step = Step(Kind.LOCAL, Op.MOVE, 0, 0, Extent(Buffer.IN, 0, 1), Extent(Buffer.OUT, 0, 1), None, ())
-    layout = Layout(size, 1, None, 1)
+    layout = BufferLayout(size, 1, None, 1)
     buffers = Buffers((np.ones(size), np.zeros(size), np.empty(0)), layout)
     laid = lay_out(Program(0, ((), (step,))), buffers, [0])
 

@@ -14,8 +14,8 @@ from overlap.collectives.generators import GENERATORS, fits
 from overlap.collectives.reduce import reducer
 from overlap.collectives.slicing import in_slices
 from overlap.runtime.engine.arithmetic import apply
-from overlap.runtime.engine.laid_out import AHEAD, LaidOut, LaidStep, Run, lay_out
-from overlap.runtime.engine.layout import Buffers, Layout
+from overlap.runtime.engine.laid_out import AHEAD, LaidOut, LaidStep, StepChain, lay_out
+from overlap.runtime.engine.layout import BufferLayout, Buffers
 
 _Lane: TypeAlias = tuple[int, int, int]
 
@@ -100,7 +100,7 @@ class Rank:
         for number in step.lets_work:
             self.before_work[number] -= 1
 
-    def let_begin(self, over: Run | LaidStep) -> None:
+    def let_begin(self, over: StepChain | LaidStep) -> None:
         for number in over.lets_begin:
             self.before_begin[number] -= 1
             if not self.before_begin[number]:
@@ -111,7 +111,7 @@ class Rank:
 def ranks_of(schedule: Schedule, *, shared: bool, blank: bool = False) -> list[Rank]:
     """Return all ranks, each with a bit of its own as input; what may share memory does so if asked."""
     wires: dict[_Lane, list[Message]] = defaultdict(list)
-    layout = Layout(BLOCK, schedule.slots_per_block, REDUCER, schedule.size)
+    layout = BufferLayout(BLOCK, schedule.slots_per_block, REDUCER, schedule.size)
     ranks = []
     for program in project_all(schedule):
         given, out, scratch = (np.full(blocks * BLOCK, -999) for blocks in schedule.blocks)
@@ -177,4 +177,4 @@ def test_receives_are_posted_so_far_ahead() -> None:
 
 def lay(receives: list[Step]) -> LaidOut:
     arrays = (np.zeros(100), np.zeros(100), np.zeros(100))
-    return lay_out(Program(0, ((), tuple(receives))), Buffers(arrays, Layout(1, 1, REDUCER, 3)), range(3))
+    return lay_out(Program(0, ((), tuple(receives))), Buffers(arrays, BufferLayout(1, 1, REDUCER, 3)), range(3))

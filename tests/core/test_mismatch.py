@@ -9,7 +9,7 @@ import pytest
 import overlap
 from overlap import CollectiveMismatchError
 from overlap.processes.control_plane import ControlPlane
-from overlap.runtime.match import Voice
+from overlap.runtime.match import RankCall
 
 from .companies import by_sockets, run_far
 from .worlds import PATHS, Turns, failing, run
@@ -148,10 +148,10 @@ def test_the_message() -> None:
 
 def test_where_a_root_has_called_is_found_once_for_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes are told if they ask; as long as nobody does, it should cost little."""
-    announced: list[Voice] = []
+    announced: list[RankCall] = []
     announce = ControlPlane.announce_call
 
-    def noting(saying: ControlPlane, communicator_id: int, seq: int, said: Voice) -> None:
+    def noting(saying: ControlPlane, communicator_id: int, seq: int, said: RankCall) -> None:
         announced.append(said)
         announce(saying, communicator_id, seq, said)
 

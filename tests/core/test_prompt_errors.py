@@ -128,7 +128,7 @@ def test_a_program_that_raises_when_it_is_cancelled_fails_with_both(clock: Any) 
 
     text, cause, _ = failure(main, clock)
     assert text == f"rank 0 failed at {line_of(fail)}: ValueError: boom, and 1 more"
-    message = "what nobody awaited, and what the program raised when it was cancelled"
+    message = "an error that nobody awaited, and the error of the program that it cancelled"
     assert cause == f"ExceptionGroup({message!r}, [ValueError('boom'), RuntimeError({MUTE!r})])"
 
 

@@ -316,7 +316,7 @@ def test_a_message_that_the_sender_has_forgotten() -> None:
     assert "message 0 from rank 0 to rank 1 on group 'world'" in str(run_far(main, 2, 1, wires=by_sockets)[1])
 
 
-def test_a_receive_that_is_over_does_not_hear_that_its_message_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receive_that_has_ended_is_not_failed_for_its_forgotten_message(monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[object] = []
     monkeypatch.setattr(Communicator, "fail_one", lambda self, match, operation, failure: failed.append(operation))
     ends = object.__new__(spanning_messages.SpanningMessages)
@@ -324,7 +324,7 @@ def test_a_receive_that_is_over_does_not_hear_that_its_message_was_forgotten(mon
     matches: Any = {1: SimpleNamespace(first=None), 2: SimpleNamespace(first="the receive")}
     ends._matches = matches
     for seq in range(3):
-        ends._learn_nothing(seq)
+        ends._fail_unknown(seq)
     assert failed == ["the receive"]
 
 
@@ -411,7 +411,7 @@ def test_without_data_a_receive_has_the_shapes() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "{'w': 'int2048 (2,)'}", "['float64 (a,)']", "[" * 5000])
 def test_a_form_that_nobody_can_have_sent_is_refused(text: str) -> None:
-    with pytest.raises(overlap.OverlapError, match="the form of a tree that cannot be meant"):
+    with pytest.raises(overlap.OverlapError, match="a message has an invalid form of a tree"):
         parsed(text)
 
 

@@ -178,7 +178,7 @@ def test_ranks_must_agree_on_it(place: str) -> None:
         ({"shared": 1}, "shared: expected True or False, got 1"),
         (
             {"out": np.ones(3)},
-            "out: a result that ranks share lies where all of them find it; pass out= or shared=True",
+            "out: a result that ranks share lies in memory of its own; pass out= or shared=True",
         ),
         (
             {"x": [np.ones(3)]},

@@ -8,7 +8,7 @@ from overlap.collectives.program import Kind, project_all
 from overlap.collectives.schedule import Buffer
 from overlap.cost import cost, on, rounds
 from overlap.cost.forced import forced
-from overlap.cost.option import Part
+from overlap.cost.option import PricedPhase
 from overlap.cost.select import plan
 
 from .star import Star
@@ -85,7 +85,7 @@ def test_a_copy_counts_where_it_is_longer_than_the_messages_or_takes_their_memor
     found = cost(slow, 960, explain=True)
     assert found.total_s == 2 * 960 * 8  # a read and a write
     assert found.breakdown.memory_s == found.total_s
-    assert Part(slow).total_s(960) == 3 * 960 * 8  # and what is sent is read
+    assert PricedPhase(slow).total_s(960) == 3 * 960 * 8  # and what is sent is read
 
 
 def test_what_a_step_sends_of_what_it_copies_waits_for_the_copy():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overlap.collectives import generate
-from overlap.cost import Parameters, Resolution, cost, on, rounds
+from overlap.cost import CostParameters, Resolution, cost, on, rounds
 from overlap.errors import UsageError
 
 from .closed_forms import best_slices, closed_form
@@ -45,7 +45,7 @@ def test_equal_to_the_closed_form(collective, algorithm, sizes, gamma_s):
     for size in sizes:
         nbytes = 96_000 * size
         # Alpha keeps the sender busy, as in Hockney's model: so pipelines pay it for every slice.
-        parameters = Parameters(
+        parameters = CostParameters(
             start_s=(("ethernet", ALPHA_S),), reduction_s_per_byte=gamma_s, reduction_overlaps=False
         )
         star = Star(size, latency_s=0.0, bytes_per_s=BYTES_PER_S)
@@ -68,7 +68,7 @@ def test_a_reducer_that_keeps_up_costs_nothing_more():
     star = Star(4, latency_s=0.0, bytes_per_s=BYTES_PER_S)
     table = rounds(generate("reduce_scatter", "ring", 4))
     for gamma_s, expected_s in ((0.5e-9, 3e-3), (1e-9, 3e-3), (4e-9, 12e-3)):
-        assert cost(on(star, table, parameters=Parameters(reduction_s_per_byte=gamma_s)), 4e6).total_s == expected_s
+        assert cost(on(star, table, parameters=CostParameters(reduction_s_per_byte=gamma_s)), 4e6).total_s == expected_s
 
 
 def test_best_slices_are_best():
@@ -86,7 +86,7 @@ def test_unknown_form():
         closed_form("all_gather", "one_shot", 4)
 
 
-PIECES = Parameters(
+PIECES = CostParameters(
     start_s=(("ethernet", 3e-6),), gap_s=(("ethernet", 1e-6),), reduce_s=(("ethernet", 5e-6),),
     reduction_s_per_byte=2e-9, chunk_pieces=2,
 )  # fmt: skip

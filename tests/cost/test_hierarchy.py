@@ -6,7 +6,7 @@ import pytest
 import topology
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
-from overlap.cost import IDEAL, Parameters, cost, on, rounds
+from overlap.cost import IDEAL, CostParameters, cost, on, rounds
 from overlap.cost.composed import rooted_options, two_level_options
 from overlap.cost.flat import PlanRequest
 from overlap.cost.geometry import Geometry
@@ -73,7 +73,7 @@ def test_slices_pay_for_large_vectors_only():
 
 
 def test_the_parts_of_a_price_add_up():
-    _, found, _ = options("trn2.48xlarge x2", "all_reduce", parameters=Parameters(launch_s=1e-3))
+    _, found, _ = options("trn2.48xlarge x2", "all_reduce", parameters=CostParameters(launch_s=1e-3))
     for option in found[:6]:
         for nbytes in (1e4, 1e8):
             price = option.price(nbytes)

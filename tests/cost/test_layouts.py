@@ -112,7 +112,7 @@ def test_all_wires_work_in_every_step_of_a_cube():
         (lambda: device_cube([(0, 1), (2,)]), "equally many ranks"),
         (lambda: relabelled(halving_doubling(4), [0, 1, 2, 2]), "each of 0..3 once"),
         (lambda: kangarings(4, couples=[(0, 1), (1, 3)], orders=[(0, 1)]), "each of 0..3 once"),
-        (lambda: generate("all_gather", "rdh", 8, devices=tiles(2, 2)), "those of all 8 ranks"),
+        (lambda: generate("all_gather", "rdh", 8, devices=tiles(2, 2)), "expected all 8 ranks"),
     ],
 )
 def test_what_cannot_be(make, message):

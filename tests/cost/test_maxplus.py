@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import topology
 from overlap.collectives import generate
 from overlap.collectives.placement import place
-from overlap.cost import Parameters, cost, on, parameters, rounds
+from overlap.cost import CostParameters, cost, on, parameters, rounds
 
 from .reference import slow_cost
 from .star import Star
@@ -113,7 +113,7 @@ def test_terms_add_up_to_the_finish_of_the_last_rank(collective, algorithm):
 
 
 def test_what_each_term_is():
-    known = Parameters(
+    known = CostParameters(
         launch_s=1e-6, start_s=(("neuronlink", 2e-6),), gap_s=(("neuronlink", 1e-7),), efficiency=(("neuronlink", 0.5),)
     )
     machine = topology.cluster("trn1.32xlarge")
@@ -134,7 +134,7 @@ def test_bytes_that_pass_through_a_device_may_not_wait_there():
     machine = topology.cluster("trn1.32xlarge")
     table = rounds(generate("permute", "mesh", 2, pairs=((0, 1),)))
     for share, expected_s in ((1.0, 3e-6), (0.5, 2.25e-6), (0.0, 1.5e-6)):
-        placed = on(place(machine, (0, 4)), table, parameters=Parameters(cut_through=share))
+        placed = on(place(machine, (0, 4)), table, parameters=CostParameters(cut_through=share))
         assert cost(placed, 0).total_s == expected_s
 
 

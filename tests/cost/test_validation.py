@@ -9,7 +9,7 @@ import topology
 from overlap.cost import measurements, validation
 from overlap.cost.measurements import Knee, Measurement
 from overlap.cost.select import plan
-from overlap.cost.validation import Accuracy, Crossover, Judged, Validation, validate
+from overlap.cost.validation import Accuracy, Crossover, Validation, ValidationRow, validate
 from overlap.errors import UsageError
 
 
@@ -185,7 +185,7 @@ def test_no_such_machine():
 
 
 def judged(measured, predicted, fits="", machine="trn2.48xlarge"):
-    return Judged(of=row(machine=machine), measured=measured, predicted=predicted, fits=fits, extrapolated=False)
+    return ValidationRow(of=row(machine=machine), measured=measured, predicted=predicted, fits=fits, extrapolated=False)
 
 
 def validation_of(*rows, crossovers=()):

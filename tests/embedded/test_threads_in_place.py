@@ -194,7 +194,7 @@ def test_a_waiting_thread_leaves_to_the_loop_what_calls_back(monkeypatch: pytest
     settle = HostRun._settle
 
     def settling(run: HostRun, error: BaseException | None) -> None:
-        if run.operation.heard:  # it may end before the callback is added
+        if run.operation.end_wakes_loop:  # it may end before the callback is added
             ended_by.add(threading.current_thread().name.split("-")[0])
         settle(run, error)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from overlap.flight.autopsy import World, last_signs, newest_world, sentence, table, verdict
+from overlap.flight.autopsy import RecordedWorld, last_signs, newest_world, sentence, table, verdict
 from overlap.flight.reading import CallWords, Flight, Operation, RankRecord, WorldEnd
 
 S = 1_000_000_000
@@ -47,7 +47,7 @@ def ending(how="failed", rank=None, line="ValueError: no at train.py:8", *, here
 
 
 def judged(*flights, runs=lambda flight: False):
-    return verdict(World(flights, runs))
+    return verdict(RecordedWorld(flights, runs))
 
 
 LOST = "PeerLostError: process 1 (ranks 2-3) is lost: the last connection to it was lost"
@@ -55,7 +55,7 @@ LOST = "PeerLostError: process 1 (ranks 2-3) is lost: the last connection to it 
 
 def test_of_two_computes_that_have_begun_the_last_one_runs():
     killed = record(0, compute("before", since=1, started=2), compute("now", since=1, started=4))
-    told = last_signs(World([flight(0, killed, pid=7)], lambda flight: False), 7)
+    told = last_signs(RecordedWorld([flight(0, killed, pid=7)], lambda flight: False), 7)
     assert told == ["rank 0 was running compute 'now' (train.py:30) in step 12"]
 
 
@@ -126,7 +126,7 @@ SENTENCES = {
 @pytest.mark.parametrize("case", SENTENCES)
 def test_one_sentence_has_the_culprit_and_what_it_did(case):
     flights, expected = SENTENCES[case]
-    assert sentence(World(flights, lambda flight: False)) == expected
+    assert sentence(RecordedWorld(flights, lambda flight: False)) == expected
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_ranks_that_went_on_waited_in_the_first_operation_to_which_a_rank_did_no
     """Their operation failed when it left, and they had not yet awaited that: rank 0 issued another one meanwhile."""
     failed = operation(since=3, ended=4, failed=True)
     ahead = [compute("next", since=6), operation(42, since=6, what="")]
-    world = World(
+    world = RecordedWorld(
         [
             flight(0, record(0, failed, *ahead, step=13), record(1, failed, compute(since=3, started=4)),
                    record(2, operation(40, ended=1), left=True), record(3, failed), processes=1,
@@ -276,7 +276,7 @@ def test_a_rank_that_had_done_nothing_is_told_so():
 
 def test_the_table_has_a_line_for_each_rank():
     told = table(
-        World(
+        RecordedWorld(
             [
                 flight(0, record(0, operation(since=3)), record(1, operation(40, ended=2), left=True, step=None),
                        ending=ending(rank=2, line=LOST), processes=3),
@@ -297,7 +297,7 @@ def test_the_table_has_a_line_for_each_rank():
 
 def test_a_long_table_is_cut():
     ranks = [record(rank, operation(since=3)) for rank in range(5)]
-    told = table(World([flight(0, *ranks, processes=1)], lambda flight: False), most_rows=2)
+    told = table(RecordedWorld([flight(0, *ranks, processes=1)], lambda flight: False), most_rows=2)
     assert [line.split()[0] for line in told] == ["rank", "0", "1", "and"]
     assert told[-1] == "and 3 ranks more (--all)"
 

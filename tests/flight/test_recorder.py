@@ -388,8 +388,8 @@ def test_of_messages_that_come_again_the_words_are_written_once(folder, monkeypa
         told.append(operation.name)
         return written(operation)
 
-    written = CollectiveFuture.told
-    monkeypatch.setattr(CollectiveFuture, "told", counted)
+    written = CollectiveFuture.flight_fields
+    monkeypatch.setattr(CollectiveFuture, "flight_fields", counted)
 
     async def main(rank):
         for _ in range(20):
@@ -427,7 +427,7 @@ class Placed:
     def __init__(self, instruction: int) -> None:
         self.place = (only.__code__, instruction)
 
-    def told(self) -> dict[str, str]:
+    def flight_fields(self) -> dict[str, str]:
         return {"name": f"all_reduce at {self.place[1]}"}
 
 

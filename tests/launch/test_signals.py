@@ -200,7 +200,7 @@ def test_other_processes_are_told_of_it(start: Start) -> None:
     assert first.ends(signal.SIGTERM) == (143, ["finally 0"], "overlap: ended by SIGTERM in step 3\n")
     code, out, err = other.ends()
     assert (code, out) == (1, ["finally 1"])
-    assert err.splitlines()[-1].endswith("rank 0 failed: SIGTERM: its process was told to end")
+    assert err.splitlines()[-1].endswith("rank 0 failed: SIGTERM: a signal ended its process")
 
 
 def test_outside_a_world_the_program_of_a_launcher_ends_with_its_finally(start: Start) -> None:

@@ -1,4 +1,4 @@
-"""The compiler of the runtime: what is chosen, and what is insisted on."""
+"""The compiler of the runtime: what is chosen, and what is requested_algorithm on."""
 
 import numpy as np
 import pytest

@@ -262,7 +262,7 @@ def test_a_dear_meeting_loses_to_a_program(tmp_path):
     [
         ("trn2.48xlarge", None, "it is for ranks of one process, which share all memory"),
         ("local x2", (0, 1), "its nodes share no memory"),
-        ("local", (0,), "a rank alone meets nobody"),
+        ("local", (0,), "a single rank meets no other"),
     ],
 )
 def test_where_the_short_cut_does_not_apply(name, ranks, why):

@@ -103,7 +103,7 @@ def test_a_peer_that_writes_nonsense_is_named_on_both_sides(monkeypatch: pytest.
         received = groups[1].recv([torch.zeros(1)], 0, 0)
         ((to_peer, from_peer, *_),) = [ways[1] for ways in ways_by_process if ways[1] is not None]
         to_peer[0:8] = from_peer[64:72] = (63).to_bytes(8, "little")  # the counts that process 0 writes
-        named = r"rank 0 wrote counts or heads that cannot be true into the memory of its messages"
+        named = r"rank 0 wrote invalid headers into the memory of its messages"
         for call in (received.wait, lambda: groups[1].send([torch.ones(1)], 0, 0).wait()):
             with pytest.raises(dist.DistBackendError, match=rf"(recv|send) #0 .*test_mail.py:\d+\): {named}"):
                 call()
@@ -206,7 +206,7 @@ def test_ranks_that_leave_with_messages_that_nobody_reads_wait_no_longer_than_th
         errors = do([world.close for world in worlds])
     for error in errors:
         assert re.search(
-            r"DeadlineError: what was sent to rank [01] \(\S*test_mail.py:\d+\) has not ended within timeout_s=0.2",
+            r"DeadlineError: a message to rank [01] \(\S*test_mail.py:\d+\) has not ended within timeout_s=0.2",
             str(error),
         )
 

@@ -14,7 +14,7 @@ import trio
 
 import overlap
 from overlap.runtime.future import Future
-from overlap.runtime.outstanding import Issued
+from overlap.runtime.outstanding import IssuedFuture
 from overlap.runtime.settling import Settling
 from overlap.runtime.state import RUNNING, State, transition
 
@@ -93,7 +93,7 @@ class Recorded:
     """The states that the operations of this process have passed."""
 
     def __init__(self) -> None:
-        self.passed: dict[Issued[object], list[State]] = {}
+        self.passed: dict[IssuedFuture[object], list[State]] = {}
 
     def check(self) -> None:
         """Compare them, but for RUNNING, with those that were recorded once."""
@@ -113,7 +113,7 @@ def recorded() -> Iterator[Recorded]:
     record, slot, begun = Recorded(), Settling.__dict__["state"], set[int]()
 
     def enter(future: Future[object], state: State) -> None:
-        if isinstance(future, Issued):
+        if isinstance(future, IssuedFuture):
             before = slot.__get__(future) if id(future) in begun else None
             if before is None:
                 begun.add(id(future))

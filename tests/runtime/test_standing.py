@@ -119,7 +119,7 @@ class Others:
         self.speaks, self._quiet = speaks, quiet
         self.told: list[list[int]] = []
 
-    def tell_quiet(self, standings: object) -> None:
+    def send_quiet(self, standings: object) -> None:
         assert isinstance(standings, list)
         self.told.append([standing.rank for standing in standings])
 

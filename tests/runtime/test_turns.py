@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import assert_checkpoints
 
-from overlap.runtime.event_loop import Turns
+from overlap.runtime.event_loop import CallbackTurns
 
 FOR_EVER_S = 1e9
 
@@ -20,7 +20,7 @@ async def pauses_beside(every_s: float) -> bool:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(other)
-        turns = Turns(every_s)
+        turns = CallbackTurns(every_s)
         await turns.pause()
         await turns.pause()
         return bool(ran)
@@ -33,7 +33,7 @@ async def checkpoint_in(pause: Callable[[], Awaitable[None]]) -> None:
 
 def test_when_it_is_their_turn_others_run() -> None:
     assert trio.run(pauses_beside, 0.0)
-    trio.run(checkpoint_in, Turns(0.0).pause)
+    trio.run(checkpoint_in, CallbackTurns(0.0).pause)
 
 
 def test_before_that_they_do_not() -> None:
@@ -45,7 +45,7 @@ def test_a_cancellation_is_noticed_always(every_s: float) -> None:
     async def main() -> bool:
         with trio.CancelScope() as scope:
             scope.cancel()
-            await Turns(every_s).pause()
+            await CallbackTurns(every_s).pause()
         return scope.cancelled_caught
 
     assert trio.run(main)

@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock
 
 from overlap.runtime import backend, world
-from overlap.runtime.event_loop import Turns
+from overlap.runtime.event_loop import CallbackTurns
 from overlap.simulation.faults import Fates, Faults
 
 from .net import PROCESS, FakeSocket, Net, Process
@@ -169,7 +169,9 @@ def _in_virtual_time() -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if name.split(".")[0] in ("overlap", "transports") and hasattr(module, "perf_counter_ns"):
                 patched.setattr(module, "perf_counter_ns", now_ns)
-        patched.setattr(backend, "Turns", partial(Turns, 0.0))  # others' turns would come by the clock on the wall
+        patched.setattr(
+            backend, "CallbackTurns", partial(CallbackTurns, 0.0)
+        )  # others' turns would come by the clock on the wall
         patched.setattr(world, "world_watch", lambda *_, **__: nullcontext())  # a thread, which knows no virtual time
         yield
 

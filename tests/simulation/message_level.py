@@ -13,7 +13,7 @@ import numpy as np
 
 from overlap.collectives.placement import place
 from overlap.cost import on, rounds
-from overlap.cost.option import Part
+from overlap.cost.option import PricedPhase
 
 
 def fair(ways, capacity):
@@ -165,7 +165,7 @@ class Tabled:
 
     def __init__(self, option, slices, cluster):
         table, placement = rounds(option.schedule(slices)), place(cluster, range(cluster.world_size))
-        self.parts = (Part(on(placement, table, parameters=option.parts[0].placed.parameters)),)
+        self.parts = (PricedPhase(on(placement, table, parameters=option.parts[0].placed.parameters)),)
 
 
 def finished_s(starts, beyond=lambda src, dst: (), more=()):

@@ -8,7 +8,7 @@ import pytest
 import topology
 from overlap import CollectiveMismatchError, Conditions, RankLeftError, StallError, UsageError
 from overlap.cost.select import plan
-from overlap.simulation import Alike, Demand, Fabric, Same, repeated, symmetric_world, together
+from overlap.simulation import Alike, AlikeGroups, Demand, SimulatedFabric, repeated, symmetric_world, together
 
 from .worlds import KB, MS, assert_fails, now_ns, simulate, spans
 
@@ -86,7 +86,9 @@ def test_everybody_gets_the_result_of_those_who_stand_for_them():
 def test_what_comes_again_later_is_not_reckoned_again(monkeypatch):
     reckoned = []
     monkeypatch.setattr(
-        Fabric, "collective", lambda *args, whole=Fabric.collective: reckoned.append(args[2]) or whole(*args)
+        SimulatedFabric,
+        "collective",
+        lambda *args, whole=SimulatedFabric.collective: reckoned.append(args[2]) or whole(*args),
     )
 
     async def main(rank):
@@ -267,7 +269,7 @@ def test_choices_of_those_who_do_not_run_are_not_known():
     async def main(rank):
         await rank.split(0)
 
-    with assert_fails(UsageError, r"split: where ranks stand for others, nobody knows what these choose"):
+    with assert_fails(UsageError, r"split: a simulation of representatives has no choices of the other ranks"):
         simulate(main, 8, shapes_only=True, alike=1)
 
 
@@ -293,7 +295,7 @@ def test_the_first_and_the_last_of_each_class_run():
 )
 def test_groups_in_other_units_need_the_same_there(name, op):
     cluster = topology.cluster(name)
-    fabric, per_unit = Fabric(cluster), cluster.servers * cluster.ranks_per_node
+    fabric, per_unit = SimulatedFabric(cluster), cluster.servers * cluster.ranks_per_node
     size = 8
     rows = np.arange(cluster.world_size).reshape(-1, size)
     none_late = np.zeros(size, np.int64)
@@ -317,7 +319,7 @@ def test_groups_in_other_units_need_the_same_there(name, op):
 
 
 def test_messages_between_other_units_need_the_same_there():
-    fabric = Fabric(topology.cluster("trn1.32xlarge x4"))
+    fabric = SimulatedFabric(topology.cluster("trn1.32xlarge x4"))
     pairs = np.array([(31, 32), (63, 64), (95, 96), (127, 0)])
     (onward, units), (back, _) = repeated(pairs, 32)
     assert (onward.tolist(), units.tolist(), back.tolist()) == ([0, 1, 2], [0, 1, 2], [3])
@@ -331,7 +333,7 @@ def test_what_groups_need_of_one_wire_adds_up():
 
     def same(left_ns, wire):
         demand = Demand.of(np.array([0, 1]), np.array(left_ns), np.array([wire]), np.array([60.0]))
-        return Same(demand=demand, resources=np.array([[wire]]), standing=np.array([[0, 1]]))
+        return AlikeGroups(demand=demand, resources=np.array([[wire]]), standing=np.array([[0, 1]]))
 
     apart = together([same([80, 100], 5), same([50, 70], 6)], [0, 1], np.array([0, 1]))
     assert (apart.marks_ns, apart.resources.tolist(), apart.ends_ns) == ((80, 100), [5, 6], (100,))
@@ -348,7 +350,7 @@ def test_groups_with_the_same_stages_add_up_stage_by_stage():
     """For 40 ns each of two groups is on its own wire for 30, for 60 ns on one that they share for 45."""
     busy_ns, took = np.array([[30.0, 0.0], [0.0, 45.0]]), np.array([2.0, 3.0])
     demand = Demand.of(np.array([0, 1]), np.array([20, 100]), np.array([5, 7]), busy_ns, took)
-    one = Same(demand=demand, resources=np.array([[5, 7], [6, 7]]), standing=np.array([[0, 1], [0, 1]]))
+    one = AlikeGroups(demand=demand, resources=np.array([[5, 7], [6, 7]]), standing=np.array([[0, 1], [0, 1]]))
     both = together([one], [0, 1], np.array([0, 1]))
     assert (both.ends_ns, both.resources.tolist(), both.marks_ns) == ((40, 130), [5, 6, 7], (20, 130))
     assert both.shares.tolist() == [pytest.approx([0.75, 0.75, 0.0]), pytest.approx([0.0, 0.0, 1.0])]

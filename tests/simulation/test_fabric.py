@@ -6,7 +6,7 @@ import pytest
 import topology
 from overlap.cost import cost, parameters
 from overlap.cost.select import plan
-from overlap.simulation import Conditions, Fabric, Interference
+from overlap.simulation import Conditions, Interference, SimulatedFabric
 from overlap.simulation.demand import Resources
 from overlap.simulation.unfolding import ARRIVED, LEFT, STARTED
 
@@ -53,7 +53,7 @@ def collective(fabric, op, nbytes, ranks=None, *, key=(0,), arrivals_ns=None, al
 @pytest.mark.parametrize("nbytes", [4096, 1 << 26])
 def test_alone_it_takes_what_was_planned(name, op, nbytes):
     cluster = topology.cluster(name)
-    fabric = Fabric(cluster)
+    fabric = SimulatedFabric(cluster)
     transfer = collective(fabric, op, nbytes)
     ends = play(fabric, (0, transfer))
     assert max(ends[0,]) == round(plan(op, nbytes, cluster).predicted_s * 1e9)
@@ -64,7 +64,7 @@ def test_alone_it_takes_what_was_planned(name, op, nbytes):
 def test_a_sender_is_free_again_once_it_has_started_its_message():
     found = option("all_reduce", 1 << 16, TRN1, tuple(range(4)), "mesh")
     started_ns = {round(each * 1e9) for part in found.parts for one in part.placed.each for each in one.start_s}
-    planned = Fabric(TRN1).collective((), "all_reduce", found, 1 << 16, range(4), np.zeros(4, np.int64)).plan()
+    planned = SimulatedFabric(TRN1).collective((), "all_reduce", found, 1 << 16, range(4), np.zeros(4, np.int64)).plan()
     posts = [post for phase in planned.phases for step in phase for each in step.posts for post in each]
     assert {post.becomes for post in posts} == {(STARTED, LEFT, ARRIVED)}
     assert {post.marks_ns[0] for post in posts} == {post.sections[0].end_ns for post in posts} == started_ns != {0}
@@ -73,7 +73,8 @@ def test_a_sender_is_free_again_once_it_has_started_its_message():
 @pytest.mark.parametrize("algorithm", ["ring", "mesh", "kangaring"])
 def test_alone_every_rank_is_done_when_the_cost_model_says(algorithm):
     late_ns = np.arange(32) * 1000 % 7001
-    ends = play(fabric := Fabric(TRN1), (7001, collective(fabric, "all_gather", 1 << 20, arrivals_ns=late_ns + 1,
+    fabric = SimulatedFabric(TRN1)
+    ends = play(fabric, (7001, collective(fabric, "all_gather", 1 << 20, arrivals_ns=late_ns + 1,
                                                           algorithm=algorithm)))[0,]  # fmt: skip
     placed = option("all_gather", 1 << 20, algorithm=algorithm).parts[0].placed
     finish_s = cost(placed, 1 << 20, arrivals_s=late_ns / 1e9).finish_s
@@ -84,7 +85,7 @@ def test_phases_come_after_the_last_rank():
     cluster = topology.cluster("trn1.32xlarge x4")
     late_ns = np.zeros(128, np.int64)
     late_ns[5] = 1_000_000
-    fabric = Fabric(cluster)
+    fabric = SimulatedFabric(cluster)
     ends = play(fabric, (1_000_000, collective(fabric, "all_reduce", 1 << 24, arrivals_ns=late_ns)))[0,]
     planned_ns = round(plan("all_reduce", 1 << 24, cluster).predicted_s * 1e9)
     assert min(ends) > 1_000_000
@@ -94,14 +95,14 @@ def test_phases_come_after_the_last_rank():
 def test_nobody_is_done_before_the_last_rank_has_come():
     late_ns = np.zeros(32, np.int64)
     late_ns[31] = 10**9
-    fabric = Fabric(TRN1)
+    fabric = SimulatedFabric(TRN1)
     transfer = collective(fabric, "broadcast", 4096, arrivals_ns=late_ns)
     assert transfer.marks_ns[0] == 0
     assert min(play(fabric, (10**9, transfer))[0,]) == 10**9
 
 
 def test_it_is_costed_once_for_each_skew():
-    fabric, skewed = Fabric(TRN1), np.zeros(32, np.int64)
+    fabric, skewed = SimulatedFabric(TRN1), np.zeros(32, np.int64)
     skewed[3] = 12_345
     together, later, late = (
         collective(fabric, "all_gather", 4096, arrivals_ns=arrivals_ns, algorithm="ring")
@@ -112,7 +113,7 @@ def test_it_is_costed_once_for_each_skew():
 
 
 def test_two_at_once_share_wires():
-    fabric = Fabric(TRN1)
+    fabric = SimulatedFabric(TRN1)
     one, two = (collective(fabric, "all_gather", 1 << 28, key=(n,), algorithm="ring") for n in (1, 2))
     ends = play(fabric, (0, one), (0, two))
     assert len(one.sections) == 2  # the first step also copies a rank's own part
@@ -130,7 +131,7 @@ def crowded_ns(demand, count):
 
 def test_groups_with_wires_of_their_own_do_not():
     cluster = topology.cluster("trn1.32xlarge x2")
-    fabric = Fabric(cluster)
+    fabric = SimulatedFabric(cluster)
     first, second = tuple(range(32)), tuple(range(32, 64))
     both = [
         collective(fabric, "all_gather", 1 << 28, ranks, key=(n,), algorithm="ring")
@@ -143,7 +144,7 @@ def test_groups_with_wires_of_their_own_do_not():
 
 def test_collective_processors_are_shared_out():
     """A rank of trn1 has three: of six small operations in flight each gets on at half its speed, while it can."""
-    fabric = Fabric(TRN1)
+    fabric = SimulatedFabric(TRN1)
     assert TRN1.cc_cores_per_rank == 3
     six = [collective(fabric, "all_reduce", 256, key=(n,)) for n in range(6)]
     ends = play(fabric, *((0, each) for each in six))
@@ -154,7 +155,7 @@ def test_collective_processors_are_shared_out():
 
 def test_a_message_takes_latency_and_bytes():
     cluster = topology.cluster("local", ranks=4, nodes=2)
-    fabric = Fabric(cluster)
+    fabric = SimulatedFabric(cluster)
     ends = [play(fabric, (0, fabric.message((n,), 0, 3, n)))[n,] for n in (10**3, 10**9)]
     wire = cluster.link("efa")
     # Both ends are done when it is there; the sender a latency earlier.
@@ -165,7 +166,7 @@ def test_a_message_takes_latency_and_bytes():
 
 
 def test_messages_share_an_adapter():
-    fabric = Fabric(topology.cluster("local", ranks=4, nodes=2))
+    fabric = SimulatedFabric(topology.cluster("local", ranks=4, nodes=2))
     two = [fabric.message((n,), n, 2 + n, 10**9) for n in (0, 1)]
     apart = play(fabric, (0, two[0]))[0,]
     two[0] = fabric.message((0,), 0, 2, 10**9)
@@ -176,7 +177,7 @@ def test_messages_share_an_adapter():
 
 
 def test_a_message_to_oneself_is_a_copy():
-    fabric = Fabric(topology.cluster("trn2.48xlarge"))
+    fabric = SimulatedFabric(topology.cluster("trn2.48xlarge"))
     sent, received = play(fabric, (0, fabric.message((0,), 3, 3, 10**9)))[0,]
     rate = fabric.cluster.machine.chip.memory_bytes_per_s.value * parameters(fabric.cluster).memory_efficiency
     assert sent == received == round((parameters(fabric.cluster).launch_s + 2e9 / rate) * 1e9)
@@ -184,11 +185,13 @@ def test_a_message_to_oneself_is_a_copy():
 
 def test_no_wire_no_message():
     with pytest.raises(topology.TopologyError):
-        Fabric(topology.cluster("inf2.48xlarge x2")).message((0,), 0, 30, 8)
+        SimulatedFabric(topology.cluster("inf2.48xlarge x2")).message((0,), 0, 30, 8)
 
 
 def test_computes_and_communication_slow_each_other_down():
-    fabric = Fabric(TRN1, interference=Interference(compute={"flops": 2.0}, communication={"all_gather": 1.25}))
+    fabric = SimulatedFabric(
+        TRN1, interference=Interference(compute={"flops": 2.0}, communication={"all_gather": 1.25})
+    )
     transfer = collective(fabric, "all_gather", 1 << 20)
     alone_ns = transfer.alone_ns
     compute = fabric.compute((1,), "flops", 7, alone_ns)
@@ -201,7 +204,7 @@ def test_computes_and_communication_slow_each_other_down():
 
 
 def test_interference_is_off_unless_stated():
-    fabric = Fabric(TRN1)
+    fabric = SimulatedFabric(TRN1)
     transfer = collective(fabric, "all_gather", 1 << 20)
     ends = play(fabric, (0, transfer), (0, fabric.compute((1,), "flops", 7, 12345)))
     assert ends[1,] == [12345]
@@ -210,7 +213,7 @@ def test_interference_is_off_unless_stated():
 
 def test_slow_wires_slow_what_crosses_them():
     def alone_ns(conditions, name="trn1.32xlarge x4", op="all_reduce"):
-        fabric = Fabric(topology.cluster(name), conditions=conditions)
+        fabric = SimulatedFabric(topology.cluster(name), conditions=conditions)
         return max(play(fabric, (0, collective(fabric, op, 1 << 26)))[0,])
 
     perfect = alone_ns(Conditions())
@@ -226,7 +229,7 @@ def test_peer_direct_off_takes_longer():
     cluster = topology.cluster("dl1.24xlarge x4")
     ends = []
     for peer_direct in (True, False):
-        fabric = Fabric(cluster, peer_direct=peer_direct)
+        fabric = SimulatedFabric(cluster, peer_direct=peer_direct)
         ends.append(play(fabric, (0, fabric.message((0,), 0, 8, 32_000_000)))[0,][1])
     assert ends[1] > ends[0]
 
@@ -244,6 +247,6 @@ def test_resources_are_told_apart():
 
 
 def test_names():
-    fabric = Fabric(TRN1)
-    assert repr(fabric) == "<Fabric of trn1.32xlarge: 0 in flight>"
+    fabric = SimulatedFabric(TRN1)
+    assert repr(fabric) == "<SimulatedFabric of trn1.32xlarge: 0 in flight>"
     assert repr(fabric.compute((4,), "flops", 1, 10)) == "<Flow (4,): 0 of 1 marks, rate 1>"

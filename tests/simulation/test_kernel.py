@@ -9,7 +9,7 @@ import trio
 from trio._core import _run
 
 from overlap.errors import OverlapError, UsageError
-from overlap.simulation import Kernel, Order, VirtualClock
+from overlap.simulation import EventOrder, Kernel, VirtualClock
 
 
 def run(main, *args, **options):
@@ -104,9 +104,9 @@ def test_an_instant_goes_by_kind_then_by_rank():
             kernel.at(1000, rank, lambda: told.append((order.name, rank)), order=order)
 
         for rank in (2, 0, 1):
-            for order in (Order.SETTLE, Order.COMPUTE, Order.TRANSFER):
+            for order in (EventOrder.SETTLE, EventOrder.COMPUTE, EventOrder.TRANSFER):
                 at(rank, order)
-        kernel.at(1000, 0, lambda: at(3, Order.COMPUTE))
+        kernel.at(1000, 0, lambda: at(3, EventOrder.COMPUTE))
         await kernel.sleep_until(1000)
         told.append("awake")
         await kernel.sleep_until(1001)
@@ -133,7 +133,7 @@ def test_kinds_wait_for_the_tasks_that_others_wake():
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sleeper)
-            kernel.at(1000, 0, lambda: told.append("settled"), order=Order.SETTLE)
+            kernel.at(1000, 0, lambda: told.append("settled"), order=EventOrder.SETTLE)
         return told
 
     async def long_enough(kernel):
@@ -195,7 +195,7 @@ def chatter(kernel, trace):
         for step in range(5):
             await kernel.sleep_until(kernel.now_ns + 100 + 50 * (number % 3), rank=number)
             due_ns = kernel.now_ns + 70
-            kernel.at(due_ns, number, lambda step=step: outbox.send_nowait((number, step)), order=Order.TRANSFER)
+            kernel.at(due_ns, number, lambda step=step: outbox.send_nowait((number, step)), order=EventOrder.TRANSFER)
             trace.append((kernel.now_ns, number, step, await inbox.receive()))
             await trio.sleep(1e-7)
 

@@ -8,7 +8,7 @@ import pytest
 import topology
 from overlap.cost.candidates import candidates
 from overlap.cost.select import plan
-from overlap.simulation import Conditions, Fabric
+from overlap.simulation import Conditions, SimulatedFabric
 from overlap.simulation.conditions import SlowWires
 from overlap.simulation.demand import Pricing
 from overlap.simulation.loads import Resources
@@ -69,7 +69,7 @@ def switch(clusters):
 
 def shared_s(cluster, starts):
     """Return when the fabric says that collectives are done which start at the same instants."""
-    fabric, now_ns, done = Fabric(cluster), 0, {}
+    fabric, now_ns, done = SimulatedFabric(cluster), 0, {}
     everybody, at_once = range(cluster.world_size), np.zeros(cluster.world_size, np.int64)
     todo = [
         (round(start_s * 1e9), fabric.collective((n,), "any", option, nbytes, everybody, at_once))

@@ -8,7 +8,7 @@ import trio
 
 import topology
 from overlap.cost.select import plan
-from overlap.simulation import Conditions, Fabric, Kernel, Order, Traffic
+from overlap.simulation import Conditions, EventOrder, FabricDriver, Kernel, SimulatedFabric
 
 RING = topology.cluster("trn1.32xlarge")
 NBYTES = 1 << 26
@@ -16,8 +16,8 @@ NBYTES = 1 << 26
 
 def step_times(shuffled, *, jitter=0.0):
     """Let 32 ranks compute and then all-reduce on two streams at once, three times; return who was done when."""
-    kernel, fabric = Kernel(), Fabric(RING)
-    traffic, conditions = Traffic(kernel, fabric), Conditions(seed=3, jitter=jitter)
+    kernel, fabric = Kernel(), SimulatedFabric(RING)
+    traffic, conditions = FabricDriver(kernel, fabric), Conditions(seed=3, jitter=jitter)
     option = plan("all_reduce", NBYTES, RING).option
     arrivals, told = {}, []
 
@@ -53,13 +53,13 @@ def step_times(shuffled, *, jitter=0.0):
                 nursery.start_soon(rank, number)
 
     kernel.run(main)
-    assert repr(traffic) == f"<Traffic at {kernel.now_ns} ns: 0 in flight>"
+    assert repr(traffic) == f"<FabricDriver at {kernel.now_ns} ns: 0 in flight>"
     return told
 
 
 def test_steps_take_what_computes_and_shared_wires_take():
     told = step_times(lambda keys: keys)
-    fabric = Fabric(RING)
+    fabric = SimulatedFabric(RING)
     both = [
         fabric.collective((n,), "all_reduce", plan("all_reduce", NBYTES, RING).option, NBYTES, range(32),
                           np.zeros(32, np.int64)) for n in (0, 1)
@@ -90,8 +90,8 @@ def test_the_order_of_calls_does_not_matter():
 
 
 def test_what_begins_in_one_instant_begins_together(monkeypatch):
-    kernel, fabric = Kernel(), Fabric(RING)
-    traffic, started, real_start = Traffic(kernel, fabric), [], fabric.start
+    kernel, fabric = Kernel(), SimulatedFabric(RING)
+    traffic, started, real_start = FabricDriver(kernel, fabric), [], fabric.start
 
     def start(now_ns, transfers):
         started.append((now_ns, [each.key for each in transfers]))
@@ -103,7 +103,7 @@ def test_what_begins_in_one_instant_begins_together(monkeypatch):
         traffic.begin(fabric.message((number,), 0, 1, 8), lambda reached: None)
 
     async def main():
-        for order in (Order.WAKE, Order.TRANSFER, Order.COMPUTE):
+        for order in (EventOrder.WAKE, EventOrder.TRANSFER, EventOrder.COMPUTE):
             kernel.at(500, 0, lambda order=order: begin(int(order)), order=order)
         await kernel.sleep_until(10**9)
 

@@ -166,7 +166,7 @@ def test_a_compute_needs_a_cost(cost, said):
 
 def test_a_device_of_which_nothing_is_known_needs_seconds():
     async def main(rank):
-        with pytest.raises(UsageError, match=r"no figure is known for CPU core; state seconds="):
+        with pytest.raises(UsageError, match=r"CPU core has no known rate; state seconds="):
             rank.compute(fail, flops=1e9)
 
     simulate(main, 2, cluster="local")

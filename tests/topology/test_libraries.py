@@ -117,7 +117,7 @@ def test_the_levels_of_a_fabric_are_drawn(load):
     page = draw(load(LEVELS))
     assert (
         """\
-fabric between nodes, whose switches add what passes:
+fabric between nodes, whose switches add the vectors that pass:
    pod of 64 nodes: 3200 GB/s out, 8.0 : 1
   └─ leaf of 4 nodes on 8 rails: 800 GB/s out, 2.0 : 1
     └─ node: 32 x 12.5 GB/s

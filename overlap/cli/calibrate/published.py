@@ -10,7 +10,7 @@ from itertools import groupby
 from topology import format_ranks
 
 from ...cost.measurements import GIVEN, TRAINING, Measurement
-from ...cost.validation import Accuracy, Class, Crossover, Judged, Validation, validate
+from ...cost.validation import Accuracy, Class, Crossover, Validation, ValidationRow, validate
 from ...errors import UsageError
 from ...units import columns, format_bytes, format_s, wrapped
 from ..output import as_json
@@ -60,7 +60,7 @@ def describe(found: Validation) -> dict[str, object]:
     }
 
 
-def _described(row: Judged) -> dict[str, object]:
+def _described(row: ValidationRow) -> dict[str, object]:
     quantity = "ratio" if row.of is TRAINING else "s"
     return asdict(row.of) | {
         "fits": row.fits,
@@ -85,12 +85,12 @@ def _page(found: Validation) -> list[str]:
     return [*lines, *_summary(found)]
 
 
-def _of(row: Judged) -> Measurement:
+def _of(row: ValidationRow) -> Measurement:
     assert isinstance(row.of, Measurement)
     return row.of
 
 
-def _title(row: Judged) -> str:
+def _title(row: ValidationRow) -> str:
     of = _of(row)
     how = "" if of.peer_direct else ", host copies"
     how += f" ({format_ranks(of.group)})" if of.group else ""
@@ -99,12 +99,12 @@ def _title(row: Judged) -> str:
     return f"{of.collective} of {of.dtype} on {of.ranks} ranks of {of.machine}{how}{published} ({of.source})"
 
 
-def _group(rows: Sequence[Judged]) -> list[str]:
+def _group(rows: Sequence[ValidationRow]) -> list[str]:
     heads = ("size", "measured", "predicted", "error", "")
     return [*wrapped(_title(rows[0]), rest="  "), *_table(heads, map(_row, rows), words=[4])]
 
 
-def _row(row: Judged) -> list[str]:
+def _row(row: ValidationRow) -> list[str]:
     size = format_bytes(_of(row).nbytes)
     used = f"fits {row.fits}" if row.fits else "predicted" + (", extrapolated" if row.extrapolated else "")
     return [size, format_s(row.measured), format_s(row.predicted), f"{row.error:+.1%}", used]
@@ -114,7 +114,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, words: Sequen
     return [f"  {line}" for line in columns(heads, list(rows), words=words)]
 
 
-def _peer_direct(rows: Sequence[Judged], training: Judged | None) -> list[str]:
+def _peer_direct(rows: Sequence[ValidationRow], training: ValidationRow | None) -> list[str]:
     """Return the table of the document: the cost of the host's copies, from one model with two settings."""
     lines = [f"Peer Direct on {_of(rows[0]).machine}, one model with two settings, in {_of(rows[0]).unit}"]
     found = []

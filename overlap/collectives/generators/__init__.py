@@ -1,6 +1,6 @@
 """Generators of schedules, by collective and algorithm.
 
-A stranger's generator is a function like ours, entered in the same table.
+A generator of yours is a function like these, entered in the same table.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def _all_reduce_by_tree(algorithm: str) -> Generator:
 
 
 def _rdh_all_reduce(size: int, *, devices: Sequence[Sequence[int]] | None = None) -> Schedule:
-    """Reduce where a power of two takes part, unless the devices of a machine say who does."""
+    """Reduce over a power of two of the ranks, or over the devices of a machine if these are given."""
     folded = devices is None
     pattern = doubling.folded_halving_doubling(size) if folded else layouts.rdh(size, devices=devices)
     return read.all_reduce("rdh", pattern)
 
 
-# What a pattern is called when it is read backwards, where that is not what it is called forwards.
+# Names of patterns read backwards, where they differ from the names forwards.
 _BACKWARDS = {"scatter_all_gather": "reduce_scatter_gather"}
 
 GENERATORS: dict[str, dict[str, Generator]] = {
@@ -91,12 +91,12 @@ def generate(
     """Expand a collective to its table of transfers.
 
     Args:
-        collective: Name of the collective.
+        algorithm: Name of one of its algorithms.
         algorithm: Name of an algorithm that it has.
         size: Ranks in the group, at least 1.
         root: Group rank of the root, for rooted collectives.
         pairs: The (src, dst) pairs of a permute.
-        options: What the algorithm takes besides: `order` or `orders` of rings, `dims` of a torus, `slices` of a
+        options: Options of the algorithm: `order` or `orders` of rings, `dims` of a torus, `slices` of a
             pipelined tree, `devices` of an rdh, `couples` and `orders` of a kangaring, `rings` of blocks that
             go around them, `gather`, `scatter`, `gather_options` and `rings` of a scatter_all_gather, and of
             "hierarchical" what `composed.hierarchical` takes.

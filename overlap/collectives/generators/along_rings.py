@@ -1,4 +1,4 @@
-"""Gathers and scatters whose blocks go around rings, so that all wires at the root carry equally much."""
+"""Gathers and scatters with blocks that go around rings, so that all wires at the root carry the same bytes."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
 
 Rings: TypeAlias = Sequence[Sequence[Sequence[int]]]
-"""Each a sequence of devices, and each of them a sequence of ranks."""
+"""Rings as sequences of devices, and devices as sequences of ranks."""
 
 _Device: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HandingOut:
-    """Blocks on their way from a root: one entry for each message."""
+class RingScatter:
+    """Messages of a scatter along rings, one entry each."""
 
-    steps: int  # how many there are
-    step: Ints  # of each message
+    steps: int  # number of steps
+    step: Ints  # step of each message
     src: Ints  # rank that sends
     dst: Ints  # rank that receives
     block: Ints  # rank whose block it is
 
 
-def handing_out(size: int, root: int, rings: Rings | None = None) -> HandingOut:
-    """Send every block along one ring; those that go farthest leave first, so that all arrive in the last steps.
+def ring_scatter(size: int, root: int, rings: Rings | None = None) -> RingScatter:
+    """Send every block along one ring. Blocks with the longest way leave first, so that all arrive in the last steps.
 
     A device's blocks take turns on that half of the rings that brings them there soonest; on each of them, one rank of
     every device on the way hands on.
 
     Args:
         size: Ranks.
-        root: Who has all blocks.
-        rings: Each a sequence of devices, each of them a sequence of ranks; by default every rank is one, on one ring
+        root: Rank that has all blocks.
+        rings: Sequences of devices, which are sequences of ranks; by default every rank is one device, on one ring
             in both directions.
 
     Raises:
-        ScheduleError: If a ring does not visit all ranks, or two have other devices.
+        ScheduleError: If a ring does not visit all ranks, or two rings visit different devices.
     """
-    paths = [_from(root, ring) for ring in rings or _by_default(size)]
+    paths = [_rotated(root, ring) for ring in rings or _default_rings(size)]
     for path in paths:
         if sorted(rank for device in path for rank in device) != list(range(size)):
             raise ScheduleError(f"a ring must visit each of the {size} ranks once, got {path}")
@@ -58,39 +58,39 @@ def handing_out(size: int, root: int, rings: Rings | None = None) -> HandingOut:
         (steps + 1 - len(way) + hop, src, dst, way[-1]) for way in ways for hop, (src, dst) in enumerate(pairwise(way))
     ]
     table = np.asarray(sorted(rows), np.int32).reshape(-1, 4)
-    return HandingOut(steps=steps, step=table[:, 0], src=table[:, 1], dst=table[:, 2], block=table[:, 3])
+    return RingScatter(steps=steps, step=table[:, 0], src=table[:, 1], dst=table[:, 2], block=table[:, 3])
 
 
-def _by_default(size: int) -> Rings:
+def _default_rings(size: int) -> Rings:
     ring = [(rank,) for rank in range(size)]
     return [ring, ring[::-1]]
 
 
-def _from(root: int, ring: Sequence[Sequence[int]]) -> list[_Device]:
+def _rotated(root: int, ring: Sequence[Sequence[int]]) -> list[_Device]:
     """Return the devices of a ring, from the root's on."""
     home = next((place for place, device in enumerate(ring) if root in device), 0)
     return [tuple(device) for device in (*ring[home:], *ring[:home])]
 
 
 def _ways(root: int, turn: int, device: _Device, paths: Sequence[list[_Device]]) -> list[list[int]]:
-    """Return all ranks that the blocks of a device come by, from the root on."""
+    """Return the route of each block of a device: all its ranks, from the root on."""
     hops = [path.index(device) for path in paths]
     soonest = sorted(range(len(paths)), key=lambda ring: hops[ring])[: -(-len(paths) // 2)]
     ways = []
     for number, rank in enumerate(device, turn):
         ring = soonest[number % len(soonest)]
-        between = [each[ring % len(each)] for each in paths[ring][1 : hops[ring]]]
+        between = [hop[ring % len(hop)] for hop in paths[ring][1 : hops[ring]]]
         if rank != root:
             ways.append([root, *between, rank])
     return ways
 
 
 def scatter(size: int, *, root: int = 0, rings: Rings | None = None) -> Schedule:
-    """Hand every block on along a ring.
+    """Pass every block on along a ring.
 
     Cost: as many steps as there are devices to the farthest; n / rings bytes on each wire at the root.
     """
-    out, table = handing_out(size, root, rings), Table()
+    out, table = ring_scatter(size, root, rings), Table()
     first, last = out.src == root, out.dst == out.block
     table.move(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
     table.move(
@@ -102,11 +102,11 @@ def scatter(size: int, *, root: int = 0, rings: Rings | None = None) -> Schedule
 
 
 def gather(size: int, *, root: int = 0, rings: Rings | None = None) -> Schedule:
-    """Hand every block on along a ring to the root: a scatter backwards.
+    """Pass every block on along a ring to the root: a scatter backwards.
 
     Cost: as many steps as there are devices to the farthest; n / rings bytes on each wire at the root.
     """
-    out, table = handing_out(size, root, rings), Table()
+    out, table = ring_scatter(size, root, rings), Table()
     first, last = out.dst == out.block, out.src == root
     table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, root))
     table.move(

@@ -1,8 +1,8 @@
 """Two-level tables of all-to-all, gather and scatter, in which every block has one destination.
 
-Ranks are numbered node by node. A level is a table over the ranks of one node, or over nodes, on blocks that are as
-many blocks wide as the other level has ranks; between the levels they wait in SCRATCH. So what crosses between two
-nodes are few large messages, over the adapters of all ranks.
+Ranks are numbered node by node. A level is a table over the ranks of one node, or over nodes. Its blocks are wider: one
+holds a block for each rank of the other level. Between the levels they wait in SCRATCH. So a few large messages cross
+between two nodes, over the adapters of all ranks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..slicing import joined, single_slots
 from ..tablewriter import Table
 
 _Column: TypeAlias = NDArray[np.integer]
-# Where the block (number, part of it) of a level is.
+# Slot of a level's block (number, part of it).
 _Cells: TypeAlias = Callable[[_Column, _Column], _Column]
 _Homes: TypeAlias = Mapping[Buffer, tuple[Buffer, _Cells]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Level:
-    """One level: its table, how wide its blocks are, and where they lie."""
+class _WideLevel:
+    """One level: its table, the width of its blocks, and their slots."""
 
     table: Schedule
     width: int
@@ -36,7 +36,7 @@ class _Level:
 
 
 def all_to_all(inside: Schedule, between: Schedule) -> Schedule:
-    """Give every rank of a node what is for its place in any node; then exchange between the same places.
+    """Send blocks to the local rank of their destination inside each node; exchange between equal local ranks.
 
     Cost: the sum of the steps; n (local_size - 1) / local_size bytes inside, n (nodes - 1) / nodes between nodes.
 
@@ -46,7 +46,7 @@ def all_to_all(inside: Schedule, between: Schedule) -> Schedule:
     """
     local_size, nodes = inside.size, between.size
     size = local_size * nodes
-    first = _Level(
+    first = _WideLevel(
         table=inside,
         width=nodes,
         homes={
@@ -55,7 +55,7 @@ def all_to_all(inside: Schedule, between: Schedule) -> Schedule:
             Buffer.SCRATCH: (Buffer.SCRATCH, _side_by_side(nodes, size)),
         },
     )
-    second = _Level(
+    second = _WideLevel(
         table=between,
         width=local_size,
         homes={
@@ -74,7 +74,7 @@ def all_to_all(inside: Schedule, between: Schedule) -> Schedule:
 
 
 def gather(inside: Schedule, between: Schedule) -> Schedule:
-    """Bring the blocks of every place to that place in the root's node; gather them there.
+    """Gather blocks into the root's node, between equal local ranks; gather them there.
 
     Cost: the sum of the steps; n (nodes - 1) / (nodes local_size) bytes into each rank of the root's node, and
     n (local_size - 1) / local_size into the root.
@@ -93,7 +93,7 @@ def gather(inside: Schedule, between: Schedule) -> Schedule:
 
 
 def scatter(inside: Schedule, between: Schedule) -> Schedule:
-    """Hand out in the root's node what is for each place of any node; send it on between the same places.
+    """Scatter blocks in the root's node by the local rank of their destination; send them on between equal local ranks.
 
     Cost: as `gather`, the other way round.
 
@@ -110,10 +110,10 @@ def scatter(inside: Schedule, between: Schedule) -> Schedule:
     return _build_rooted(table, inside, between)
 
 
-def _rooted(inside: Schedule, between: Schedule, *, near: Buffer, far: Buffer) -> tuple[_Level, _Level]:
+def _rooted(inside: Schedule, between: Schedule, *, near: Buffer, far: Buffer) -> tuple[_WideLevel, _WideLevel]:
     """Return the levels of a gather or scatter: `near` has one block on every rank, `far` has all on the root."""
     local_size, nodes = inside.size, between.size
-    first = _Level(
+    first = _WideLevel(
         table=inside,
         width=nodes,
         homes={
@@ -122,7 +122,7 @@ def _rooted(inside: Schedule, between: Schedule, *, near: Buffer, far: Buffer) -
             Buffer.SCRATCH: (Buffer.SCRATCH, _side_by_side(nodes, nodes)),
         },
     )
-    second = _Level(
+    second = _WideLevel(
         table=between,
         width=1,
         homes={
@@ -148,7 +148,7 @@ def _node_by_node(local_size: int) -> _Cells:
     return lambda block, part: part * local_size + block
 
 
-def _add(table: Table, level: _Level, ranks: Ints, step: int, channel: int) -> None:
+def _add(table: Table, level: _WideLevel, ranks: Ints, step: int, channel: int) -> None:
     """Add the rows of a level for some ranks."""
     if level.table.slots_per_block != 1:
         raise ScheduleError(f"{level.table!r}: a level needs blocks of one slot, got {level.table.slots_per_block}")

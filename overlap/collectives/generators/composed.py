@@ -16,7 +16,7 @@ from . import blockwise
 from .along_rings import Rings
 from .families import READINGS, SPREADING, Options, from_root, spreading
 from .hierarchical import compose, node_count, with_inner
-from .scattered import handing_steps, scattered
+from .scattered import scatter_steps, scattered
 
 _DEFAULTS = {
     **dict.fromkeys(READINGS, ("ring", "ring")),
@@ -40,9 +40,9 @@ class Phase:
     """A collective that is a part of another one."""
 
     level: Level  # where it runs
-    collective: str  # what it is there
-    continues: bool = False  # whether ranks find what they give in place, from the phase before
-    copies: bool = False  # whether the root copies its own vector beside the messages of the phase
+    collective: str  # collective of these ranks
+    continues: bool = False  # whether its input is in place already, from the phase before
+    copies: bool = False  # whether the root copies its own vector next to the messages of the phase
 
 
 PHASES: Mapping[str, tuple[Phase, ...]] = {
@@ -77,7 +77,7 @@ def starts(collective: str, steps: Mapping[Level, Sequence[int]]) -> list[int]:
 
     Args:
         collective: One of `PHASES`.
-        steps: How many steps the phases of a level have, in one or several parts; none for a level that is left out.
+        steps: Steps of the phases of a level, in one or several parts; none for a level that is left out.
     """
     lengths = [count for phase in PHASES[collective] for count in steps.get(phase.level, ())]
     return sorted(set(accumulate(lengths[:-1], initial=0)))
@@ -104,16 +104,16 @@ def hierarchical(
         table: Makes the table of a level, as `generate` does.
         collective: One of `PHASES`.
         size: Ranks, numbered node by node.
-        nodes: How many nodes; by default the smaller of the two factors of `size` that differ least.
-        intra: Algorithm inside nodes: one that every rank owns a chunk in, or one of the collective's own where blocks
-            go to one place each.
+        nodes: Number of nodes; by default the smaller of the two factors of `size` that differ least.
+        intra: Algorithm inside nodes: a pattern in which every rank owns a chunk, or if blocks have one destination
+            each, an algorithm of the collective.
         inter: Algorithm between nodes: of the same kind; for an all-reduce any of its algorithms; for a broadcast or a
             reduce one of theirs.
-        slices: Cut the data in so many pieces, and pipeline them through the phases.
-        root: Of a rooted collective.
-        scatter: How the root's node hands out a broadcast, or backwards collects a reduce: "binomial", "mesh" or
+        slices: Number of pieces of the data, which are pipelined through the phases.
+        root: Root of a rooted collective.
+        scatter: How the root's node scatters a broadcast, or backwards gathers a reduce: "binomial", "mesh" or
             "multi_ring".
-        rings: Those of one node for the last of these, each a sequence of devices, which are sequences of ranks.
+        rings: Rings of one node for "multi_ring": sequences of devices, which are sequences of ranks.
         intra_options: Further options of `intra`.
         inter_options: Further options of `inter`.
 
@@ -121,8 +121,8 @@ def hierarchical(
         ScheduleError: If an algorithm is unknown, or nodes would have different numbers of ranks.
     """
     count = node_count(size, nodes)
-    inside = _Level(intra or _DEFAULTS[collective][0], size // count, intra_options or {})
-    between = _Level(inter or _DEFAULTS[collective][1], count, inter_options or {})
+    inside = _LevelAlgorithm(intra or _DEFAULTS[collective][0], size // count, intra_options or {})
+    between = _LevelAlgorithm(inter or _DEFAULTS[collective][1], count, inter_options or {})
     if collective in READINGS:
         schedule, steps = _spread(table, collective, inside, between)
     elif collective in _BLOCKWISE:
@@ -136,21 +136,21 @@ _Staged: TypeAlias = tuple[Schedule, Mapping[Level, Sequence[int]]]  # a schedul
 
 
 @dataclass(frozen=True, slots=True)
-class _Level:
+class _LevelAlgorithm:
     algorithm: str
     size: int
     options: Options
 
     @property
     def folds(self) -> bool:
-        """Whether some of its ranks only stand in for others, and own nothing in the middle of an all-reduce."""
+        """Whether some ranks fold into others, and own nothing in the middle of an all-reduce."""
         return self.algorithm == "rdh" and not self.options and self.size & (self.size - 1) != 0
 
     def spreading(self) -> Pattern:
         return spreading(self.algorithm)(self.size, **self.options)
 
 
-def _spread(table: Tables, collective: str, inside: _Level, between: _Level) -> _Staged:
+def _spread(table: Tables, collective: str, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Staged:
     within = inside.spreading()
     if collective == "all_reduce" and (between.algorithm not in SPREADING or between.folds):
         inner = table(collective, between.algorithm, between.size, **between.options)
@@ -162,7 +162,7 @@ def _spread(table: Tables, collective: str, inside: _Level, between: _Level) -> 
     return schedule, {Level.INSIDE: (within.steps,), Level.BETWEEN: both_ways}
 
 
-def _blockwise(table: Tables, collective: str, root: int, inside: _Level, between: _Level) -> _Staged:
+def _blockwise(table: Tables, collective: str, root: int, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Staged:
     home, place = divmod(root, inside.size)
     near = table(collective, inside.algorithm, inside.size, root=place, **inside.options)
     far = table(collective, between.algorithm, between.size, root=home, **between.options)
@@ -171,14 +171,14 @@ def _blockwise(table: Tables, collective: str, root: int, inside: _Level, betwee
 
 
 def _from_root(
-    collective: str, root: int, scatter: str, rings: Rings | None, inside: _Level, between: _Level
+    collective: str, root: int, scatter: str, rings: Rings | None, inside: _LevelAlgorithm, between: _LevelAlgorithm
 ) -> _Staged:
     within = inside.spreading()
     across = from_root(between.algorithm)(between.size, root // inside.size, **between.options)
     lower = read.reduce if collective == "reduce" else read.broadcast
     schedule = lower("hierarchical", scattered(root, across, within, scatter=scatter, rings=rings), root)
     return schedule, {
-        Level.HOME: (handing_steps(inside.size, scatter, root % inside.size, rings),),
+        Level.HOME: (scatter_steps(inside.size, scatter, root % inside.size, rings),),
         Level.BETWEEN: (across.steps,) if between.size > 1 else (),
         Level.INSIDE: (within.steps,),
     }

@@ -12,11 +12,11 @@ from ..tablewriter import Column, Table, adjacent_runs
 def halving_doubling(size: int) -> Pattern:
     """Exchange over doubling distances, for any number of ranks.
 
-    Of the ranks beyond the largest power of two below `size`, each first hands its chunk to a neighbour that takes
-    part, and gets the others back at the end.
+    Ranks beyond the largest power of two below `size` fold into a neighbour: they first send their chunk to it, and get
+    the other chunks back at the end.
 
     Cost: floor(log2(size)) steps, and 2 more if `size` is not a power of two; n (size - 1) / size bytes sent per rank,
-    up to twice as much by a rank that stands in for two.
+    up to twice as much by a rank with a folded neighbour.
     """
     heads, cube = _fold(size)
     bounds = np.append(heads, size).astype(np.int32)
@@ -39,8 +39,8 @@ def halving_doubling(size: int) -> Pattern:
 def folded_halving_doubling(size: int) -> Pattern:
     """Exchange over doubling distances among the ranks of a power of two, which own everything.
 
-    Each of the others gets all from the neighbour that stands in for it. Read backwards and forwards this is
-    Rabenseifner's all-reduce: a chunk of a rank that takes no part would go there and back again in the middle.
+    Each other rank folds into its neighbour, and gets all chunks from it. Read backwards and forwards this is
+    Rabenseifner's all-reduce: a chunk owned by a folded rank would go there and back again in the middle.
 
     Cost: floor(log2(size)) steps, and 1 more if `size` is not a power of two, each way; n (h - 1) / h bytes sent by a
     rank among h that take part, and n more to, or by, the others.
@@ -58,7 +58,7 @@ def folded_halving_doubling(size: int) -> Pattern:
 
 
 def _fold(size: int) -> tuple[Ints, int]:
-    """Return the ranks that stand for 1 or 2 ranks each, and log2 of their number."""
+    """Return the ranks that take part, for 1 or 2 ranks each, and log2 of their number."""
     cube = size.bit_length() - 1
     heads = 1 << cube
     v = np.arange(heads, dtype=np.int32)
@@ -85,7 +85,7 @@ def recursive_doubling_all_reduce(size: int) -> Schedule:
     table = Table()
     heads, cube = _fold(size)
     pairs = np.arange(size - len(heads), dtype=np.int32) * 2
-    # A rank that stands for two starts from SCRATCH, the others straight from IN (but a rank alone has no other step).
+    # A rank with a folded neighbour starts from SCRATCH, the others straight from IN (but 1 rank has no other step).
     early = pairs if cube else heads
     first = int(len(early) > 0)
     table.move(0, early, early, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
@@ -103,7 +103,7 @@ def recursive_doubling_all_reduce(size: int) -> Schedule:
 
 
 def bruck(size: int) -> Pattern:
-    """Send all one has to the rank at distance -1, -2, -4, ...
+    """Send all known chunks to the rank at distance -1, -2, -4, ...
 
     Cost: ceil(log2(size)) steps; n (size - 1) / size bytes per rank.
     """
@@ -111,7 +111,7 @@ def bruck(size: int) -> Pattern:
     ranks = np.arange(size, dtype=np.int32)[:, None]
     for step in range((size - 1).bit_length()):
         offset = np.arange(min(1 << step, size - (1 << step)), dtype=np.int32)
-        # Ascending chunks, so that those which wrap around are neighbours as well.
+        # Ascending chunks, so that chunks that wrap around are neighbours as well.
         chunk = np.sort((ranks + offset) % size, axis=1)
         columns = np.broadcast_arrays(np.int32(step), ranks, (ranks - (1 << step)) % size, chunk)
         rows.append(np.stack([column.reshape(-1) for column in columns]))
@@ -130,28 +130,28 @@ def all_to_all(size: int) -> Schedule:
     distance = np.arange(size, dtype=np.int32)
     steps = (size - 1).bit_length()
     pack = max([1, *(int((distance >> bit & 1).sum()) for bit in range(steps))])
-    # Where each distance's block is: in IN at first, then in the area of the step in which it last arrived.
+    # Slot of the block of each distance: in IN at first (-1), then in the area of the step in which it last arrived.
     arrived = np.full(size, -1)
     for bit in range(steps):
         moving = np.flatnonzero(distance >> bit & 1).astype(np.int32)
-        at, place = arrived[moving], np.arange(len(moving), dtype=np.int32)
-        slot = np.where(at < 0, (ranks + moving) % size, at)
-        _local(table, bit, slot, np.where(at < 0, Buffer.IN, Buffer.SCRATCH), Buffer.SCRATCH, place)
+        origin, packed = arrived[moving], np.arange(len(moving), dtype=np.int32)
+        slot = np.where(origin < 0, (ranks + moving) % size, origin)
+        _local(table, bit, slot, np.where(origin < 0, Buffer.IN, Buffer.SCRATCH), Buffer.SCRATCH, packed)
         area = pack * (bit + 1)
         table.move(
             bit, ranks, (ranks + (1 << bit)) % size, (Buffer.SCRATCH, 0), (Buffer.SCRATCH, area), count=len(moving)
         )
-        arrived[moving] = area + place
+        arrived[moving] = area + packed
     slot = np.where(arrived < 0, (ranks + distance) % size, arrived)
     source = np.where(arrived < 0, Buffer.IN, Buffer.SCRATCH)
     _local(table, steps, slot, source, Buffer.OUT, (ranks - distance) % size)
     return table.build("all_to_all", "bruck", size, scratch=pack * (steps + 1))
 
 
-def _local(table: Table, step: int, slot: Ints, source: Column, target: Buffer, place: Column) -> None:
+def _local(table: Table, step: int, slot: Ints, source: Column, target: Buffer, target_slot: Column) -> None:
     """Add local moves of single blocks, (size, blocks), joining neighbours."""
     rank = np.arange(len(slot), dtype=np.int32)[:, None]
-    columns = np.broadcast_arrays(rank, np.asarray(source, np.uint8), slot, place)
+    columns = np.broadcast_arrays(rank, np.asarray(source, np.uint8), slot, target_slot)
     order = np.lexsort((columns[2].reshape(-1), columns[0].reshape(-1)))
     rank, buffer, slot, to = (column.reshape(-1)[order] for column in columns)
     first = adjacent_runs(slot, to, same=(rank, buffer))

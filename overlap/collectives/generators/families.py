@@ -34,7 +34,7 @@ READINGS: Mapping[str, Callable[[str, Pattern], Schedule]] = {
     "reduce_scatter": read.reduce_scatter,
     "all_gather": read.all_gather,
 }
-"""The collectives that such a pattern gives."""
+"""Collectives that each of these patterns gives."""
 
 
 def _scatter_all_gather(
@@ -70,7 +70,7 @@ def spreading(algorithm: str) -> Make:
     Raises:
         ScheduleError: If there is none.
     """
-    return _known(SPREADING, algorithm)
+    return _lookup(SPREADING, algorithm)
 
 
 def from_root(algorithm: str) -> Make:
@@ -79,10 +79,10 @@ def from_root(algorithm: str) -> Make:
     Raises:
         ScheduleError: If there is none.
     """
-    return _known(FROM_ROOT, algorithm)
+    return _lookup(FROM_ROOT, algorithm)
 
 
-def _known(family: Mapping[str, Make], algorithm: str) -> Make:
+def _lookup(family: Mapping[str, Make], algorithm: str) -> Make:
     if algorithm not in family:
-        raise ScheduleError(f"no level can be {algorithm!r} here; known are {', '.join(family)}")
+        raise ScheduleError(f"algorithm {algorithm!r} does not fit this level; known are {', '.join(family)}")
     return family[algorithm]

@@ -33,7 +33,7 @@ def node_count(size: int, nodes: int | None) -> int:
 def compose(inter: Pattern, intra: Pattern) -> Pattern:
     """Return the pattern over all ranks that runs `inter` between nodes and then `intra` inside them.
 
-    Cost: the sum of the steps; inter moves 1 / local_size of what a flat algorithm would move between nodes.
+    Cost: the sum of the steps; inter moves 1 / local_size of the bytes that a flat algorithm moves between nodes.
     """
     return replace(_compose(inter, intra), mate=_compose(inter.backward, intra.backward))
 
@@ -48,13 +48,13 @@ def _compose(inter: Pattern, intra: Pattern) -> Pattern:
     pattern = spread(size, owners(size, parts), step, src, dst, chunk, channel=channel, group=group)
     node, local = pattern.owner // local_size, pattern.owner % local_size
     part = np.arange(size * parts, dtype=np.int32) // size
-    # What one rank of a node hands to another is then contiguous, and so is what crosses between two nodes.
+    # Slots contiguous in each message between ranks of a node, and between two nodes.
     place = ((local * parts + part) * nodes + node).astype(np.int32)
     return replace(pattern, steps=inter.steps + intra.steps, place=place)
 
 
 def _outer(inter: Pattern, intra: Pattern) -> list[Ints]:
-    """Return the edges between nodes: for every place in a node, and every part that the inner level will need."""
+    """Return the edges between nodes, for every local rank and every part that the inner level will need."""
     local_size, size = intra.size, inter.size * intra.size
     local = np.arange(local_size, dtype=np.int32)[:, None, None]
     minor = np.arange(intra.parts, dtype=np.int32)[:, None]
@@ -66,7 +66,7 @@ def _outer(inter: Pattern, intra: Pattern) -> list[Ints]:
 
 
 def _inner(inter: Pattern, intra: Pattern, lanes: int) -> list[Ints]:
-    """Return the edges inside nodes: in each of them, for the chunks that came from every node."""
+    """Return the edges inside each node, for the chunks that came from every node."""
     local_size, size = intra.size, inter.size * intra.size
     node = np.arange(inter.size, dtype=np.int32)[:, None, None, None]
     major = np.arange(inter.parts, dtype=np.int32)[:, None]
@@ -88,9 +88,8 @@ def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:
     """Put an all-reduce between nodes into the middle of one inside a node.
 
     Args:
-        flat: All-reduce of one node, of which the middle is where the sums are finalised.
-        inter: All-reduce over nodes, of any algorithm: it starts from what the first has in SCRATCH, instead of from
-            IN.
+        flat: All-reduce of one node; its middle is the step that finalises the sums.
+        inter: All-reduce over nodes, of any algorithm: it starts from the first one's SCRATCH instead of from IN.
         local_size: Ranks of a node.
     """
     nodes, k = inter.size, inter.slots_per_block
@@ -116,7 +115,7 @@ def _inserted(flat: Schedule, inter: Schedule, sums: Ints, middle: int, local_si
     """Return the inter-node rows, once for each run of chunks that one rank of a node has summed."""
     k, width = inter.slots_per_block, flat.slots_per_block
     source = inter.sbuf == Buffer.IN
-    # The sums are in SCRATCH already, in the place where the inter-node schedule would copy its input to.
+    # Sums are in SCRATCH already, in the slots to which the inter-node schedule would copy its input.
     needless = source & (inter.src == inter.dst) & (inter.dbuf == Buffer.SCRATCH) & (inter.dslot == inter.sslot)
     rows = {name: getattr(inter, name)[~needless] for name in COLUMNS}
     blocks = []

@@ -19,7 +19,7 @@ from .ring import kangaring
 
 
 def side_by_side(patterns: Sequence[Pattern]) -> Pattern:
-    """Cut every chunk in as many parts as there are patterns; each part follows its own, on channels of its own.
+    """Cut every chunk in as many parts as there are patterns; each part follows one pattern, on channels of its own.
 
     Cost: the steps of the longest; as many bytes as one of them, spread over the wires of all.
 
@@ -45,7 +45,7 @@ def _together(patterns: Sequence[Pattern]) -> Pattern:
 
 
 def relabelled(pattern: Pattern, ranks: Sequence[int]) -> Pattern:
-    """Let `ranks[i]` play the part of rank i.
+    """Give the part of rank i to rank `ranks[i]`.
 
     Raises:
         ScheduleError: If `ranks` is not a permutation.
@@ -77,12 +77,12 @@ def rdh(size: int, *, devices: Sequence[Sequence[int]] | None = None) -> Pattern
         devices: The ranks of each device; by default every rank counts as one.
 
     Raises:
-        ScheduleError: If the devices are no cube, or are not those of all ranks.
+        ScheduleError: If the devices are no cube, or do not cover all ranks.
     """
     if devices is None:
         return halving_doubling(size)
     if sum(map(len, devices)) != size:
-        raise ScheduleError(f"devices: expected those of all {size} ranks, got {list(devices)}")
+        raise ScheduleError(f"devices: expected all {size} ranks, each once, got {list(devices)}")
     return device_cube(devices)
 
 
@@ -124,7 +124,7 @@ def kangarings(
 
     Args:
         size: Ranks.
-        couples: Two ranks each that share a memory; (0, 1), (2, 3), ... by default.
+        couples: Pairs of ranks that share a memory; (0, 1), (2, 3), ... by default.
         orders: The rings, each a sequence of all couples; by default one ring, in the order given.
 
     Raises:

@@ -12,7 +12,7 @@ from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, owners, spread
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
-from .rank_order import others
+from .rank_order import scratch_block
 
 
 def _meeting(size: int) -> tuple[Ints, Ints]:
@@ -23,7 +23,7 @@ def _meeting(size: int) -> tuple[Ints, Ints]:
 
 
 def mesh(size: int) -> Pattern:
-    """Send one's chunk to everybody at once.
+    """Send the chunk of every rank to all others at once.
 
     Cost: 1 step each way, n (size - 1) / size bytes per rank. Fan-in: size - 1 messages meet at every rank.
     """
@@ -32,7 +32,7 @@ def mesh(size: int) -> Pattern:
 
 
 def star(size: int, root: int) -> Pattern:
-    """Send the root's chunk to everybody at once.
+    """Send the root's chunk to all others at once.
 
     Cost: 1 step, n (size - 1) bytes sent by the root.
     """
@@ -95,19 +95,19 @@ def permute(size: int, *, pairs: tuple[tuple[int, int], ...] = ()) -> Schedule:
 
 
 def one_shot(size: int) -> Schedule:
-    """Send one's whole vector to everybody; everybody adds up all of them, in the order of ranks.
+    """Send every whole vector to all other ranks; each rank adds up all vectors, in the order of ranks.
 
     Cost: 1 step, and local additions; n (size - 1) bytes sent and added per rank, SCRATCH of size + 1 blocks.
     """
     table, ranks = Table(), np.arange(size, dtype=np.int32)
     src = ranks[None, :]
     dst = (src + np.arange(1, size, dtype=np.int32)[:, None]) % np.int32(size)
-    # Block 0 may be the input's memory, so sums have a block of their own, and others' vectors lie in between.
+    # Block 0 may be the input's memory, so sums have a block of their own, and received vectors lie in between.
     total = size
-    table.move(0, src, dst, (Buffer.IN, 0), (Buffer.SCRATCH, others(src, dst)), group=src)
+    table.move(0, src, dst, (Buffer.IN, 0), (Buffer.SCRATCH, scratch_block(src, dst)), group=src)
     for source in range(size):
         own = ranks == source
-        block = np.where(own, 0, others(np.full(size, source), ranks))
+        block = np.where(own, 0, scratch_block(np.full(size, source), ranks))
         where = (np.where(own, Buffer.IN, Buffer.SCRATCH).astype(np.uint8), block)
         combine = table.move if source == 0 else table.add
         combine(source + 1, ranks, ranks, where, (Buffer.SCRATCH, total))

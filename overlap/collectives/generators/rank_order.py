@@ -14,11 +14,11 @@ from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
 
 ONLY_FOR_ORDER = ("rank_order", "rank_chain")
-"""Algorithms that are considered only where the order is asked for, or they are."""
+"""Algorithms that are candidates only if the order or the algorithm itself is requested."""
 
 
 def all_reduce(size: int) -> Schedule:
-    """Send everybody the piece that it adds up; add up all of one's own; send the sum to everybody.
+    """Send every rank its piece; add up all copies of a piece; send the sum to all ranks.
 
     Cost: 2 steps, and local additions; 2 n (size - 1) / size bytes per rank, as a ring, but to all ranks; SCRATCH of
     about n bytes.
@@ -31,7 +31,7 @@ def all_reduce(size: int) -> Schedule:
 
 
 def reduce_scatter(size: int) -> Schedule:
-    """Send everybody its block; add up all of one's own.
+    """Send every rank its block; add up all copies of a block.
 
     Cost: 1 step, and local additions; n (size - 1) / size bytes per rank; SCRATCH of about n bytes.
     """
@@ -56,21 +56,21 @@ def _reduced(table: Table, size: int, *, per_block: int, within: Ints, out: Ints
     """Add the rows by which each rank adds up its piece; return the first step after them.
 
     Args:
-        table: Where they go.
+        table: Table to extend.
         size: Ranks.
         per_block: Slots of a block.
-        within: (size,) Which slot of a block each rank's piece is.
-        out: (size,) Where in OUT each rank's sum goes.
+        within: (size,) Slot of each rank's piece within its block.
+        out: (size,) Slot of each rank's sum in OUT.
     """
     ranks = np.arange(size, dtype=np.int32)
     src, dst = _pairs(size)
-    # Block 0 may be the input's memory, so sums have a block of their own, and others' pieces lie in between.
+    # Block 0 may be the input's memory, so sums have a block of their own, and received pieces lie in between.
     total = (Buffer.SCRATCH, size * per_block + within)
-    there = others(src, dst) * per_block + np.broadcast_to(within, (size,))[dst]
+    there = scratch_block(src, dst) * per_block + np.broadcast_to(within, (size,))[dst]
     table.move(0, src, dst, (Buffer.IN, dst), (Buffer.SCRATCH, there))
     for source in range(size):
         own = ranks == source
-        place = np.where(own, ranks, others(np.full(size, source), ranks) * per_block + within).astype(np.int32)
+        place = np.where(own, ranks, scratch_block(np.full(size, source), ranks) * per_block + within).astype(np.int32)
         where = (np.where(own, Buffer.IN, Buffer.SCRATCH).astype(np.uint8), place)
         combine = table.move if source == 0 else table.add
         combine(source + 1, ranks, ranks, where, total)
@@ -85,6 +85,6 @@ def _pairs(size: int) -> tuple[Ints, Ints]:
     return np.broadcast_to(src, dst.shape), dst
 
 
-def others(src: Ints, dst: Ints) -> Ints:
-    """Return in which block `dst` keeps what `src` has sent: 1, 2, ... in the order of ranks, leaving out its own."""
+def scratch_block(src: Ints, dst: Ints) -> Ints:
+    """Return the block of SCRATCH at `dst` for the data of `src`: 1, 2, ... in the order of ranks without `dst`."""
     return np.where(src < dst, src + 1, src).astype(np.int32)

@@ -84,9 +84,9 @@ def _pass_on_in_pairs(size: int, path: Sequence[int]) -> Pattern:
     primary, secondary, following = 2 * pair + cycle, 2 * pair + 1 - cycle, 2 * np.roll(pair, -1) + cycle
     chunk = 2 * pair[(place - step) % pairs] + cycle
     group = (step * 2 + cycle) * pairs + place
-    # The last to arrive goes no further along the ring.
+    # The last chunk to arrive goes no further along the ring.
     onward = (step[:-1], primary, following, chunk[:-1], cycle, group[:-1])
     aside = (step, primary, secondary, chunk, cycle, group)
     flat = [[column.reshape(-1) for column in np.broadcast_arrays(*block)] for block in (onward, aside)]
-    when, src, dst, what, channel, grouped = (np.concatenate(column) for column in zip(*flat, strict=True))
-    return spread(size, owners(size), when, src, dst, what, channel=channel, group=grouped)
+    when, src, dst, passed, channel, grouped = (np.concatenate(column) for column in zip(*flat, strict=True))
+    return spread(size, owners(size), when, src, dst, passed, channel=channel, group=grouped)

@@ -1,4 +1,4 @@
-"""Broadcasts that scatter and then gather, on one level or on two, so that every link carries a share.
+"""Broadcasts as a scatter and then a gather, on one level or on two, so that every link carries a share.
 
 On one level this is van de Geijn's broadcast: a scatter, then an all-gather. On two levels, the root's node scatters,
 ranks of the same place in all nodes pass their parts on, and every node gathers. Backwards it is a reduce: every node
@@ -13,28 +13,28 @@ import numpy as np
 
 from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, spread
-from .along_rings import Rings, handing_out
+from .along_rings import Rings, ring_scatter
 from .tree import subtrees
 
 SCATTERS = ("binomial", "mesh", "multi_ring")
-"""Algorithms that hand out the parts of a broadcast."""
+"""Algorithms that scatter the parts of a broadcast."""
 
 
 def scatter_all_gather(
     size: int, root: int, gather: Pattern, *, scatter: str = "binomial", rings: Rings | None = None
 ) -> Pattern:
-    """Hand every rank its chunk, then gather.
+    """Scatter the chunks, then gather them.
 
-    Cost: ceil(log2(size)) steps, one, or those around rings, then those of `gather`; n (size - 1) / size bytes sent by
-    the root, and as many by each rank at most. Source: Barnett and others, "Interprocessor collective communication
-    library", 1994.
+    Cost: ceil(log2(size)) steps, one, or the steps along rings, then the steps of `gather`; n (size - 1) / size bytes
+    sent by the root, and as many by each rank at most. Source: Barnett and others, "Interprocessor collective
+    communication library", 1994.
 
     Args:
         size: Ranks.
-        root: Who has the data.
+        root: Rank that has the data.
         gather: A pattern of all ranks in which each owns a chunk.
         scatter: "binomial", "mesh" or "multi_ring".
-        rings: For the last of these, each a sequence of devices, which are ranks; one in both directions by default.
+        rings: Rings of "multi_ring": sequences of devices, which are ranks; one in both directions by default.
 
     Raises:
         ScheduleError: If there is no such `scatter`.
@@ -51,11 +51,11 @@ def scattered(
     Cost: the sum of the steps; between nodes 1 / local_size of what a flat algorithm sends there.
 
     Args:
-        root: Who has the data; ranks are numbered node by node.
-        between: Pattern over nodes, in which that of the root owns everything.
+        root: Rank that has the data; ranks are numbered node by node.
+        between: Pattern over nodes, in which the root's node owns everything.
         inside: Pattern over the ranks of one node, in which each owns a chunk.
         scatter: "binomial", "mesh" or "multi_ring".
-        rings: For the last of these, those of one node; one in both directions by default.
+        rings: Rings of one node for "multi_ring"; one in both directions by default.
 
     Raises:
         ScheduleError: If there is no such `scatter`.
@@ -66,10 +66,10 @@ def scattered(
     return replace(_scattered(root, between, inside, scatter, rings), mate=backward)
 
 
-def handing_steps(size: int, scatter: str, root: int = 0, rings: Rings | None = None) -> int:
-    """Return the steps in which a root hands out, or backwards collects."""
+def scatter_steps(size: int, scatter: str, root: int = 0, rings: Rings | None = None) -> int:
+    """Return the number of steps in which a root scatters, or backwards gathers."""
     if scatter == "multi_ring":
-        return handing_out(size, root, rings).steps
+        return ring_scatter(size, root, rings).steps
     return (size - 1).bit_length() if scatter == "binomial" else min(size - 1, 1)
 
 
@@ -78,11 +78,11 @@ def _scattered(root: int, between: Pattern, inside: Pattern, scatter: str, rings
     home, local_root = divmod(root, local_size)
     size, depth = nodes * local_size, inside.parts * len(between.owner)
     owner = np.full(local_size * depth, root, np.int32)
-    start, lanes = handing_steps(local_size, scatter, local_root, rings), int(between.channel.max(initial=0)) + 2
-    first = _handed(home, local_root, local_size, depth, scatter, rings)
+    start, lanes = scatter_steps(local_size, scatter, local_root, rings), int(between.channel.max(initial=0)) + 2
+    first = _from_root(home, local_root, local_size, depth, scatter, rings)
     middle = _across(between, inside, local_root, start)
     last = _gathered(between, inside, local_root, start + (between.steps if nodes > 1 else 0), lanes)
-    # In the root's node whoever handed something on has it: nothing needs to come to it again.
+    # Ranks of the root's node that passed a chunk on have it already: it need not come again.
     has = np.zeros((size, len(owner)), np.bool_)
     has[root] = True
     has[first[2], first[3]] = True
@@ -92,7 +92,7 @@ def _scattered(root: int, between: Pattern, inside: Pattern, scatter: str, rings
     return spread(size, owner, step, src, dst, chunk, channel=channel, group=group)
 
 
-def _handed(home: int, root: int, local_size: int, depth: int, scatter: str, rings: Rings | None) -> list[Ints]:
+def _from_root(home: int, root: int, local_size: int, depth: int, scatter: str, rings: Rings | None) -> list[Ints]:
     """Return the edges inside the root's node. Chunks are in the order of ranks from the root on."""
     if scatter == "binomial":
         step, parent, child, count = subtrees(local_size)
@@ -101,8 +101,8 @@ def _handed(home: int, root: int, local_size: int, depth: int, scatter: str, rin
         block = child = np.arange(1, local_size, dtype=np.int32)
         step, parent, count = 0 * child, 0 * child, np.ones_like(child)
     else:
-        out = handing_out(local_size, root, rings)
-        parent, child, block = ((each - root) % local_size for each in (out.src, out.dst, out.block))
+        out = ring_scatter(local_size, root, rings)
+        parent, child, block = ((rank - root) % local_size for rank in (out.src, out.dst, out.block))
         step, count = out.step, np.ones_like(child)
     row = np.repeat(np.arange(len(child)), count * depth)
     before = np.cumsum(count * depth) - count * depth
@@ -112,7 +112,7 @@ def _handed(home: int, root: int, local_size: int, depth: int, scatter: str, rin
 
 
 def _across(between: Pattern, inside: Pattern, root: int, start: int) -> list[Ints]:
-    """Return the edges between nodes: for every place in a node, what is its own."""
+    """Return the edges between nodes: ranks of one local rank pass their own chunks on."""
     local_size, width = inside.size, len(between.owner)
     local = np.arange(local_size, dtype=np.int32)[:, None, None]
     part = np.arange(inside.parts, dtype=np.int32)
@@ -124,7 +124,7 @@ def _across(between: Pattern, inside: Pattern, root: int, start: int) -> list[In
 
 
 def _gathered(between: Pattern, inside: Pattern, root: int, start: int, lanes: int) -> list[Ints]:
-    """Return the edges inside nodes: in each of them, what came to whom."""
+    """Return the edges inside nodes: local ranks exchange the chunks that came to them."""
     local_size, width = inside.size, len(between.owner)
     node = np.arange(between.size, dtype=np.int32)[:, None, None]
     piece = np.arange(width, dtype=np.int32)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-# What a number of ranks lacks, or None. An algorithm that is not listed takes every number.
-_LACKS: Mapping[str, Callable[[int], str | None]] = {
+# Reason why an algorithm refuses a number of ranks, or None. An algorithm that is not listed takes every number.
+_MISFITS: Mapping[str, Callable[[int], str | None]] = {
     "kangaring": lambda size: "needs an even number of ranks" if size % 2 else None,
     "swing": lambda size: "needs an even number of ranks" if size % 2 and size > 1 else None,
 }
@@ -17,8 +17,8 @@ def misfit(algorithm: str, size: int) -> str | None:
     >>> misfit("swing", 3)
     'needs an even number of ranks, and the group has 3'
     """
-    lacks = _LACKS[algorithm](size) if algorithm in _LACKS else None
-    return None if lacks is None else f"{lacks}, and the group has {size}"
+    reason = _MISFITS[algorithm](size) if algorithm in _MISFITS else None
+    return None if reason is None else f"{reason}, and the group has {size}"
 
 
 def fits(algorithm: str, size: int) -> bool:

@@ -18,12 +18,12 @@ from ..pattern import Ints, Pattern, owners, spread
 from .sizes import fits
 
 Held: TypeAlias = NDArray[np.bool_]
-# (step, receiver of each rank, what each rank sends: (size, size) booleans over owners)
+# (step, receiver of each rank, chunks that each rank sends: (size, size) booleans over owners)
 Wave: TypeAlias = tuple[int, Ints, Held]
 
 
 def bucket(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
-    """Go round the ring of one dimension with all one has, then of the next.
+    """Go round the ring of one dimension with all known chunks, then of the next.
 
     Cost: sum of (side - 1) steps; n (size - 1) / size bytes per rank, over all 2 D links at once.
 
@@ -92,7 +92,7 @@ def _bucket_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Ite
         receiver = np.roll(ranks, -sign, axis).reshape(-1)
         start = held
         for distance in range(ranks.shape[axis] - 1):
-            # Passed on is what the rank `distance` places before had when this dimension began.
+            # Each rank passes on the chunks that the rank `distance` places before had at the start of this dimension.
             sends = start[np.roll(ranks, sign * distance, axis).reshape(-1)]
             yield step, receiver, sends
             held = held | sends[np.roll(ranks, sign, axis).reshape(-1)]
@@ -101,14 +101,14 @@ def _bucket_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Ite
 
 def _swing_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Iterable[Wave]:
     """Yield the exchanges from the last of the reduce-scatter to the first: the all-gather runs it in reverse."""
-    left = {axis: (ranks.shape[axis] - 1).bit_length() for axis in axes}
+    remaining = {axis: (ranks.shape[axis] - 1).bit_length() for axis in axes}
     exchanges: list[Ints] = []
-    while any(left.values()):
+    while any(remaining.values()):
         for axis in axes:
-            if left[axis]:
-                local = (ranks.shape[axis] - 1).bit_length() - left[axis]
+            if remaining[axis]:
+                local = (ranks.shape[axis] - 1).bit_length() - remaining[axis]
                 exchanges.append(_swing_peers(ranks, axis, sign * (1 - (-2) ** (local + 1)) // 3))
-                left[axis] -= 1
+                remaining[axis] -= 1
     held = np.eye(size, dtype=np.bool_)
     for step, peer in enumerate(reversed(exchanges)):
         yield step, peer, held & ~held[peer]

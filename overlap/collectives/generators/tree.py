@@ -12,7 +12,7 @@ from ..tablewriter import Table
 
 
 def binomial(size: int, root: int = 0) -> Pattern:
-    """Double the number of ranks that know with every step.
+    """Double the number of ranks with the data in every step.
 
     Cost: ceil(log2(size)) steps; n bytes per edge, up to n log2(size) sent by the root.
     """
@@ -36,12 +36,12 @@ def binary_tree(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
 
     Cost: at most 2 ceil(log2(size)) + 2 slices steps of n / slices bytes; up to 2 n bytes sent per rank.
     """
-    known = [0] * size
+    arrival = [0] * size
     for child in range(1, size):
-        known[child] = known[(child - 1) // 2] + 2 - child % 2
+        arrival[child] = arrival[(child - 1) // 2] + 2 - child % 2
     dst = np.arange(1, size, dtype=np.int32)
     slice_ = np.arange(slices, dtype=np.int32)[:, None]
-    step = np.asarray(known[1:], np.int32) - 1 + 2 * slice_
+    step = np.asarray(arrival[1:], np.int32) - 1 + 2 * slice_
     return _from_root(size, root, slices, step, (dst - 1) // 2, dst, slice_)
 
 
@@ -69,13 +69,13 @@ def subtrees(size: int) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def scatter(size: int, *, root: int = 0) -> Schedule:
-    """Halve what is still to be handed out with every step.
+    """Halve the blocks of each message with every step.
 
     Cost: ceil(log2(size)) steps; n (size - 1) / size bytes sent by the root.
     """
     table = Table()
     step, parent, child, count = subtrees(size)
-    own = np.arange(size, dtype=np.int32)
+    position = np.arange(size, dtype=np.int32)
     slot_in = (child + root) % size
     # The root's blocks are in order of ranks, which may wrap around; all others count from the root.
     for part, length in ((0, np.minimum(count, size - slot_in)), (1, count - (size - slot_in))):
@@ -92,14 +92,14 @@ def scatter(size: int, *, root: int = 0) -> Schedule:
         (Buffer.SCRATCH, child[rest]), (Buffer.SCRATCH, child[rest]), count=count[rest],
     )  # fmt: skip
     steps = (size - 1).bit_length()
-    others = (own[1:] + root) % size
+    others = (position[1:] + root) % size
     table.move(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
-    table.move(steps, others, others, (Buffer.SCRATCH, own[1:]), (Buffer.OUT, 0))
+    table.move(steps, others, others, (Buffer.SCRATCH, position[1:]), (Buffer.OUT, 0))
     return table.build("scatter", "binomial", size, root=root, scratch=size)
 
 
 def gather(size: int, *, root: int = 0) -> Schedule:
-    """Double what one hands on with every step.
+    """Double the blocks of each message with every step.
 
     Cost: ceil(log2(size)) steps; n (size - 1) / size bytes received by the root.
     """
@@ -138,7 +138,7 @@ def from_root(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
 
     Args:
         size: Ranks.
-        root: Who has the data.
+        root: Rank that has the data.
         slices: Pieces of each half.
     """
     # Node 0 is the root, the others are places 1, 2, ... in the order of ranks.
@@ -169,8 +169,8 @@ def _two_trees(places: int) -> tuple[_Tree, _Tree]:
     first = {place: _parent(place, places) for place in range(1, places + 1)}
     # Odd places, which are leaves, must become even ones.
     at = {node: places + 1 - node if places % 2 == 0 else node % places + 1 for node in first}
-    who = {0: 0, **{place: node for node, place in at.items()}}
-    return first, {node: who[first[at[node]]] for node in first}
+    node_at = {0: 0, **{place: node for node, place in at.items()}}
+    return first, {node: node_at[first[at[node]]] for node in first}
 
 
 def _parent(place: int, places: int) -> int:
@@ -180,13 +180,13 @@ def _parent(place: int, places: int) -> int:
 
 
 def _pattern(size: int, trees: Sequence[_Tree], owners: Ints, root: int, slices: int) -> Pattern:
-    """Return both trees with times such that a rank takes in and sends one message a step."""
+    """Return both trees with times such that a rank receives and sends one message a step."""
     turn = _turns(trees)
     edges = []
     for which, tree in enumerate(trees):
         when: dict[int, int] = {}
         for node in tree:
-            _known(node, tree, which, turn, when)
+            _arrival(node, tree, which, turn, when)
         edges += [(when[node], parent, node, which) for node, parent in tree.items()]
     step, src, dst, half = np.asarray(edges, np.int32).reshape(-1, 4).T
     slice_ = np.arange(slices, dtype=np.int32)[:, None]
@@ -195,21 +195,21 @@ def _pattern(size: int, trees: Sequence[_Tree], owners: Ints, root: int, slices:
     return spread(size, np.repeat(owners, slices), step + 2 * slice_, src, dst, chunk, channel=half)
 
 
-def _known(node: int, tree: _Tree, which: int, turn: dict[tuple[int, int], int], when: dict[int, int]) -> int:
+def _arrival(node: int, tree: _Tree, which: int, turn: dict[tuple[int, int], int], when: dict[int, int]) -> int:
     """Return the step in which a node gets the first slice; -1 for a top, which has it."""
     if node not in tree:
         return -1
     if node not in when:
-        next_step = _known(tree[node], tree, which, turn, when) + 1
+        next_step = _arrival(tree[node], tree, which, turn, when) + 1
         when[node] = next_step + (next_step + turn[which, node]) % 2
     return when[node]
 
 
 def _turns(trees: Sequence[_Tree]) -> dict[tuple[int, int], int]:
-    """Return for each edge, named by its tree and its lower end, whether it works in even or in odd steps.
+    """Return for each edge (its tree and its lower end) whether it works in even or in odd steps.
 
-    Two edges must differ that leave one node, or that end in one node. Each edge has at most one of either kind to
-    differ from, so going round from edge to edge, the kinds alternate: all circles are even, and two turns do.
+    Edges that leave one node, or end in one node, must differ. Each edge has at most one of either kind to differ from,
+    so going round from edge to edge, the kinds alternate: all circles are even, and two turns suffice.
     """
     leaving: dict[int, list[tuple[int, int]]] = {}
     for which, tree in enumerate(trees):

@@ -1,4 +1,4 @@
-"""Reports on the ranks of this process: where each stands, which waits for which; and the watches that make them."""
+"""Reports on the ranks of this process: the standing of each, its waits; and the watches that make them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..backend import Backend
 from ..compute import ComputeFuture, ComputeStreams
 from ..context import RankContext
 from ..rank import Rank
-from .loop import Busy, LoopWatch, program_places
+from .loop import BusyLoop, LoopWatch, program_places
 from .stall import Others, StallLimits, StallWatch
 from .standing import Standing, find_stall, report_lines
 
@@ -30,30 +30,30 @@ _SOON_S = 1.0  # people who have asked for an end wonder after a second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Member:
-    """A rank, its context and its compute streams."""
+class LocalRank:
+    """A rank of this process, its context and its compute streams."""
 
-    rank: Rank  # As its program sees it
-    context: RankContext  # As its operations see it
-    compute: ComputeStreams  # Runs its functions
-    all: Sequence[Member]  # The ranks of this process
+    rank: Rank  # The rank for its program
+    context: RankContext  # The rank for its operations
+    compute: ComputeStreams  # Streams of its functions
+    all: Sequence[LocalRank]  # The ranks of this process
     left: Container[int]  # World ranks that have finished their program
 
     @property
     def task(self) -> trio.lowlevel.Task | None:
-        """The task in which its program runs, once it does."""
+        """Task that runs its program, once it runs."""
         return self.context.nursery.parent_task if self.context.nursery is not None else None
 
     def mark(self) -> tuple[object, int]:
-        """Return an object that is another one after any progress, and a number that changes with it."""
+        """Return an object that is replaced by any progress, and a number that changes with it."""
         return self.rank.recorder.last, len(self.context.outstanding.operations)
 
     def standing(self, now_ns: int, place: str | None = None) -> Standing:
-        """Say where the rank stands.
+        """Return the standing of the rank.
 
         Args:
             now_ns: The present instant.
-            place: Where its program was, if it is being unwound and can no longer be asked.
+            place: Place of its program, if it is being unwound and has no frame to look at any more.
         """
         outstanding, rank = self.context.outstanding, self.context.rank
         if not outstanding.operations and rank in self.left:
@@ -75,23 +75,23 @@ class Member:
     @property
     def has_unseen_error(self) -> bool:
         """Whether a rank of this process has an error that no task or thread was given."""
-        return any(each.context.outstanding.unseen is not None for each in self.all)
+        return any(member.context.outstanding.unseen is not None for member in self.all)
 
     def computing(self) -> ComputeFuture[object] | None:
-        """Return the function that runs now, if one does."""
+        """Return the running function, None without one."""
         operations = list(self.context.outstanding.operations)
-        computes = [each for each in operations if isinstance(each, ComputeFuture)]
-        return next((each for each in computes if each.started_ns is not None and not each.done), None)
+        computes = [operation for operation in operations if isinstance(operation, ComputeFuture)]
+        return next((compute for compute in computes if compute.started_ns is not None and not compute.done), None)
 
     async def computes_ended(self) -> None:
-        """Wait until no function of the rank runs any more, and say so if that takes long."""
+        """Wait until no function of the rank runs any more, with a notice if that takes long."""
         with trio.move_on_after(_SOON_S):
             await self.compute.ended()
             return
         running = self.compute.current
         if running is not None:
-            what = f"{running.label} ({running.call_site}) of rank {self.context.rank}"
-            notify(f"waiting for {what} to return: a function cannot be interrupted")
+            function = f"{running.label} ({running.call_site}) of rank {self.context.rank}"
+            notify(f"waiting for {function} to return: a function cannot be interrupted")
         await self.compute.ended()
 
     def _busy(self, now_ns: int, places: list[str]) -> str:
@@ -108,11 +108,11 @@ class Member:
         return program_places(self.task, self.context.rank) if self.task is not None else []
 
 
-def begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...]) -> Awaitable[T]:
+def call_program(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...]) -> Awaitable[T]:
     """Call a rank's program; return its awaitable.
 
     Raises:
-        UsageError: If there is nothing to be awaited.
+        UsageError: If it returns no awaitable.
     """
     program = main(rank, *args)
     if not isawaitable(program):
@@ -122,7 +122,7 @@ def begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...
     return program
 
 
-_TOLD = 16  # lines on who waits for whom, when the user has had enough
+_LISTED = 16  # lines on waiting ranks in an interrupt
 
 
 class Reports:
@@ -130,90 +130,90 @@ class Reports:
 
     Args:
         members: The ranks.
-        backend: Tells the time.
+        backend: Clock of the ranks.
         others: The other processes.
 
     Attributes:
-        stood: Where the ranks stood when the first of them was stopped; of all processes once they are gathered.
+        stood: Standings of the ranks when the first of them was stopped; of all processes once they are gathered.
         caveat: A line that ends each report.
     """
 
-    def __init__(self, members: Sequence[Member], backend: Backend, others: Others | None) -> None:
+    def __init__(self, members: Sequence[LocalRank], backend: Backend, others: Others | None) -> None:
         self.stood: list[Standing] = []
         self.caveat: str = ""
         self._members, self._backend, self._others = members, backend, others
 
-    # -- where they stood when they were stopped -------------------------------------------------------------------
+    # -- standings at the stop ---------------------------------------------------------------------------------------
 
     def take_stock(self) -> None:
-        """Note where the ranks stand, unless that was noted when the first of them was stopped."""
+        """Note the standings of the ranks, unless they were noted when the first of them was stopped."""
         self.stood = self.stood or self.standings()
 
     async def gather(self) -> None:
-        """Give the other processes a moment to say where their ranks stood."""
+        """Give the other processes a moment to report their ranks."""
         if self._others:
             self.stood = await self._others.standings(self.stood)
 
     def lines(self) -> list[str]:
         """Return a line for each rank: the operation it waited in and the ranks it waited for."""
-        return self._told(self.stood)
+        return self._with_caveat(self.stood)
 
     def sentence(self) -> str:
-        """Say in one sentence whom the others waited for; nothing if they did not."""
+        """Return a sentence on the waiting ranks and their culprit; "" if no rank waited."""
         stall = find_stall({standing.rank: standing for standing in self.stood})
         return stall.sentence if stall is not None else ""
 
     async def note_on(self, interrupt: BaseException) -> None:
-        """Add to an interrupt which rank was waiting for which."""
+        """Add a line for each waiting rank to an interrupt."""
         self.take_stock()
         await self.gather()
         stall, lines = find_stall({standing.rank: standing for standing in self.stood}), self.lines()
         # ranks that wait for each other at one moment may be about to go on: their bytes are on the way
         sentence = stall.sentence if stall is not None and not stall.hopeless else ""
-        more = [f"and {len(lines) - _TOLD} lines more"] if len(lines) > _TOLD else []
-        for line in [*([sentence] if sentence else []), *lines[:_TOLD], *more]:
+        more = [f"and {len(lines) - _LISTED} lines more"] if len(lines) > _LISTED else []
+        for line in [*([sentence] if sentence else []), *lines[:_LISTED], *more]:
             interrupt.add_note(f"  {line}")
 
     # -- now -------------------------------------------------------------------------------------------------------
 
     def standings(self, places: Mapping[int, str] = MappingProxyType({})) -> list[Standing]:
-        """Say where each rank stands.
+        """Return the standing of each rank.
 
         Args:
-            places: Where the programs of some were that are being unwound.
+            places: Places of programs that are being unwound, by rank.
         """
         now_ns = self._backend.now_ns()
         return [member.standing(now_ns, places.get(member.context.rank)) for member in self._members]
 
     def lines_now(self) -> list[str]:
         """Return a line for each rank: the operation it waits in and the ranks it waits for."""
-        return self._told(self.standings())
+        return self._with_caveat(self.standings())
 
-    def _told(self, standings: Sequence[Standing]) -> list[str]:
+    def _with_caveat(self, standings: Sequence[Standing]) -> list[str]:
         return [*report_lines(standings), *([self.caveat] if self.caveat else [])]
 
     def doing(self, rank: int) -> list[str]:
-        """Say what a rank had not finished when it was abandoned."""
-        mine = [member.context.outstanding for member in self._members if member.context.rank == rank]
-        return [line for outstanding in mine for line in outstanding.doing or outstanding.lines()]
+        """Return the operations that a rank had not finished when it was abandoned."""
+        own = [member.context.outstanding for member in self._members if member.context.rank == rank]
+        return [line for outstanding in own for line in outstanding.doing or outstanding.lines()]
 
     def waiting_for(self, ranks: Container[int]) -> str:
-        """Say in which operation ranks wait for some that are lost; nothing if they do not."""
+        """Name the operation in which ranks wait for lost ones; "" if none do."""
         for context in (member.context for member in self._members):
-            if what := context.outstanding.waiting_for(ranks):
+            if operation := context.outstanding.waiting_for(ranks):
                 step = "" if context.step is None else f" in step {context.step}"
-                return f"rank {context.rank} waited for it in {what}{step}"
+                return f"rank {context.rank} waited for it in {operation}{step}"
         return ""
 
     def steps(self) -> str:
-        """Say in which step the ranks are, such as " in step 3"; nothing if they are in none."""
+        """Return the steps of the ranks as text, such as " in step 3"; "" without steps."""
         steps = sorted({member.context.step for member in self._members if member.context.step is not None})
         if not steps:
             return ""
         return f" in step {steps[0]}" if len(steps) == 1 else f" in steps {steps[0]}-{steps[-1]}"
 
     def kept(self) -> str:
-        """Say which state of the ranks is on the disk, such as "; step 40 is saved"; nothing if none is."""
+        """Return the saved step of the ranks as text, such as "; step 40 is saved"; "" if none is."""
         steps = [member.context.kept_step for member in self._members if member.context.kept_step is not None]
         return f"; step {max(steps)} is saved" if steps else ""
 
@@ -228,7 +228,7 @@ class Reports:
 
 
 def world_watch(
-    members: Sequence[Member],
+    members: Sequence[LocalRank],
     token: trio.lowlevel.TrioToken,
     limits: StallLimits,
     others: Others | None,
@@ -238,10 +238,10 @@ def world_watch(
 
     Args:
         members: The ranks of this process.
-        token: Of their loop.
-        limits: When a stall is told, and when it is given up.
-        others: Where the other processes are told.
-        give_up: Ends the world, given for how many seconds nothing has moved.
+        token: Token of their loop.
+        limits: Limits of the time until a report, and until the end.
+        others: The other processes.
+        give_up: Ends the world; takes the number of seconds without progress.
     """
     ranks = {member.context.rank: member for member in members}
     watch = StallWatch(ranks, limits, others, give_up)
@@ -251,14 +251,14 @@ def world_watch(
         look=watch.look,
         period_s=watch.period_s,
         tasks=lambda: {rank: member.task for rank, member in ranks.items() if member.task is not None},
-        told=partial(_tell_busy, others, alone=len(members) == 1),
-        over=lambda busy: others.tell_busy(busy.rank, "") if others else None,
-        kept=lambda busy, now_ns: _record_kept(ranks, busy, now_ns),
+        report=partial(_report_busy, others, alone=len(members) == 1),
+        report_free=lambda busy: others.send_busy(busy.rank, "") if others else None,
+        record=lambda busy, now_ns: _record_busy(ranks, busy, now_ns),
     )
 
 
-def _tell_busy(others: Others | None, busy: Busy, seconds: float, *, alone: bool) -> None:
-    """Tell the user which rank keeps the loop; in the thread of the watch."""
+def _report_busy(others: Others | None, busy: BusyLoop, seconds: float, *, alone: bool) -> None:
+    """Notify the user of the rank that keeps the loop; in the thread of the watch."""
     waiting = "nothing else of it goes on" if alone else "the other ranks of this process wait"
     notify(
         f"rank {busy.rank} has kept the event loop busy for {format_s(seconds)} at {busy.place}; {waiting}; "
@@ -266,11 +266,11 @@ def _tell_busy(others: Others | None, busy: Busy, seconds: float, *, alone: bool
         "wait at their next operation: issue it early and await it late, or start it in a nursery"
     )
     if others:
-        others.tell_busy(busy.rank, busy.place)
+        others.send_busy(busy.rank, busy.place)
 
 
-def _record_kept(members: Mapping[int, Member], busy: Busy, now_ns: int) -> None:
-    """Show in the timeline that a rank has kept the loop: on its lane "program", on the lane "loop" of all others."""
+def _record_busy(members: Mapping[int, LocalRank], busy: BusyLoop, now_ns: int) -> None:
+    """Record that a rank has kept the loop: on its lane "program", on the lane "loop" of all others."""
     for rank, member in members.items():
         lane = "program" if rank == busy.rank else "loop"
         member.context.record(("program", lane, busy.place, busy.since_ns, now_ns, None))

@@ -1,7 +1,7 @@
-"""Graph of ranks that wait for ranks, and the ranks to blame for a stall.
+"""Graph of ranks that wait for ranks, and the culprits of a stall.
 
-Pure. A world, or the flight records of one, say what each rank waits for and what keeps it; processes tell it to each
-other; people read the sentences that are made of it here.
+Pure. A world, or its flight records, give the standing of each rank: its waits, and the work that keeps it. Processes
+send standings to each other; people read the sentences made here.
 """
 
 from __future__ import annotations
@@ -12,53 +12,53 @@ from dataclasses import dataclass
 
 from ...timeline.ranklist import listed
 
-_SHOWN = 16  # lines of a table on a terminal; the odd one out stands above it
+_SHOWN = 16  # lines of a table on a terminal; the culprit is in the sentence above it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where one rank stands."""
+    """State of one rank in a stall."""
 
     rank: int  # World rank
-    lines: tuple[str, ...]  # What it has not finished, or where its program is, for people to read
+    lines: tuple[str, ...]  # Its unfinished operations, or the place of its program, as text
     awaits: tuple[int, ...] = ()  # World ranks that it waits for
-    busy: str = ""  # What keeps it, as the end of "rank 2, ..."; empty if nothing but other ranks does
-    error: str = ""  # An error of it that no task or thread was given, and its line
+    busy: str = ""  # Work that keeps it, as the end of "rank 2, ..."; empty if it only waits for ranks
+    error: str = ""  # Its error that no task or thread was given, and the line of the error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """Ranks that wait for ranks of which nothing comes."""
+    """Ranks that wait for ranks without progress."""
 
     waiting: Sequence[int]  # Ranks that wait, ascending
-    reached: Mapping[int, set[int]]  # For whom each of them waits, directly or not, itself included
-    standings: Mapping[int, Standing]  # Of all of these
+    reached: Mapping[int, set[int]]  # By waiting rank: the ranks that it waits for, directly or not, itself included
+    standings: Mapping[int, Standing]  # Standings of all of these
 
     @property
     def errors(self) -> list[str]:
-        """A line for each of these ranks that has an error which nobody was given: the likely cause."""
+        """A line for each of these ranks with an error that no task was given: the likely cause."""
         return [error_line(standing) for _, standing in sorted(self.standings.items()) if standing.error]
 
     @property
     def hopeless(self) -> bool:
-        """Whether some of them can never go on: they wait for each other, and nothing else keeps any of them."""
+        """Whether some of them can never go on: they wait for each other, and no work keeps any of them."""
         return bool(self.circle)
 
     @property
     def circle(self) -> list[int]:
         """Ranks that wait for each other and can never go on, ascending."""
-        return next((sorted(each) for each in self.reached.values() if not any(map(self._is_kept, each))), [])
+        return next((sorted(ranks) for ranks in self.reached.values() if not any(map(self._is_busy, ranks))), [])
 
     @property
     def odd(self) -> list[int]:
-        """Ranks that others wait for and that something else keeps: first the rank that most ranks wait for."""
-        votes = Counter(each for rank, reached in self.reached.items() for each in reached if each != rank)
-        kept = [rank for rank in sorted(votes) if self._is_kept(rank)]
-        return sorted(kept, key=lambda rank: rank != max(kept, key=lambda one: (votes[one], -one)))
+        """Ranks that others wait for and that are busy: first the rank that most ranks wait for."""
+        votes = Counter(other for rank, reached in self.reached.items() for other in reached if other != rank)
+        busy = [rank for rank in sorted(votes) if self._is_busy(rank)]
+        return sorted(busy, key=lambda rank: rank != max(busy, key=lambda candidate: (votes[candidate], -candidate)))
 
     @property
     def sentence(self) -> str:
-        """Which rank they wait for, and what that rank does instead."""
+        """Sentence with the waiting ranks, the rank that they wait for, and its work."""
         odd = self.odd
         if self.hopeless or not odd:
             circle = self.circle or sorted(self.reached[self.waiting[0]])
@@ -74,26 +74,26 @@ class Stall:
 
     @property
     def table(self) -> list[str]:
-        """A line for each thing that they wait for; ranks of which the same is to be said share it."""
+        """A line for each wait; ranks with the same line share it."""
         ranks: dict[tuple[str, ...], list[int]] = {}
         for rank, standing in sorted(self.standings.items()):
             ranks.setdefault(standing.lines, []).append(rank)
-        lines = [f"{_name(some)}: {line}" for told, some in ranks.items() for line in told]
+        lines = [f"{_name(some)}: {line}" for shared, some in ranks.items() for line in shared]
         more = [f"and {len(lines) - _SHOWN} lines more"] if len(lines) > _SHOWN else []
         return [*lines[:_SHOWN], *more]
 
-    def _is_kept(self, rank: int) -> bool:
+    def _is_busy(self, rank: int) -> bool:
         return bool(self.standings[rank].busy)
 
 
 def find_stall(standings: Mapping[int, Standing]) -> Stall | None:
-    """Find the ranks that wait, directly or not, only for ranks of which nothing has come for long.
+    """Find the ranks that wait, directly or not, only for ranks without progress for a long time.
 
     Args:
-        standings: Of the ranks without progress; those that move are not among them.
+        standings: Standings of the ranks without progress; ranks that move are not among them.
     """
     reached = {rank: _reached(rank, standings) for rank in sorted(standings) if standings[rank].awaits}
-    waiting = {rank: each for rank, each in reached.items() if each is not None}
+    waiting = {rank: ranks for rank, ranks in reached.items() if ranks is not None}
     if not waiting:
         return None
     concerned = set().union(*waiting.values())
@@ -103,27 +103,27 @@ def find_stall(standings: Mapping[int, Standing]) -> Stall | None:
 
 
 def error_line(standing: Standing) -> str:
-    """Return the line on an error of a rank that nobody was given."""
+    """Return the line on an error that no task was given."""
     return f"rank {standing.rank} has an error that nobody has awaited: {standing.error}"
 
 
 def report_lines(standings: Sequence[Standing]) -> list[str]:
-    """Return a line for each error that nobody was given, then for each rank what it waits in and for which ranks."""
+    """Return a line for each error that no task was given, then each rank's operation and the ranks it waits for."""
     errors = [error_line(standing) for standing in standings if standing.error]
     return [*errors, *(f"rank {standing.rank}: {line}" for standing in standings for line in standing.lines)]
 
 
 def _reached(rank: int, standings: Mapping[int, Standing]) -> set[int] | None:
-    """Return the ranks for which a rank waits, those for which they wait, and so on; None if one of them moves."""
+    """Return the ranks that a rank waits for, directly or not; None if one of them makes progress."""
     reached: set[int] = set()
-    ahead = [rank]
-    while ahead:
-        each = ahead.pop()
-        if each not in standings:
+    pending = [rank]
+    while pending:
+        other = pending.pop()
+        if other not in standings:
             return None
-        if each not in reached:
-            reached.add(each)
-            ahead += standings[each].awaits
+        if other not in reached:
+            reached.add(other)
+            pending += standings[other].awaits
     return reached
 
 

@@ -1,4 +1,4 @@
-"""Copies of arrays, from all ranks or from a root, as users call them."""
+"""Methods that copy arrays from all ranks, or from a root."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ class Copies(Issues):
             x: At least one axis; the same shape on all ranks, but for axis 0 with `counts`.
             out: Shape `(x.shape[0] * size, *x.shape[1:])`, or `(sum(counts), *x.shape[1:])`; `x` may be this rank's own
                 block of it.
-            counts: Rows of every rank's `x`, from 0, the same list on all ranks; equal ones by default.
-            shared: Return a read-only array, which ranks of one host have in common: see above.
+            counts: Rows of every rank's `x`, from 0, the same list on all ranks; equal numbers by default.
+            shared: Return a read-only array that ranks of one host share; see `GroupCalls`.
 
-        Cost as a ring over p ranks: p-1 steps, p-1 blocks sent by each rank. Blocks that differ travel as in
+        Cost as a ring over p ranks: p-1 steps, p-1 blocks sent by each rank. Blocks that differ are sent as in
         `reduce_scatter`.
         """
         return self._issuer.issue(
@@ -258,8 +258,8 @@ class Copies(Issues):
         Args:
             x: On the root, the array. Elsewhere an array of the same shape and dtype, which is only compared, or None.
             root: Group rank of the sender.
-            out: Where to put the result; `out=x` is in place.
-            shared: Return a read-only array, which ranks of one host have in common: see `Calls`.
+            out: Array for the result; `out=x` is in place.
+            shared: Return a read-only array that ranks of one host share; see `GroupCalls`.
         """
         return self._issuer.issue(
             BROADCAST, x, out, stream, priority, name, timeout_s, call_site, algorithm, None, root, shared=shared

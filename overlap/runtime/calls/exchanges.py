@@ -1,4 +1,4 @@
-"""Exchanges between pairs of ranks, and barriers, as users call them."""
+"""Methods for exchanges between pairs of ranks, and for barriers."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Exchanges(Issues):
             x: Axis 0 divisible by the size of the group; with `counts`, of `sum(counts[rank])` rows.
             out: The shape of `x`; with `counts`, of as many rows as column `rank` of them has together. May not overlap
                 `x`.
-            counts: A table of rows, from 0: `counts[i][j]` of them go from rank i to rank j; the same table on all
-                ranks. Equal ones by default.
+            counts: Table of numbers of rows: `counts[i][j]` of them go from rank i to rank j; the same table on all
+                ranks. Equal numbers by default.
 
         Cost over p ranks: one step, (p-1)/p of the array sent by each rank.
         """
@@ -175,7 +175,7 @@ class Exchanges(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[object]:
-        """Send each source's array to its destination; a rank that nothing comes to gets zeros.
+        """Send each source's array to its destination; a rank that is no destination gets zeros.
 
         With `pairs=[(0, 1)]`:
 
@@ -203,7 +203,7 @@ class Exchanges(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[None]:
-        """Be done once every rank has issued it and finished all earlier operations of this stream's window."""
+        """Wait until every rank has issued the barrier and finished all earlier operations of this stream's window."""
         return self._issuer.issue(BARRIER, None, None, stream, priority, name, timeout_s, call_site)
 
     def send(
@@ -220,8 +220,8 @@ class Exchanges(Issues):
     ) -> CollectiveFuture[None]:
         """Send an array or a tree of arrays to one rank; done when the array may be written again.
 
-        That is sometimes before the other side has asked for it, and sometimes only once it has: two ranks that both
-        await a send to each other before they receive may wait for ever. Issue both, then await them.
+        That is sometimes before the receiver has issued its `recv`, and sometimes only after: two ranks that both await
+        a send to each other before they receive may wait for ever. Issue both, then await them.
 
         Matched with `recv` by (source, destination, tag), first come first served. Point-to-point operations do not
         take room in the stream's window, so their order across peers and tags does not matter.
@@ -289,25 +289,25 @@ class Exchanges(Issues):
     ) -> CollectiveFuture[Any]:
         """Receive an array or a tree of arrays from one rank, or from any rank.
 
-        Without `like`, the receiver gets what the sender sent, as new arrays. In one process that costs nothing;
-        between processes the receiver asks the sender first, so that `like` saves a message there and back.
+        Without `like`, the receiver gets the sender's arrays in new memory. In one process that costs nothing; between
+        processes the receiver asks the sender for shape and dtype first, so `like` saves a message there and back.
 
-        With `src=None`, the message that was sent first is taken, of all ranks of the group; the future's `src` says
-        whose it was. It goes to the oldest such receive of its tag, whose `like` it must fit. Receives that name a rank
-        go before those that do not.
+        With `src=None`, the message that was sent first is taken, of all ranks of the group; the future's `src` is its
+        sender. It goes to the oldest such receive of its tag, and must fit its `like`. Receives that name a rank go
+        before those that do not.
 
-        The order of messages from other processes is that in which they come here. Messages of this process and of
-        others take turns, and so do those of this host and of other hosts.
+        Messages from other processes are in the order of their arrival. Messages of this process and of others take
+        turns, and so do those of this host and of other hosts.
 
         Example:
             layer = await rank.recv(src=0)  # a dict, if rank 0 sent one
-            w = await rank.recv(like=w, src=0)  # into an array that is there
+            w = await rank.recv(like=w, src=0)  # into an existing array
 
         Args:
             like: A writable array, which is filled and returned, and belongs to the operation until then;
-                `(shape, dtype)` for a new array; a dict, list or tuple of either, at any depth; None for what the
-                sender sent. None cannot be combined with `src=None` where ranks of the group live in several processes.
-                A named tuple comes as a tuple unless `like` has one, as classes do not travel.
+                `(shape, dtype)` for a new array; a dict, list or tuple of either, at any depth; None for the shape and
+                dtype of the sender, but not with `src=None` if ranks of the group live in several processes. A named
+                tuple comes as a tuple unless `like` has one, as classes do not travel.
             src: Group rank of the sender; None for any.
             tag: From 0 to 2**24 - 1.
 
@@ -316,7 +316,7 @@ class Exchanges(Issues):
 
         Raises:
             UsageError: At the call: such a `like`, `src` or `tag` cannot be received. At the await: without `like`, the
-                sender no longer knows what it sent, which it does of its last 256 messages of a tag.
+                sender has forgotten the message; it remembers the last 256 of a tag.
             CollectiveMismatchError: At the await: the sender's array or tree has another shape, dtype or form.
             PeerFailedError: At the await: the sender failed.
         """

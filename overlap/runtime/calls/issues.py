@@ -1,4 +1,4 @@
-"""Base of the classes whose methods issue operations."""
+"""Base of the classes with methods that issue operations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from ..issue import Issuer
 
 
 class Issues:
-    """One rank's view of a group, on which it issues operations."""
+    """Base class with the issuer of a group."""
 
     _issuer: Issuer

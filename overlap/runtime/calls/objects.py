@@ -1,4 +1,4 @@
-"""Collectives of Python objects as users call them."""
+"""Methods for collectives of Python objects."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Objects(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> Future[list[V]]:
-        """Give every rank the objects of all, as a list in rank order.
+        """Give every rank the objects of all ranks, as a list in rank order.
 
         Args:
             value: Any object that can be packed; it may differ in size between ranks.
-            pickle: Whether to pickle it; see `Calls`.
+            pickle: Whether to pickle it; see `GroupCalls`.
         """
         from ..objects import gather  # and with it msgpack, which few programs need
 
@@ -54,12 +54,12 @@ class Objects(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> Future[list[V] | None]:
-        """Give the root the objects of all, as a list in rank order; the others get None.
+        """Give the root the objects of all ranks, as a list in rank order; the others get None.
 
         Args:
             value: Any object that can be packed.
             root: Group rank that gets them.
-            pickle: Whether to pickle it; see `Calls`.
+            pickle: Whether to pickle it; see `GroupCalls`.
         """
         from ..objects import gather
 
@@ -81,9 +81,9 @@ class Objects(Issues):
         """Give every rank the root's object.
 
         Args:
-            value: On the root, any object that can be packed; elsewhere it is not looked at.
+            value: On the root, any object that can be packed; ignored elsewhere.
             root: Group rank of the sender.
-            pickle: Whether to pickle it; see `Calls`.
+            pickle: Whether to pickle it; see `GroupCalls`.
         """
         from ..objects import give
 
@@ -102,12 +102,12 @@ class Objects(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> Future[V]:
-        """Give rank i object i of the root's.
+        """Give rank i object i of the root's list.
 
         Args:
-            values: On the root, as many objects as there are ranks; elsewhere it is not looked at.
+            values: On the root, as many objects as there are ranks; ignored elsewhere.
             root: Group rank of the sender.
-            pickle: Whether to pickle them; see `Calls`.
+            pickle: Whether to pickle them; see `GroupCalls`.
         """
         from ..objects import give
 

@@ -1,4 +1,4 @@
-"""Reductions as users call them."""
+"""Methods for reductions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @plainly_named
-class Reductions(Issues):
+class ReductionCalls(Issues):
     """Operations that combine the arrays of all ranks."""
 
     @overload
@@ -127,16 +127,16 @@ class Reductions(Issues):
             x: Any shape, the same on all ranks.
             op: A name in `overlap.OPS`: "sum", "mean", "max", "min", "prod", or of integers and bool "band", "bor",
                 "bxor". The mean of integers is truncated towards zero.
-            out: Where to put the result, of the shape and dtype of `x`; `out=x` is in place.
+            out: Array for the result, of the shape and dtype of `x`; `out=x` is in place.
             exact: Reduce every element in the order of ranks, ((x0 + x1) + x2) + ..., whatever algorithm, placement and
-                place in the array: the same bits for any buckets, in one process, over wires and in virtual time (of a
-                NaN, that it is one).
-            shared: Return a read-only array, which ranks of one host have in common: see above.
+                place in the array: the same bits for any buckets, in one process, over wires and in virtual time (but
+                for the bits of a NaN).
+            shared: Return a read-only array that ranks of one host share; see `GroupCalls`.
 
         Cost: in one process, each input is read and each output written once. As a ring over p ranks, 2(p-1) steps and
         2(p-1)/p of the array sent by each rank. With `exact` nothing more in one process; over wires each rank sends
         the same bytes, but to all others, in two steps, and needs memory for another array; or, where that is cheaper,
-        sums go through all ranks in a chain. `overlap plan --exact` tells the price on a machine.
+        sums go through all ranks in a chain. `overlap plan --exact` prints the price on a machine.
         """
         return self._issuer.issue(
             ALL_REDUCE, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, 0, exact, shared=shared
@@ -237,7 +237,7 @@ class Reductions(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[object]:
-        """Combine the arrays of all ranks and keep block r of the outcome on rank r.
+        """Combine the arrays of all ranks, with block r of the result on rank r.
 
         ======  ==========  =====
         rank    before      after
@@ -256,14 +256,14 @@ class Reductions(Issues):
         ======  =================  ===========
 
         Args:
-            x: Axis 0 divisible by the size of the group; with `counts`, of as many rows as these have together.
+            x: Axis 0 divisible by the size of the group; with `counts`, `sum(counts)` rows.
             op: As for `all_reduce`.
             out: Shape `(x.shape[0] // size, *x.shape[1:])`, or `(counts[rank], *x.shape[1:])`; may not overlap `x`.
-            counts: Rows of every rank's block, from 0, the same list on all ranks; equal ones by default.
+            counts: Rows of every rank's block, from 0, the same list on all ranks; equal numbers by default.
             exact: As for `all_reduce`, at the same cost: one step, the same bytes, and memory for another array.
 
-        Cost as a ring over p ranks: p-1 steps, (p-1)/p of the array sent by each rank. Blocks that differ travel by the
-        same algorithms without padding; a step of a ring takes as long as the largest block in it.
+        Cost as a ring over p ranks: p-1 steps, (p-1)/p of the array sent by each rank. Blocks that differ are sent by
+        the same algorithms without padding; a step of a ring takes as long as its largest block.
         """
         return self._issuer.issue(
             REDUCE_SCATTER, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, 0, exact, counts=counts

@@ -1,4 +1,4 @@
-"""Types of calls, for type checkers: what may be passed to an operation, and how its result depends on that."""
+"""Types of the arguments and results of operations, for type checkers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypedDict, TypeV
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from typing_extensions import Buffer  # only here: a type checker brings it along
+    from typing_extensions import Buffer  # not at run time: type checkers come with it
 
     from ...collectives.reduce import Array
     from ..future import Future
@@ -20,7 +20,7 @@ Op: TypeAlias = Literal["sum", "mean", "max", "min", "prod", "band", "bor", "bxo
 
 
 class SupportsArray(Protocol):
-    """An object that numpy makes an array of."""
+    """An object that numpy can make an array of."""
 
     def __array__(self) -> NDArray[np.generic]:
         """Return its array."""
@@ -35,33 +35,33 @@ class SupportsDLPack(Protocol):
 
 # The element type of an array, kept from argument to result
 S = TypeVar("S", bound="np.generic")
-# A tree of arrays, whose results form a tree of that kind
+# A tree of arrays, and of its results
 Arrays = TypeVar("Arrays", bound="Tree")
 # The `out` of a call, which is its result
 Out = TypeVar("Out", bound="Output")
-# An object, which travels to other ranks; of a dict or sequence of futures, what each becomes
+# An object that travels to other ranks; or the values of a dict or sequence of futures
 V = TypeVar("V")
 
 Of: TypeAlias = "NDArray[S] | S | Future[NDArray[S]] | Future[S]"
 """An array of known element type, or a future of one."""
 
 Numbers: TypeAlias = "complex | Sequence[Numbers] | Future[complex]"
-"""Plain numbers, which numpy makes an array of; `complex` stands for all of them, as type checkers have it."""
+"""Plain numbers, which numpy makes an array of; for type checkers, `complex` includes the other types."""
 
 Memory: TypeAlias = "Buffer | SupportsArray | SupportsDLPack"
-"""An object whose memory is used without a copy."""
+"""An object that exports its memory, which is used without a copy."""
 
 Tree: TypeAlias = "Mapping[str, object] | Mapping[int, object] | Sequence[object]"
 """A dict, list or tuple of arrays or futures of them, at any depth."""
 
 Exports: TypeAlias = "Memory | Future[object]"
-"""An array of unknown element type, or a future of anything that may be passed."""
+"""An array of unknown element type, or a future of any value."""
 
 Output: TypeAlias = "Array | Memory"
 """An object that a result may be written to."""
 
 Input: TypeAlias = "Array | np.generic | Numbers | Tree | Exports"
-"""Everything that may be passed to a collective."""
+"""Any input of a collective."""
 
 Like: TypeAlias = "tuple[Shape, str | type[float] | type[np.generic] | np.dtype[np.generic]]"
 """Shape and element type of a new array."""
@@ -73,7 +73,7 @@ Shape: TypeAlias = "int | Sequence[int]"
 
 
 class Options(TypedDict, total=False):
-    """Keywords of every operation; see `Calls`."""
+    """Keywords of every operation; see `GroupCalls`."""
 
     priority: int
     stream: Stream | str | None

@@ -27,12 +27,12 @@ from ...cost.choice import Choices
 from ...cost.select import size_class
 from ..operation import Operation
 from .laid_out import LaidOut, lay_out
-from .layout import Buffers, Layout, ThinLayout, UnevenLayout, runs_touched
+from .layout import BufferLayout, Buffers, ThinLayout, UnevenLayout, runs_touched
 
 if TYPE_CHECKING:
     from topology import Cluster
 
-# Calls whose programs are found at one look-up: those of a training loop are the same in every step.
+# Most calls with a cached program: the calls of a training loop are the same in every step.
 _REMEMBERED = 1 << 14
 
 _Key: TypeAlias = tuple[str, str, int, Pairs, bool, str | None, int, bool, tuple[int, ...]]
@@ -42,10 +42,10 @@ class Compiler:
     """Compiles the collectives of one world.
 
     Attributes:
-        cluster: Where the ranks are placed.
+        cluster: Cluster of the ranks.
         algorithm: Name of the algorithm to use wherever it exists, unless a call names another; None leaves the choice
             to the cost.
-        far: Whether some ranks live on different hosts; then long messages travel in slices.
+        far: Whether some ranks are on different hosts; then long messages travel in slices.
     """
 
     cluster: Cluster
@@ -56,26 +56,26 @@ class Compiler:
         self, cluster: Cluster, algorithm: str | None, *, far: Callable[[Sequence[int]], bool] = lambda _: False
     ) -> None:
         self.cluster, self.algorithm, self.far = cluster, algorithm, far
-        # The engine compiles what it does not carry out of memory in common.
+        # The engine compiles operations that it does not run out of common memory.
         self._choices = Choices(cluster, algorithm, programs_only=True)
-        self._known: dict[tuple[Call, tuple[int, ...], int], Compiled] = {}
+        self._cached: dict[tuple[Call, tuple[int, ...], int], Compiled] = {}
         self._schedules: dict[_Key, Schedule] = {}
         self._programs: dict[tuple[_Key, int], Program] = {}
 
     def compile(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
         """Return the proved schedule of a call and the program of the rank at `position` of the group `members`."""
-        if call.counts:  # seldom the same twice, and not what the program depends on
+        if call.counts:  # seldom the same twice, and the program does not depend on them
             return self._compiled(call, members, position)
-        found = self._known.get((call, members, position))
-        if found is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            found = self._known[call, members, position] = self._compiled(call, members, position)
-        return found
+        compiled = self._cached.get((call, members, position))
+        if compiled is None:
+            if len(self._cached) >= _REMEMBERED:
+                self._cached.clear()
+            compiled = self._cached[call, members, position] = self._compiled(call, members, position)
+        return compiled
 
     def _compiled(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
-        asked = call.kind.value, str(call.dtype), call.root, call.pairs, call.exact, call.algorithm
-        key = *asked, size_class(call.nbytes), bool(call.counts), members
+        named = call.kind.value, str(call.dtype), call.root, call.pairs, call.exact, call.algorithm
+        key = *named, size_class(call.nbytes), bool(call.counts), members
         schedule = self._schedules.get(key)
         if schedule is None:
             schedule = self._choices.plan(call, members).schedule()
@@ -86,27 +86,27 @@ class Compiler:
         return Compiled(schedule, program, members)
 
     def _for_blocks_of(self, call: Call, schedule: Schedule, members: tuple[int, ...]) -> Schedule:
-        """Return the table that carries the blocks of a call, which may differ in size, or be worth slicing."""
+        """Return the table for the blocks of a call, which may differ in size, or be worth slicing."""
         if not call.counts:
             return in_slices(schedule, size_class(call.nbytes)) if self.far(members) else schedule
-        found = uneven(schedule)
-        verify(found)
-        return found
+        table = uneven(schedule)
+        verify(table)
+        return table
 
 
-# What barriers send, get, and make of both: always zero, so all may use the same.
-_NOTHING, _NOTHING_COMES = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+# Inputs and results of barriers: always zero, so all barriers share them.
+_BARRIER_IN, _BARRIER_OUT = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
 _MOST = reducer("max", np.dtype(np.uint8))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fixed:
-    """The parts of a program that are equal in every call."""
+    """Parts of a program that are equal in every call."""
 
-    layout: Layout  # Layout of the buffers
-    none: Array  # An empty array, for ranks without an input, or without a result
-    scratch: Array  # An empty array of the type of SCRATCH, for ranks that need none
-    room: int  # Elements of SCRATCH
+    layout: BufferLayout  # BufferLayout of the buffers
+    none: Array  # Empty array, for ranks without an input, or without a result
+    scratch: Array  # Empty array of the type of SCRATCH, for ranks without SCRATCH
+    room: int  # Number of elements of SCRATCH
     in_result: bool  # Whether SCRATCH may lie in the result
 
 
@@ -126,11 +126,11 @@ class Compiled:
         self.schedule, self.program, self._members = schedule, program, members
         self._fixed: _Fixed | None = None
         self._laid: dict[bool, LaidOut] = {}  # by whether input and result share memory
-        self._blank: tuple[LaidOut, Buffers] | None = None  # for barriers: all have the same arrays
-        self._in_its_block: bool | None = None  # whether an input may lie where its block of the result does
+        self._blank: tuple[LaidOut, Buffers] | None = None  # layout and arrays of all barriers
+        self._in_its_block: bool | None = None  # whether an input may be its own block of the result
 
     def laid(self, operation: Operation) -> tuple[LaidOut, Buffers]:
-        """Return the program, laid out on an operation's arrays, and these."""
+        """Return the program, laid out on an operation's arrays, with these arrays."""
         if self._blank is not None:
             return self._blank
         buffers, in_place = self._buffers(operation)
@@ -146,7 +146,7 @@ class Compiled:
         """Return an operation's arrays as the schedule's buffers, and whether input and result share memory."""
         source, target, fixed = operation.source, operation.target, self._fixed
         if operation.kind is BARRIER:
-            source, target = _NOTHING, _NOTHING_COMES
+            source, target = _BARRIER_IN, _BARRIER_OUT
         if fixed is None:
             fixed = self._fixed = self._fixed_parts(operation, source, target)
         flat_in = fixed.none if source is None else source.reshape(-1)
@@ -164,17 +164,17 @@ class Compiled:
     def _fixed_parts(self, operation: Operation, source: Array | None, target: Array | None) -> _Fixed:
         schedule, program = self.schedule, self.program
         like = source if source is not None else target
-        assert like is not None, "a rank that neither gives nor gets takes no part"
+        assert like is not None, "this is a bug in overlap: a rank without input and result"
         combine = _MOST if operation.kind is BARRIER else operation.call.reducer
         accumulator = like.dtype if combine is None else combine.accumulator
         block = like.size // schedule.blocks[0 if source is not None else 1]
-        layout = Layout(block, schedule.slots_per_block, combine, schedule.size)
+        layout = BufferLayout(block, schedule.slots_per_block, combine, schedule.size)
         room, in_result = schedule.blocks[2] * block, schedule.in_place
         if isinstance(schedule, UnevenSchedule):
             starts = block_starts(schedule, program.rank, operation.call.counts, prod(like.shape[1:]))
             layout = UnevenLayout(block, schedule.slots_per_block, combine, schedule.size, starts)
             room = starts[Buffer.SCRATCH][-1]
-        elif schedule.algorithm in ONLY_FOR_ORDER:  # whose tables have a place for the pieces of all ranks
+        elif schedule.algorithm in ONLY_FOR_ORDER:  # tables with space for the pieces of all ranks
             layout = ThinLayout(block, schedule.slots_per_block, combine, schedule.size, runs_touched(program))
             room, in_result = layout.elements(), False
         return _Fixed(
@@ -186,9 +186,9 @@ class Compiled:
         )
 
     def _lies_in_its_block(self, operation: Operation, source: Array, fixed: _Fixed) -> bool:
-        """Whether an input is the very block of the result that it ends up in, and nothing else is put there before.
+        """Whether an input is exactly its own block of the result, and nothing else is written there before.
 
-        What shares memory with what it is gathered into lies there, or would have been refused: see `check_overlap`.
+        An input that shares memory with its gathered result is that block, or was refused: see `check_overlap`.
         """
         gathers, out = operation.kind in (ALL_GATHER, GATHER), operation.out
         uneven = isinstance(fixed.layout, UnevenLayout)
@@ -207,7 +207,7 @@ def _share_memory(source: Array, out: Array | None) -> bool:
 
 
 def _keeps_own(program: Program, slots: int) -> bool:
-    """Whether nothing is put into a rank's own block of the result but what its input has at that very place."""
+    """Whether a rank's own block of the result is written only from the same place of its input."""
     first = program.rank * slots
     for step in (step for queue in program.queues for step in queue if step.kind is not Kind.SEND):
         dst, src = step.dst, step.src

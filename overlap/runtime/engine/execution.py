@@ -17,11 +17,10 @@ from trio.lowlevel import Task, TrioToken, checkpoint, current_task, reschedule,
 from transports import Call, Delivery, Starter
 
 from ...collectives.reduce import Array
-from ..handover import Handover
-from ..handover import Run as UnderWay
+from ..handover import Handover, OperationRun
 from .arithmetic import apply, pieces_of
 from .host_bytes import typed
-from .laid_out import LaidOut, LaidStep, Run
+from .laid_out import LaidOut, LaidStep, StepChain
 from .layout import Buffers
 from .polling import linger
 from .workers import Workers
@@ -29,28 +28,28 @@ from .workers import Workers
 
 @dataclass(frozen=True, kw_only=True)
 class Station:
-    """The wires and workers of all programs of one rank on one group."""
+    """Wires and workers of all programs of one rank on one group."""
 
-    starters: Mapping[int, Starter]  # The objects that start messages, by world rank of the peer
-    workers: Workers  # The threads that run large reductions
+    starters: Mapping[int, Starter]  # Starters of messages, by world rank of the peer
+    workers: Workers  # Threads of large reductions
     token: TrioToken  # Token of the event loop
     thread: int  # Thread of the event loop
 
     @property
     def wires(self) -> str:
-        """The kind of the wires, in words."""
+        """Kind of the wires, as text."""
         within_host = all(starter.within_host for starter in self.starters.values())
         return "shared memory" if self.starters and within_host else "wires"
 
 
-class Execution(UnderWay):
+class Execution(OperationRun):
     """One execution of one rank's program.
 
     Args:
         laid: The program, laid out on the arrays.
-        buffers: The arrays, for this execution alone until it ends.
+        buffers: The arrays, used by this execution alone until it ends.
         station: The starters and workers of the rank.
-        tag: First of the transport tags that belong to this operation; channel c uses `tag + c`.
+        tag: First of the operation's transport tags; channel c uses `tag + c`.
         priority: Priority of the messages; lower is more urgent.
         spawn: Starts a task; only a failed execution needs one.
     """
@@ -76,17 +75,17 @@ class Execution(UnderWay):
         self._unended = len(laid.steps)
         # Numbers of unfinished predecessors: of each run before it begins, of each step before it works.
         self._before_begin, self._before_work = [*laid.before_begin], [*laid.before_work]
-        self._able = [*laid.first]  # runs that may begin
+        self._able = [*laid.first]  # chains that may begin
         self._running: dict[LaidStep, Call | None] = {}  # None: the worker threads have the step
-        self._waiting: dict[LaidStep, Delivery | None] = {}  # steps that wait for their turn; None: of this rank's data
-        self._consumed: set[LaidStep] = set()  # receives whose message came in pieces
+        self._waiting: dict[LaidStep, Delivery | None] = {}  # steps that wait for their turn; None: local data
+        self._consumed: set[LaidStep] = set()  # receives with a message in pieces
 
     def begin(self, ended: Callable[[BaseException | None], None]) -> bool:
         """Begin all steps that can begin; return whether the program is over.
 
         Args:
-            ended: Called once, later, if the program is not over: with None or the first error of a step, when no
-                message and no reduction is under way any more.
+            ended: Called once, later, if the program is not over: with None or the first error of a step, after the end
+                of all messages and reductions.
         """
         self._advance()
         if not self._unended:
@@ -99,28 +98,28 @@ class Execution(UnderWay):
     # -- waiting -------------------------------------------------------------------------------------------------
 
     def look_before_sleeping(self) -> None:
-        """Process messages that have come, before a task sleeps until the end: this saves a wake-up."""
+        """Process arrived messages before a task sleeps until the end: this saves a wake-up."""
         if self._station.starters:
             linger(self._station.starters, self._rests)
 
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
-        """Do nothing: what follows a message may start tasks, so the loop goes on with it."""
+        """Do nothing: the steps after a message may start tasks, so the loop continues it."""
 
     def _end(self, error: BaseException | None) -> None:
-        """Tell the end, once."""
+        """Call the callback of the end, once."""
         ended, self._ended = self._ended, None
         if ended is not None:
             ended(error)
 
     def _rests(self) -> bool:
-        """Whether no message is under way; reductions in worker threads may be."""
+        """Whether no message is in flight; worker threads may still reduce."""
         return self._failure is not None or not any(self._running.values())
 
     def cancel(self) -> None:
         """Begin no more steps, withdraw the messages under way, and wait for messages that cannot be withdrawn."""
-        self._fail(trio.ClosedResourceError("the program was given up"))
+        self._fail(trio.ClosedResourceError("the program was cancelled"))
 
-    # -- how it ends ---------------------------------------------------------------------------------------------
+    # -- ends of an execution ----------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
@@ -128,13 +127,13 @@ class Execution(UnderWay):
             self._give_up_soon()
 
     def _give_up_soon(self) -> None:
-        """Withdraw the messages under way in a task, because a callback of a transport may not call it back."""
+        """Withdraw the messages in flight in a task, because a callback of a transport may not call it back."""
         if not self._gives_up:
             self._gives_up = True
             self._spawn(self._give_up)
 
     async def _give_up(self) -> None:
-        """Withdraw the messages under way and wait until all have ended, because they use the caller's memory."""
+        """Withdraw the messages in flight and wait until all have ended, because they use the caller's memory."""
         with trio.CancelScope(shield=True):
             await checkpoint()
             for step, call in list(self._running.items()):
@@ -163,13 +162,13 @@ class Execution(UnderWay):
         else:
             self._station.token.run_sync_soon(reschedule, task)
 
-    # -- going on ------------------------------------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Begin all runs that can begin, and the runs that these make ready."""
+        """Begin all chains that can begin, and the chains that become ready."""
         self._advancing = True
         try:
-            for run in self._able:  # the list grows meanwhile
+            for run in self._able:  # the list grows in the loop
                 self._begin_run(run)
         except Exception as error:
             self._fail(error)
@@ -177,7 +176,7 @@ class Execution(UnderWay):
             self._able.clear()
             self._advancing = False
 
-    def _begin_run(self, run: Run) -> None:
+    def _begin_run(self, run: StepChain) -> None:
         for step in run.steps:
             if self._failure is not None:
                 return
@@ -193,10 +192,10 @@ class Execution(UnderWay):
             self._let_begin(run.lets_begin)
 
     def _let_begin(self, runs: Iterable[int]) -> None:
-        """Count one predecessor of each of these runs as ended."""
+        """Count one predecessor of each of these chains as ended."""
         for number in runs:
-            left = self._before_begin[number] = self._before_begin[number] - 1
-            if not left:
+            remaining = self._before_begin[number] = self._before_begin[number] - 1
+            if not remaining:
                 self._able.append(self._laid.runs[number])
 
     def _send(self, step: LaidStep) -> None:
@@ -227,10 +226,10 @@ class Execution(UnderWay):
         if not call.ended:
             self._running[step] = call
 
-    # -- what has ended ------------------------------------------------------------------------------------------
+    # -- ends of steps -----------------------------------------------------------------------------------------------
 
     def _moved(self, step: LaidStep, call: Call) -> None:
-        """Go on with a step whose message has left, or has come."""
+        """Continue a step after its message has left or arrived."""
         self._running.pop(step, None)
         delivery = call.delivery() if step.works and call.error is None and not call.withdrawn else None
         if delivery is None or step in self._consumed or self._failure is not None:
@@ -239,15 +238,15 @@ class Execution(UnderWay):
             self._work(step, delivery)
 
     def _work(self, step: LaidStep, delivery: Delivery | None) -> None:
-        """Move or add to the target of a step what has come, or lies elsewhere; in worker threads if it is large."""
-        if self._before_work[step.number]:  # until earlier steps on overlapping memory have ended
+        """Move or add data to the target of a step; in worker threads if they are large."""
+        if self._before_work[step.number]:  # waits for earlier steps on overlapping memory
             self._waiting[step] = delivery
             return
         error: BaseException | None = None
         try:
             incoming = self._part(step.source) if delivery is None else self._incoming(step, delivery.view)
-            target, mine = self._places(step)
-            pieces = pieces_of(step.step, self._laid.layout, self._laid.rank, incoming, mine, target)
+            target, operand = self._places(step)
+            pieces = pieces_of(step.step, self._laid.layout, self._laid.rank, incoming, operand, target)
             if len(pieces) > 1:
                 self._running[step] = None
                 ended = partial(self._station.token.run_sync_soon, self._step_ended, step, delivery)
@@ -259,10 +258,10 @@ class Execution(UnderWay):
         self._step_ended(step, delivery, error)
 
     def _step_ended(self, step: LaidStep, delivery: Delivery | None = None, error: BaseException | None = None) -> None:
-        """End a step; the steps and runs that have waited for it go on, unless anything has failed."""
+        """End a step; the steps and chains that wait for it go on, unless any step has failed."""
         self._running.pop(step, None)
         if delivery is not None:
-            delivery.release()  # the caller may have its arrays back
+            delivery.release()  # the caller may use its arrays again
         if error is not None or self._failure is not None:
             self._stopped(error)
             return
@@ -270,9 +269,9 @@ class Execution(UnderWay):
         if step.lets_begin:
             self._let_begin(step.lets_begin)
         for number in step.lets_work:
-            left = self._before_work[number] = self._before_work[number] - 1
+            remaining = self._before_work[number] = self._before_work[number] - 1
             following = self._laid.steps[number]
-            if not left and following in self._waiting and self._failure is None:
+            if not remaining and following in self._waiting and self._failure is None:
                 self._work(following, self._waiting.pop(following))
         if not self._advancing:
             if self._able:
@@ -282,16 +281,16 @@ class Execution(UnderWay):
 
     def _consume(self, step: LaidStep, offset: int, piece: memoryview) -> None:
         """Add a piece of a message while it is in the cache, before the next piece overwrites it."""
-        if self._failure is not None:  # the caller may have its arrays back
+        if self._failure is not None:  # the caller may use its arrays again
             return
         self._consumed.add(step)
         incoming = self._incoming(step, piece)
         first = offset // incoming.itemsize
         part = slice(first, first + incoming.size)
-        target, mine = self._places(step)
+        target, operand = self._places(step)
         layout, rank = self._laid.layout, self._laid.rank
         try:
-            self._station.workers.quiet.run(apply, step.step, layout, rank, incoming, mine[part], target[part])
+            self._station.workers.quiet.run(apply, step.step, layout, rank, incoming, operand[part], target[part])
         except Exception as error:
             self._fail(error)
 
@@ -309,4 +308,4 @@ class Execution(UnderWay):
 
 
 def _never(_: object) -> trio.lowlevel.Abort:
-    raise AssertionError("the wait for the end of a failed execution is shielded")
+    raise AssertionError("this is a bug in overlap: the shielded wait of a failed execution was cancelled")

@@ -23,8 +23,8 @@ def address_of(array: Array) -> int:
 
 
 def array_at(address: int, shape: Sequence[int], dtype: np.dtype[np.generic] | None) -> Array:
-    """Return the array that lies at an address of this process, whose memory the caller keeps."""
-    assert dtype is not None, "what lies there has a dtype"
+    """Return an array at an address of this process; the caller holds its memory."""
+    assert dtype is not None, "this is a bug in overlap: an array without a dtype"
     memory = (ctypes.c_char * (prod(shape) * dtype.itemsize)).from_address(address)
     return typed(memoryview(memory).cast("B"), dtype).reshape(shape)
 

@@ -25,12 +25,12 @@ from ..executor import Executor
 from ..failure import Failure
 from ..match import Match, Unfit
 from ..operation import Operation
-from .pulls import Move, moves
+from .pulls import MemoryMove, moves
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
 
 class InMemory(Executor):
-    """Carries out operations whose ranks are all in this process, out of each other's memory.
+    """Runs operations with all ranks in this process, out of each other's memory.
 
     Args:
         workers: The threads that do large work.
@@ -48,11 +48,11 @@ class InMemory(Executor):
         return "memory of this process"
 
     def start(self, match: Match, operation: Operation) -> None:
-        """Carry out all ends, now that the last one has arrived: small ones here, large ones in worker threads."""
+        """Run all ends, now that the last one has arrived: small ones here, large ones in worker threads."""
         met_ns = operation.started_ns
         operations: list[Operation] = match.arrived  # type: ignore[assignment]  # a call of `cast` takes time
         pattern: Call = match.pattern  # type: ignore[assignment]
-        # a rank alone may have its result where its input is
+        # a single rank may have its result where its input is
         idle = len(operations) == 1 and operation.out is operation.source is not None
         if idle or pattern.work_bytes * len(operations) <= INLINE_BYTES:
             self._workers.quiet.run(run_here, operations, pattern)
@@ -68,9 +68,9 @@ class InMemory(Executor):
             lambda error: self._token.run_sync_soon(done, error),
             priority=min(operation.urgency for operation in operations),
         )
-        self._in_flight += 1  # the end is told on this thread, so it cannot come before
+        self._in_flight += 1  # the end is delivered on this thread, so it cannot be earlier
         for operation in operations:
-            operation.moves(self)
+            operation.start_moving(self)
 
     def cancel(self) -> None:
         """Do nothing: the work of threads is not stopped, but waited for."""
@@ -90,15 +90,15 @@ class InMemory(Executor):
                 operation.fail(Failure(error))
 
     async def until_idle(self) -> None:
-        """Wait for the reductions at hand."""
+        """Wait for the running reductions."""
         while self._in_flight:
             self._idle = trio.Event()
             await self._idle.wait()
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """Folds `sources` (flat, of one size) and writes the outcome to every target.
+class MemoryTransfer:
+    """Fold of `sources` (flat, of one size) into every target.
 
     A target may be the memory of the source of the same rank: all sources are read before the first target but
     `targets[0]`, which accumulates, is written; `exclusive` says that `targets[0]` overlaps no source but the first.
@@ -128,16 +128,16 @@ class Transfer:
         for start in range(0, self.sources[0].size, length):
             part = slice(start, start + length)
             sources, targets = [source[part] for source in self.sources], [target[part] for target in self.targets]
-            yield Transfer(sources, targets, self.reducer, self.exclusive).run
+            yield MemoryTransfer(sources, targets, self.reducer, self.exclusive).run
 
 
-# Up to here a new array costs less than finding out where to accumulate; beyond, its pages cost more than the sum.
+# Up to here a new array costs less than the choice of a place to accumulate; beyond, its pages cost more than the sum.
 _TINY_BYTES = 16 << 10
 _SOURCE = attrgetter("source")
 
 
 def run_here(operations: Sequence[Operation], pattern: Call) -> None:
-    """Carry out one small collective in the calling thread, given every member's end in group order."""
+    """Run one small collective in the calling thread, given every member's end in group order."""
     if pattern.kind is ALL_REDUCE and pattern.nbytes <= _TINY_BYTES:  # into one new array, copied to everybody
         total = pattern.reducer.total(list(map(_SOURCE, operations)))  # type: ignore[union-attr]  # it reduces
         for operation in operations:
@@ -154,16 +154,16 @@ def run_here(operations: Sequence[Operation], pattern: Call) -> None:
 
 
 def pieces(operations: Sequence[Operation], pattern: Call) -> list[Callable[[], None]]:
-    """Cut one collective for the worker threads."""
+    """Cut one collective into pieces for the worker threads."""
     fit_all(operations, pattern)
     return [piece for transfer in _transfers(operations, pattern) for piece in transfer.cut()]
 
 
 def fit_all(operations: Sequence[Operation], pattern: Call) -> None:
-    """Give every rank the array of its result.
+    """Make the array of every rank's result.
 
     Raises:
-        Unfit: If there is no memory for one.
+        Unfit: If there is no memory for an array.
     """
     for operation in operations[:1] if pattern.shared else operations:
         try:
@@ -175,19 +175,19 @@ def fit_all(operations: Sequence[Operation], pattern: Call) -> None:
             operation.out, operation.target = operations[0].out, operations[0].target
 
 
-def _transfers(operations: Sequence[Operation], pattern: Call) -> list[Transfer]:
+def _transfers(operations: Sequence[Operation], pattern: Call) -> list[MemoryTransfer]:
     """Return a collective as transfers between the arrays of its ranks."""
-    given = [None if operation.source is None else operation.source.reshape(-1) for operation in operations]
-    got = [None if operation.target is None else operation.target.reshape(-1) for operation in operations]
-    return [_transfer(move, given, got, pattern.reducer) for move in moves(pattern)]
+    inputs = [None if operation.source is None else operation.source.reshape(-1) for operation in operations]
+    results = [None if operation.target is None else operation.target.reshape(-1) for operation in operations]
+    return [_transfer(move, inputs, results, pattern.reducer) for move in moves(pattern)]
 
 
 def _transfer(
-    move: Move, given: Sequence[Array | None], got: Sequence[Array | None], reducer: Reducer | None
-) -> Transfer:
+    move: MemoryMove, inputs: Sequence[Array | None], results: Sequence[Array | None], reducer: Reducer | None
+) -> MemoryTransfer:
     size, from_ranks, to_ranks = move
-    sources = [given[rank][start : start + size] for rank, start in from_ranks]  # type: ignore[index]  # all of these
-    targets = [got[rank][start : start + size] for rank, start in to_ranks]  # type: ignore[index]  # have arrays
+    sources = [inputs[rank][start : start + size] for rank, start in from_ranks]  # type: ignore[index]  # all of these
+    targets = [results[rank][start : start + size] for rank, start in to_ranks]  # type: ignore[index]  # have arrays
     first = to_ranks[0][0]
     exclusive = reducer is None or not first or not np.may_share_memory(targets[0], sources[first])
-    return Transfer(sources, targets, reducer, exclusive)
+    return MemoryTransfer(sources, targets, reducer, exclusive)

@@ -13,8 +13,8 @@ from .host_bytes import bytes_of
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Places of slots, and the reduction of their contents: alike in every operation of one call.
+class BufferLayout:
+    """Places of slots, and the reduction of their contents: the same in every operation of one call.
 
     A block of `block` elements is cut in `slots` equal slots, the last ones clipped; slot s lies in block s // slots.
     """
@@ -34,7 +34,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class UnevenLayout(Layout):
+class UnevenLayout(BufferLayout):
     """A layout with blocks of different sizes: `starts` has the first element of each (see `block_starts`)."""
 
     starts: tuple[list[int], ...]
@@ -55,11 +55,11 @@ class Buffers:
 
     __slots__ = ("_bytes", "arrays", "layout")
     arrays: tuple[Array, Array, Array]
-    layout: Layout
+    layout: BufferLayout
 
-    def __init__(self, arrays: tuple[Array, Array, Array], layout: Layout) -> None:
+    def __init__(self, arrays: tuple[Array, Array, Array], layout: BufferLayout) -> None:
         self.arrays, self.layout = arrays, layout
-        self._bytes: list[memoryview | None] = [None, None, None]  # of the arrays, once they have been asked for
+        self._bytes: list[memoryview | None] = [None, None, None]  # bytes of the arrays, once they are used
 
     def view(self, extent: Extent) -> Array:
         """Return the elements of an extent: one contiguous range."""
@@ -68,28 +68,28 @@ class Buffers:
 
     def bytes_of(self, buffer: int, part: slice) -> memoryview:
         """Return some of the bytes of an array."""
-        whole = self._bytes[buffer]
-        if whole is None:
-            whole = self._bytes[buffer] = bytes_of(self.arrays[buffer])
-        return whole[part]
+        view = self._bytes[buffer]
+        if view is None:
+            view = self._bytes[buffer] = bytes_of(self.arrays[buffer])
+        return view[part]
 
 
 Runs = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class ThinLayout(Layout):
-    """A layout in which only some slots of SCRATCH exist, one behind the other: `runs` are (first, stop) of these."""
+class ThinLayout(BufferLayout):
+    """A layout in which only some slots of SCRATCH exist, one behind the other: `runs` has their (first, stop)."""
 
     runs: Runs
 
     def elements(self) -> int:
-        """Return how many elements SCRATCH needs."""
+        """Return the number of elements of SCRATCH."""
         return sum(self._offset(stop) - self._offset(first) for first, stop in self.runs)
 
     def bounds(self, extent: Extent) -> tuple[int, int]:
         """Return the first element of an extent, and the one after its last."""
-        start, stop = Layout.bounds(self, extent)
+        start, stop = BufferLayout.bounds(self, extent)
         if extent.buffer is not Buffer.SCRATCH:
             return start, stop
         at = bisect_right(self.runs, (extent.slot + 1, 0)) - 1
@@ -99,7 +99,7 @@ class ThinLayout(Layout):
 
 
 def runs_touched(program: Program) -> Runs:
-    """Return the slots of SCRATCH that a rank's program reads or writes, as (first, stop) of what lies together."""
+    """Return the slots of SCRATCH that a rank's program reads or writes, as (first, stop) of runs."""
     slots = sorted({slot for extent in _touched(program) for slot in range(extent.slot, extent.slot + extent.count)})
     runs: Runs = []
     for slot in slots:
@@ -113,7 +113,7 @@ def runs_touched(program: Program) -> Runs:
 def _touched(program: Program) -> Iterator[Extent]:
     for queue in program.queues:
         for step in queue:
-            mine = (step.src,) if step.kind is Kind.SEND else (step.dst, step.base)
-            for extent in (*mine, step.src) if step.kind is Kind.LOCAL else mine:
+            extents = (step.src,) if step.kind is Kind.SEND else (step.dst, step.base)
+            for extent in (*extents, step.src) if step.kind is Kind.LOCAL else extents:
                 if extent is not None and extent.buffer is Buffer.SCRATCH:
                     yield extent

@@ -17,11 +17,11 @@ from .execution import Execution, Station
 from .laid_out import LaidStep
 
 
-class Message(Execution, Withdraws):
+class MessageTransfer(Execution, Withdraws):
     """One message, which needs no program.
 
     Args:
-        station: As of an execution; it has one peer.
+        station: Station with one peer.
         peer: World rank of the other end.
         spawn: Starts a task; only a failed message needs one.
     """
@@ -33,15 +33,15 @@ class Message(Execution, Withdraws):
         self._withdrawn: Callable[[], None] = _nothing
 
     def send(self, tag: int, data: memoryview, priority: int, ended: Callable[[BaseException | None], None]) -> bool:
-        """Begin to send; return whether that is over, as `begin` does."""
-        call = self._starter.begin_send(self._peer, tag, data, priority=priority, done=self._told)
-        return call is None or self._begun(call, ended)
+        """Begin to send; return whether the message is over, as `begin` does."""
+        call = self._starter.begin_send(self._peer, tag, data, priority=priority, done=self._call_ended)
+        return call is None or self._began(call, ended)
 
     def receive(self, tag: int, place: memoryview, ended: Callable[[BaseException | None], None]) -> bool:
-        """Begin to receive; return whether that is over, as `begin` does."""
-        return self._begun(self._starter.begin_recv(self._peer, tag, place, place.nbytes, done=self._told), ended)
+        """Begin to receive; return whether the message is over, as `begin` does."""
+        return self._began(self._starter.begin_recv(self._peer, tag, place, place.nbytes, done=self._call_ended), ended)
 
-    def _begun(self, call: Call, ended: Callable[[BaseException | None], None]) -> bool:
+    def _began(self, call: Call, ended: Callable[[BaseException | None], None]) -> bool:
         if call.ended and self._failure is None:
             return True
         if not call.ended:
@@ -52,13 +52,13 @@ class Message(Execution, Withdraws):
         return False
 
     def withdraw(self, later: Callable[[], None]) -> bool | None:
-        """Take the receive back, unless a message has met it.
+        """Withdraw the receive, unless a message has met it.
 
         Args:
-            later: Called if that takes the transport a task, and no message has met it before.
+            later: Called if the transport needs a task for that, and no message has met the receive before.
 
         Returns:
-            Whether it is taken back now; None if that is still open, as in a task.
+            Whether it is withdrawn now; None if that is still open, as in a task.
         """
         call = self._running.get(_ONLY)
         if call is None or self._failure is not None:
@@ -70,7 +70,7 @@ class Message(Execution, Withdraws):
         self._withdrawn = later
         return None if isinstance(self._starter, TaskStarter) else False
 
-    def _told(self, call: Call) -> None:
+    def _call_ended(self, call: Call) -> None:
         self._running.clear()
         if call.withdrawn and self._failure is None:
             self._withdrawn()
@@ -97,15 +97,15 @@ class Message(Execution, Withdraws):
         try:
             came = call.wait(_EVER_S if longest_s is None else longest_s)
             settled = not came or handover.in_place(call.settle_in_thread, False)
-        finally:  # a handler of signals may raise anywhere
+        finally:  # a signal handler may raise anywhere
             if not settled:
-                with suppress(RunFinishedError):  # nobody waits any more
+                with suppress(RunFinishedError):  # no task waits any more
                     handover.post(call.settle)
 
 
 def _nothing() -> None:
-    """Do nothing: the caller of `withdraw` is told by its result."""
+    """Do nothing: `withdraw` has returned the result."""
 
 
 _EVER_S = 1e9
-_ONLY = cast("LaidStep", None)  # stands for the step of a message
+_ONLY = cast("LaidStep", None)  # in place of the step of a message

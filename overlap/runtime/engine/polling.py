@@ -1,7 +1,7 @@
 """Polling of wires by a task that is about to sleep.
 
-The peer may need this very core, for Linux likes to put a woken task on the core of its waker: between two looks other
-tasks may run, and where they do for long, the polling task moves to another core.
+The peer may need this very core, because Linux likes to put a woken task on the core of its waker. Between two looks
+other tasks may run, and if they run for long, the polling task moves to another core.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from time import perf_counter
 from transports import Starter
 from transports.patience import LONG_TURN_S
 
-# Other tasks of the loop wait so long at most, however much comes: as long as for a few chunks.
+# Longest wait of the loop's other tasks, whatever arrives: the time of a few chunks.
 _LONGEST_S = 2e-3
 
 
@@ -24,16 +24,16 @@ def linger(
     longest_s: float = _LONGEST_S,
     long_turn_s: float = LONG_TURN_S,
 ) -> None:
-    """Take in what comes from peers until all is over, nothing has come for as long as that is worth, or it gets late.
+    """Process arriving messages until all is over, none has arrived for a while, or the time limit is reached.
 
     Args:
-        starters: Of the messages under way, by the world rank of the other end; at least one.
-        over: Whether nothing more is waited for.
-        longest_s: When it gets late.
-        long_turn_s: Who runs for longer between two looks needs the core more than looking does.
+        starters: Starters of the messages in flight, by the world rank of the other end; at least one.
+        over: Whether no more messages are expected.
+        longest_s: Time limit.
+        long_turn_s: A task that runs for longer between two looks needs the core more than looking does.
     """
     latest_s = perf_counter() + longest_s
-    while not over() and _taken_in(starters):
+    while not over() and _progressed(starters):
         if perf_counter() >= latest_s:
             return
     patience = next(iter(starters.values())).patience
@@ -41,7 +41,7 @@ def linger(
         return
     until_s = perf_counter() + patience_s
     while not over() and (now_s := perf_counter()) < until_s:
-        if _taken_in(starters):
+        if _progressed(starters):
             until_s = min(perf_counter() + patience_s, latest_s)
             continue
         looked_s = perf_counter()
@@ -55,9 +55,9 @@ def linger(
     patience.learn(came=over())
 
 
-def _taken_in(starters: Mapping[int, Starter]) -> bool:
-    """Take in what has come, and say whether anything had."""
-    came = False
+def _progressed(starters: Mapping[int, Starter]) -> bool:
+    """Process arrived messages; return whether there were any."""
+    progressed = False
     for peer, starter in starters.items():
-        came = starter.catch_up(peer) or came
-    return came
+        progressed = starter.catch_up(peer) or progressed
+    return progressed

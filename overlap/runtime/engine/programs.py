@@ -22,15 +22,15 @@ from ..operation import Operation
 from .compiler import Compiled, Compiler
 from .execution import Execution, Station
 from .host_bytes import bytes_of
-from .message import Message
+from .message import MessageTransfer
 from .workers import Workers
 
 MESSAGE_ALGORITHM = "mesh"
-"""What a message between two ranks goes by in timelines."""
+"""Name of a message between two ranks in timelines."""
 
 
 class Programs:
-    """Executors of operations whose bytes travel over a transport, while the ranks compute."""
+    """Executors of operations with bytes that travel over a transport, while the ranks compute."""
 
     def __init__(self, transport: Transport, workers: Workers, compiler: Compiler, token: TrioToken) -> None:
         self._transport, self._workers, self._token = transport, workers, token
@@ -38,12 +38,12 @@ class Programs:
         self._stations: dict[tuple[int, ...], Station] = {}  # by world rank and group members
 
     def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
-        """Return how one rank's operations with a call are carried out."""
-        made = MessageExecutor if call.kind is Collective.P2P else ProgramExecutor
-        return made(self, communicator, call)
+        """Return the executor of one rank's operations with a call."""
+        executor_class = MessageExecutor if call.kind is Collective.P2P else ProgramExecutor
+        return executor_class(self, communicator, call)
 
     def station(self, communicator: Communicator, operation: Operation) -> Station:
-        """Return the starters of a rank's messages; where the transport has none, each message gets a task."""
+        """Return the starters of a rank's messages; if the transport has none, each message gets a task."""
         rank, members = operation.context.rank, communicator.members
         station = self._stations.get((rank, *members))
         if station is None:
@@ -57,12 +57,12 @@ class Programs:
 
 
 class ProgramExecutor(Executor):
-    """Carries out operations of one rank with one call as executions of a program, which the first one compiles.
+    """Runs operations of one rank with one call as executions of a program, which the first one compiles.
 
     Args:
-        programs: Those of all ranks here.
+        programs: Programs of all ranks here.
         communicator: The communicator of the operations.
-        call: The call: kind, sizes and dtype.
+        call: Call with kind, sizes and dtype.
     """
 
     _compiled: Compiled
@@ -93,16 +93,16 @@ class ProgramExecutor(Executor):
             priority=operation.urgency,
             spawn=operation.context.spawn,
         )
-        operation.moves(execution)
+        operation.start_moving(execution)
         over = execution.begin(partial(self._over, match, operation))
-        operation.look = None if over or communicator.here > 1 else execution.look_before_sleeping
+        operation.poll = None if over or communicator.here > 1 else execution.look_before_sleeping
         if over:
             self._over(match, operation, None)
 
     def _over(self, match: Match, operation: Operation, error: BaseException | None) -> None:
-        """End an operation; in a task if a local rank has yet to arrive, because its call may disagree."""
+        """End an operation; in a task if a local rank has not arrived yet, because its call may disagree."""
         elsewhere = get_ident() != operation.context.thread
-        if elsewhere and (error is not None or operation.heard or self._communicator.here > 1):
+        if elsewhere and (error is not None or operation.end_wakes_loop or self._communicator.here > 1):
             operation.context.from_thread(self._over, match, operation, error)
         elif error is None and match.count < self._communicator.here:
             operation.context.spawn(self._end_soon, match, operation)
@@ -119,13 +119,13 @@ class ProgramExecutor(Executor):
 
 
 class MessageExecutor(ProgramExecutor):
-    """Carries out one rank's ends of messages with another rank, which need no program."""
+    """Runs one rank's ends of messages with another rank, which need no program."""
 
     def __str__(self) -> str:
         return "message" if self._station is None else f"message over {self._station.wires}"
 
     def takes_threads(self) -> bool:
-        """Whether its wires take threads."""
+        """Whether its wires let threads run them."""
         if self._station is None:
             return False
         for peer, starter in self._station.starters.items():  # noqa: SIM110 - in every message, and twice as fast
@@ -134,20 +134,20 @@ class MessageExecutor(ProgramExecutor):
         return True
 
     def start(self, match: Match, operation: Operation) -> None:
-        """Start to send, or to receive; a small message leaves at once."""
+        """Start to send or to receive; a small message leaves at once."""
         communicator, position = self._communicator, operation.port.position
         if self._station is None:
             self._station = self._programs.station(communicator, operation)
         operation.algorithm = MESSAGE_ALGORITHM
         operation.fit(self._call)
         peer = communicator.members[1 - position]
-        message = Message(self._station, peer, operation.context.spawn)
-        operation.moves(message)
+        message = MessageTransfer(self._station, peer, operation.context.spawn)
+        operation.start_moving(message)
         tag, ended = communicator.tag(self._call, operation.seq), partial(self._over, match, operation)
         if position == 1:
             over = message.receive(tag, bytes_of(cast(Array, operation.target).reshape(-1)), ended)
         else:
             over = message.send(tag, bytes_of(cast(Array, operation.source).reshape(-1)), operation.urgency, ended)
-        operation.look = None if over or communicator.here > 1 else message.look_before_sleeping
+        operation.poll = None if over or communicator.here > 1 else message.look_before_sleeping
         if over:
             ended(None)

@@ -1,7 +1,7 @@
 """Collectives as tables of pulls, for ranks that can read each other's inputs, in one process or several. Pure.
 
-Every rank that gets a result reads the inputs that make it, and writes it once. Only an all-reduce is worth dividing
-between processes: each rank reduces a slice, and then takes the slices of the others.
+Every rank with a result reads the inputs of the result, and writes it once. Only an all-reduce is worth dividing
+between processes: each rank reduces a slice, and then reads the slices of the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...collectives.call import Call
 from ...collectives.kinds import Collective
 
 Place: TypeAlias = tuple[int, int]
-"""The position of a rank, and the first element of a range in its input, or in its result."""
+"""Position of a rank, and the first element of a range in its input, or in its result."""
 
 
 class Pull(NamedTuple):
@@ -27,8 +27,8 @@ class Pull(NamedTuple):
     sources: tuple[Place, ...]
 
 
-class Move(NamedTuple):
-    """A pull of one rank, or of several that pull the same."""
+class MemoryMove(NamedTuple):
+    """A pull of one rank, or of several with the same pull."""
 
     size: int  # Number of elements
     sources: tuple[Place, ...]
@@ -38,12 +38,12 @@ class Move(NamedTuple):
 # Collectives whose result is the same on all ranks.
 _ALIKE = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST)
 
-# Collectives in which each rank takes another part of an input.
+# Collectives in which each rank reads another part of an input.
 _CUTTING = (Collective.ALL_TO_ALL, Collective.REDUCE_SCATTER, Collective.SCATTER)
-# Collectives in which a rank takes from one other.
+# Collectives in which a rank reads from one other.
 _FROM_ONE = (Collective.BROADCAST, Collective.SCATTER, Collective.PERMUTE)
 
-# The moves of larger groups take more memory than they are worth: those of an all-to-all grow with the square.
+# Largest groups with cached moves: the moves of an all-to-all grow with the square of the ranks.
 _KEPT_RANKS = 32
 
 
@@ -52,21 +52,21 @@ def pulls(call: Call, position: int) -> Sequence[Pull]:
     return _PULLS[call.kind](call, position, prod(call.shape or ()))
 
 
-def moves(call: Call) -> Sequence[Move]:
-    """Return the pulls of all ranks that write a result: of a shared result, the first rank for all of them."""
+def moves(call: Call) -> Sequence[MemoryMove]:
+    """Return the pulls of all ranks that write a result; for a shared result, of the first rank only."""
     return _moves(call) if call.counts or call.size > _KEPT_RANKS else _kept_moves(call)
 
 
-def _moves(call: Call) -> Sequence[Move]:
+def _moves(call: Call) -> Sequence[MemoryMove]:
     positions = range(1 if call.shared else call.size)
     if call.kind in _ALIKE:
         return [
-            Move(size, sources, tuple((position, start) for position in positions))
+            MemoryMove(size, sources, tuple((position, start) for position in positions))
             for start, size, sources in pulls(call, 0)
             if size
         ]
     return [
-        Move(size, sources, ((position, start),))
+        MemoryMove(size, sources, ((position, start),))
         for position in positions
         for start, size, sources in pulls(call, position)
         if size
@@ -83,13 +83,13 @@ def reduced(call: Call, position: int) -> Pull:
 
 
 def collected(call: Call) -> list[Pull]:
-    """Return the pulls that make the whole result, once every rank has its slice where it lies in the result."""
+    """Return the pulls of the whole result, once every rank has its slice in place in its result."""
     slices = [(other, *_slice(call, other)) for other in range(call.size)]
     return [Pull(start, stop - start, ((other, start),)) for other, start, stop in slices]
 
 
 def laid(call: Call, position: int) -> list[Pull]:
-    """Return the pulls with which the rank at a position fills its part of a result that all share."""
+    """Return the pulls with which the rank at a position fills its part of a shared result."""
     if call.kind is Collective.ALL_REDUCE:
         return [reduced(call, position)]
     if call.kind is Collective.BROADCAST:
@@ -110,11 +110,11 @@ def gives(call: Call, position: int) -> bool:
 
 @lru_cache(maxsize=256)
 def needed(call: Call, position: int) -> tuple[int, ...] | None:
-    """Return the positions of the other ranks whose inputs make the result of one; None: it meets all of them."""
+    """Return the positions of the ranks whose inputs the rank at a position needs; None: it meets all of them."""
     if call.kind is Collective.BARRIER or call.shared:
         return None
-    found = {who for pull in pulls(call, position) for who, _ in pull.sources} - {position}
-    return None if len(found) == call.size - 1 else tuple(sorted(found))
+    ranks = {rank for pull in pulls(call, position) for rank, _ in pull.sources} - {position}
+    return None if len(ranks) == call.size - 1 else tuple(sorted(ranks))
 
 
 @lru_cache(maxsize=256)
@@ -122,14 +122,14 @@ def unread(call: Call, position: int) -> tuple[int, int]:
     """Return the range of its own input that no other rank reads, as its first element and the one after its last."""
     if call.kind in _CUTTING:
         for pull in pulls(call, position):
-            for who, start in pull.sources:
-                if who == position:
+            for rank, start in pull.sources:
+                if rank == position:
                     return start, start + pull.size
     return 0, 0
 
 
 def rings(call: Call, position: int) -> bool:
-    """Whether others wait for the input of the rank at a position, and perhaps for nobody else's."""
+    """Whether other ranks wait for the input of the rank at a position, and perhaps for no other input."""
     return call.kind in _FROM_ONE and gives(call, position)
 
 
@@ -160,12 +160,12 @@ def _all_to_all(call: Call, position: int, size: int) -> list[Pull]:
 
 
 def _uneven_all_to_all(call: Call, position: int) -> list[Pull]:
-    found, at = [], 0
+    ranges, offset = [], 0
     for other, starts in enumerate(_given_starts(call)):
         start, stop = starts[position : position + 2]
-        found.append(Pull(at, stop - start, ((other, start),)))
-        at += stop - start
-    return found
+        ranges.append(Pull(offset, stop - start, ((other, start),)))
+        offset += stop - start
+    return ranges
 
 
 def _blocks(call: Call, block: int) -> list[int]:
@@ -177,7 +177,7 @@ def _blocks(call: Call, block: int) -> list[int]:
 
 @lru_cache(maxsize=8)
 def _given_starts(call: Call) -> list[list[int]]:
-    """Return for each rank the first element of each block that it gives, and the end of the last one."""
+    """Return for each rank the first element of each block of its input, and the end of the last one."""
     n, row = call.size, prod(call.result_shape[1:])
     return [[0, *accumulate(count * row for count in call.counts[at : at + n])] for at in range(0, n * n, n)]
 
@@ -187,7 +187,7 @@ def _scatter(call: Call, position: int, size: int) -> list[Pull]:
     return [Pull(0, block, ((call.root, position * block),))]
 
 
-# Of the call, the position of the rank, and the elements of an input.
+# Pulls by kind: functions of the call, the position of the rank, and the elements of an input.
 _PULLS: dict[Collective, Callable[[Call, int, int], list[Pull]]] = {
     Collective.ALL_REDUCE: lambda call, _, size: _folded(call, size),
     Collective.REDUCE: lambda call, position, size: _folded(call, size) if position == call.root else [],

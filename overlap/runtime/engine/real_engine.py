@@ -1,4 +1,4 @@
-"""The engine in real time: it decides how a call is carried out, out of memory or as programs over a transport."""
+"""Engine in real time: it chooses the executor of a call, from memory or as a program over a transport."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .host_memory import HostMemory
     from .programs import Programs
 
-# Algorithms, of a call or of the run, that need no program where ranks have memory in common.
+# Algorithms, of a call or of the run, that need no program if ranks have memory in common.
 _IN_MEMORY = (None, "direct")
 
 
@@ -39,20 +39,20 @@ class RealEngine(BaseEngine):
         self._memory = InMemory(self._workers, token)
 
     def direct(self, members: tuple[int, ...]) -> bool:
-        """Whether ranks meet: where that is asked for, or where memory is shared, for then it costs least.
+        """Whether ranks meet: if that is requested, or if they share memory, because a meeting costs least then.
 
-        It takes a meeting, and reads every input and writes every output once. No program can read or write less, and
-        any takes a launch and at least one message more.
+        A meeting reads every input and writes every output once. No program can read or write less, and any program
+        takes a launch and at least one message more.
         """
         if self._algorithm is None:
             return self._transport.shares_memory(members)
         return self._algorithm == "direct"
 
     def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
-        """Choose what carries out a rank's operations with a call: memory, if the ranks have any in common.
+        """Choose the executor of a rank's operations with a call: memory, if the ranks have any in common.
 
-        Inside a process all do, unless the call insists on an algorithm. Between processes messages and uneven blocks
-        travel as programs.
+        Inside a process all ranks do, unless the call requests an algorithm. Between processes messages and uneven
+        blocks travel as programs.
         """
         executor: Executor | None = None
         uneven = call.counts and not call.shared
@@ -62,31 +62,31 @@ class RealEngine(BaseEngine):
             executor = self._host_memory.executor(communicator, call, operation)
         return executor or self._programs.executor(communicator, call, operation)
 
-    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
-        """Return memory that other processes of this host map, and what gives it back; None: there is none."""
+    def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+        """Return memory that other processes of this host map, and the function to return it; None without it."""
         return self._transport.lend(nbytes)
 
     @cached_property
     def _host_memory(self) -> HostMemory:
-        from .host_memory import HostMemory  # which one process never needs
+        from .host_memory import HostMemory  # not needed by a single process
 
         return HostMemory(self._transport, self._workers, lambda *call: self._programs.executor(*call))
 
     @cached_property
     def _programs(self) -> Programs:
-        from .compiler import Compiler  # and with it the generators, which ranks with memory in common never need
+        from .compiler import Compiler  # with the generators, not needed by ranks with memory in common
         from .programs import Programs
 
         compiler = Compiler(self._cluster, self._algorithm, far=self._transport.spans_hosts)
         return Programs(self._transport, self._workers, compiler, self._token)
 
     def close(self, communicator: Communicator) -> None:
-        """Give back the shared memory of a communicator."""
+        """Free the shared memory of a communicator."""
         if not (communicator.direct or communicator.key.messages):
             self._host_memory.close(communicator)
 
     async def aclose(self) -> None:
-        """Wait for the reductions at hand and end the worker threads."""
+        """Wait for the running reductions and end the worker threads."""
         with trio.CancelScope(shield=True):
             await self._memory.until_idle()
         self._workers.close()

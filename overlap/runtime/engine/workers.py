@@ -22,8 +22,8 @@ from ...threads import start_thread
 # 64 KiB pieces take 2x (one GIL hand-over each), 2 MiB pieces 1.1x.
 PIECE_BYTES = 512 << 10
 
-# Up to this many bytes, over all arrays read, doing the work in the event loop is quicker than handing it to threads
-# and back, which takes about 100 us (measured: float32 sums of 512 KiB on 2 ranks 86 us against 174, of 1 MiB even).
+# Bytes, over all arrays read, up to which the event loop does the work itself, quicker than with threads, which take
+# about 100 us (measured: float32 sums of 512 KiB on 2 ranks 86 us against 174, of 1 MiB even).
 INLINE_BYTES = 2 << 20
 
 Piece = Callable[[], None]
@@ -34,7 +34,7 @@ class _Job:
 
     def __init__(self, pieces: Sequence[Piece], done: Callable[[BaseException | None], None]) -> None:
         self.pieces, self.done = pieces, done
-        self.next, self.left = 0, len(pieces)
+        self.next, self.remaining = 0, len(pieces)
         self.error: BaseException | None = None
 
 
@@ -49,10 +49,10 @@ def _silent() -> Context:
 
 
 class Workers:
-    """A pool that starts its threads when it first has work and joins them in `close`.
+    """Pool of threads, started with its first work and joined in `close`.
 
     Attributes:
-        quiet: The context for small work in the event loop: numpy does not warn there, nor in the threads.
+        quiet: Context for small work in the event loop: numpy does not warn there, nor in the threads.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -76,14 +76,15 @@ class Workers:
             self._bell.put(True)
 
     def share(self, processes: int) -> None:
-        """Leave cores to others: so many processes of this machine work at the same time, this one among them.
+        """Limit the threads, given the number of processes of this machine that work at the same time, this one
+        included.
 
         Measured on 64 MiB, 2 and 4 processes on 2 cores: one thread in each is 4 % faster than two.
         """
         self._size = max(1, min(self._size, (os.cpu_count() or 1) // processes))
 
     def close(self) -> None:
-        """Let the jobs at hand finish and join the threads."""
+        """Let the running jobs finish and join the threads."""
         for _ in self._threads:
             self._bell.put(False)
         for thread in self._threads:
@@ -113,7 +114,7 @@ class Workers:
         while self._bell.get():
             while (taken := self._take()) is not None:
                 self._do(*taken)
-                del taken  # an idle thread must not keep arrays alive
+                del taken  # an idle thread must not hold arrays
 
     def _do(self, job: _Job, piece: Piece) -> None:
         try:
@@ -121,7 +122,7 @@ class Workers:
         except BaseException as error:
             job.error = job.error or error
         with self._lock:
-            job.left -= 1
-            last = job.left == 0
+            job.remaining -= 1
+            last = job.remaining == 0
         if last:
             job.done(job.error)

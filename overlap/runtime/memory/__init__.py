@@ -1,7 +1,7 @@
-"""Arrays of a world: where new ones come from, which are in use, and whose memory may be read and written.
+"""Arrays of a world: allocation, locks while they are in use, and arrays in the memory of other objects.
 
 * `buffer_pool`: new arrays in memory that has been used before.
 * `buffer_locks`: arrays in flight are read-only, the arguments of computes included.
 * `arrays`: arrays that are read-only for good, lie in borrowed memory, or have none.
-* `foreign`: arrays behind other types, such as CPU tensors.
+* `foreign`: arrays in the memory of objects of other types, such as CPU tensors.
 """

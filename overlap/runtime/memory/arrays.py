@@ -32,7 +32,7 @@ def read_only(array: Array) -> Array:
 
 
 class _Memory:
-    """Owner of borrowed memory, to which an array and all its views refer: when it goes, none of them is left.
+    """Owner of borrowed memory, to which an array and all its views refer: it is freed after the last of them.
 
     numpy lets views refer to the first object below them that is no array, or to the array above it.
     """
@@ -57,42 +57,42 @@ def held(view: memoryview, shape: tuple[int, ...], dtype: np.dtype[np.generic], 
         view: The memory: as many bytes as the array has, at least one; the array is read-only if this is.
         shape: Of the array.
         dtype: Of the array.
-        dropped: Is called once, in any thread and in the midst of anything, when neither the array nor any view of it,
-            of whatever kind, is left.
+        dropped: Called once, in any thread and in the midst of anything, when the array and all views of it, of
+            whatever kind, are gone.
     """
-    assert view.nbytes == prod(shape) * dtype.itemsize, "it fills its memory"
+    assert view.nbytes == prod(shape) * dtype.itemsize, "an array fills its memory"
     flat = np.asarray(_Memory(view, dropped))
     return flat.view(dtype).reshape(shape)
 
 
-# What is smaller is copied to such memory when it is sent: that takes fewer meetings.
+# Smaller arrays are copied to common memory when they are sent, which takes fewer exchanges.
 _LEAST_BYTES = 1 << 20
 
 
 def common_array(
-    lend: Callable[[int], tuple[memoryview, Callable[[], None]] | None],
+    loan: Callable[[int], tuple[memoryview, Callable[[], None]] | None],
     dtype: np.dtype[np.generic],
     shape: int | Sequence[int],
 ) -> Array | None:
-    """Return an array of zeros; None where there is no such memory, or it would not help.
+    """Return an array of zeros in common memory; None where there is none, or it would not help.
 
     Args:
-        lend: Returns so many bytes, and what gives them back.
+        loan: Returns the memory of so many bytes, and a function that gives it back.
         dtype: Of the array.
         shape: Of the array.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     nbytes = prod(sizes) * dtype.itemsize
-    lent = lend(nbytes) if nbytes > _LEAST_BYTES else None
-    if lent is None:
+    loaned = loan(nbytes) if nbytes > _LEAST_BYTES else None
+    if loaned is None:
         return None
-    array = held(lent[0], sizes, dtype, lent[1])
+    array = held(loaned[0], sizes, dtype, loaned[1])
     array.reshape(-1).view("u1")[...] = 0
     return array
 
 
 def shape_only(shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
-    """Return an array that has a shape and a dtype, and one element for all its places: a read-only zero.
+    """Return an array that has a shape and a dtype, and one element in memory, a read-only zero.
 
     Views and slices of it take no memory either. Anything that computes with it makes real arrays of that shape.
 

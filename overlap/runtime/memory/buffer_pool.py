@@ -1,13 +1,13 @@
-"""A pool of array memory: results, scratch and staging reuse pages that are mapped, and often in a cache.
+"""Pool of array memory: results, scratch and staging reuse pages that are mapped, and often in a cache.
 
 Fresh pages cost more than the operation: touching them for the first time takes 0.25 to 0.5 ms a MiB, a sum over memory
 that is there 0.04. So the memory of a dropped array is kept and handed out again, as caching allocators do.
 
-**When an array's memory is free.** The pool owns *roots*, arrays of bytes; what it hands out is a view of one. Views of
+**When an array's memory is free.** The pool owns *roots*, arrays of bytes, and hands out a view of one. Views of
 that view, in any shape or dtype, memory views, exports (DLPack, `ctypes`, tensors of other libraries) all hold a
 reference to the view or to the root, directly or not. So the memory is free once the reference count of the root is
-what it was when only the pool knew it. Nothing else tells: the end of the view that was handed out does not, because
-slices of it that are still alive refer to the root alone. That end is only a hint of which root to look at.
+what it was when only the pool knew it. The end of the view that was handed out does not mean that, because slices of it
+that are still alive refer to the root alone. It is only a hint of which root to look at.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Root: TypeAlias = NDArray[np.uint8]
 
 # Idle memory a world keeps: the results of a full window (8) of 64 MiB operations on two ranks.
 DEFAULT_LIMIT_BYTES = 1 << 30
-# Below, `np.empty` is quicker: glibc keeps what is smaller (its thresholds for mmap and for trimming the heap are this
+# Below, `np.empty` is quicker: glibc keeps smaller blocks (its thresholds for mmap and for trimming the heap are this
 # size). Measured, us to make and fill arrays that are dropped by 8 or 32 at once, `np.empty` against the pool:
 # 64 KiB 2.4 and 3.4 against 5; 128 KiB 5 and 28 against 8 and 9; 256 KiB 55 and 78 against 16; 1 MiB 320 against 67.
 SMALLEST_BYTES = 128 << 10
@@ -46,17 +46,17 @@ class BufferPoolStatistics:
     """Figures of a pool so far."""
 
     limit_bytes: int  # Idle memory that it may keep
-    held_bytes: int  # Idle memory that it keeps now; what slices of dropped arrays still use is among it
-    used_bytes: int  # Memory of arrays that have been handed out and not come back
+    held_bytes: int  # Idle memory that it keeps now, with roots that slices of dropped arrays still use
+    used_bytes: int  # Memory of arrays that have been handed out and not dropped
     hits: int  # Arrays made in memory that had been used before
     misses: int  # Arrays for which new memory was needed
     dropped: int  # Pieces of idle memory that were let go, because of the limit or of their age
 
 
-# How many idle roots of a size are looked at before a new one is made: some may still be in use through slices.
+# Idle roots of a size to look at before a new one is made: some may still be in use through slices.
 _TRIES = 4
-# The next `empty` sorts returned memory in. Large arrays and crowds do not wait for that: they may exceed the
-# limit, and nobody may take again.
+# The next `empty` sorts returned memory in. Large arrays, and many of them, do not wait for that: they may exceed the
+# limit, and there may be no next `empty`.
 _AT_ONCE_BYTES, _AT_ONCE = 4 << 20, 16
 # Reference counts are exact only there, and only under the GIL.
 _COUNTS_REFERENCES = platform.python_implementation() == "CPython" and getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -83,26 +83,26 @@ _UNUSED = _unused()
 
 
 class BufferPool:
-    """Makes arrays in memory that dropped arrays have left behind.
+    """Allocator of arrays in the memory of dropped arrays.
 
     An array from here is like one of `np.empty`, but for its `base`, which is not None, so that `ndarray.resize`
     refuses it. It belongs to the caller and may outlive the pool. Any thread may make and drop arrays.
 
     A take costs about 2.5 us where `np.empty` costs 0.3, so arrays below `SMALLEST_BYTES` come from there. Memory is
-    kept in four sizes an octave, so that an array wastes at most a quarter; what is idle is bounded by `limit_bytes`,
-    least recently used first to go, and by `IDLE_NS`. Where reference counts say nothing (no GIL, not CPython), all
+    kept in four sizes an octave, so that an array wastes at most a quarter; idle memory is bounded by `limit_bytes`,
+    least recently used first to go, and by `IDLE_NS`. Where reference counts are inexact (no GIL, not CPython), all
     arrays are new.
 
     Args:
         limit_bytes: How much idle memory to keep; 0 keeps none.
-        now_ns: What time it is, for the age of idle memory.
+        now_ns: Clock for the age of idle memory.
     """
 
     def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES, *, now_ns: Callable[[], int] = monotonic_ns) -> None:
         self._limit_bytes = limit_bytes if _COUNTS_REFERENCES else 0
         self._now_ns = now_ns
         self._lock = threading.Lock()
-        self._leased: dict[int, _Lease] = {}  # by id; a weak reference that nobody holds would not call back
+        self._leased: dict[int, _Lease] = {}  # by id; a weak reference that is dropped would not call back
         self._returned: deque[_Lease] = deque()  # the arrays are gone; not yet sorted in
         self._idle: dict[int, deque[_Lease]] = {}  # by size, least recently used first
         self._idle_bytes = self._used_bytes = self._hits = self._misses = self._dropped = 0
@@ -116,7 +116,7 @@ class BufferPool:
             dtype: Of the array; any but those that hold Python objects.
 
         Raises:
-            MemoryError: If there is no memory even when all that is idle has been let go.
+            MemoryError: If there is no memory even when all idle memory has been freed.
         """
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < SMALLEST_BYTES or nbytes > self._limit_bytes or dtype.hasobject:

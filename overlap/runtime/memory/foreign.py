@@ -1,12 +1,12 @@
-"""Arrays behind other types, which export their memory: it is read and written there, without a copy.
+"""Arrays in the memory of objects of other types, which export it: it is read and written there, without a copy.
 
-A CPU tensor of torch in any dtype that collectives carry (bfloat16 and float8 too, which numpy knows from ml_dtypes),
-what has a buffer (`array.array`, `bytearray`, `memoryview`, `ctypes` arrays), and what speaks DLPack or numpy's array
-protocols.
+Such objects are CPU tensors of torch in any dtype that collectives carry (bfloat16 and float8 too, which numpy knows
+from ml_dtypes), objects with a buffer (`array.array`, `bytearray`, `memoryview`, `ctypes` arrays), and those with
+DLPack or numpy's array protocols.
 
 Such objects cannot be made read-only while they are in flight. A tensor counts its changes: one that was changed while
-an operation read it makes this operation fail. A `bytearray` or an `array.array` cannot be resized meanwhile. What is
-written to other objects meanwhile may or may not be sent, as through views of an array.
+an operation read it makes this operation fail. A `bytearray` or an `array.array` cannot be resized meanwhile. Changes
+of other objects meanwhile may or may not be sent, as through views of an array.
 
 A tensor can do afterwards what it could do before. `Tensor.numpy()` would fix the size of its storage for good, and
 FSDP resizes storages between their uses; arrays from DLPack are read-only for the oldest versions of numpy and torch.
@@ -27,17 +27,17 @@ from ...errors import UsageError
 
 
 def as_input(value: object) -> Array:
-    """Return the array that `value` is, exports or describes; a copy only where it has no memory of that kind.
+    """Return a value as an array: itself, or an array in the memory that it exports; a copy only if it exports none.
 
     Raises:
-        UsageError: If that cannot be an array of numbers.
+        UsageError: If it cannot be an array of numbers.
     """
     tensor = _torch_of(value)
     if tensor is not None:
         return _tensor_array(value, tensor, "x")
     _refuse_masked(value, "x")
     try:
-        x = np.from_dlpack(value) if _speaks_only_dlpack(value) else np.asarray(value)  # type: ignore[arg-type]
+        x = np.from_dlpack(value) if _exports_only_dlpack(value) else np.asarray(value)  # type: ignore[arg-type]
     except Exception as error:
         raise UsageError(f"x: cannot make an array of {type(value).__name__}: {error}") from error
     if x.dtype.kind in "OSUMm" or x.dtype.names is not None:
@@ -47,10 +47,10 @@ def as_input(value: object) -> Array:
 
 
 def as_output(value: object, argument: str) -> Array:
-    """Return the array whose memory is that of `value`, to be written to.
+    """Return a writable array in the memory of a value.
 
     Raises:
-        UsageError: Naming `argument`, if it has no such memory, or one that is read-only or not C-contiguous.
+        UsageError: Naming `argument`, if it has no memory, or memory that is read-only or not C-contiguous.
     """
     _refuse_masked(value, argument)
     array = value if isinstance(value, np.ndarray) else _shared(value, argument)
@@ -62,7 +62,7 @@ def as_output(value: object, argument: str) -> Array:
 
 
 def _refuse_masked(value: object, argument: str) -> None:
-    """Raise `UsageError` for an array of which some elements do not count: they would be added up with the others."""
+    """Raise `UsageError` for a masked array: its masked elements would be added up with the others."""
     if isinstance(value, np.ma.MaskedArray):
         raise UsageError(
             f"{argument}: is a masked array; pass x.filled(value), or its .data and .mask one after the other"
@@ -70,12 +70,12 @@ def _refuse_masked(value: object, argument: str) -> None:
 
 
 def changes(value: object) -> Callable[[], bool] | None:
-    """Return what says whether `value` has been changed since now, if it is something that knows."""
+    """Return a function: has the value been changed since now? None if it does not count its changes."""
     if _torch_of(value) is None:
         return None
     tensor: Any = value
     try:
-        # counts what changes this tensor or any that shares its memory; torch says it under no public name
+        # counts the changes of this tensor and of those that share its memory; torch has no public name for it
         version = tensor._version
     except (AttributeError, RuntimeError):  # torch has another name for it; inference tensors do not count
         return None
@@ -88,24 +88,24 @@ def _shared(value: object, argument: str) -> Array:
         return _tensor_array(value, tensor, argument)
     kind = type(value)
     try:
-        if _speaks_only_dlpack(value):
+        if _exports_only_dlpack(value):
             return np.from_dlpack(value)  # type: ignore[arg-type]
         if hasattr(kind, "__array_interface__"):
             return np.asarray(value)
         return np.asarray(memoryview(value))  # type: ignore[arg-type]
     except Exception as error:
-        if isinstance(error, TypeError) and not hasattr(kind, "__dlpack__"):  # it never said that it has memory
+        if isinstance(error, TypeError) and not hasattr(kind, "__dlpack__"):  # it does not claim to have memory
             error = TypeError("a result needs memory that can be written: pass a numpy array or a CPU tensor")
         raise UsageError(f"{argument}: expected an array, got {kind.__name__}; {error}") from error
 
 
-def _speaks_only_dlpack(value: object) -> bool:
+def _exports_only_dlpack(value: object) -> bool:
     kind = type(value)
     return hasattr(kind, "__dlpack__") and not hasattr(kind, "__array__") and not hasattr(kind, "__array_interface__")
 
 
 def _torch_of(value: object) -> Any:  # a module, which is not imported here
-    """Return torch if `value` is one of its tensors: who has one has imported it."""
+    """Return the torch module if `value` is one of its tensors: a program that has one has imported it."""
     torch = sys.modules.get("torch")
     tensor = getattr(torch, "Tensor", None)  # absent while torch is being imported
     return torch if tensor is not None and isinstance(value, tensor) else None
@@ -122,7 +122,7 @@ def _tensor_array(value: object, torch: Any, argument: str) -> Array:
 
 
 class _TensorMemory(ctypes.c_char * sys.maxsize):  # type: ignore[misc]
-    """Memory from the address of a tensor on, as the base of an array; the array knows how long it is.
+    """Memory from the address of a tensor on, as the base of an array; the array has the length.
 
     Attributes:
         storage: Storage of the tensor, which lives as long as the array. The tensor itself may get another one.
@@ -142,8 +142,8 @@ def tensor_array(tensor: Any) -> Array:
     Cost: 1.5 us on the calling thread for a contiguous tensor, as `detach().numpy()`; 2 us for one with other strides.
 
     Raises:
-        TypeError: If the tensor has no memory of plain numbers on the CPU; says why.
-        RuntimeError: If torch refuses to say where it is.
+        TypeError: If the tensor has no memory of plain numbers on the CPU, with the reason.
+        RuntimeError: If torch has no address for it.
     """
     dtype = _dtypes.get(tensor.dtype) or _dtype_of(tensor)
     address = tensor.data_ptr()
@@ -189,7 +189,7 @@ def _dtype_of(tensor: Any) -> np.dtype[np.generic]:
 
 
 def _hint(tensor: Any, torch: Any) -> str | None:
-    """Return advice on a tensor whose memory cannot be used; None if it can."""
+    """Return advice for a tensor that has no memory to be used; None if it has."""
     if tensor.device.type != "cpu":
         return f"it is on {tensor.device}; pass a tensor on the CPU, such as .cpu()"
     if tensor.layout is not torch.strided:
