@@ -73,6 +73,7 @@ HOUSE = (
     ("overlap.settings",),
     ("overlap.config",),
     ("overlap.processes", "overlap.signals"),
+    ("overlap.survival",),
     ("overlap.launch",),
     # the doors
     ("overlap.uncaught",),
