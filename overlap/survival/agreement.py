@@ -63,7 +63,8 @@ class Progress:
 
     def prepare(self, step: int) -> None:
         """Note that this member has all that it needs for a step."""
-        self._check(step == self.agreed + 1, f"step {step} prepared after {self.agreed}")
+        restored = self.agreed == 0 < step  # nothing has been applied: the first step may follow a checkpoint
+        self._check(step == self.agreed + 1 or restored, f"step {step} prepared after {self.agreed}")
         self.prepared = step
 
     def agree(self, step: int) -> None:
