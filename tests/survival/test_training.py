@@ -8,38 +8,41 @@ from pathlib import Path
 import pytest
 
 from tests.faults.job import Job
-from tests.survival.training import reference
+from tests.survival.training import FURTHER, reference
 
 PROGRAM = str(Path(__file__).with_name("training.py"))
-STEPS = 200
-AHEAD = 3  # issued steps that need not be applied: two by default, and the one that is printed
 
 
-def history_of(output):
-    """Return the members of each epoch, and the step after which it began."""
+def history_of(output: str, each: int = 1) -> list[tuple[list[int], int]]:
+    """Return the ranks of each epoch, numbered as in the first one, and the step after which it began."""
     found = re.findall(r"epoch (\d+) members \[([\d, ]+)\] step (\d+) ", output)
-    lines = {int(n): (tuple(map(int, members.split(","))), int(step)) for n, members, step in found}
-    return [lines[number] for number in sorted(lines)]
+    epochs = {int(n): (list(map(int, members.split(","))), int(step)) for n, members, step in found}
+    worlds = [epochs[number] for number in sorted(epochs)]
+    return [([member * each + i for member in members for i in range(each)], step) for members, step in worlds]
 
 
-@pytest.mark.parametrize("options", [["--processes", "3"], ["--processes", "2", "--ranks", "4"]])
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize(
+    ("options", "killed"),
+    [
+        (["--processes", "3"], [1, 0]),
+        (["--processes", "2", "--ranks", "4"], [0]),
+        (["--processes", "3", "--shared-memory", "0"], [0, 2]),
+    ],
+    ids=["memory", "2x2", "sockets"],
+)
 def test_weights_are_those_of_the_history(tmp_path, options, killed):
-    job = Job(tmp_path, "--survive", *options, program=PROGRAM, arguments=[str(STEPS)])
+    job = Job(tmp_path, "--survive", *options, program=PROGRAM, arguments=[f"-{len(killed)}"])
     try:
-        job.until("step 20")
-        pids = re.findall(r"\[node (\d)\] epoch 0 .* pid (\d+)", job.out)
-        os.kill(int(dict(pids)[str(killed)]), signal.SIGKILL)
+        for epoch, member in enumerate(killed):
+            job.until(f"first step of epoch {epoch}")
+            os.kill(int(re.search(rf"\[node {member}\] epoch 0 .* pid (\d+)", job.out)[1]), signal.SIGKILL)
         assert job.end() == 0, job.err
-        history = history_of(job.out)
         processes, each = int(options[1]), 2 if "--ranks" in options else 1
-        assert [len(members) for members, _ in history] == [processes, processes - 1]
-        assert killed not in history[1][0]
-        assert 20 - AHEAD <= history[1][1] < STEPS, "no step that was applied is lost"
-        members = [([m * each + i for m in world for i in range(each)], step) for world, step in history]
-        digests = reference(members, STEPS)
-        assert len(set(digests)) == 1
-        assert job.out.count(f"digests {digests[:each]}") == processes - 1
+        history = history_of(job.out, each)
+        assert [len(ranks) // each for ranks, _ in history] == [processes - lost for lost in range(len(killed) + 1)]
+        results = reference(history, history[-1][1] + FURTHER)
+        assert len(set(results)) == 1
+        assert job.out.count(f"results {results[:each]}") == processes - len(killed)
         job.check_nothing_is_left()
     finally:
         job.kill()
