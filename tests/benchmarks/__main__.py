@@ -109,7 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print each line as soon as it is known, and return the exit code."""
     args = _parser().parse_args(argv)
     try:
-        args.iters = args.iters or (survive.KILLS if args.what == "survive" else 20)
+        if args.iters is None:
+            args.iters = survive.KILLS if args.what == "survive" else 20
         how, contenders = sampling(args), contenders_named(args.vs)
         args.json = result_path(args.json, option="--json")
         told = list(_told(MEASURED[args.what](how, contenders)))

@@ -25,6 +25,11 @@ def start(tmp_path):
         job.kill()
 
 
+def check_nothing_is_left(job):
+    job.check_nothing_is_left()
+    assert not [*Path("/dev/shm").glob(f"witness-{job.process.pid}-*")]
+
+
 def pid_of(job, member):
     return int(re.search(rf"pid (\d+) of member {member} ", job.out)[1])
 
@@ -51,7 +56,7 @@ def test_the_others_go_on(start, options, killed, worlds):
     assert job.out.count(result) == len(alive)
     for member in killed:
         assert f"overlap: lost process {member}: " in job.err
-    job.check_nothing_is_left()
+    check_nothing_is_left(job)
 
 
 def test_an_error_of_the_program_ends_the_job(start):
@@ -59,7 +64,7 @@ def test_an_error_of_the_program_ends_the_job(start):
     assert job.end() == 1
     assert "ValueError: own code" in job.err
     assert "lost process" not in job.err
-    job.check_nothing_is_left()
+    check_nothing_is_left(job)
 
 
 def test_a_loss_ends_a_job_that_does_not_survive(start):
@@ -67,7 +72,7 @@ def test_a_loss_ends_a_job_that_does_not_survive(start):
     job.until("goes on 0")
     os.kill(pid_of(job, 0), signal.SIGKILL)
     assert job.end() == 128 + signal.SIGKILL
-    job.check_nothing_is_left()
+    check_nothing_is_left(job)
 
 
 def test_the_loss_of_all_ends_the_job(start):
@@ -76,4 +81,4 @@ def test_the_loss_of_all_ends_the_job(start):
     for member in (0, 1):
         os.kill(pid_of(job, member), signal.SIGKILL)
     assert job.end() == 128 + signal.SIGKILL
-    job.check_nothing_is_left()
+    check_nothing_is_left(job)
