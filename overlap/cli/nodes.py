@@ -320,7 +320,8 @@ def _witness(config: RunConfig) -> Iterator[str | None]:
     if config.transport == "mpi":
         raise UsageError("--survive: MPI ends the whole job when a process is lost; use another --transport")
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix=f"witness-{os.getpid()}-", dir=memory, ignore_cleanup_errors=True) as folder:
+    name = f"witness-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=name, dir=memory, ignore_cleanup_errors=True) as folder:
         yield folder
 
 
