@@ -103,6 +103,31 @@ def state_of(member: int, world: Membership, record: Membership, *, reported: bo
     return State.REPORTS if reported else State.TRAINS
 
 
+def lost_members(
+    world: Membership,
+    *,
+    dead: Set[int],
+    suspects: Set[int],
+    reports: Set[int],
+    waited_s: float,
+    suspect_s: float,
+    report_s: float,
+) -> set[int]:
+    """Members that count as lost: their processes have ended, or live and do not report for too long.
+
+    Args:
+        world: The world that lost a member.
+        dead: Members whose processes have ended.
+        suspects: Members that the caller has lost, though they may live.
+        reports: Members that have reported in this epoch.
+        waited_s: Time since the caller's own report.
+        suspect_s: Limit of the wait for a suspect.
+        report_s: Limit of the wait for any other member.
+    """
+    late = {m for m in world.members if waited_s >= (suspect_s if m in suspects else report_s)}
+    return (late - reports) | (set(world.members) & dead)
+
+
 def proposal_of(world: Membership, reports: Mapping[int, int], lost: Set[int]) -> Membership | None:
     """Next world, or None while a member that counts as alive has not reported.
 

@@ -27,7 +27,7 @@ from ..processes.status import tell_launcher
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
-from .agreement import Membership, proposal_of
+from .agreement import Membership, lost_members, proposal_of
 from .witness import Report, Witness
 
 T = TypeVar("T")
@@ -248,11 +248,10 @@ class _Run:
                 return None
             waited_s = trio.current_time() - began_s
             reports = self.witness.reports(self.world.epoch, self.world.members)
-            lost = self._gone()
-            for member in self.world.members:
-                limit_s = SUSPECT_S if member in suspects else REPORT_S
-                if member not in reports and waited_s >= limit_s:
-                    lost.add(member)
+            lost = lost_members(
+                self.world, dead=self._gone(), suspects=suspects, reports=reports.keys(), waited_s=waited_s,
+                suspect_s=SUSPECT_S, report_s=REPORT_S,
+            )  # fmt: skip
             steps = {member: report.step for member, report in reports.items()}
             proposal = proposal_of(self.world, steps, lost)
             if proposal is None or not self.witness.propose(proposal):
