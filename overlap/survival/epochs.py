@@ -228,7 +228,8 @@ class _Run:
             lost = [member for member in self.world.members if member not in record.members]
             notify(
                 f"lost process{'es' * (len(lost) > 1)} {', '.join(map(str, lost)) or 'no'}: {in_one_line(loss)}; "
-                f"going on with {len(record.members)} of {len(self.world.members)} processes after step {record.step}"
+                f"going on with {len(record.members)} of {len(self.world.members)} processes"
+                + (f" after step {record.step}" if record.step else "")
             )
         self._enter(record)
         return None

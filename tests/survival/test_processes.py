@@ -10,14 +10,16 @@ import pytest
 from tests.faults.job import Job
 
 PROGRAM = str(Path(__file__).with_name("looping.py"))
+SHARDING = str(Path(__file__).with_name("sharding.py"))
 
 
 @pytest.fixture
 def start(tmp_path):
     jobs = []
 
-    def begin(*options, last_epoch, manner=""):
-        jobs.append(Job(tmp_path, *options, program=PROGRAM, arguments=[str(last_epoch), manner]))
+    def begin(*options, last_epoch=0, manner="", program=PROGRAM):
+        arguments = [str(last_epoch), manner] if program == PROGRAM else [manner]
+        jobs.append(Job(tmp_path, *options, program=program, arguments=arguments))
         return jobs[-1]
 
     yield begin
@@ -82,3 +84,40 @@ def test_the_loss_of_all_ends_the_job(start):
         os.kill(pid_of(job, member), signal.SIGKILL)
     assert job.end() == 128 + signal.SIGKILL
     check_nothing_is_left(job)
+
+
+def test_zero_goes_on_from_a_checkpoint_in_memory(start):
+    job = start("--survive", "--processes", "3", program=SHARDING, manner="save")
+    assert job.end() == 0, job.err
+    assert job.out.count("epoch 1 goes on from 15") == 2
+    assert job.out.count("steps [30]") == 2
+    check_nothing_is_left(job)
+
+
+def test_zero_without_a_checkpoint_is_refused(start):
+    job = start("--survive", "--processes", "2", program=SHARDING)
+    assert job.end() == 1
+    assert re.search(r"UsageError: Sharded: its \d+ steps are lost with a process", job.err)
+    check_nothing_is_left(job)
+
+
+def test_a_process_that_was_stopped_for_too_long_is_left_behind(start):
+    job = start("--survive", "--processes", "3", "--grace", "1", last_epoch=1)
+    job.until("goes on 0")
+    os.kill(pid_of(job, 1), signal.SIGSTOP)
+    assert job.end() == 0, job.err
+    assert job.out.count(f"result {[((0, 2), [3, 2])]}") == 2
+    check_nothing_is_left(job)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:29555"], "one machine so far"),
+        (["--processes", "2", "--transport", "mpi"], "MPI ends the whole job"),
+    ],
+)
+def test_what_cannot_survive_is_refused(start, options, reason):
+    job = start("--survive", *options)
+    assert job.end() == 2
+    assert reason in job.err
