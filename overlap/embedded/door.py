@@ -151,7 +151,7 @@ def _wanted(cluster: str | topology.Cluster, transport: str | Wires | None, **sa
     wanted.verify()
     if wanted.survive:
         raise UsageError(
-            "survive: after a loss, a program that owns its main thread (PyTorch's, for example) cannot be called again; "
+            "survive: after a loss, a program that owns its main thread (as PyTorch's does) cannot be called again; "
             "start it with --max-restarts instead of --survive"
         )
     return wanted
