@@ -6,6 +6,7 @@
 #   runtime/                 ranks of one process: calls, issue, streams, matching, executors, futures
 #   simulation/              the virtual clock;  cost/: predicted times;  collectives/: schedules
 #   launch/, processes/      starts processes, and detects their losses;  state/: saved for restarts
+#   survival/                worlds that go on after losses: agreement, witness, epochs
 #   timeline/, flight/       what runs record, and reports from it;  live/, explanation: other readers of both
 #   parallel/, torch/        training strategies; the backend of torch.distributed;  engines/, ray/, dask/: on clusters
 #   planning/, testing/      training steps of models; tests with many ranks in one process

@@ -187,6 +187,12 @@ async def _live(
             life.world = world
 
         place = _place(wanted.ranks)
+        if place is not None and wanted.survive:
+            from .survival.epochs import live_epochs  # few runs go on after a loss
+
+            return await live_epochs(
+                place, main, args, wanted, keeper, begun, told_to_end=lambda: life.scope.cancel_called
+            )
         opened = alone(wanted) if place is None else among(place, wanted.changed(place.source, ranks=place.world_size))
         return await live(
             opened, place, main, args, wanted, keeper, begun, told_to_end=lambda: life.scope.cancel_called

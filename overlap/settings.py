@@ -402,6 +402,12 @@ class Settings:
         read=index, metavar="N", help="start the world again up to N times if it fails (see --state-dir)",
         nodes=True, variable=False,
     )  # fmt: skip
+    survive: bool | None = option(
+        default="0",
+        read=switch, nodes=True,
+        help="go on in a smaller world when a process is lost: the others meet again and call main again",
+        off="the loss of a process ends the run (default)",
+    )  # fmt: skip
     log_dir: str | None = option(
         default="the terminal",
         read=str, metavar="DIR", help="what node I prints goes to DIR/node-I.log, not to the terminal", nodes=True,

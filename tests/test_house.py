@@ -63,7 +63,7 @@ HOUSE = (
     ("overlap.runtime.objects", "overlap.runtime.checking"),
     ("overlap.runtime.calls",),
     ("overlap.runtime.group",),
-    ("overlap.runtime.mesh", "overlap.state"),
+    ("overlap.runtime.mesh", "overlap.state", "overlap.runtime.epoch"),
     ("overlap.runtime.rank",),
     ("overlap.runtime.blame",),
     ("overlap.runtime.world",),
@@ -73,6 +73,7 @@ HOUSE = (
     ("overlap.settings",),
     ("overlap.config",),
     ("overlap.processes", "overlap.signals"),
+    ("overlap.survival",),
     ("overlap.launch",),
     # the doors
     ("overlap.uncaught",),

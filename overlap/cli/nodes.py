@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -154,7 +155,12 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
     here = range(nodes) if config.node_rank is None else [config.node_rank]
     if config.log_dir is not None:
         _make_folder(config.log_dir)
-    with _listening(endpoint, here=0 in here, again=bool(config.max_restarts)) as (listener, bound):
+    with (
+        _witness(config) as witness,
+        _listening(endpoint, here=0 in here, again=bool(config.max_restarts)) as (listener, bound),
+    ):
+        if witness is not None:
+            environ["OVERLAP_WITNESS"] = witness
         what = LaunchSpec(
             command=command,
             environ=environ,
@@ -172,6 +178,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
             report=notify,
             mpiexec=find_mpiexec() if config.transport == "mpi" else None,
             bind=config.bind is not False,
+            witness=witness,
         )
         killed = oom_kills()
         outcome = _run_again(what, config) if config.max_restarts else trio.run(launch, what)
@@ -300,6 +307,22 @@ def _colour(environ: Mapping[str, str]) -> bool:
 
 
 # -- starting ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _witness(config: RunConfig) -> Iterator[str | None]:
+    """Make the folder of the witness, in memory where the system has a folder there; None without `--survive`."""
+    if not config.survive:
+        yield None
+        return
+    if config.node_rank is not None:
+        raise UsageError("--survive: one machine so far: its witness is a folder; with several use --max-restarts")
+    if config.transport == "mpi":
+        raise UsageError("--survive: MPI ends the whole job when a process is lost; use another --transport")
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    name = f"witness-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=name, dir=memory, ignore_cleanup_errors=True) as folder:
+        yield folder
 
 
 def boot() -> str:

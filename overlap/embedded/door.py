@@ -149,4 +149,9 @@ def _wanted(cluster: str | topology.Cluster, transport: str | Wires | None, **sa
     told = RunConfig.from_environment()
     wanted = told.over(asked).changed(ARGUMENT, ranks=asked.ranks)
     wanted.verify()
+    if wanted.survive:
+        raise UsageError(
+            "survive: after a loss, a program that owns its main thread (as PyTorch's does) cannot be called again; "
+            "start it with --max-restarts instead of --survive"
+        )
     return wanted

@@ -331,6 +331,7 @@ class LaunchSpec:
     grace_s: float  # Between being asked to end and being killed
     report: Callable[[str], None]  # Takes lines for the user while the processes run
     attempt: int = 0  # How often they have been started before
+    witness: str | None = None  # Folder of the witness, if the others go on when a process is lost
     mpiexec: str | None = (
         None  # Path of the mpiexec that gives the processes their seats in an MPI job, if they use one
     )

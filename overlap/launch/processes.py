@@ -7,12 +7,14 @@ import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
 from ..errors import OverlapError, UsageError
 from ..processes.secret import hand_over
 from ..signals import ASKING
+from ..survival.witness import newest_world
 from .binding import kept_to, shares_here
 from .mpi import LOOK_S, STOPPED_S, Seat, seats
 from .nodeprocess import LaunchSpec, NodeProcess
@@ -93,7 +95,8 @@ async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callab
                     member.close()
     if watch.lost is not None:
         raise OverlapError(f"--transport mpi: {watch.lost}, so MPI cannot go on; the job was ended")
-    return LaunchOutcome(endings=[member.ending() for member in watch.ended], asked=watch.asked)
+    ended = [member for member in watch.ended if member not in watch.survived] or watch.ended
+    return LaunchOutcome(endings=[member.ending() for member in ended], asked=watch.asked)
 
 
 def _cores(what: LaunchSpec) -> Sequence[frozenset[int]]:
@@ -110,6 +113,7 @@ class _Watch:
         self._taken = taken
         self.members: list[NodeProcess] = []
         self.ended: list[NodeProcess] = []  # in the order in which they did
+        self.survived: list[NodeProcess] = []  # ended, and the others go on
         self.asked: signal.Signals | None = None
         self.screen = Screen()
         self._what = what
@@ -141,7 +145,11 @@ class _Watch:
             for relay in member.relays:
                 relay.hurry()
             if returncode != 0 or member.vanished():
-                self._failed(member)
+                if self._is_survived(member):
+                    self._what.report(f"{member.name} is lost; the others go on")
+                    self.survived.append(member)
+                else:
+                    self._failed(member)
             self._look_for_the_missing()
 
     async def _watch_helper(self, node: int, seat: Seat) -> None:
@@ -206,6 +214,15 @@ class _Watch:
     def _awaited(self) -> int:
         """The last world in which a process waits for others to come; 0: none."""
         return max((member.waits_in() or 0 for member in self.members), default=0)
+
+    def _is_survived(self, member: NodeProcess) -> bool:
+        """Whether the others go on after the end of a process: it said nothing, or they have gone on without it."""
+        if self._what.witness is None or self._ending or self.asked is not None or not self._running():
+            return False
+        if member.status is None:
+            return not member.has_yet_to_come()
+        world = newest_world(Path(self._what.witness), self._what.attempt)
+        return world is not None and member.node not in world.members
 
     def _failed(self, member: NodeProcess) -> None:
         if member.status is None or member.status.cause:

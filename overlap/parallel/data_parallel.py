@@ -24,6 +24,7 @@ from .checkpoints.pieces import Piece, Tensors, divided
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Parameters
 from .settings import IN_FLIGHT, Order, Settings, Unused, check_count
+from .surviving import surviving
 from .tree import Params, Place, flatten
 from .tuning import CANDIDATES, RECORDED, Choice, Tuner
 from .work import users_frame
@@ -49,6 +50,9 @@ class DataParallel(Bucketed[Averaged, Params]):
     the model's own: it changes with the update after the next `step`; copy what you keep.
 
     The first weights are the group's first rank's: models may be initialised as one likes, on all ranks differently.
+
+    Under `overlap run --survive` the model of the next epoch goes on with the weights, the optimizer's state and the
+    `steps` of the model before: write the loop as ``while model.steps < n``. See `surviving`.
 
     Attributes:
         rank: The rank that it runs on.
@@ -129,13 +133,15 @@ class DataParallel(Bucketed[Averaged, Params]):
             bucket_bytes, self._tuner = None, Tuner(rank, partial(DataParallel, optimizer=optimizer), leaves)
         self._bucket_bytes = bucket_bytes
         self._backward = list(reversed(leaves))
-        self._parameters = Parameters(rank, leaves, optimizer, order=self._backward)
+        fresh = Parameters(rank, leaves, optimizer, order=self._backward)
+        self._surviving, self._parameters = surviving(rank, self.group, fresh, hook=hook)
+        self.steps = rank.epoch.step
         self._stream = rank.stream(f"gradients of {self.group.name}", window=in_flight)
         self._factors: tuple[Future[object], ...] = ()  # of the gradients of the step that was sent last
         self._all_hidden = False  # whether all gradients but the last were on all ranks when backward ended
         self._issued: deque[Future[dict[str, Array]]] = deque()  # updates that are not known to be done
         self._newest: dict[str, Future[dict[str, Array]]] = {}
-        first = self._first_weights(self._parameters)
+        first = self._first_weights(self._parameters) if self._parameters is fresh else []
         if first:
             begun = rank.compute(
                 lambda *_: self._parameters.views,
@@ -220,6 +226,8 @@ class DataParallel(Bucketed[Averaged, Params]):
 
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
         reduced = [each for bucket in self._buckets for each in bucket.arrived]
+        if self._surviving is not None:
+            factors = (*factors, self._surviving.agree(self._buckets, factors, self.steps))
         self._factors = factors
         for bucket in self._buckets:
             bucket.sent = False

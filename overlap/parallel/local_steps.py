@@ -137,6 +137,7 @@ class LocalSteps(Strategy[Params]):
         missing = [name for plan in self._plans for name in plan.names if name not in self._handed]
         if missing:
             raise UsageError(f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}")
+        self._note_step()
         self.steps += 1
         moved_bytes = sum(self._parameters.moved_bytes(plan) for plan in self._plans)
         gradients, self._handed = self._handed, {}

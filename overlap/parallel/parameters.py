@@ -71,6 +71,11 @@ class Parameters:
             view.setflags(write=False)
             self.views[name] = view
 
+    def is_like(self, other: Parameters) -> bool:
+        """Whether another set of weights has the same names, shapes, dtypes and places."""
+        same = {name: (view.shape, view.dtype) for name, view in self.views.items()}
+        return self._slices == other._slices and same == {n: (v.shape, v.dtype) for n, v in other.views.items()}
+
     def runs(self, plan: BucketPlan) -> list[Run]:
         """Return where the weights of a bucket lie: neighbours in both places are one run."""
         runs: list[Run] = []

@@ -22,6 +22,9 @@ from .tree import Array, Names, Params, Place, flatten, rebuild
 from .weight import awaitable
 from .work import MemoryWork, users_frame
 
+_STEPS = "overlap.parallel: steps"
+"""Key in the memory of an epoch: steps of a model whose state cannot be made whole without a checkpoint."""
+
 
 class Ahead:
     """The result of `model.step()`: `await` it to wait until the program is only so many steps ahead.
@@ -114,6 +117,24 @@ class Strategy(ABC, Generic[Params]):
             f"reduce: the gradient of {name!r} has been handed over in step {self.steps} already; of a weight "
             "that is used twice, add the gradients up and hand over the sum; or has model.step() been forgotten?"
         )
+
+    def _note_step(self) -> None:
+        """Note under `--survive` that steps are made; refuse the first one of a model that has lost those before.
+
+        Raises:
+            UsageError: A process was lost, and the model has been made anew without a checkpoint.
+        """
+        epoch = self.rank.epoch
+        if not epoch.survives or epoch.survivor is not None:
+            return
+        made: int = epoch.memory.get(_STEPS, 0)
+        if made and not self.steps:
+            raise UsageError(
+                f"{type(self).__name__}: its {made} steps are lost with a process, which alone had a part of the "
+                "model; save one in some steps with Checkpoints(rank), whose folder is in memory under --survive, and "
+                "let main begin with `await checkpoints.restore(model)`"
+            )
+        epoch.memory[_STEPS] = self.steps + 1
 
     @abstractmethod
     def step(self) -> Ahead:

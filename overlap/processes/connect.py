@@ -102,7 +102,7 @@ async def _joined(
     place: Place, machine: str, run: RunConfig, *, wires: Callable[[Transport], Transport]
 ) -> AsyncIterator[Joined]:
     world = next(_worlds)
-    config = await _config(place, world, machine, run)
+    config = await rendezvous(place, world, machine, run)
     each = place.ranks_per_process
     with _told(world + 1, each):
         on_joined = partial(tell_launcher, Entering(world=world + 1, joined=True, ranks_each=each))
@@ -174,7 +174,8 @@ async def _agreed(config: RendezvousConfig, membership: Membership) -> Rendezvou
     return config
 
 
-async def _config(place: Place, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
+async def rendezvous(place: Place, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
+    """Return where and how the processes meet in one of their worlds, which are numbered from 0 in each attempt."""
     tls = run.tls_files()
     endpoint, secret, listener = place.endpoint, place.secret, None
     if endpoint is None:

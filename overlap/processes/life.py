@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -27,6 +27,7 @@ from ..diagnostics import calling, is_interrupt
 from ..errors import StallError, TraceWarning, UsageError, in_one_line
 from ..flight.folder import FlightFile, attempt, began, open_flight
 from ..runtime.blame.stall import STALL_S, StallLimits
+from ..runtime.epoch import Epoch
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
 from ..timeline.spans import Timeline
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .connect import Joined
     from .identity import RendezvousConfig
     from .member import Membership
+    from .messages import MemberLost
     from .place import Place
 
 T = TypeVar("T")
@@ -54,6 +56,7 @@ async def live(
     begun: Callable[[World], None],
     *,
     told_to_end: Callable[[], bool] = lambda: False,
+    epochs: Sequence[Epoch] = (),
 ) -> list[T]:
     """Run `main(rank, *args)` on the ranks of this process; keep their flight record and timeline.
 
@@ -66,6 +69,7 @@ async def live(
         keeper: Keeps the timeline.
         begun: Is given the world before it lives.
         told_to_end: Whether a signal has told this process to end.
+        epochs: Of the ranks here, if the world goes on after a loss.
     """
     failure: Exception | None = None
     async with opened as around:
@@ -83,6 +87,7 @@ async def live(
             restart=restart,
             state_dir=wanted.state_dir,
             steps=KeptSteps.given(wanted.trace_steps),
+            epochs=epochs,
             limits=StallLimits(tell_s=wanted.stall_s or STALL_S, give_up_s=wanted.give_up_s),
         )
         begun(world)
@@ -199,7 +204,11 @@ def around(wires: Transport, wrap: Wires | None) -> Transport:
 
 @asynccontextmanager
 async def among(
-    place: Place, config: RunConfig, *, meeting: RendezvousConfig | None = None
+    place: Place,
+    config: RunConfig,
+    *,
+    meeting: RendezvousConfig | None = None,
+    on_lost: Callable[[MemberLost], object] = lambda lost: None,
 ) -> AsyncIterator[WorldSetup]:
     """Set up a world of several processes, of which this is one.
 
@@ -207,6 +216,7 @@ async def among(
         place: Where it stands.
         config: Settings of the run.
         meeting: Where and how the processes meet; by default as their launcher says.
+        on_lost: Called with each process that is lost, if there is a `meeting`.
     """
     from .connect import joined, met
 
@@ -221,7 +231,10 @@ async def among(
     def wires(default: Transport) -> Transport:
         return own or around(default, transport)
 
-    opened = met(place, meeting, config, wires=wires) if meeting else joined(place, placed.name, config, wires=wires)
+    if meeting is None:
+        opened = joined(place, placed.name, config, wires=wires)
+    else:
+        opened = met(place, meeting, config, wires=wires, on_lost=on_lost)
     async with opened as found:
         yield WorldSetup(size=place.world_size, cluster=placed, transport=found.transport, joined=found)
 

@@ -41,6 +41,7 @@ OVERLAP_STATUS_FD                           descriptor: see `status`
 OVERLAP_ONE_NODE                            set with `--processes`: all of them are one node of the cluster
 OVERLAP_RANKS_OPEN                          set with `--processes` alone: `overlap.run` says how many ranks there are
 OVERLAP_RESTART                             how often the world has been started before, if it may be again
+OVERLAP_WITNESS                             set with `--survive`: the folder of the witness, see `survival.witness`
 ==========================================  ==================================================================
 
 The process that takes them adds `OVERLAP_MEMBER_PID`, its own: what it starts inherits the variables, and is no
@@ -67,7 +68,7 @@ _OF_MEMBERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("OVERLAP_RDZV_ENDPOINT", "OVERLAP_NODE_RANK", "OVERLAP_NNODES", "OVERLAP_NPROC_PER_NODE", "OVERLAP_JOB"),
     *("OVERLAP_SECRET_FD", "OVERLAP_LISTENER_FD", "OVERLAP_LIFELINE_FD", "OVERLAP_STATUS_FD", "OVERLAP_MEMBER_PID"),
-    *("OVERLAP_RESTART", "OVERLAP_ONE_NODE", "OVERLAP_RANKS_OPEN"),
+    *("OVERLAP_RESTART", "OVERLAP_ONE_NODE", "OVERLAP_RANKS_OPEN", "OVERLAP_WITNESS"),
 )
 
 
@@ -196,6 +197,14 @@ def member_variables(
         "OVERLAP_JOB": job,
         **{f"OVERLAP_{name.upper()}_FD": str(descriptor) for name, descriptor in descriptors.items()},
     }
+
+
+def renumber(place: Place, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let the environment describe a place in a later world of the same job."""
+    environ.update(_rank_variables(place.process, place.processes, place.ranks_per_process))
+    environ.update({"OVERLAP_NODE_RANK": str(place.process), "OVERLAP_NNODES": str(place.processes)})
+    if place.nodes > 1:
+        environ["GROUP_RANK"] = str(place.process)
 
 
 def _rank_variables(node: int, nodes: int, ranks_per_node: int) -> dict[str, str]:

@@ -23,6 +23,7 @@ from .backend import Backend
 from .calls import GroupCalls
 from .compute import ComputeFuture, ComputeStreams, check_stream
 from .context import STEP_OF_TASK, RankContext
+from .epoch import Epoch
 from .future import Future
 from .group import Group, Surroundings
 from .memory.arrays import common_array, shape_only
@@ -58,6 +59,7 @@ class Rank(GroupCalls):
         node: Index of the node.
         world: The group of all ranks.
         restart: How often the launcher has started the world again: 0 at first.
+        epoch: Epoch of the world, which the loss of a process ends under `--survive`, and memory that outlives it.
         recorder: The spans recorded so far.
     """
 
@@ -67,6 +69,7 @@ class Rank(GroupCalls):
     local_rank: int
     recorder: Recorder
     restart: int
+    epoch: Epoch
 
     def __init__(
         self,
@@ -80,10 +83,11 @@ class Rank(GroupCalls):
         recorder: Recorder,
         restart: int = 0,
         state_dir: str | None = None,
+        epoch: Epoch | None = None,
     ) -> None:
         self.rank, self.world_size = context.rank, len(everybody)
         self.node, self.local_rank = place
-        self.recorder, self.restart = recorder, restart
+        self.recorder, self.restart, self.epoch = recorder, restart, epoch or Epoch()
         self._state_dir = state_dir
         self._state: RankState | None = None
         self._rng: np.random.Generator | None = None

@@ -32,6 +32,7 @@ from .communicators import Communicators
 from .compute import STARVED_SHARE, ComputeStreams
 from .context import RankContext
 from .ending import RANK, WorldEnding, ending_forks, registered_for_forks, stop_loop
+from .epoch import Epoch
 from .event_loop import InTurn
 from .group import GroupRules
 from .handover import Handover
@@ -116,6 +117,7 @@ class World:
         state_dir: str | None = None,
         limits: StallLimits | None = None,
         steps: KeptSteps | None = None,
+        epochs: Sequence[Epoch] = (),
     ) -> None:
         self.size, self.backend, self.ending = size, backend or RealBackend(), WorldEnding()
         local = transport.ranks if ranks is None else ranks
@@ -130,7 +132,7 @@ class World:
         )
         self.communicators.later = self.backend.later(self._handover)
         self._cluster, self._others, self._flight = cluster, others, flight
-        self._survival, self._steps = (restart, state_dir), steps
+        self._survival, self._steps = (restart, state_dir, dict(zip(sorted(local), epochs, strict=bool(epochs)))), steps
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
         self._scope = trio.CancelScope()
         self.described: dict[str, str] = {}  # further entries in the metadata of its timeline
@@ -161,10 +163,10 @@ class World:
         )
         place = divmod(rank, self._cluster.ranks_per_node or self.size)
         compute = ComputeStreams(partial(self.backend.compute_stream, context))
-        restart, state_dir = self._survival
+        restart, state_dir, epochs = self._survival
         rank_object = Rank(
             context, self.backend, compute, self, everybody=everybody, place=place, recorder=recorder, restart=restart,
-            state_dir=state_dir,
+            state_dir=state_dir, epoch=epochs.get(rank),
         )  # fmt: skip
         return LocalRank(rank_object, context, compute, self._members, self.communicators.left)
 

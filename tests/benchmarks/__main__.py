@@ -25,6 +25,7 @@ from . import (
     results,
     simulation,
     sockets,
+    survive,
     timeline,
     truth,
     two_hosts,
@@ -67,6 +68,7 @@ MEASURED: dict[str, Measure] = {
     "truth": lambda how, _: truth.figures(how),
     "algorithms": lambda how, _: algorithms.figures(how),
     "sockets": lambda how, _: sockets.figures(how),
+    "survive": lambda how, _: survive.figures(how),
     "two_hosts": lambda how, _: two_hosts.figures(how),
     "planned": lambda how, _: two_hosts.planned.figures(how),
     "torch": lambda how, _: pytorch.lines(how),
@@ -95,6 +97,7 @@ or, by itself,
   gains       what `overlap why` promises of changes to programs of PyTorch on the CPU, and what they really gain
   algorithms  each collective by each algorithm between 2 and 4 processes: do plans name the fastest? (4 minutes)
   truth       programs on the real clock, over paced links and as they are, and simulated: how far apart they are
+  survive     random kills of real processes under --survive: from death to the end of the next step (minutes)
   two_hosts   a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)
   planned     each collective by each algorithm between those: do plans name the fastest? (4 minutes)
 
@@ -106,6 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print each line as soon as it is known, and return the exit code."""
     args = _parser().parse_args(argv)
     try:
+        if args.iters is None:
+            args.iters = survive.KILLS if args.what == "survive" else 20
         how, contenders = sampling(args), contenders_named(args.vs)
         args.json = result_path(args.json, option="--json")
         told = list(_told(MEASURED[args.what](how, contenders)))
@@ -128,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("what", nargs="?", choices=MEASURED, default="all", metavar="WHAT", help="what to measure; default all")
     add("--vs", default=",".join(CONTENDERS), metavar="PEERS", help="beside which libraries; default gloo,mpi")
-    add("-n", "--iters", type=int, default=20, metavar="N", help="samples; default 20")
+    add("-n", "--iters", type=int, metavar="N", help="samples; default 20, and 200 kills for survive")
     add("-w", "--warmup_iters", type=int, default=5, metavar="N", help="samples before; default 5")
     add("--json", metavar="FILE", help="write the figures there, too")
     return parser

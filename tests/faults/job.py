@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -45,12 +45,14 @@ class Job:
         began_s: When it was started.
     """
 
-    def __init__(self, folder: Path, *options: str, program: str, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, *options: str, program: str, arguments: Sequence[str] = (), **variables: str
+    ) -> None:
         plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
         self.before = shared_memory()
         self.began_s = time.monotonic()
         self.process = Python(
-            *("-m", "overlap", "run", *options, program),
+            *("-m", "overlap", "run", *options, program, *arguments),
             cwd=folder,
             env=plain | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"} | variables,
             start_new_session=True,

@@ -5,6 +5,7 @@
 #   model      the classifier: blocks, gradients, weights; pure numpy
 #   training   the two loops, and the run in which they take turns
 #   report     progress, figures, pictures and verdict
+#   survival   another demonstration: a process is killed, the other goes on;  survivor: one of these processes
 
 from __future__ import annotations
 
@@ -38,6 +39,7 @@ examples:
   overlap demo                                     8 ranks, links about half as busy as compute
   overlap demo --ranks 4 --bandwidth 100MB --trace demo.trace.json
   overlap timeline demo.trace.json --step 3        look closer
+  overlap demo --survive                           kill one of two processes; the other goes on
 
 examples/21_with_and_without.py of a checkout shows every training strategy like this, in virtual time.
 
@@ -55,6 +57,9 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "--width", type=int, metavar="N", help="columns of the drawing, at least 40; default: the terminal's"
     )
     parser.add_argument("--ascii", action="store_true", help="draw in plain ASCII")
+    parser.add_argument(
+        "--survive", action="store_true", help="kill one of two processes instead, and show how the other goes on"
+    )
     parser.add_argument("--trace", metavar="FILE", help="also write the timeline as a Chrome trace-event file")
 
 
@@ -67,6 +72,10 @@ def main(args: argparse.Namespace) -> int:
     check_width(args.width)
     console = Console(width=args.width, highlight=False, markup=False, emoji=False)
     ascii, color = args.ascii or console.plain, console.coloured
+    if args.survive:
+        from .survival import demonstrate  # few want it
+
+        return 0 if demonstrate(console, steps=args.steps, width=console.width, ascii=ascii) else 1
     task = _task(args)
     if args.bandwidth is None:
         task = replace(task, bandwidth_bytes_per_s=fitting_bandwidth(task))

@@ -37,6 +37,7 @@ class Averaged(Bucket):
     Attributes:
         parts: The parts of the buffer that travel by themselves.
         arrived: The mean over the group, part by part, of the step that was sent last.
+        applied: The step that was applied last, by the start of each part.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Averaged(Bucket):
         self._flat: Array = wiring.rank.empty(plan.size, plan.dtype, common=True)
         super().__init__(wiring, plan, priority=priority, buffer=self._flat)
         self.arrived: list[Future[Array]] = []
+        self.applied: dict[int, int] = {}
         self._stream, self._parameters, self._runs = stream, parameters, parameters.runs(plan)
         self._step = self._updated = 0  # that was sent last, and updated last
         cut = comes_last and self._alone and self._group.size > 1
@@ -102,17 +104,23 @@ class Averaged(Bucket):
     def _apply(self, step: int, part: slice, reduced: Array, *factors: float | None) -> dict[str, Array]:
         if not self._wiring.real:
             return self._parameters.views
-        runs = self._runs
-        if len(self.parts) > 1:
-            begin = runs[0][0].start
-            runs = [(slice(begin + part.start, begin + part.stop), slice(0, part.stop - part.start))]
-        gradient = scaled(reduced, factors)
-        if not self._parameters.update(self.plan.dtype, runs, gradient, step, check=self._looks_late):
+        if not self.apply(step, part, reduced, *factors):
             [(name, view)] = self.views.items()
             blame(self._asking, name, self._mine, view, step, self.place)
         if part.stop == self.plan.size:
             self._mine = None
         return self._parameters.views
+
+    def apply(self, step: int, part: slice, reduced: Array, *factors: float | None) -> bool:
+        """Update the weights of one part; return whether its gradient is finite, as far as that is looked at here."""
+        runs = self._runs
+        if len(self.parts) > 1:
+            begin = runs[0][0].start
+            runs = [(slice(begin + part.start, begin + part.stop), slice(0, part.stop - part.start))]
+        gradient = scaled(reduced, factors)
+        finite = self._parameters.update(self.plan.dtype, runs, gradient, step, check=self._looks_late)
+        self.applied[part.start] = step
+        return finite
 
 
 def _parts(plan: BucketPlan) -> list[slice]:

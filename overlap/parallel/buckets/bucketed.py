@@ -179,6 +179,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
                 f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}; "
                 "hand it over, or pass unused='zeros'"
             )
+        self._note_step()
         for bucket in self._queue.rest():
             self._leave(bucket)
         self.steps += 1

@@ -217,7 +217,8 @@ class Checkpoints:
         """Let a new model go on from the newest complete checkpoint; None if there is none.
 
         It may have been saved by any number of ranks, and any of the strategies for data parallel training. A damaged
-        one is passed over, for the one before it.
+        one is passed over, for the one before it. A `DataParallel` that has gone on after a loss (`--survive`) is newer
+        than any: it stays as it is, and there is no `extra`.
 
         Args:
             model: Without a step yet, and before the first use of its weights.
@@ -228,6 +229,8 @@ class Checkpoints:
         """
         place = _place_of(users_frame())
         _check_savable(model)
+        if model.steps and model.steps == self._rank.epoch.step:  # under --survive, it goes on from memory
+            return Restored(step=model.steps, ranks=self._group.size, exact=True)
         if model.steps:
             raise UsageError(f"model: it has made {model.steps} steps; restore one that has made none")
         await self.finish()

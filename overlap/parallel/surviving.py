@@ -1,0 +1,115 @@
+"""Steps of a data parallel model that are applied on all surviving ranks, or on none.
+
+A step is prepared on a rank when the means of all its gradients are there; agreed when all ranks have prepared it; only
+then the optimizer changes the first weight. After a loss each survivor applies the rest of the agreed step from the
+means, which stay in the buckets until the next backward. So nothing is copied. The price: one small all_reduce in each
+step, and no gradient travels under the next forward, as with `clip_norm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import OverlapError, UsageError
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.memory.arrays import metadata
+from ..runtime.rank import Rank
+from ..survival.agreement import Progress
+from ..timeline.span import RoleName
+from .buckets.averaged import Averaged
+from .buckets.plan import Hook
+from .parameters import Parameters
+
+if TYPE_CHECKING:
+    from .tree import Array
+
+_STREAM = "overlap.survival"
+
+
+class SurvivingSteps:
+    """The steps of one model on one rank in one epoch: `rank.epoch.survivor`.
+
+    Attributes:
+        rank: The rank.
+        parameters: The weights and the optimizer's state, which outlive the epoch.
+    """
+
+    rank: Rank
+    parameters: Parameters
+
+    def __init__(self, rank: Rank, group: Group, parameters: Parameters, *, hook: Hook | None) -> None:
+        if hook is not None:
+            raise UsageError("hook: what a hook keeps of a lost rank is lost; leave it out under --survive")
+        if group.size != rank.world_size:
+            raise UsageError(f"group: {group.name} is not all ranks; --survive goes on with models of all ranks only")
+        earlier = rank.epoch.survivor
+        if isinstance(earlier, SurvivingSteps) and earlier.rank is rank:
+            raise UsageError("--survive goes on with one DataParallel model in a program, and this is the second")
+        self.rank, self.parameters = rank, parameters
+        self._group, self._progress = group, Progress(rank.epoch.step)
+        self._means: list[tuple[Averaged, slice, Array]] = []  # of the step that was prepared last
+        self._factors: Sequence[float | None] = ()
+        rank.epoch.survivor = self
+
+    # -- on the compute stream -----------------------------------------------------------------------------------------
+
+    def agree(self, buckets: Sequence[Averaged], factors: Sequence[Future[object]], step: int) -> Future[object]:
+        """Return a future that is done when all ranks have prepared a step; updates wait for it."""
+        places = [(bucket, part) for bucket in buckets for part in bucket.parts]
+        means = [mean for bucket in buckets for mean in bucket.arrived]
+        prepare = partial(self._prepare, step, places)
+        name = RoleName("agree on step", "library")
+        ready = self.rank.compute(prepare, *means, *factors, name=name, seconds=0.0, stream=_STREAM)
+        agreed = self._group.all_reduce(ready, op="min", stream=self.rank.stream(_STREAM), name=name)
+        return self.rank.compute(partial(self._agree, step), agreed, name=name, seconds=0.0, stream=_STREAM)
+
+    def _prepare(self, step: int, places: Sequence[tuple[Averaged, slice]], *values: object) -> Array:
+        means, self._factors = values[: len(places)], values[len(places) :]  # type: ignore[assignment]
+        self._means = [(*place, mean) for place, mean in zip(places, means, strict=True)]  # type: ignore[misc]
+        self._progress.prepare(step)
+        return metadata([step], np.int64)
+
+    def _agree(self, step: int, _: object) -> None:
+        self._progress.agree(step)
+
+    # -- after a loss --------------------------------------------------------------------------------------------------
+
+    def report(self) -> int:
+        """Return the greatest step that all ranks have prepared; nothing is applied after this call."""
+        return self._progress.report()
+
+    def advance(self, step: int) -> None:
+        """Apply what is left of a step that all ranks have prepared."""
+        prepared = self._progress.prepared
+        self._progress = self._progress.following(step)
+        if step != prepared:
+            return
+        for bucket, part, mean in self._means:
+            if bucket.applied.get(part.start, 0) < step and not bucket.apply(step, part, mean, *self._factors):
+                raise OverlapError(
+                    f"the mean gradient of step {step} is not finite, in a bucket with {bucket.plan.names[0]!r}"
+                )
+        self._means = []
+
+
+def surviving(
+    rank: Rank, group: Group, parameters: Parameters, *, hook: Hook | None
+) -> tuple[SurvivingSteps | None, Parameters]:
+    """Return the steps of a model under `--survive`, and its parameters: those of the epoch before, if it has trained.
+
+    Raises:
+        UsageError: The model cannot go on after a loss, or is another one than before.
+    """
+    if not rank.epoch.survives:
+        return None, parameters
+    earlier = rank.epoch.survivor
+    if rank.epoch.step:
+        if not isinstance(earlier, SurvivingSteps) or not earlier.parameters.is_like(parameters):
+            raise UsageError(f"params: not those of the model that has made {rank.epoch.step} steps before the loss")
+        parameters = earlier.parameters
+    return SurvivingSteps(rank, group, parameters, hook=hook), parameters

@@ -1,0 +1,1 @@
+"""Agreement of surviving processes on the next world."""

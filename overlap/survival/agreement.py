@@ -1,0 +1,142 @@
+"""State machine of the agreement on the next world, with the argument for it. Pure.
+
+Witness: a record that takes one decision for each epoch, such as a file that only the first of several writers creates.
+It holds the newest world.
+
+States of a member of epoch e: TRAINS, until it learns of a loss; REPORTS: its report of epoch e (its greatest agreed
+step) is with the witness; then JOINS the world of epoch e + 1, or is OUT, because that world lacks it. A survivor
+proposes the next world once all members that it believes alive have reported. Only the first proposal of an epoch
+becomes the record; every other survivor reads the record and follows it.
+
+* No two worlds of one epoch: the witness accepts one proposal of epoch e + 1, and only while it holds epoch e.
+* No return to an old epoch: a member that is not in the record is OUT, at whatever time it reads the record.
+* No step lost or doubled: `Progress` lets a member apply a step only after all members have prepared it. So agreed
+  steps differ by one at most, and each member that lags has prepared the next one. The next world begins after the
+  greatest reported step; a report closes the progress of its epoch, so nothing changes behind it.
+* No endless wait: a survivor waits only for reports of members that it believes alive. Each of these reports, or counts
+  as lost after a limit, which ends the wait as well. A loss after the proposal makes one more epoch, and members are
+  finite.
+
+A false suspicion excludes a member that lives; it never makes two worlds. Two members that suspect each other both
+propose, the first proposal is the record, and the other member is OUT.
+"""
+
+import enum
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+
+class State(enum.Enum):
+    """State of a member in its epoch."""
+
+    TRAINS = enum.auto()
+    REPORTS = enum.auto()
+    JOINS = enum.auto()
+    OUT = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """World of one epoch: members in their order, and the last step that all of them apply before they go on."""
+
+    epoch: int
+    members: tuple[int, ...]
+    step: int
+
+
+class Progress:
+    """Steps of one member in one epoch: a step is prepared, then agreed, then applied.
+
+    Attributes:
+        prepared: Greatest step for which this member has all that it needs.
+        agreed: Greatest step that all members have prepared.
+        closed: Whether the member has reported.
+
+    Args:
+        step: Last step before the epoch.
+    """
+
+    def __init__(self, step: int = 0) -> None:
+        self.prepared: int = step
+        self.agreed: int = step
+        self.closed: bool = False
+
+    def prepare(self, step: int) -> None:
+        """Note that this member has all that it needs for a step."""
+        restored = self.agreed == 0 < step  # nothing has been applied: the first step may follow a checkpoint
+        self._check(step == self.agreed + 1 or restored, f"step {step} prepared after {self.agreed}")
+        self.prepared = step
+
+    def agree(self, step: int) -> None:
+        """Note that all members have prepared a step, which may be applied from now on."""
+        self._check(step == self.prepared, f"step {step} agreed, prepared is {self.prepared}")
+        self.agreed = step
+
+    def report(self) -> int:
+        """Return the agreed step, and end the progress of the epoch."""
+        self.closed = True
+        return self.agreed
+
+    def following(self, step: int) -> "Progress":
+        """Return the progress of the next epoch, which begins after a step."""
+        if not self.closed or step not in (self.agreed, self.prepared):
+            raise AssertionError(f"next world begins after step {step}; agreed {self.agreed}, prepared {self.prepared}")
+        return Progress(step)
+
+    def _check(self, valid: bool, reason: str) -> None:
+        if self.closed or not valid:
+            raise AssertionError(f"after its report: {reason}" if self.closed else reason)
+
+
+def accepts(record: Membership, proposal: Membership) -> bool:
+    """Whether a proposal may follow the record: it is of the next epoch, all its members are in the record."""
+    members = set(proposal.members)
+    return proposal.epoch == record.epoch + 1 and bool(members) and members <= set(record.members)
+
+
+def state_of(member: int, world: Membership, record: Membership, *, reported: bool) -> State:
+    """State of a member of `world`, given the record of the witness."""
+    if member not in record.members:
+        return State.OUT
+    if record.epoch > world.epoch:
+        return State.JOINS
+    return State.REPORTS if reported else State.TRAINS
+
+
+def lost_members(
+    world: Membership,
+    *,
+    dead: Set[int],
+    suspects: Set[int],
+    reports: Set[int],
+    waited_s: float,
+    suspect_s: float,
+    report_s: float,
+) -> set[int]:
+    """Members that count as lost: their processes have ended, or live and do not report for too long.
+
+    Args:
+        world: The world that lost a member.
+        dead: Members whose processes have ended.
+        suspects: Members that the caller has lost, though they may live.
+        reports: Members that have reported in this epoch.
+        waited_s: Time since the caller's own report.
+        suspect_s: Limit of the wait for a suspect.
+        report_s: Limit of the wait for any other member.
+    """
+    late = {m for m in world.members if waited_s >= (suspect_s if m in suspects else report_s)}
+    return (late - reports) | (set(world.members) & dead)
+
+
+def proposal_of(world: Membership, reports: Mapping[int, int], lost: Set[int]) -> Membership | None:
+    """Next world, or None while a member that counts as alive has not reported.
+
+    Args:
+        world: The world that lost a member.
+        reports: The agreed step of each member that has reported in this epoch.
+        lost: Members that count as lost.
+    """
+    alive = tuple(member for member in world.members if member not in lost)
+    if not alive or any(member not in reports for member in alive):
+        return None
+    return Membership(epoch=world.epoch + 1, members=alive, step=max(reports[member] for member in alive))

@@ -1,0 +1,294 @@
+"""Life of a world that goes on after losses: its processes meet again, in the next epoch, and call `main` again."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from transports import TransportError
+
+from ..config import RunConfig
+from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, RemoteError, UsageError, in_one_line
+from ..flight.folder import attempt
+from ..notice import notify
+from ..processes.life import Keeper, WorldSetup, alone, among, live
+from ..processes.member import MemberLostError
+from ..processes.messages import MemberLost
+from ..processes.place import Place, renumber
+from ..processes.status import tell_launcher
+from ..runtime.epoch import Epoch
+from ..runtime.rank import Rank
+from ..runtime.world import World
+from .agreement import Membership, lost_members, proposal_of
+from .witness import Report, Witness
+
+T = TypeVar("T")
+
+#: How often a survivor looks for reports and decisions.
+LOOK_S = 0.002
+#: A process that a survivor calls lost, and that lives, has so long to report.
+SUSPECT_S = 1.0
+#: A process that lives and does not report counts as lost after so long: a compute in it cannot be interrupted.
+REPORT_S = 60.0
+#: Numbers of worlds from one epoch to the next: more than one program runs.
+_EPOCH = 1 << 10
+
+_LOSSES = {kind.__name__ for kind in (PeerLostError, MemberLostError, *TransportError.__subclasses__())}
+
+_runs = count()
+_last: list[Membership] = []  # the newest world of the last run of this program
+_member: list[int] = []  # number of this process in its first world
+
+
+class EpochClosedError(OverlapError):
+    """The others went on without this process, which was stopped or cut off for too long."""
+
+
+async def live_epochs(
+    place: Place,
+    main: Callable[..., Awaitable[T]],
+    args: tuple[object, ...],
+    wanted: RunConfig,
+    keeper: Keeper,
+    begun: Callable[[World], None],
+    *,
+    told_to_end: Callable[[], bool],
+) -> list[T]:
+    """Run `main(rank, *args)` on the ranks of this process, again in each epoch, until one ends well.
+
+    Args:
+        place: Of this process in the first world.
+        main: The program of each rank.
+        args: Its further arguments.
+        wanted: Settings of the run.
+        keeper: Keeps the timeline.
+        begun: Is given the world of each epoch before it lives.
+        told_to_end: Whether a signal has told this process to end.
+
+    Raises:
+        EpochClosedError: The others went on without this process.
+        RankFailedError: A rank raised an error of its own: that is no loss.
+    """
+    run = _Run(place, wanted)
+    try:
+        while True:
+            try:
+                results = await run.epoch(main, args, keeper, begun, told_to_end)
+            except Exception as error:
+                if not run.is_loss(error):
+                    raise
+                loss = error
+            else:
+                run.witness.finish(run.world.epoch)
+                return results
+            if (kept := await run.follow(loss)) is not None:
+                return kept  # type: ignore[return-value]
+    finally:
+        run.close()
+
+
+class _Run:
+    """One run of a program in this process: its worlds, one after the other."""
+
+    def __init__(self, place: Place, wanted: RunConfig) -> None:
+        if not _member:
+            _member.append(place.process)
+        self.member = _member[0]
+        self._number = next(_runs)
+        members = _last[-1].members if _last else tuple(range(place.processes))
+        self.world = Membership(epoch=0, members=members, step=0)
+        folder = _folder()
+        self.witness = Witness(folder, attempt(), self._number, self.member, self.world)
+        self._place, self._listener, self._meets_again = place, _listen(place), False
+        state_dir = wanted.state_dir or str(folder / "state")
+        self._wanted = wanted.changed(place.source, ranks=place.world_size, state_dir=state_dir)
+        self._epochs = [Epoch(survives=True, members=members) for _ in place.ranks]
+        self._has_begun = False
+        self._finished: dict[int, object] = {}
+
+    def close(self) -> None:
+        """Let this process count as ended for this run."""
+        _last[:] = [self.world]
+        self._listener.close()
+
+    # -- one epoch -----------------------------------------------------------------------------------------------------
+
+    async def epoch(
+        self,
+        main: Callable[..., Awaitable[T]],
+        args: tuple[object, ...],
+        keeper: Keeper,
+        begun: Callable[[World], None],
+        told_to_end: Callable[[], bool],
+    ) -> list[T]:
+        """Live the world of one epoch, to its end or the first loss."""
+
+        async def once(rank: Rank, *rest: object) -> T:
+            result = await main(rank, *rest)
+            self._finished[rank.rank] = result
+            return result
+
+        def begin(world: World) -> None:
+            self._has_begun = True
+            begun(world)
+
+        self._has_begun, self._finished = False, {}
+        place, wanted = self._place, self._wanted
+        failure: Exception | None = None
+        results: list[T] = []
+        async with trio.open_nursery() as nursery:
+            joining = trio.CancelScope()
+            nursery.start_soon(self._watch_joining, joining)
+            with joining:
+                try:
+                    opened = await self._open()
+                    results = await live(
+                        opened, place, once, args, wanted, keeper, begin, told_to_end=told_to_end, epochs=self._epochs
+                    )
+                except Exception as error:  # raised outside, where the nursery does not wrap it
+                    failure = error
+            nursery.cancel_scope.cancel()
+        if joining.cancelled_caught:
+            failure = PeerLostError("a process was lost before all had met", culprit=-1)
+        if failure is not None:
+            raise failure
+        return results
+
+    async def _open(self) -> AbstractAsyncContextManager[WorldSetup]:
+        place = self._place
+        if not self._meets_again:
+            return among(place, self._wanted)
+        if place.processes == 1:
+            return alone(self._wanted)
+        from ..processes.connect import rendezvous
+
+        world = self._number + _EPOCH * self.world.epoch
+        meeting = await rendezvous(place, world, "survivors", self._wanted)
+        return among(place, self._wanted, meeting=meeting, on_lost=self._pass_on)
+
+    def _pass_on(self, lost: MemberLost) -> None:
+        """Tell the launcher of a lost process, by the number that the launcher knows."""
+        tell_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
+
+    async def _watch_joining(self, joining: trio.CancelScope) -> None:
+        """Give up joining when a process has ended that is waited for, or has given up itself."""
+        while not self._has_begun:
+            await trio.sleep(LOOK_S)
+            if self._gone() or self.witness.reports(self.world.epoch, self.world.members):
+                joining.cancel()
+                return
+
+    def _gone(self) -> set[int]:
+        return {member for member in self.world.members if self.witness.is_dead(member)}
+
+    # -- between two epochs --------------------------------------------------------------------------------------------
+
+    def is_loss(self, error: Exception) -> bool:
+        """Whether the others can go on after an error: a process or a wire was lost, and no rank failed by itself."""
+        if isinstance(error, UsageError):
+            return False
+        if not self._has_begun:  # it did not come together
+            newer = self.witness.record().epoch > self.world.epoch
+            return newer or bool(self._gone() or self.witness.reports(self.world.epoch, self.world.members))
+        cause = error.cause if isinstance(error, RankFailedError) else error
+        if isinstance(cause, RemoteError):
+            return cause.type_name in _LOSSES
+        return isinstance(cause, (PeerLostError, MemberLostError, TransportError))
+
+    async def follow(self, loss: Exception) -> list[object] | None:
+        """Agree on the next world, and take a place in it.
+
+        Returns:
+            The results of the ranks here, if the loss came when all ranks of the world had finished; else None.
+
+        Raises:
+            EpochClosedError: The others went on without this process.
+        """
+        suspects = self._suspects(loss)
+        step = max((epoch.survivor.report() for epoch in self._epochs if epoch.survivor), default=self.world.step)
+        host, port = self._listener.getsockname()[:2]
+        self.witness.report(self.world.epoch, Report(step=step, endpoint=(host, port)))
+        record = await self._agree(suspects)
+        if record is None:
+            return [self._finished[rank] for rank in self._place.ranks]
+        if self.member not in record.members:
+            raise EpochClosedError(
+                f"process {self.member} was stopped or cut off: processes {list(record.members)} went on without it "
+                f"from step {record.step}, in epoch {record.epoch}"
+            )
+        if record.members[0] == self.member:
+            lost = [member for member in self.world.members if member not in record.members]
+            notify(
+                f"lost process{'es' * (len(lost) > 1)} {', '.join(map(str, lost)) or 'no'}: {in_one_line(loss)}; "
+                f"going on with {len(record.members)} of {len(self.world.members)} processes"
+                + (f" after step {record.step}" if record.step else "")
+            )
+        self._enter(record)
+        return None
+
+    def _suspects(self, loss: Exception) -> set[int]:
+        """Return the processes that this one has lost, though they may live."""
+        cause = loss.cause if isinstance(loss, RankFailedError) else loss
+        if isinstance(cause, PeerError) and cause.culprit >= 0:
+            return {self.world.members[cause.culprit // self._place.ranks_per_process]}
+        return set()
+
+    async def _agree(self, suspects: set[int]) -> Membership | None:
+        """Return the next world, once the witness has decided on it; None: the present one has ended well."""
+        began_s = trio.current_time()
+        while (record := self.witness.record()).epoch == self.world.epoch:
+            if self.witness.has_finished(self.world.epoch) and len(self._finished) == len(self._epochs):
+                return None
+            waited_s = trio.current_time() - began_s
+            reports = self.witness.reports(self.world.epoch, self.world.members)
+            lost = lost_members(
+                self.world, dead=self._gone(), suspects=suspects, reports=reports.keys(), waited_s=waited_s,
+                suspect_s=SUSPECT_S, report_s=REPORT_S,
+            )  # fmt: skip
+            steps = {member: report.step for member, report in reports.items()}
+            proposal = proposal_of(self.world, steps, lost)
+            if proposal is None or not self.witness.propose(proposal):
+                await trio.sleep(LOOK_S)
+        return record
+
+    def _enter(self, record: Membership) -> None:
+        """Take this process's place in the next world."""
+        reports = self.witness.reports(record.epoch - 1, record.members)
+        processes, process = len(record.members), record.members.index(self.member)
+        nodes = processes if self._place.nodes == self._place.processes else 1
+        self._place = replace(
+            self._place,
+            process=process,
+            processes=processes,
+            node=process if nodes > 1 else 0,
+            nodes=nodes,
+            endpoint=reports[record.members[0]].endpoint,
+            listener=self._listener.fileno() if process == 0 else None,
+        )
+        renumber(self._place)
+        self._wanted = self._wanted.changed(ranks=self._place.world_size)
+        self.world, self._meets_again = record, True
+        for epoch in self._epochs:
+            epoch.number, epoch.step, epoch.members = record.epoch, record.step, record.members
+            if epoch.survivor is not None:
+                epoch.survivor.advance(record.step)
+
+
+def _folder() -> Path:
+    if not (folder := os.environ.get("OVERLAP_WITNESS")):
+        raise UsageError("survive: processes need a witness; start them with `overlap run --survive --processes N`")
+    return Path(folder)
+
+
+def _listen(place: Place) -> socket.socket:
+    """Listen where this process would be the first of the next world."""
+    assert place.endpoint is not None, "overlap run says where processes meet"
+    return socket.create_server((place.endpoint[0], 0))

@@ -1,0 +1,136 @@
+"""Witness of a job on one host: a folder whose files decide on one world for each epoch.
+
+::
+
+    FOLDER/attempt-0/alive-2            locked by member 2 as long as it lives; the kernel unlocks it at its end
+                     run-0/report-3-2   report of member 2 in epoch 3: its agreed step, and where it would listen
+                           epoch-4      the world of epoch 4
+                           finished-4   the world of epoch 4 has ended well
+
+A program that calls `overlap.run` several times has several runs.
+
+A file appears whole, by a link that fails if there is one of its name: the first proposal of an epoch is the only one.
+Nothing is locked while a decision is made, so a stopped process holds up nobody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from .agreement import Membership, accepts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Report of a member at the end of an epoch."""
+
+    step: int  # Greatest agreed step
+    endpoint: tuple[str, int]  # Where the member listens, for the case that it is the first of the next world
+
+
+class Witness:
+    """The witness as one member uses it.
+
+    Args:
+        folder: Folder of the job.
+        attempt: How often the job has been started before.
+        run: Index of the run of the program.
+        member: This member.
+        first: The world of epoch 0.
+    """
+
+    def __init__(self, folder: Path, attempt: int, run: int, member: int, first: Membership) -> None:
+        self._members, self._member, self._first = _attempt_folder(folder, attempt), member, first
+        self._folder = self._members / f"run-{run}"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _lock(self._members / f"alive-{member}")
+
+    def is_dead(self, member: int) -> bool:
+        """Whether the process of a member has ended; False for one that has not come yet."""
+        if member == self._member:
+            return False
+        with suppress(OSError), open(self._members / f"alive-{member}", "rb") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+        return False
+
+    def record(self) -> Membership:
+        """Return the newest world."""
+        return _newest(self._folder) or self._first
+
+    def report(self, epoch: int, report: Report) -> None:
+        """Leave the report of this member, once in an epoch."""
+        self._create(f"report-{epoch}-{self._member}", {"step": report.step, "endpoint": report.endpoint})
+
+    def reports(self, epoch: int, members: Iterable[int]) -> dict[int, Report]:
+        """Return the reports of an epoch, by member."""
+        read = ((member, self._read(f"report-{epoch}-{member}")) for member in members)
+        return {member: report for member, report in read if report is not None}
+
+    def propose(self, proposal: Membership) -> bool:
+        """Make a proposal the record, if it may follow it and is the first of its epoch."""
+        world = {"members": proposal.members, "step": proposal.step}
+        return accepts(self.record(), proposal) and self._create(f"epoch-{proposal.epoch}", world)
+
+    def finish(self, epoch: int) -> None:
+        """Note that the world of an epoch has ended well: all its ranks have finished their programs."""
+        self._create(f"finished-{epoch}", {})
+
+    def has_finished(self, epoch: int) -> bool:
+        """Whether the world of an epoch has ended well."""
+        return (self._folder / f"finished-{epoch}").exists()
+
+    def _create(self, name: str, content: Mapping[str, object]) -> bool:
+        """Create a file with its content, unless there is one of that name; return whether this call created it."""
+        draft = self._folder / f"draft-{self._member}"
+        draft.write_text(json.dumps(content))
+        try:
+            os.link(draft, self._folder / name)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+        return True
+
+    def _read(self, name: str) -> Report | None:
+        with suppress(FileNotFoundError):
+            content = json.loads((self._folder / name).read_text())
+            return Report(step=content["step"], endpoint=tuple(content["endpoint"]))
+        return None
+
+
+_locked: dict[Path, int] = {}  # descriptors that stay open: closing one would unlock the file
+
+
+def _lock(path: Path) -> None:
+    """Lock a file until this process ends, once."""
+    if path not in _locked:
+        _locked[path] = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.lockf(_locked[path], fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the process: a fork has no part in it
+
+
+def newest_world(folder: Path, attempt: int) -> Membership | None:
+    """Return the newest world that the witness of a job has decided on; None: it has not decided yet."""
+    runs = _attempt_folder(folder, attempt).glob("run-*")
+    for run in sorted(runs, key=lambda path: int(path.name.removeprefix("run-")), reverse=True):
+        if (world := _newest(run)) is not None:
+            return world
+    return None
+
+
+def _attempt_folder(folder: Path, attempt: int) -> Path:
+    return folder / f"attempt-{attempt}"
+
+
+def _newest(folder: Path) -> Membership | None:
+    epochs = [int(path.name.removeprefix("epoch-")) for path in folder.glob("epoch-*")]
+    if not epochs:
+        return None
+    content = json.loads((folder / f"epoch-{max(epochs)}").read_text())
+    return Membership(epoch=max(epochs), members=tuple(content["members"]), step=content["step"])

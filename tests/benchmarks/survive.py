@@ -1,0 +1,92 @@
+"""From the death of a process to the end of the next step of the others: random kills of real processes.
+
+Each job trains a small model with `--survive`, loses one process after the other, and its weights are compared with
+those of a run in one process that was given the same history of members.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter_ns
+
+from overlap.cli.bench.sampling import Sampling, Times
+from overlap.units import format_ns
+from tests.faults.job import Job
+from tests.survival import training
+from tests.survival.test_training import history_of
+
+from .figures import Figure, time_of
+
+__all__ = ["KILLS", "figures"]
+
+KILLS = 200
+_AIM_NS, _WORST_AIM_NS = 500_000_000, 2_000_000_000
+_LONGEST_S = 0.1  # between a first step and the next kill
+_SETS = {
+    "4 x 1, shared memory": (4, 1, []),
+    "2 x 2, shared memory": (2, 2, []),
+    "4 x 1, sockets": (4, 1, ["--shared-memory", "0"]),
+    "2 x 2, sockets": (2, 2, ["--shared-memory", "0"]),
+}
+
+
+def figures(sampling: Sampling) -> Iterator[Figure | str]:
+    """Kill as many processes as there are to be samples."""
+    draw = random.Random(0)
+    pauses: dict[str, list[int]] = {name: [] for name in _SETS}
+    wrong = dict.fromkeys(_SETS, 0)
+    names = list(_SETS)
+    while (done := sum(map(len, pauses.values()))) < sampling.iters:
+        name = min(names, key=lambda each: len(pauses[each]))
+        found, differs = _job(draw, *_SETS[name], most=sampling.iters - done)
+        pauses[name] += found
+        wrong[name] += differs
+    for name, found in pauses.items():
+        if found:
+            yield time_of(f"survive/{name}", f"{name}: death to next step, {len(found)} kills", Times.of(found),
+                          _AIM_NS, wrong=wrong[name])  # fmt: skip
+    every = [each for found in pauses.values() for each in found]
+    yield time_of("survive/worst", f"the slowest of {len(every)}", Times.of([max(every)]), _WORST_AIM_NS)
+    yield f"sorted, the last ten: {', '.join(format_ns(each) for each in sorted(every)[-10:])}"
+
+
+def _job(draw: random.Random, processes: int, each: int, options: list[str], *, most: int) -> tuple[list[int], int]:
+    """Return the nanoseconds of each pause of one job, and how many weights were wrong."""
+    victims = draw.sample(range(processes), min(most, draw.randint(1, processes - 1)))
+    arguments = ["--processes", str(processes), "--ranks", str(processes * each), *options]
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(Path(folder), "--survive", *arguments, program=training.__file__, arguments=[f"-{len(victims)}"])
+        try:
+            deaths = [_kill(job, draw, epoch, victim) for epoch, victim in enumerate(victims)]
+            if job.end() != 0:
+                raise AssertionError(f"{arguments}, victims {victims}: {job.out[-2000:]} {job.err[-2000:]}")
+        finally:
+            job.kill()
+    pauses = [_end_of_first_step(job, epoch + 1) - death for epoch, death in enumerate(deaths)]
+    history = history_of(job.out, each)
+    expected = training.reference(history, history[-1][1] + training.FURTHER)
+    results = f"results {expected[:each]}"
+    right = len(set(expected)) == 1 and job.out.count(results) == processes - len(victims)
+    return pauses, int(not right)
+
+
+def _kill(job: Job, draw: random.Random, epoch: int, victim: int) -> int:
+    job.until(f"first step of epoch {epoch} at")
+    until_ns = perf_counter_ns() + int(draw.uniform(0, _LONGEST_S) * 1e9)
+    while perf_counter_ns() < until_ns:
+        job.pump(job.began_s)  # returns at once
+    found = re.search(rf"\[node {victim}\] epoch 0 .* pid (\d+)", job.out)
+    assert found is not None
+    os.kill(int(found[1]), signal.SIGKILL)
+    return perf_counter_ns()
+
+
+def _end_of_first_step(job: Job, epoch: int) -> int:
+    """Return when the last survivor had made its first step of an epoch."""
+    return max(map(int, re.findall(rf"first step of epoch {epoch} at (\d+)", job.out)))

@@ -1,0 +1,28 @@
+"""`overlap demo --survive`: one of two processes is killed, and the weights are those of its history."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from overlap.cli.demo import survival
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_survivor_goes_on_with_the_same_weights():
+    command = [sys.executable, "-m", "overlap", "demo", "--survive", "--width", "100", "--ascii"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "step 20 has ended: process 0 (pid " in ended.stdout
+    assert re.search(r"process 1 went on after step (19|20)\n", ended.stdout.replace(" \n", "\n"))
+    assert "weights are equal to those of a run with the same history of members" in ended.stdout
+
+
+def test_other_weights_are_noticed():
+    """The comparison is with the digest that the survivor has printed."""
+    story = survival._Story()
+    story.hear(1, {"members": [0, 1], "step": 0, "pid": 1})
+    story.hear(1, {"members": [1], "step": 20, "pid": 1})
+    story.hear(1, {"digest": "of other weights"})
+    assert survival.replayed(story.history, 22) != story.digest

@@ -1,0 +1,92 @@
+"""The agreement under kills, stops and false suspicion at every await of its protocol, by seed."""
+
+from itertools import pairwise
+
+import pytest
+
+from overlap.survival.agreement import Membership, Progress, State, accepts, lost_members, proposal_of, state_of
+from tests.survival.model import FOREVER, STEPS, Job
+
+CHUNK = 100
+
+
+@pytest.mark.parametrize("first", range(0, 3000, CHUNK))
+def test_invariants_by_seed(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        job = Job(seed)
+        job.run()
+        assert [record.epoch for record in job.records] == list(range(len(job.records))), "one world per epoch"
+        survivors = [member for member in job.members.values() if member.finished and not member.dead]
+        ends = [record.step for record in job.records[1:]] + [STEPS]
+        history = [
+            (step, record.members)
+            for record, end in zip(job.records, ends, strict=True)
+            for step in range(record.step + 1, end + 1)
+        ]
+        for member in survivors:
+            assert member.weights == history, f"seed {seed}: a step is lost, doubled, or of another world"
+        for member in job.members.values():
+            stopped = member.wakes >= FOREVER
+            assert member.dead or stopped or member.finished or member.state is State.OUT, (
+                f"seed {seed}: waits for ever"
+            )
+            assert member.state is not State.OUT or member.number not in job.record.members
+
+
+def test_seeds_reach_every_outcome() -> None:
+    jobs = [Job(seed) for seed in range(300)]
+    for job in jobs:
+        job.run()
+    assert any(len(job.records) > 3 for job in jobs), "several losses in one job"
+    assert any(m.state is State.OUT and not m.dead for job in jobs for m in job.members.values())
+    decisions = [pair for job in jobs for pair in pairwise(job.records)]
+    lost = {len(before.members) - len(after.members) for before, after in decisions}
+    assert lost >= {0, 1, 2}, "nobody, one or two lost in one decision"
+    assert any(after.step == before.step for before, after in decisions), "a loss during joining"
+
+
+def test_the_witness_accepts_one_proposal_of_an_epoch() -> None:
+    first = Membership(epoch=0, members=(0, 1), step=3)
+    left, right = (Membership(epoch=1, members=(member,), step=3) for member in (0, 1))
+    assert accepts(first, left)
+    assert not accepts(left, right)
+    assert not accepts(first, Membership(epoch=1, members=(), step=3))
+    assert not accepts(first, Membership(epoch=1, members=(0, 2), step=3))
+
+
+def test_a_member_that_returns_after_a_long_stop_is_out() -> None:
+    old = Membership(epoch=0, members=(0, 1, 2), step=3)
+    record = Membership(epoch=2, members=(0, 2), step=9)
+    assert state_of(1, old, record, reported=True) is State.OUT
+
+
+def test_a_proposal_waits_for_the_reports_of_the_living() -> None:
+    world = Membership(epoch=4, members=(3, 1, 2), step=5)
+    assert proposal_of(world, {3: 5}, {2}) is None
+    assert proposal_of(world, {3: 5, 1: 6}, {2}) == Membership(epoch=5, members=(3, 1), step=6)
+
+
+def test_a_suspect_that_reports_is_not_lost() -> None:
+    world = Membership(epoch=0, members=(0, 1, 2, 3), step=0)
+    limits = {"suspect_s": 1.0, "report_s": 60.0}
+    lost = lost_members(world, dead={3}, suspects={1, 2}, reports={0, 1}, waited_s=1.0, **limits)
+    assert lost == {2, 3}
+    assert lost_members(world, dead=set(), suspects={1}, reports={0}, waited_s=0.5, **limits) == set()
+    assert lost_members(world, dead=set(), suspects=set(), reports={0}, waited_s=60.0, **limits) == {1, 2, 3}
+
+
+def test_progress_enforces_the_order_of_a_step() -> None:
+    progress = Progress(4)
+    with pytest.raises(AssertionError, match="step 5 agreed, prepared is 4"):
+        progress.agree(5)
+    progress.prepare(5)
+    with pytest.raises(AssertionError, match="step 7 prepared after 4"):
+        progress.prepare(7)
+    with pytest.raises(AssertionError, match="next world begins after step 5"):
+        progress.following(5)  # before the report
+    assert progress.report() == 4
+    with pytest.raises(AssertionError, match="after its report"):
+        progress.agree(5)
+    assert progress.following(5).agreed == 5
+    with pytest.raises(AssertionError, match="next world begins after step 6"):
+        progress.following(6)

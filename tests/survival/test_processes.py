@@ -1,0 +1,123 @@
+"""Real processes go on in a smaller world when one of them is killed, whichever it is."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.job import Job
+
+PROGRAM = str(Path(__file__).with_name("looping.py"))
+SHARDING = str(Path(__file__).with_name("sharding.py"))
+
+
+@pytest.fixture
+def start(tmp_path):
+    jobs = []
+
+    def begin(*options, last_epoch=0, manner="", program=PROGRAM):
+        arguments = [str(last_epoch), manner] if program == PROGRAM else [manner]
+        jobs.append(Job(tmp_path, *options, program=program, arguments=arguments))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        job.kill()
+
+
+def check_nothing_is_left(job):
+    job.check_nothing_is_left()
+    assert not [*Path("/dev/shm").glob(f"witness-{job.process.pid}-*")]
+
+
+def pid_of(job, member):
+    return int(re.search(rf"pid (\d+) of member {member} ", job.out)[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "killed", "worlds"),
+    [
+        (["--processes", "4"], [2, 0], [4, 3, 2]),
+        (["--processes", "4", "--shared-memory", "0"], [0], [4, 3]),
+        (["--processes", "2", "--ranks", "4"], [0], [4, 2]),
+        (["--processes", "2"], [1], [2, 1]),
+        (["--nnodes", "3"], [0, 2], [3, 2, 1]),
+    ],
+    ids=["4", "sockets", "2x2", "one of two", "nodes"],
+)
+def test_the_others_go_on(start, options, killed, worlds):
+    job = start("--survive", *options, last_epoch=len(killed))
+    for epoch, member in enumerate(killed):
+        job.until(f"goes on {epoch}")
+        os.kill(pid_of(job, member), signal.SIGKILL)
+    assert job.end() == 0, job.err
+    alive = tuple(sorted(set(range(int(options[1]))) - set(killed)))
+    result = f"result {[(alive, worlds)] * (worlds[0] // int(options[1]))}"
+    assert job.out.count(result) == len(alive)
+    for member in killed:
+        assert f"overlap: lost process {member}: " in job.err
+    check_nothing_is_left(job)
+
+
+def test_an_error_of_the_program_ends_the_job(start):
+    job = start("--survive", "--processes", "3", last_epoch=9, manner="raises")
+    assert job.end() == 1
+    assert "ValueError: own code" in job.err
+    assert "lost process" not in job.err
+    check_nothing_is_left(job)
+
+
+def test_a_loss_ends_a_job_that_does_not_survive(start):
+    job = start("--processes", "2", last_epoch=1)
+    job.until("goes on 0")
+    os.kill(pid_of(job, 0), signal.SIGKILL)
+    assert job.end() == 128 + signal.SIGKILL
+    check_nothing_is_left(job)
+
+
+def test_the_loss_of_all_ends_the_job(start):
+    job = start("--survive", "--processes", "2", last_epoch=9)
+    job.until("goes on 0")
+    for member in (0, 1):
+        os.kill(pid_of(job, member), signal.SIGKILL)
+    assert job.end() == 128 + signal.SIGKILL
+    check_nothing_is_left(job)
+
+
+def test_zero_goes_on_from_a_checkpoint_in_memory(start):
+    job = start("--survive", "--processes", "3", program=SHARDING, manner="save")
+    assert job.end() == 0, job.err
+    assert job.out.count("epoch 1 goes on from 15") == 2
+    assert job.out.count("steps [30]") == 2
+    check_nothing_is_left(job)
+
+
+def test_zero_without_a_checkpoint_is_refused(start):
+    job = start("--survive", "--processes", "2", program=SHARDING)
+    assert job.end() == 1
+    assert re.search(r"UsageError: Sharded: its \d+ steps are lost with a process", job.err)
+    check_nothing_is_left(job)
+
+
+def test_a_process_that_was_stopped_for_too_long_is_left_behind(start):
+    job = start("--survive", "--processes", "3", "--grace", "1", last_epoch=1)
+    job.until("goes on 0")
+    os.kill(pid_of(job, 1), signal.SIGSTOP)
+    assert job.end() == 0, job.err
+    assert job.out.count(f"result {[((0, 2), [3, 2])]}") == 2
+    check_nothing_is_left(job)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:29555"], "one machine so far"),
+        (["--processes", "2", "--transport", "mpi"], "MPI ends the whole job"),
+    ],
+)
+def test_what_cannot_survive_is_refused(start, options, reason):
+    job = start("--survive", *options)
+    assert job.end() == 2
+    assert reason in job.err

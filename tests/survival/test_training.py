@@ -1,0 +1,48 @@
+"""Training goes on after losses, with the weights of a run that was given the same history of members."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.job import Job
+from tests.survival.training import FURTHER, reference
+
+PROGRAM = str(Path(__file__).with_name("training.py"))
+
+
+def history_of(output: str, each: int = 1) -> list[tuple[list[int], int]]:
+    """Return the ranks of each epoch, numbered as in the first one, and the step after which it began."""
+    found = re.findall(r"epoch (\d+) members \[([\d, ]+)\] step (\d+) ", output)
+    epochs = {int(n): (list(map(int, members.split(","))), int(step)) for n, members, step in found}
+    worlds = [epochs[number] for number in sorted(epochs)]
+    return [([member * each + i for member in members for i in range(each)], step) for members, step in worlds]
+
+
+@pytest.mark.parametrize(
+    ("options", "killed"),
+    [
+        (["--processes", "3"], [1, 0]),
+        (["--processes", "2", "--ranks", "4"], [0]),
+        (["--processes", "3", "--shared-memory", "0"], [0, 2]),
+    ],
+    ids=["memory", "2x2", "sockets"],
+)
+def test_weights_are_those_of_the_history(tmp_path, options, killed):
+    job = Job(tmp_path, "--survive", *options, program=PROGRAM, arguments=[f"-{len(killed)}"])
+    try:
+        for epoch, member in enumerate(killed):
+            job.until(f"first step of epoch {epoch}")
+            os.kill(int(re.search(rf"\[node {member}\] epoch 0 .* pid (\d+)", job.out)[1]), signal.SIGKILL)
+        assert job.end() == 0, job.err
+        processes, each = int(options[1]), 2 if "--ranks" in options else 1
+        history = history_of(job.out, each)
+        assert [len(ranks) // each for ranks, _ in history] == [processes - lost for lost in range(len(killed) + 1)]
+        results = reference(history, history[-1][1] + FURTHER)
+        assert len(set(results)) == 1
+        assert job.out.count(f"results {results[:each]}") == processes - len(killed)
+        job.check_nothing_is_left()
+    finally:
+        job.kill()
