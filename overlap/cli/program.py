@@ -124,7 +124,11 @@ def _with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str, ob
     sys.argv[:] = argv
     if not sys.flags.safe_path:
         sys.path[0] = sys_path
-    return program()
+    try:
+        return program()
+    except Exception as error:
+        sys.last_value = error  # as Python does for what runs at exit, such as the end of a connection
+        raise
 
 
 @contextmanager

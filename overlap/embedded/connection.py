@@ -189,6 +189,19 @@ class Connection:
         """With which the world has ended, once it has; None as long as all is well."""
         return self._failure
 
+    def failure(self, timeout_s: float) -> BaseException | None:
+        """Wait for the end of a world that fails, and return its error, which `close` then does not raise.
+
+        Args:
+            timeout_s: Seconds to wait at most.
+
+        Returns:
+            None if the world lives on, or has ended well.
+        """
+        self._ended.wait(timeout_s)
+        self._told = self._told or self._failure is not None
+        return self._failure
+
     @property
     def unheard(self) -> BaseException | None:
         """With which the world has ended, if no operation was left to fail with it: ranks took different roots."""

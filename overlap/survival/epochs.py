@@ -28,7 +28,7 @@ from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from .agreement import Membership, lost_members, proposal_of
-from .witness import Report, Witness
+from .witness import WITNESS, Report, Witness
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ async def live_epochs(
         EpochClosedError: The others went on without this process.
         RankFailedError: A rank raised an error of its own: that is no loss.
     """
-    run = _Run(place, wanted)
+    run = SurvivingRun(place, wanted)
     try:
         while True:
             try:
@@ -95,7 +95,7 @@ async def live_epochs(
         run.close()
 
 
-class _Run:
+class SurvivingRun:
     """One run of a program in this process: its worlds, one after the other."""
 
     def __init__(self, place: Place, wanted: RunConfig) -> None:
@@ -107,17 +107,19 @@ class _Run:
         self.world = Membership(epoch=0, members=members, step=0)
         folder = _folder()
         self.witness = Witness(folder, attempt(), self._number, self.member, self.world)
-        self._place, self._listener, self._meets_again = place, _listen(place), False
+        self.place, self._listener, self._meets_again = place, _listen(place), False
         state_dir = wanted.state_dir or str(folder / "state")
         self._wanted = wanted.changed(place.source, ranks=place.world_size, state_dir=state_dir)
-        self._epochs = [Epoch(survives=True, members=members) for _ in place.ranks]
-        self._has_begun = False
+        self.epochs = [Epoch(survives=True, members=members) for _ in place.ranks]
+        self.has_begun = False
         self._finished: dict[int, object] = {}
+        self._used: list[socket.socket] = []  # listened in earlier worlds
 
     def close(self) -> None:
         """Let this process count as ended for this run."""
         _last[:] = [self.world]
-        self._listener.close()
+        for listener in (self._listener, *self._used):
+            listener.close()
 
     # -- one epoch -----------------------------------------------------------------------------------------------------
 
@@ -137,11 +139,11 @@ class _Run:
             return result
 
         def begin(world: World) -> None:
-            self._has_begun = True
+            self.has_begun = True
             begun(world)
 
-        self._has_begun, self._finished = False, {}
-        place, wanted = self._place, self._wanted
+        self.has_begun, self._finished = False, {}
+        place, wanted = self.place, self._wanted
         failure: Exception | None = None
         results: list[T] = []
         async with trio.open_nursery() as nursery:
@@ -151,7 +153,7 @@ class _Run:
                 try:
                     opened = await self._open()
                     results = await live(
-                        opened, place, once, args, wanted, keeper, begin, told_to_end=told_to_end, epochs=self._epochs
+                        opened, place, once, args, wanted, keeper, begin, told_to_end=told_to_end, epochs=self.epochs
                     )
                 except Exception as error:  # raised outside, where the nursery does not wrap it
                     failure = error
@@ -163,7 +165,7 @@ class _Run:
         return results
 
     async def _open(self) -> AbstractAsyncContextManager[WorldSetup]:
-        place = self._place
+        place = self.place
         if not self._meets_again:
             return among(place, self._wanted)
         if place.processes == 1:
@@ -180,7 +182,7 @@ class _Run:
 
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
         """Give up joining when a process has ended that is waited for, or has given up itself."""
-        while not self._has_begun:
+        while not self.has_begun:
             await trio.sleep(LOOK_S)
             if self._gone() or self.witness.reports(self.world.epoch, self.world.members):
                 joining.cancel()
@@ -195,7 +197,7 @@ class _Run:
         """Whether the others can go on after an error: a process or a wire was lost, and no rank failed by itself."""
         if isinstance(error, UsageError):
             return False
-        if not self._has_begun:  # it did not come together
+        if not self.has_begun:  # it did not come together
             newer = self.witness.record().epoch > self.world.epoch
             return newer or bool(self._gone() or self.witness.reports(self.world.epoch, self.world.members))
         cause = error.cause if isinstance(error, RankFailedError) else error
@@ -213,12 +215,15 @@ class _Run:
             EpochClosedError: The others went on without this process.
         """
         suspects = self._suspects(loss)
-        step = max((epoch.survivor.report() for epoch in self._epochs if epoch.survivor), default=self.world.step)
+        step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=self.world.step)
+        if self.place.listener is not None and self.world.epoch:  # whoever met in this world may still listen there
+            self._used.append(self._listener)
+            self._listener = _listen(self.place)
         host, port = self._listener.getsockname()[:2]
         self.witness.report(self.world.epoch, Report(step=step, endpoint=(host, port)))
         record = await self._agree(suspects)
         if record is None:
-            return [self._finished[rank] for rank in self._place.ranks]
+            return [self._finished[rank] for rank in self.place.ranks]
         if self.member not in record.members:
             raise EpochClosedError(
                 f"process {self.member} was stopped or cut off: processes {list(record.members)} went on without it "
@@ -238,14 +243,14 @@ class _Run:
         """Return the processes that this one has lost, though they may live."""
         cause = loss.cause if isinstance(loss, RankFailedError) else loss
         if isinstance(cause, PeerError) and cause.culprit >= 0:
-            return {self.world.members[cause.culprit // self._place.ranks_per_process]}
+            return {self.world.members[cause.culprit // self.place.ranks_per_process]}
         return set()
 
     async def _agree(self, suspects: set[int]) -> Membership | None:
         """Return the next world, once the witness has decided on it; None: the present one has ended well."""
         began_s = trio.current_time()
         while (record := self.witness.record()).epoch == self.world.epoch:
-            if self.witness.has_finished(self.world.epoch) and len(self._finished) == len(self._epochs):
+            if self.witness.has_finished(self.world.epoch) and len(self._finished) == len(self.epochs):
                 return None
             waited_s = trio.current_time() - began_s
             reports = self.witness.reports(self.world.epoch, self.world.members)
@@ -263,9 +268,9 @@ class _Run:
         """Take this process's place in the next world."""
         reports = self.witness.reports(record.epoch - 1, record.members)
         processes, process = len(record.members), record.members.index(self.member)
-        nodes = processes if self._place.nodes == self._place.processes else 1
-        self._place = replace(
-            self._place,
+        nodes = processes if self.place.nodes == self.place.processes else 1
+        self.place = replace(
+            self.place,
             process=process,
             processes=processes,
             node=process if nodes > 1 else 0,
@@ -273,17 +278,17 @@ class _Run:
             endpoint=reports[record.members[0]].endpoint,
             listener=self._listener.fileno() if process == 0 else None,
         )
-        renumber(self._place)
-        self._wanted = self._wanted.changed(ranks=self._place.world_size)
+        renumber(self.place)
+        self._wanted = self._wanted.changed(ranks=self.place.world_size)
         self.world, self._meets_again = record, True
-        for epoch in self._epochs:
+        for epoch in self.epochs:
             epoch.number, epoch.step, epoch.members = record.epoch, record.step, record.members
             if epoch.survivor is not None:
                 epoch.survivor.advance(record.step)
 
 
 def _folder() -> Path:
-    if not (folder := os.environ.get("OVERLAP_WITNESS")):
+    if not (folder := os.environ.get(WITNESS)):
         raise UsageError("survive: processes need a witness; start them with `overlap run --survive --processes N`")
     return Path(folder)
 

@@ -26,6 +26,10 @@ from pathlib import Path
 from .agreement import Membership, accepts
 
 
+#: Variable that names the folder to the processes of a job.
+WITNESS = "OVERLAP_WITNESS"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Report of a member at the end of an epoch."""

@@ -19,6 +19,7 @@ the entry points of what is installed need no import.
 #   work           the handle that torch waits for;  typed: its future for C++;  errors: ours as torch's
 #   model          modules whose gradients leave in buckets:
 #   data_parallel  DataParallel: every rank has all weights;  sharded: Sharded: ZeRO
+#   surviving      next_world: programs go on after a loss
 #   recording      the computes of torch, in the timeline
 #   private        every use of torch's private names
 
@@ -40,11 +41,19 @@ from .work import Work
 if TYPE_CHECKING:
     from .data_parallel import DataParallel
     from .sharded import Sharded
+    from .surviving import NextWorld, next_world
 
-__all__ = ["DataParallel", "ProcessGroup", "Sharded", "Work", "record", "register", "world"]
+__all__ = [
+    "DataParallel", "NextWorld", "ProcessGroup", "Sharded", "Work", "next_world", "record", "register", "world",
+]  # fmt: skip
 
 # Programs of the backend alone, such as those with DDP, need no strategies; `overlap.parallel` takes long to load.
-_LOADED_WHEN_USED = {"DataParallel": "data_parallel", "Sharded": "sharded"}
+_LOADED_WHEN_USED = {
+    "DataParallel": "data_parallel",
+    "NextWorld": "surviving",
+    "Sharded": "sharded",
+    "next_world": "surviving",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import weakref
@@ -22,6 +23,8 @@ from ..errors import OverlapError, UsageError
 from ..processes.connect import introduced
 from ..processes.place import Place, find_place
 from ..runtime.rank import Rank
+from ..survival.witness import WITNESS
+from . import surviving
 from .errors import backend_error
 from .process_group import ProcessGroup
 
@@ -79,6 +82,8 @@ def _create(asked: Any, _: object = None) -> ProcessGroup:
     made.describe(torch="yes")
     if not ranks:
         _JOINED[:] = [made]
+        if WITNESS in os.environ:
+            surviving.enter()
     # forks of multiprocessing end without the exit handlers that a connection counts on
     Finalize(None, _at_exit, (weakref.ref(made),), exitpriority=0)
     return ProcessGroup(asked.store, made.rank.world, timeout, leave=lambda: _leave(made), abort=lambda: _abort(made))
@@ -123,6 +128,8 @@ def _close(connection: Connection) -> None:
     if connection.error is None:
         with suppress(OverlapError):  # the waiter of an operation has been given its error
             connection.close()
+    if WITNESS in os.environ:
+        surviving.leave()
     if (error := connection.unheard) is not None:
         raise backend_error(error)
 
@@ -156,17 +163,27 @@ def _meet(url: str, timeout: timedelta = dist.default_pg_timeout, **more: Any) -
     Raises:
         ValueError: If no launcher has started this process, or it does not say where they meet.
     """
-    if "RANK" in os.environ:  # torchrun, or a launcher like it
+    try:
+        place = surviving.present_place() or find_place(os.environ)
+    except OverlapError as error:
+        raise ValueError(f"init_method: {error}") from error
+    if "RANK" in os.environ and (place is None or place.source != "overlap run"):  # torchrun, or a launcher like it
         yield from rendezvous("env://", timeout=timeout, **more)
         return
+    if place is None:
+        raise ValueError("init_method: no launcher has started this process; use env:// or tcp://, with a rank")
     try:
-        place = find_place(os.environ)
-        if place is None:
-            raise ValueError("init_method: no launcher has started this process; use env:// or tcp://, with a rank")
         yield _store(place, timeout), place.process, place.processes
     except OverlapError as error:
         raise ValueError(f"init_method: {error}") from error
     raise RuntimeError("init_method: processes meet once by overlap://")
+
+
+def _descriptor(place: Place, listener: socket.socket | None) -> int | None:
+    """Return a descriptor, for a store to own, of the socket that listens where the processes meet."""
+    if listener is not None:
+        return listener.detach()
+    return None if place.listener is None else os.dup(place.listener)
 
 
 def _store(place: Place, timeout: timedelta) -> dist.Store:
@@ -178,5 +195,5 @@ def _store(place: Place, timeout: timedelta) -> dist.Store:
         world_size=place.processes,
         is_master=place.process == 0,
         timeout=timeout,
-        master_listen_fd=None if listener is None else listener.detach(),
+        master_listen_fd=_descriptor(place, listener),
     )
