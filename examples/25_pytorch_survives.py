@@ -23,13 +23,15 @@ STEPS = 60
 
 
 class Training:
+    """The state that goes on, and the steps on one rank."""
+
     def __init__(self) -> None:
         self.module = Classifier()
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.2, momentum=0.9)
         self.step, self.member = 0, os.environ["OVERLAP_NODE_RANK"]  # which changes after a loss
 
     def share(self, source: int) -> None:
-        """Give all ranks the state of one of them."""
+        """Give all ranks the newest state."""
         state = [(self.module.state_dict(), self.optimizer.state_dict(), self.step)]
         dist.broadcast_object_list(state, src=source)
         weights, momenta, self.step = state[0]
@@ -37,6 +39,7 @@ class Training:
         self.optimizer.load_state_dict(momenta)
 
     def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Train to the end, or to the first loss."""
         rank, size = dist.get_rank(), dist.get_world_size()
         model = nn.parallel.DistributedDataParallel(self.module)
         for step in range(self.step, STEPS):

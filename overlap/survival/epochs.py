@@ -96,7 +96,23 @@ async def live_epochs(
 
 
 class SurvivingRun:
-    """One run of a program in this process: its worlds, one after the other."""
+    """One run of a program in this process: its worlds, one after the other.
+
+    Attributes:
+        member: Number of this process in the first world.
+        world: The present world.
+        witness: Decides on the next ones.
+        place: Of this process in the present world.
+        epochs: Memory of each rank of this process.
+        has_begun: Whether the processes of the present world have met.
+    """
+
+    member: int
+    world: Membership
+    witness: Witness
+    place: Place
+    epochs: list[Epoch]
+    has_begun: bool
 
     def __init__(self, place: Place, wanted: RunConfig) -> None:
         if not _member:

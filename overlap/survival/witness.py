@@ -25,7 +25,6 @@ from pathlib import Path
 
 from .agreement import Membership, accepts
 
-
 #: Variable that names the folder to the processes of a job.
 WITNESS = "OVERLAP_WITNESS"
 

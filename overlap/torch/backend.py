@@ -83,7 +83,7 @@ def _create(asked: Any, _: object = None) -> ProcessGroup:
     if not ranks:
         _JOINED[:] = [made]
         if WITNESS in os.environ:
-            surviving.enter()
+            surviving.enter(made)
     # forks of multiprocessing end without the exit handlers that a connection counts on
     Finalize(None, _at_exit, (weakref.ref(made),), exitpriority=0)
     return ProcessGroup(asked.store, made.rank.world, timeout, leave=lambda: _leave(made), abort=lambda: _abort(made))

@@ -23,6 +23,7 @@ import torch.distributed as dist
 import trio
 
 from ..config import RunConfig
+from ..embedded.connection import Connection
 from ..errors import UsageError
 from ..processes.place import Place, find_place
 from ..processes.status import Entering, Leaving, tell_launcher
@@ -30,6 +31,7 @@ from ..survival.epochs import SurvivingRun
 
 _END_S = 2.0  # within which a world that has lost a process ends here
 
+_connection: list[Connection] = []  # of the present world
 _run: list[SurvivingRun] = []  # of this program, once its first group has been initialised under --survive
 
 
@@ -76,12 +78,10 @@ def next_world(error: BaseException, *, step: int) -> NextWorld:
         EpochClosedError: The others went on without this process, which was stopped or cut off.
         UsageError: The program was not started by `overlap run --survive`.
     """
-    from .backend import world  # which imports this module
-
     if not _run:
         raise UsageError("next_world: nobody decides who goes on; start the program by `overlap run --survive`")
-    run, connection = _run[0], world()
-    loss = None if connection is None else connection.failure(_END_S)
+    run, connection = _run[0], _connection[0]
+    loss = connection.failure(_END_S)
     if not isinstance(loss, Exception) or not run.is_loss(loss):
         raise error
     with suppress(Exception):
@@ -94,8 +94,9 @@ def next_world(error: BaseException, *, step: int) -> NextWorld:
     return NextWorld(epoch=next_.epoch, members=next_.members, step=next_.step, source=next(newest))
 
 
-def enter() -> None:
+def enter(connection: Connection) -> None:
     """Let the witness and the launcher of a job know that this process has joined a world."""
+    _connection[:] = [connection]
     place = find_place(os.environ)
     if place is None:
         return
