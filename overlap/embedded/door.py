@@ -91,6 +91,11 @@ def connect(
         raise UsageError(f"job: expected 1 to {LONGEST_JOB - 17} printable characters, got {job!r}")
     proof = None if secret is None else strong_secret("secret", secret)
     wanted = _wanted(cluster, transport, trace=trace, algorithm=algorithm, check=check, ranks=size)
+    if wanted.survive and endpoint is not None:
+        raise UsageError(
+            "survive: after a loss, a program that owns its main thread cannot be called again; start it with "
+            "--max-restarts instead of --survive; PyTorch's go on by `overlap.torch.next_world`"
+        )
     limit_s = timeout_s or wanted.join_timeout_s or JOIN_TIMEOUT_S
     if size == 1:
         return _opened(rank, size, None, wanted, limit_s)
@@ -149,9 +154,4 @@ def _wanted(cluster: str | topology.Cluster, transport: str | Wires | None, **sa
     told = RunConfig.from_environment()
     wanted = told.over(asked).changed(ARGUMENT, ranks=asked.ranks)
     wanted.verify()
-    if wanted.survive:
-        raise UsageError(
-            "survive: after a loss, a program that owns its main thread (as PyTorch's does) cannot be called again; "
-            "start it with --max-restarts instead of --survive"
-        )
     return wanted

@@ -83,7 +83,7 @@ def next_world(error: BaseException, *, step: int) -> NextWorld:
     run, connection = _run[0], _connection[0]
     loss = connection.failure(_END_S)
     if not isinstance(loss, Exception) or not run.is_loss(loss):
-        raise error
+        raise error from loss  # which names the rank at fault; in a backward, `error` has no cause
     with suppress(Exception):
         dist.destroy_process_group()
     run.epochs[0].survivor = _Steps(step)

@@ -147,8 +147,6 @@ def test_the_trace_file_holds_both_trainings(command, tmp_path):
         (["--width", "39"], "--width: 39 is too narrow; at least 40 columns are needed"),
         (["--bandwidth", "0"], "--bandwidth: 0 bytes per second carry nothing"),
         (["--bandwidth", "fast"], "--bandwidth: 'fast' is not a size"),
-        (["zero"], "NAME: strategies in virtual time are now examples/21_with_and_without.py of a checkout"),
-        (["--list"], "NAME: strategies in virtual time are now examples/21_with_and_without.py of a checkout"),
         (["--trace", "no/such/place.json"], "--trace: there is no directory no/such"),
     ],
 )
