@@ -31,7 +31,7 @@ _EXECUTORS = 256
 class BaseEngine(ABC):
     """Engine that runs the operations of one process's ranks once they have matched."""
 
-    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+    def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory that other processes of this host map, and what gives it back; None: there is none."""
         return None
 

@@ -281,9 +281,9 @@ class Rank(Calls):
         """
         if self._backend.shapes_only:
             return shape_only(shape, dtype)
-        lend = self._around.communicators.engine.lend
-        found = common_array(lend, np.empty(0, dtype).dtype, shape) if common else None
-        return np.zeros(shape, dtype) if found is None else found
+        loan = self._around.communicators.engine.loan
+        shared = common_array(loan, np.empty(0, dtype).dtype, shape) if common else None
+        return np.zeros(shape, dtype) if shared is None else shared
 
     def record(self, name: str, start_ns: int, end_ns: int, *, lane: str = "compute") -> None:
         """Show in the timeline that this rank has computed something that was not given to `compute`; any thread.

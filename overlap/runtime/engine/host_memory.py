@@ -218,7 +218,7 @@ class HostRun(Run):
         if call.shared:
             nbytes = prod(call.result_at(executor.position)) * cast("np.dtype[np.generic]", call.dtype).itemsize
             if nbytes and operation.seq % call.size == executor.position:  # the turn of this rank to give the memory
-                home = executor.board.lend_to_all(nbytes) or 0
+                home = executor.board.loan_to_all(nbytes) or 0
         else:
             operation.fit(call)
         source, target = operation.source, operation.target
@@ -337,8 +337,8 @@ class HostRun(Run):
             return
         assert self._run is not None, "it has ended"
         home = self._run.home
-        left = executor.board.left(executor.position, owner, home, nbytes)
-        self.operation.out = held(executor.board.mapped(owner, home, nbytes).toreadonly(), shape, dtype, left)
+        release = executor.board.make_release(executor.position, owner, home, nbytes)
+        self.operation.out = held(executor.board.mapped(owner, home, nbytes).toreadonly(), shape, dtype, release)
         self.operation.target = self.operation.out
 
     def _error(self, state: int) -> BaseException:

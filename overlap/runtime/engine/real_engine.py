@@ -62,9 +62,9 @@ class RealEngine(BaseEngine):
             executor = self._host_memory.executor(communicator, call, operation)
         return executor or self._programs.executor(communicator, call, operation)
 
-    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
-        """Return memory that other processes of this host map, and what gives it back; None: there is none."""
-        return self._transport.lend(nbytes)
+    def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+        """Return memory that other processes of this host map, and its release; None: there is none."""
+        return self._transport.loan(nbytes)
 
     @cached_property
     def _host_memory(self) -> HostMemory:
