@@ -35,7 +35,7 @@ def joined(mine: PeerAddress, *others: PeerAddress) -> SocketJoining:
     me = Identity(job="job", member=0, members=1 + len(others), secret=b"s")
     meeting = Meeting[Connection](me, "rail", join_s=1.0)
     joining = SocketJoining(meeting, rails=1, host="", unix=True, silence_s=None, report=print)
-    joining.identity, joining._mine, joining._others = mine.host, mine, dict(enumerate(others, start=1))
+    joining.identity, joining._address, joining._peers = mine.host, mine, dict(enumerate(others, start=1))
     return joining
 
 

@@ -304,7 +304,7 @@ def test_who_answers_is_waited_for_as_long_as_a_deadlock_may_last(waited_s: floa
             link = world.efas[0].links[1]
             reconnection = world.efas[0]._reconnection
             reconnection._unanswered_s[1] = 0.0
-            reconnection._judge_absence(link, waited_s)
+            reconnection._check_absence(link, waited_s)
             assert (link.engine.gone is not None) is lost
 
     run(main)
