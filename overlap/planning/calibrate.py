@@ -126,7 +126,7 @@ def _machine_file(of: Calibration, name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as a TOML string, whose escapes are those of JSON."""
+    """Return a text as a TOML string, which has the escapes of JSON."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -79,7 +79,7 @@ def die(self, *others):
     os.kill(os.getpid(), signal.SIGKILL)  # it has told its address, and calls nobody
 
 if os.environ["OVERLAP_NODE_RANK"] == "0":
-    joining.Joining.{} = die
+    joining.SocketJoining.{} = die
 async def main(rank):
     raise AssertionError("the wires are not open")
 overlap.run(main)
