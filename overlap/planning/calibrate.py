@@ -15,7 +15,7 @@ from ..cost.fitting import Fit, Sample, fit, wire_s
 from ..cost.own import INLINE_BYTES, OwnFit
 from ..errors import UsageError
 from ..units import format_bytes, format_s
-from .benchmark_logs import Log, Row, read
+from .benchmark_logs import BenchmarkLog, Row, read
 
 _LEAST_ROWS = 4
 
@@ -29,7 +29,7 @@ class Calibration:
 
     cluster: topology.Cluster  # The cluster that the logs are of
     paths: Sequence[str]  # The files of the logs
-    logs: Sequence[Log]  # Their rows
+    logs: Sequence[BenchmarkLog]  # Their rows
     fit: Fit  # The fitted figures, and the error of each row
 
     @property
