@@ -167,10 +167,7 @@ def _proof(key: bytes, label: bytes, talk: list[bytes]) -> bytes:
 
 def _label(status: bytes) -> bytes:
     if status not in (_WELCOME, _REFUSED):
-        raise HandshakeError(
-            f"the answer begins with {status!r}, not with welcome or refusal; is the listener another program?",
-            why="protocol",
-        )
+        raise HandshakeError(f"the answer begins with {status!r}; the listener is another program", why="protocol")
     return b"listener " + status
 
 

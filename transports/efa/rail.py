@@ -21,7 +21,8 @@ from transports.efa.reading import Places, Reading
 from transports.efa.sharing import RailRate, Standing
 from transports.efa.tcp import LOST_S, Health, tcp_info, unsent_bytes
 from transports.frame import LOCAL_CHUNK_BYTES, FrameError, FrameKind, pack
-from transports.matching import BROKEN_PROTOCOL, Chunk, ProtocolError, Send
+from transports.matching import Chunk, ProtocolError, Send
+from transports.matching.protocol import BROKEN_PROTOCOL
 
 # Frames that may arrive before an acknowledgement lets the other side release their memory. With 64 the memory left the
 # caches: all_reduce of 64 KiB between two processes over TCP took 185 us in place of 160.

@@ -18,7 +18,7 @@ from transports.failures import TransportError
 from transports.frame import FrameError
 from transports.handshake import HandshakeError
 from transports.identity import Hello
-from transports.matching import BROKEN_PROTOCOL
+from transports.matching.protocol import BROKEN_PROTOCOL
 
 # The first pause before a rail is dialled again is short, for a connection that broke while its link is up; each later
 # one is twice as long, up to one that costs nothing while a link is down for hours.

@@ -17,18 +17,6 @@ from transports.matching.arrivals import any_of
 from transports.matching.ends import Lane, Receive, Send
 from transports.matching.engine import Engine
 from transports.matching.outgoing import Chunk
-from transports.matching.protocol import BROKEN_PROTOCOL, Limits, Message, MessageKind, ProtocolError
+from transports.matching.protocol import Limits, Message, MessageKind, ProtocolError
 
-__all__ = [
-    "BROKEN_PROTOCOL",
-    "Chunk",
-    "Engine",
-    "Lane",
-    "Limits",
-    "Message",
-    "MessageKind",
-    "ProtocolError",
-    "Receive",
-    "Send",
-    "any_of",
-]
+__all__ = ["Chunk", "Engine", "Lane", "Limits", "Message", "MessageKind", "ProtocolError", "Receive", "Send", "any_of"]

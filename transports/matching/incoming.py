@@ -112,7 +112,7 @@ class Incoming:
         lane = (src, dst, tag)
         if nbytes > self._limits.push_bytes:
             raise ProtocolError(
-                f"peer pushed message {number} of {nbytes} bytes, above the agreed {self._limits.push_bytes}"
+                f"peer pushed message {number} of {nbytes} bytes, not {self._limits.push_bytes} at most"
             )
         if self._met(number, lane, nbytes) is not None:
             return
@@ -195,9 +195,7 @@ class Incoming:
         if number < self._next_number or number in self._early:
             raise ProtocolError(f"peer announced message {number} twice")
         if lane[0] not in self._srcs or lane[1] not in self._dsts:
-            raise ProtocolError(
-                f"peer sent a message from rank {lane[0]} to rank {lane[1]}, which do not live there and here"
-            )
+            raise ProtocolError(f"peer sent a message of ranks that it does not join: {lane[0]} to {lane[1]}")
 
     def _catch_up(self) -> None:
         while (early := self._early.pop(self._next_number, None)) is not None:
@@ -347,9 +345,7 @@ class Incoming:
         rest_bytes = receive.nbytes - offset
         fits = nbytes == rest_bytes if rest_bytes < chunk_bytes else nbytes == chunk_bytes
         if not fits or offset % chunk_bytes or offset in receive.seen:
-            raise ProtocolError(
-                f"peer sent a chunk of {nbytes} bytes at {offset} that message {number} does not have, or twice"
-            )
+            raise ProtocolError(f"message {number} has no chunk of {nbytes} bytes at {offset}, or received it already")
         if receive.rolling:
             return receive.view[:nbytes]
         return (receive.view if receive.detour is None else receive.detour)[offset : offset + nbytes]

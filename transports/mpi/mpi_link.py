@@ -8,7 +8,8 @@ from functools import partial
 from transports.buffers import BounceBuffers
 from transports.failures import LinkLostError
 from transports.matched import MatchedLink
-from transports.matching import BROKEN_PROTOCOL, Chunk, Lane, Limits, MessageKind, ProtocolError
+from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError
+from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.mpi.wire import BYE, CHUNK_BYTES, EAGER_BYTES, HEADERS, SLOTS, Wire
 
 #: Eager bytes from one process that another has not consumed, at most.

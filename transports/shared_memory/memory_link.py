@@ -19,7 +19,8 @@ from transports.base import Envelope
 from transports.buffers import BounceBuffers, Delivery
 from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError
 from transports.linked import Link
-from transports.matching import BROKEN_PROTOCOL, Lane
+from transports.matching import Lane
+from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.patience import Patience
 from transports.shared_memory.engine import (
     CORRUPT,
