@@ -2,25 +2,25 @@
 
 # The map of this room, in the order in which to read it:
 #
-#   base         the contract: Transport, Endpoint;  starter: messages begun by plain functions;  blocking: awaiting
-#                calls made of these, and these of awaiting calls
-#   failures     the errors of transports;  buffers: memory, as flat bytes, lent, or for bounces
-#   common       the contract of memory in common: operations out of each other's memory
+#   base         the contract: Transport, Endpoint;  starter: messages begun by plain functions;  blocking: adapters
+#                between awaiting calls and these
+#   failures     the errors of transports;  buffers: memory, as flat bytes, on loan, or for bounces
+#   common       the contract of boards, shared memory in which ranks match operations
 #   factory      factories of transports: their argument, and their names, built in or of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
-#   matching     what two processes say about messages: eager, rendezvous, credits, withdrawal. No sockets, no tasks
+#   matching     the protocol of messages between two processes: eager, rendezvous, credits. No sockets, no tasks
 #   linked       transports of several processes: a link to each of the others, and how all of them open and close
 #   matched      the asynchronous shell around matching: a transport between processes only has to move bytes
-#   frame        the form that this takes on a socket, and how hostile bytes are told from it
-#   handshake    how two processes prove to each other that they belong together;  identity: what each says of itself;
-#                tls: encrypted;  meeting: doors, dialling, and who is let in
+#   frame        the form of this protocol on a socket, and checks against hostile bytes
+#   handshake    the proof that two processes belong together;  identity: the introduction of a process;
+#                tls: encryption;  meeting: listening, dialling, and admission
 #   efa          sockets between processes, several to each
 #   shared_memory  processes of one host: compiled code, which matches by itself
 #   nearest      shared memory inside a host, sockets beyond
 #   mpi          the same over an MPI library
-#   patience     how long to look whether others have come before sleeping, and how to leave a core that others need
+#   patience     how long to poll before sleeping, and how to leave a core that others need
 #   router       several transports as one: each rank by the first that reaches it
-#   wrappers     what all wrappers share; Recording writes down what is sent
+#   wrappers     base classes of wrappers, and Recording, which records sends
 #   paced        emulates latency and bandwidth; its wires are plans, not tasks
 #   faulty       drops, delays, corrupts and cuts, by seed
 #   testing      the contract suite, for our transports and for anybody's (imported on its own)
@@ -75,7 +75,7 @@ __all__ = [
     "by_kind",
 ]
 
-# One process needs no sockets: what joins several loads when it is asked for.
+# One process needs no sockets: transports between processes are imported on first use.
 _HOMES = {
     "Efa": "transports.efa",
     "Mpi": "transports.mpi",

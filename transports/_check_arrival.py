@@ -1,4 +1,4 @@
-"""Checks of the contract suite: what is sent arrives, intact, in order, whatever else waits."""
+"""Checks of the contract suite: messages arrive intact and in order, whatever else waits."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ async def _order_at_once(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     async with trio.open_nursery() as nursery:
         for message in messages:
             nursery.start_soon(a.send, b.rank, 8, message)
-            await trio.lowlevel.checkpoint()  # the task has begun when this one goes on
+            await trio.lowlevel.checkpoint()  # the task has started when this one continues
         for i, message in enumerate(messages):
-            told = f"message {i} of {len(messages)} on one tag, sent as soon as the one before had suspended"
-            await expect(b, a, 8, message, told)
+            case = f"message {i} of {len(messages)} on one tag, sent as soon as the one before had suspended"
+            await expect(b, a, 8, message, case)
 
 
 async def order_of_receives(a: Endpoint, b: Endpoint, scale: Scale) -> None:
@@ -81,38 +81,38 @@ async def _begun_in_order(a: Endpoint, b: Endpoint, starter: Starter) -> None:
                     nursery.start_soon(expect, b, a, 9, message, f"message {i}, which {first} was first to name")
                     await settled()
             for message in messages:
-                lent = bytearray(message)
-                if starter.begin_send(b.rank, 9, lent, priority=2, done=partial(_clear, lent)) is None:
-                    _clear(lent)
+                buffer = bytearray(message)
+                if starter.begin_send(b.rank, 9, buffer, priority=2, done=partial(_clear, buffer)) is None:
+                    _clear(buffer)
                 await settled()
             if first == "the sender":
                 for i, message in enumerate(messages):
                     await expect(b, a, 9, message, f"message {i}, which {first} was first to name")
 
 
-def _clear(lent: bytearray, _: Call | None = None) -> None:
-    lent[:] = bytes(len(lent))  # the buffer is the sender's again
+def _clear(buffer: bytearray, _: Call | None = None) -> None:
+    buffer[:] = bytes(len(buffer))  # the buffer is the sender's again
 
 
 async def _begun_by_callbacks(a: Endpoint, b: Endpoint, starter: Starter, scale: Scale) -> None:
     messages = [message_of(nbytes, i) for i, nbytes in enumerate((8, max(scale.sizes), 70_000, 1000, 60_000) * 5)]
-    lent, left, over = [bytearray(message) for message in messages], set(range(len(messages))), trio.Event()
+    buffers, pending, over = [bytearray(message) for message in messages], set(range(len(messages))), trio.Event()
 
     def start(i: int) -> None:
-        if starter.begin_send(b.rank, i, lent[i], priority=i % 3, done=partial(done, i)) is None:
+        if starter.begin_send(b.rank, i, buffers[i], priority=i % 3, done=partial(done, i)) is None:
             done(i, None)
 
     def done(i: int, call: Call | None) -> None:
-        _clear(lent[i])
-        left.remove(i)
+        _clear(buffers[i])
+        pending.remove(i)
         if (call is None or call.error is None) and i + len(messages) // 2 < len(messages):
             start(i + len(messages) // 2)
-        if not left:
+        if not pending:
             over.set()
 
     for i in range(len(messages) // 2):
         start(i)
-    await settled()  # what nobody receives has used up all room for it
+    await settled()  # unreceived messages have used up all credit
     for i, message in enumerate(messages):
         await expect(b, a, i, message, f"message {i} of {len(messages)}, which were started by a plain function,")
     await over.wait()
@@ -226,12 +226,12 @@ async def kinds_of_buffers(a: Endpoint, b: Endpoint, scale: Scale) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(a.send, b.rank, 6, data)
             await b.recv_into(a.rank, 6, out)
-        wanted, got = np.asarray(data).tobytes(), np.asarray(out).tobytes()
-        require(got == wanted, f"sent {data!r}, received {out!r}")
+        sent, got = np.asarray(data).tobytes(), np.asarray(out).tobytes()
+        require(got == sent, f"sent {data!r}, received {out!r}")
 
 
 async def ownership(a: Endpoint, b: Endpoint, scale: Scale) -> None:
-    """A buffer may be overwritten as soon as its send has returned; what was sent arrives."""
+    """A buffer may be overwritten as soon as its send has returned; the sent bytes arrive."""
 
     async def send_and_scribble(message: bytearray) -> None:
         await a.send(b.rank, 2, message)
@@ -239,11 +239,11 @@ async def ownership(a: Endpoint, b: Endpoint, scale: Scale) -> None:
 
     for nbytes in scale.sizes:
         message = message_of(nbytes)
-        wanted = bytes(message)
+        sent = bytes(message)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send_and_scribble, message)
             await settled()
-            await expect(b, a, 2, wanted, f"{nbytes} bytes whose buffer was overwritten after the send")
+            await expect(b, a, 2, sent, f"{nbytes} bytes whose buffer was overwritten after the send")
 
 
 async def deliveries(a: Endpoint, b: Endpoint, scale: Scale) -> None:
@@ -268,20 +268,23 @@ async def announcements(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     choices = [(a.rank, 1), (a.rank, 2)]
     for nbytes in (8, max(scale.sizes)):
         messages = {tag: message_of(nbytes, tag) for tag in (1, 2, 3)}
-        found: list[Envelope] = []
+        announced: list[Envelope] = []
         sent = {tag: Envelope(src=a.rank, dst=b.rank, tag=tag, nbytes=nbytes) for tag in messages}
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_note_any, b, choices, found)
+            nursery.start_soon(_note_any, b, choices, announced)
             await settled()
             nursery.start_soon(a.send, b.rank, 3, messages[3])
             only = await b.wait_any([(a.rank, 3)])
             require(only == sent[3], f"{sent[3]} was the only message, and wait_any returned {only}")
             await settled()
-            require(not found, "wait_any returned for a message that is none of its choices")
+            require(not announced, "wait_any returned for a message that is none of its choices")
             nursery.start_soon(a.send, b.rank, 2, messages[2])
             await b.wait_any([(a.rank, 2)])
             await settled()
-            require(found == [sent[2]], f"{sent[2]} was the only choice with a message, and wait_any returned {found}")
+            require(
+                announced == [sent[2]],
+                f"{sent[2]} was the only choice with a message, and wait_any returned {announced}",
+            )
             nursery.start_soon(a.send, b.rank, 1, messages[1])
             await b.wait_any([(a.rank, 1)])
             with assert_checkpoints():
@@ -297,40 +300,42 @@ async def announcements(a: Endpoint, b: Endpoint, scale: Scale) -> None:
 
 async def _free_bits(a: Endpoint, b: Endpoint) -> None:
     """A tag may differ from the choice's in its free bits, and in no other."""
-    found: list[Envelope] = []
-    choices, wanted = [(a.rank, 2**40), (a.rank, 2**41)], Envelope(src=a.rank, dst=b.rank, tag=2**41 + 5, nbytes=8)
+    announced: list[Envelope] = []
+    choices, only = [(a.rank, 2**40), (a.rank, 2**41)], Envelope(src=a.rank, dst=b.rank, tag=2**41 + 5, nbytes=8)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_note_any, b, choices, found, 32)
+        nursery.start_soon(_note_any, b, choices, announced, 32)
         await settled()
         nursery.start_soon(a.send, b.rank, 2**32, b"another")
         await b.wait_any([(a.rank, 2**32)])
         await settled()
-        require(not found, "wait_any returned for a tag that differs above the free bits")
+        require(not announced, "wait_any returned for a tag that differs above the free bits")
         require(b.announced(choices, free_bits=32) is None, "announced a tag that differs above the free bits")
         nursery.start_soon(a.send, b.rank, 2**41 + 5, b"this one")
         await b.wait_any([(a.rank, 2**41 + 5)])
         await settled()
-        require(found == [wanted], f"{wanted} was the only choice with a message, and wait_any returned {found}")
+        require(announced == [only], f"{only} was the only choice with a message, and wait_any returned {announced}")
         again = await b.wait_any(choices, free_bits=32)
-        require(again == wanted, f"{wanted} was there, and wait_any returned {again}")
+        require(again == only, f"{only} was there, and wait_any returned {again}")
         await expect(b, a, 2**32, b"another", "a tag above the free bits")
         await expect(b, a, 2**41 + 5, b"this one", "a tag that was waited for with free bits")
 
 
 async def _announced_is_not_taken(a: Endpoint, b: Endpoint) -> None:
-    """A message that a receive has met is not announced any more, whoever came first."""
-    found: list[Envelope] = []
+    """A message that a receive has matched is not announced any more, in either order of arrival."""
+    announced: list[Envelope] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_note_any, b, [(a.rank, 1)], found)
+        nursery.start_soon(_note_any, b, [(a.rank, 1)], announced)
         await settled()
         async with trio.open_nursery() as both:
             both.start_soon(expect, b, a, 1, b"awaited", "a receive beside wait_any")
             await settled()
             both.start_soon(a.send, b.rank, 1, b"awaited")
         await settled()
-        require(not found, "wait_any returned for a message that a receive had waited for")
+        require(not announced, "wait_any returned for a message that a receive had waited for")
         nursery.cancel_scope.cancel()
 
 
-async def _note_any(end: Endpoint, choices: list[tuple[int, int]], found: list[Envelope], free_bits: int = 0) -> None:
-    found.append(await end.wait_any(choices, free_bits=free_bits))
+async def _note_any(
+    end: Endpoint, choices: list[tuple[int, int]], announced: list[Envelope], free_bits: int = 0
+) -> None:
+    announced.append(await end.wait_any(choices, free_bits=free_bits))

@@ -1,4 +1,4 @@
-"""Checks of the contract suite: how calls behave that are wrong, cancelled, or need not wait."""
+"""Checks of the contract suite: wrong calls, cancelled calls, and calls that need not wait."""
 
 from __future__ import annotations
 
@@ -59,36 +59,36 @@ async def bad_arguments(a: Endpoint, b: Endpoint, scale: Scale) -> None:
 async def lengths_disagree(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """Both ends raise an error that names both lengths, whichever comes first; the tag works on.
 
-    The sender of a message that leaves before its receiver is known is not told. The check finds out which do.
+    The send of a message that leaves before its receiver is known has no error. The check finds these by trying.
     """
     shortest, *longer = scale.lengths
-    told = await _all_disagreements(a, b, scale, shortest)
+    sender_raised = await _all_disagreements(a, b, scale, shortest)
     for nbytes in longer:
-        if told:
+        if sender_raised:
             return
-        if await _disagree(a, b, scale, nbytes, nbytes - 1, send_first=True, lend=False):
-            told = await _all_disagreements(a, b, scale, nbytes)
+        if await _disagree(a, b, scale, nbytes, nbytes - 1, send_first=True, loan=False):
+            sender_raised = await _all_disagreements(a, b, scale, nbytes)
 
 
 async def _all_disagreements(a: Endpoint, b: Endpoint, scale: Scale, sent_bytes: int) -> bool:
-    """Return whether the sender was told of each."""
-    told = [
-        await _disagree(a, b, scale, sent_bytes, expected_bytes, send_first=send_first, lend=lend)
+    """Return whether the sender raised in every case."""
+    raised = [
+        await _disagree(a, b, scale, sent_bytes, expected_bytes, send_first=send_first, loan=loan)
         for expected_bytes in (sent_bytes - 1, sent_bytes + 1, 0)
         for send_first in (True, False)
-        for lend in (True, False)
+        for loan in (True, False)
     ]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(a.send, b.rank, 3, b"after it")
         await expect(b, a, 3, b"after it", "the tag of a failed message, used again")
-    return all(told)
+    return all(raised)
 
 
 async def _disagree(
-    a: Endpoint, b: Endpoint, scale: Scale, sent_bytes: int, expected_bytes: int, *, send_first: bool, lend: bool
+    a: Endpoint, b: Endpoint, scale: Scale, sent_bytes: int, expected_bytes: int, *, send_first: bool, loan: bool
 ) -> bool:
     async def receive() -> None:
-        if lend:
+        if loan:
             (await delivery_from(b, a, 3, expected_bytes)).release()
         else:
             await b.recv_into(a.rank, 3, bytearray(expected_bytes))
@@ -122,16 +122,16 @@ def _require_mismatch(error: BaseException | None, sent_bytes: int, expected_byt
     if not isinstance(error, LengthMismatchError):
         raise Broken(f"{who} got {error!r}; a LengthMismatchError is promised")
     named = (error.sent_bytes, error.expected_bytes)
-    require(named == (sent_bytes, expected_bytes), f"{who} was told the lengths {named}")
+    require(named == (sent_bytes, expected_bytes), f"{who} got an error with the lengths {named}")
 
 
 async def checkpoints(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """Every call is a checkpoint, also when the other end is already there."""
     for receive_first in (True, False):
-        for lend in (True, False):
+        for loan in (True, False):
             async with trio.open_nursery() as nursery:
                 if receive_first:
-                    nursery.start_soon(partial(_take, a, b, lend=lend))
+                    nursery.start_soon(partial(_take, a, b, loan=loan))
                     await settled()
                     with assert_checkpoints():
                         await a.send(b.rank, 2, b"12345678")
@@ -139,11 +139,11 @@ async def checkpoints(a: Endpoint, b: Endpoint, scale: Scale) -> None:
                     nursery.start_soon(a.send, b.rank, 2, b"12345678")
                     await settled()
                     with assert_checkpoints():
-                        await _take(a, b, lend=lend)
+                        await _take(a, b, loan=loan)
 
 
-async def _take(a: Endpoint, b: Endpoint, *, lend: bool) -> None:
-    if lend:
+async def _take(a: Endpoint, b: Endpoint, *, loan: bool) -> None:
+    if loan:
         (await delivery_from(b, a, 2, 8)).release()
     else:
         await b.recv_into(a.rank, 2, bytearray(8))
@@ -159,22 +159,22 @@ async def cancelled_at_the_call(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             await a.send(b.rank, 2, b"no such!")
         require(scope.cancelled_caught, "send did not notice that it was cancelled")
         await a.send(b.rank, 2, b"real one")
-    for lend in (True, False):
+    for loan in (True, False):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(a.send, b.rank, 2, b"real one")
             await settled()
             with trio.CancelScope() as scope:
                 scope.cancel()
-                await _take(a, b, lend=lend)
+                await _take(a, b, loan=loan)
             require(scope.cancelled_caught, "a receive did not notice that it was cancelled")
             await expect(b, a, 2, b"real one", "after a receive that was cancelled at the call")
 
 
 async def cancelled_before_match(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """A call that is cancelled while it waits for its other end is withdrawn; the next one takes its place."""
-    for lend in (True, False):
+    for loan in (True, False):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(_take, a, b, lend=lend))
+            nursery.start_soon(partial(_take, a, b, loan=loan))
             await settled()
             nursery.cancel_scope.cancel()
     for nbytes in scale.lengths:
@@ -199,10 +199,10 @@ async def _withdrawn(a: Endpoint, b: Endpoint, nbytes: int) -> bool:
 
 
 async def cancelled_after_match(a: Endpoint, b: Endpoint, scale: Scale) -> None:
-    """A sender that is cancelled while its message is lent does not get its memory back, and is not told otherwise."""
+    """A sender that is cancelled while its message is on loan waits for the release, and its send succeeds."""
     for nbytes in (8, max(scale.sizes)):
         message = message_of(nbytes)
-        wanted = bytes(message)
+        sent = bytes(message)
         sender: list[BaseException | None] = []
         scope = trio.CancelScope()
 
@@ -213,12 +213,12 @@ async def cancelled_after_match(a: Endpoint, b: Endpoint, scale: Scale) -> None:
         ) -> None:
             with scope:
                 await note_outcome(partial(a.send, b.rank, 2, message), sender)
-            message[:] = bytes(len(message))  # it is ours again: scribble
+            message[:] = bytes(len(message))  # the buffer is the sender's again: overwrite it
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send)
             with await delivery_from(b, a, 2, nbytes) as delivery:
                 scope.cancel()
                 await settled()
-                require(delivery.view == wanted, "the sender got its memory back while it was lent")
+                require(delivery.view == sent, "the send returned while its memory was on loan")
         require(sender == [None], f"the message was received, but its send ended with {sender[0]!r}")

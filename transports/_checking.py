@@ -55,32 +55,32 @@ async def settled() -> None:
 
 
 async def delivery_from(end: Endpoint, src: Endpoint, tag: int, nbytes: int) -> Delivery:
-    """Receive what rank ``src.rank`` sent on a tag, as lent memory."""
+    """Receive a message of rank ``src.rank`` on a tag, as memory on loan."""
     delivery: object = await end.recv(src.rank, tag, nbytes)
     if not isinstance(delivery, Delivery):
         raise Broken(f"recv returned {delivery!r}; a Delivery is promised")
     return delivery
 
 
-async def expect(end: Endpoint, src: Endpoint, tag: int, wanted: bytes | bytearray, what: str) -> None:
-    """Receive what rank ``src.rank`` sent on a tag, and require the wanted bytes."""
-    out = bytearray(len(wanted))
+async def expect(end: Endpoint, src: Endpoint, tag: int, sent: bytes | bytearray, case: str) -> None:
+    """Receive a message of rank ``src.rank`` on a tag, and require the bytes that were sent."""
+    out = bytearray(len(sent))
     await end.recv_into(src.rank, tag, out)
-    require(out == wanted, f"{what}: other bytes than those sent")
+    require(out == sent, f"{case}: other bytes than those sent")
 
 
 @contextmanager
-def rejected(what: str) -> Iterator[None]:
+def rejected(case: str) -> Iterator[None]:
     """Require the block to raise `ArgumentError`."""
     try:
         yield
     except ArgumentError:
         return
-    raise Broken(f"{what} was accepted; an ArgumentError is promised")
+    raise Broken(f"{case} was accepted; an ArgumentError is promised")
 
 
 async def note_outcome(endpoint_call: Callable[[], Awaitable[None]], outcome: list[BaseException | None]) -> None:
-    """Note how a call ended: None, or what it raised. Cancellation is noted and goes on."""
+    """Record the end of a call: None, or its error. A cancellation is recorded and raised again."""
     try:
         await endpoint_call()
     except Exception as error:

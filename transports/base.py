@@ -63,7 +63,7 @@ class Endpoint(ABC):
         """
 
     def starter(self, peer: int) -> Starter | None:
-        """Return the object that begins messages to and from a peer without a task; None where each takes a task.
+        """Return the object that begins messages to and from a peer without a task; None if messages need tasks.
 
         This default returns None: an endpoint with awaiting calls alone is complete.
 
@@ -95,7 +95,7 @@ class Endpoint(ABC):
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
         """Receive the next message of (src, tag), which has ``nbytes`` bytes, as a read-only view.
 
-        This default receives into memory of its own; transports that share memory lend the sender's.
+        This default receives into memory of its own; transports that share memory loan the sender's.
 
         Raises:
             ArgumentError: At once, for an unknown rank, a bad tag or a negative length.
@@ -121,23 +121,22 @@ class Endpoint(ABC):
 
     @abstractmethod
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        """Wait until one of some messages has been announced, and take none: receives from any source begin so.
+        """Wait until one of some messages has been announced, without receiving it; for receives from any source.
 
-        A message has been announced when its send has been called and word of it has come here, and until a receive has
-        met it. Nothing else is promised: another task may receive it before this one does.
+        A message counts as announced from the arrival of its announcement until a receive matches it. Nothing else is
+        promised: another task may receive it before this one does.
 
         Args:
-            choices: (src, tag) of each; at least one.
-            free_bits: How many of the low bits of a message's tag may be others than those of the choice.
+            choices: (src, tag) of each message; at least one.
+            free_bits: Number of low bits of the tag that are ignored in the comparison.
 
         Returns:
-            The message that was announced first, as far as that is known. Where it is not, senders take turns: none
-            waits for ever while others have messages.
+            The message that was announced first, if the order is known. Otherwise senders take turns: none waits for
+            ever while others have messages.
 
         Raises:
             ArgumentError: At once, for an unknown rank or a bad tag, or no choices.
-            LinkLostError: There is a message of none, and of one there never will be: the wire is cut or the peer is
-                gone.
+            LinkLostError: No choice has a message, and one never will: its wire is cut or its peer is gone.
             TransportClosedError: This end is closed.
         """
 
@@ -168,47 +167,46 @@ class Transport(ABC):
     """One process's end of a fabric."""
 
     ranks: tuple[int, ...]  # The local ranks, whose endpoints live in this process
-    # All ranks that these can send to and receive from; their own process's only where it joins those too.
+    # Ranks that the local ranks can send to and receive from; local ranks only if the transport joins them too.
     peers: tuple[int, ...]
 
     def shares_memory(self, ranks: Sequence[int]) -> bool:
         """Return whether every two of some ranks can read each other's memory at no cost.
 
-        This default says no. Wrappers that emulate or damage a wire do, too, so that nobody takes a short cut around
-        them.
+        This default returns False, as do wrappers that emulate or damage a wire: a short cut would lead around them.
         """
         return False
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
-        """Return what some ranks, in several processes of one host, have in common; None if they have nothing.
+        """Return the shared memory of some ranks in several processes of one host; None if they share none.
 
-        This default has none, nor have wrappers that emulate or damage a wire.
+        This default returns None, as do wrappers that emulate or damage a wire.
 
         Args:
-            key: Names the group's board on every rank alike, below 2**64.
-            ranks: Of the group, in its order.
+            key: The group's number, below 2**64, the same on every rank.
+            ranks: Ranks of the group, in its order.
         """
         return None
 
-    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
-        """Return memory of this process that others of its host map, and what gives it back; None: there is none.
+    def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+        """Return memory that other processes of the host map, and its release; None: there is none.
 
-        Any thread may ask for it, and give it back in the midst of anything, which does nothing in a fork. This default
-        has none.
+        Any thread may call it and release the memory, at any time; the release does nothing in a forked process. This
+        default returns None.
         """
         return None
 
     def post(self, ranks: Sequence[int]) -> Post | None:
-        """Return the mailbox of this process if it reaches all other of some ranks, and theirs reach each other.
+        """Return the mailbox of this process if the mailboxes of all of some ranks reach each other.
 
-        All of them get the same answer. This default has none, nor have wrappers that emulate or damage a wire.
+        All ranks get the same answer. This default returns None, as do wrappers that emulate or damage a wire.
         """
         return None
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
-        """Return whether some ranks live on different hosts, so that a wire joins them which a processor outruns.
+        """Return whether some ranks live on different hosts, joined by a wire that is slower than a processor.
 
-        All processes of the ranks say the same. This default says no.
+        All processes of the ranks return the same. This default returns False.
         """
         return False
 
@@ -221,20 +219,20 @@ class Transport(ABC):
         """
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
-        """Give up ranks of other processes that are known to be gone: whatever waits for them fails now.
+        """Give up ranks of other processes that are known to be lost: calls that wait for them fail now.
 
         Args:
-            ranks: All ranks of the processes that are gone.
-            reason: How that is known, for messages.
+            ranks: All ranks of the lost processes.
+            reason: Evidence of the loss, for messages.
 
         Returns:
-            Whether anything is given up; not where wires notice by themselves.
+            Whether any rank was given up; False where wires notice by themselves.
         """
         return False
 
     @abstractmethod
     def statistics(self) -> Statistics:
-        """Return what waits here now."""
+        """Return the messages that wait for their other end now."""
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Self]:
@@ -258,7 +256,7 @@ class Transport(ABC):
 
 
 def describe_ranks(ranks: tuple[int, ...]) -> str:
-    """Say which ranks, briefly.
+    """Format ranks briefly.
 
     >>> describe_ranks((0, 1, 2, 3)), describe_ranks((4,)), describe_ranks((0, 2))
     ('ranks 0-3', 'rank 4', 'ranks 0, 2')

@@ -1,6 +1,6 @@
-"""Adapters in both directions between `await send()` and `begin_send(done=...)`, and for receives.
+"""Adapters between awaiting calls (`send`) and calls with a callback (`begin_send`), in both directions.
 
-A transport implements one of the two. Our own begin messages: `StartingEndpoint` derives the awaiting calls from that.
+A transport implements one of the two. Our own implement `begin_send`, and `StartingEndpoint` derives `send` from it.
 Wrappers, and transports of other packages, have awaiting calls only: `TaskStarter` begins each message in a task.
 """
 
@@ -39,27 +39,27 @@ class StartingEndpoint(Endpoint, Starter):
         """Begin a send and wait for its end."""
         await checkpoint_if_cancelled()
         end = _AwaitedEnd()
-        await end.of(self.begin_send(dst, tag, data, priority=priority, done=end.told))
+        await end.wait(self.begin_send(dst, tag, data, priority=priority, done=end.notify))
 
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
         """Begin a receive and wait for its end."""
         view = as_bytes(out, name="out", writable=True)
         await checkpoint_if_cancelled()
         end = _AwaitedEnd()
-        await end.of(self.begin_recv(src, tag, view, view.nbytes, done=end.told))
+        await end.wait(self.begin_recv(src, tag, view, view.nbytes, done=end.notify))
 
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
-        """Begin a receive without a place of its own and wait for its end."""
+        """Begin a receive without a buffer and wait for its end."""
         check_length(nbytes)
         await checkpoint_if_cancelled()
         end = _AwaitedEnd()
-        call = self.begin_recv(src, tag, None, nbytes, done=end.told)
-        await end.of(call)
+        call = self.begin_recv(src, tag, None, nbytes, done=end.notify)
+        await end.wait(call)
         return call.delivery()
 
 
 class _AwaitedEnd:
-    """The end of one call, awaited by the task that has begun it."""
+    """The end of one call, awaited by the task that issued it."""
 
     __slots__ = ("_call", "_cancelling", "_raise_cancel", "_task", "_thread", "_token")
 
@@ -68,16 +68,16 @@ class _AwaitedEnd:
         self._thread, self._token = get_ident(), trio.lowlevel.current_trio_token()
         self._cancelling = False
 
-    def told(self, call: Call) -> None:
-        """Wake the task, unless it is being cancelled and the call was taken back in time."""
+    def notify(self, call: Call) -> None:
+        """Wake the task, unless its cancellation has withdrawn the call."""
         if self._task is None or (self._cancelling and call.withdrawn):
             return
         if get_ident() == self._thread:
             reschedule(self._task)
-        else:  # a thread that has the loop's place
+        else:  # a thread that runs in place of the event loop
             self._token.run_sync_soon(reschedule, self._task)
 
-    async def of(self, call: Call | None) -> None:
+    async def wait(self, call: Call | None) -> None:
         """Wait until a call ends, and raise the error that it ended with."""
         if call is None or call.ended:
             await cancel_shielded_checkpoint()
@@ -98,25 +98,24 @@ class _AwaitedEnd:
         return Abort.SUCCEEDED if self._call.ended and self._call.withdrawn else Abort.FAILED
 
 
-_Lane: TypeAlias = "tuple[bool, int]"  # whether it sends, and the other rank
+_Lane: TypeAlias = "tuple[bool, int]"  # (is a send, the other rank)
 
 
 class TaskStarter(Starter):
     """Begins messages of an endpoint that only has awaiting calls: each takes a task.
 
-    Messages to one rank are handed over in the order in which they were begun, whatever their tags: of two that share a
-    wire, the first one leaves first.
+    Calls to one rank start in the order in which they were begun, whatever their tags, so that messages leave in order.
 
     Args:
         endpoint: The endpoint that sends and receives.
-        spawn: Starts a task, which may start in any order beside others.
+        spawn: Starts a task; tasks may start in any order.
     """
 
     __slots__ = ("_endpoint", "_last", "_spawn")
 
     def __init__(self, endpoint: Endpoint, spawn: Callable[..., None]) -> None:
         self._endpoint, self._spawn = endpoint, spawn
-        self._last: dict[_Lane, _TaskCall] = {}  # the last call of each that is under way
+        self._last: dict[_Lane, _TaskCall] = {}  # the last unfinished call of each lane
 
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
@@ -165,22 +164,24 @@ class TaskStarter(Starter):
 
 
 class _TaskCall(Call):
-    """A send or receive in a task of its own, which begins after the one before has begun."""
+    """A send or receive in a task of its own, which starts after the previous call of its lane has started."""
 
-    __slots__ = ("_before", "_begun", "_delivery", "_done", "_scope", "ended", "error", "withdrawn")
+    __slots__ = ("_delivery", "_done", "_previous", "_scope", "_started", "ended", "error", "withdrawn")
 
-    def __init__(self, before: _TaskCall | None, done: Callable[[Call], None]) -> None:
-        self._before, self._done = before, done
-        self._begun, self._scope = trio.Event(), trio.CancelScope()
+    def __init__(self, previous: _TaskCall | None, done: Callable[[Call], None]) -> None:
+        self._previous, self._done = previous, done
+        self._started, self._scope = trio.Event(), trio.CancelScope()
         self._delivery: Delivery | None = None
         self.ended = self.withdrawn = False
-        self.error: TransportError | None = TransportClosedError("the world has ended")  # unless it ends otherwise
+        self.error: TransportError | None = TransportClosedError(
+            "the world has ended"
+        )  # replaced by the result of `run`
 
     def withdraw(self) -> None:
         self._scope.cancel()
 
     def delivery(self) -> Delivery:
-        assert self._delivery is not None, "a receive with a place of its own delivers nothing"
+        assert self._delivery is not None, "a receive into a buffer delivers nothing"
         return self._delivery
 
     async def run(self, run: Callable[[], Awaitable[Delivery | None]]) -> None:
@@ -193,16 +194,16 @@ class _TaskCall(Call):
             self.error = error  # type: ignore[assignment]  # transports of other packages may raise any
 
     async def _turn(self) -> None:
-        """Wait until the previous call has begun, then mark this one as begun.
+        """Wait until the previous call has started, then mark this one as started.
 
         The task of the next call runs only after this one suspends, which is inside the transport.
         """
-        before, self._before = self._before, None
+        previous, self._previous = self._previous, None
         try:
-            if before is not None:
-                await before._begun.wait()
+            if previous is not None:
+                await previous._started.wait()
         finally:
-            self._begun.set()
+            self._started.set()
 
     def end(self) -> None:
         self.ended = True

@@ -1,4 +1,4 @@
-"""Memory of messages: buffers as flat bytes, messages lent to receivers, and bounce buffers."""
+"""Memory of messages: buffers as flat bytes, messages on loan to receivers, and bounce buffers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def as_bytes(data: Buffer, *, name: str = "data", writable: bool = False) -> mem
         ArgumentError: No buffer, not C-contiguous, or read-only though ``writable``.
     """
     if type(data) is memoryview and data.format == "B" and data.ndim == 1 and data.c_contiguous:
-        view = data  # as programs pass them, for which the rest would take longer than sending a byte
+        view = data  # the usual argument; the rest would take longer than sending a byte
     else:
         view = _viewed(data, name)
     if writable and view.readonly:
@@ -71,7 +71,7 @@ def _flat(data: Buffer) -> memoryview:
 
 
 class Delivery:
-    """A received message, lent: ``view`` may be read until ``release()``.
+    """A received message on loan: ``view`` may be read until ``release()``.
 
     Within a process the view is the sender's own buffer and the sender stays suspended until the release, so release
     soon and always: use it in a ``with`` statement. The send fails if the delivery is dropped instead. Releasing twice
@@ -89,16 +89,16 @@ class Delivery:
         self._finish = finish
 
     def __repr__(self) -> str:
-        """Say how much is lent, or that it was given back."""
+        """Give the number of bytes on loan, or that it was released."""
         try:
             return f"<Delivery of {self.view.nbytes} bytes>"
         except ValueError:
             return "<Delivery, released>"
 
     def release(self) -> None:
-        """Give the memory back to its owner."""
+        """End the loan: the owner may use the memory again."""
         finish, self._finish = self._finish, None
-        with suppress(BufferError):  # something still holds the view open; its owner promised not to read it
+        with suppress(BufferError):  # an array holds the view open, and is not read any more
             self.view.release()
         if finish is not None:
             finish()
@@ -113,28 +113,28 @@ class Delivery:
 
 
 class BounceBuffers:
-    """Lends memory to long messages that are received without a place of their own, and uses it again uncleared."""
+    """Memory for long messages that are received without a buffer, used again without clearing it."""
 
     def __init__(self, keep_bytes: int = KEEP_BYTES) -> None:
         self._free: defaultdict[int, list[memoryview]] = defaultdict(list)
-        self._left_bytes = keep_bytes
+        self._spare_bytes = keep_bytes
 
     def take(self, nbytes: int) -> memoryview:
-        """Return a buffer of at least `nbytes`. The size is the receiver's own, never one that a peer has named."""
+        """Return a buffer of at least `nbytes`. Callers pass the receiver's size, never one that a peer has sent."""
         size = _rounded(nbytes)
         free = self._free[size]
         if not free:
             return as_bytes(np.empty(size, np.uint8))
-        self._left_bytes += size
+        self._spare_bytes += size
         return free.pop()
 
-    def give_back(self, buffer: memoryview) -> None:
-        """Keep a buffer for the next message of its size, unless enough is kept."""
-        if buffer.nbytes <= self._left_bytes:
-            self._left_bytes -= buffer.nbytes
+    def release(self, buffer: memoryview) -> None:
+        """Keep a buffer for the next message of its size, up to `keep_bytes` in total."""
+        if buffer.nbytes <= self._spare_bytes:
+            self._spare_bytes -= buffer.nbytes
             self._free[buffer.nbytes].append(buffer)
 
 
 def _rounded(nbytes: int) -> int:
-    """Round up to a power of two, so that few sizes serve all; what nobody touches takes no memory."""
+    """Round up to a power of two, so that few sizes serve all; untouched pages take no memory."""
     return 1 << max(nbytes - 1, 0).bit_length()

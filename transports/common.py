@@ -1,4 +1,4 @@
-"""Boards: shared memory in which the ranks of a group, in several processes of one host, meet for an operation.
+"""Boards: shared memory in which the ranks of a group, in several processes of one host, match an operation.
 
 A transport with shared memory has a `Board` for each group. An operation has a number and a tag; ranks with equal calls
 have equal tags.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Run, Table
 
-#: Operations under way at once: a rank may post number n once all ranks are done with number n - OPERATIONS.
+#: Operations under way at once: a rank may post number n once all ranks have finished n - OPERATIONS.
 OPERATIONS = 64
 #: Longest payload of a post, in bytes.
 PAYLOAD_BYTES = 4096
@@ -23,11 +23,11 @@ class Board(ABC):
     """The shared memory of the ranks of one group. A position is a rank of the group.
 
     Attributes:
-        ready: Whether all ranks have opened it; before, nothing can be submitted.
-        usable: Whether there is room for it everywhere, and an engine; alike everywhere once it is ready.
-        lost: Why nothing more can be expected of one of the ranks; None: of all of them.
-        processes: How many processes of this host have memory in common, this one among them.
-        look_s: How long a thread looks for the others before it sleeps.
+        ready: Whether all ranks have opened the board; nothing can be submitted before.
+        usable: Whether every process has room for the board, and an engine; alike on all ranks once it is ready.
+        lost: Why one of the ranks is lost; None: no rank is.
+        processes: Number of processes of this host that share memory, this one included.
+        look_s: How long a thread polls before it sleeps.
     """
 
     ready: bool
@@ -38,11 +38,11 @@ class Board(ABC):
 
     @abstractmethod
     def open(self, position: int, when_ready: Callable[[], None]) -> None:
-        """Open the board for a rank of this process; `when_ready` is called later, unless all have already."""
+        """Open the board for a rank of this process; `when_ready` is called later, unless the board is ready now."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back this process's part of the board, once no rank of any process uses the board any more."""
+        """Release this process's part of the board once no rank of any process uses the board."""
 
     @abstractmethod
     def submit(
@@ -52,48 +52,48 @@ class Board(ABC):
         """Let the engine carry out a rank's end of an operation; it may have ended when this returns.
 
         Args:
-            table: How.
-            owner: Its `ended` is called on the loop's thread, unless a thread that waits finds out before.
-            number: Of the operation.
-            tag: Of the operation, the same for all ranks with equal calls; its last byte is 0.
+            table: The program of the operation.
+            owner: Its `ended` is called on the event loop's thread, unless a waiting thread finds the end first.
+            number: Number of the operation.
+            tag: Tag of the operation, the same for all ranks with equal calls; its last byte is 0.
             source: Address of the input; 0: there is none.
             target: Address of the result; 0: there is none.
             priority: Lower is more urgent.
-            nbytes: Of an input.
-            home: Where the shared result lies that this rank lends; 0: none.
-            waited_for: Whether this thread waits for it at once: then none has to be woken for it.
+            nbytes: Length of an input.
+            home: Offset of the shared result that this rank loans; 0: none.
+            waited_for: Whether the calling thread waits for the end at once, so that no thread has to be woken.
         """
 
     @abstractmethod
     def wait(self, run: Run, seconds: float, look_s: float) -> int:
-        """Wait for the end of a run without Python's lock, after a look; return its state. Any thread."""
+        """Wait for the end of a run without the interpreter lock, after polling; return its state. Any thread."""
 
     @abstractmethod
     def forget(self, run: Run) -> None:
-        """Let the engine not tell the owner of a run, which knows of its end."""
+        """Notify the owner of a run no more: it knows of the end."""
 
     @abstractmethod
     def cancel(self, run: Run) -> bool:
-        """Give a run up; return whether nothing of its rank's is touched any more, else that is so when it ends."""
+        """Cancel a run; return whether the engine uses the rank's arrays no more. If False, it does until the end."""
 
     @abstractmethod
-    def lend_to_all(self, nbytes: int) -> int | None:
-        """Lend memory of this process to all ranks together, and return where it is; None: there is no more.
+    def loan_to_all(self, nbytes: int) -> int | None:
+        """Loan memory of this process to all ranks together, and return its offset; None: there is no more.
 
-        It comes back by itself once `left` has been called of every rank.
+        The loan ends once every rank has called its function of `make_release`.
         """
 
     @abstractmethod
-    def left(self, position: int, owner: int, where: int, nbytes: int) -> Callable[[], None]:
-        """Return what says that a rank of this process needs no more what has been lent to all; for any thread.
+    def make_release(self, position: int, owner: int, where: int, nbytes: int) -> Callable[[], None]:
+        """Return the function by which a rank of this process releases a loan to all ranks; any thread may call it.
 
         Args:
-            position: Of the rank.
-            owner: Position of a rank of the process whose memory it is.
-            where: As `lend_to_all` has returned it there.
-            nbytes: As asked for there.
+            position: Position of the rank that releases.
+            owner: Position of a rank of the process that owns the memory.
+            where: Offset that `loan_to_all` returned there.
+            nbytes: Length of the loan.
         """
 
     @abstractmethod
     def mapped(self, position: int, where: int, nbytes: int) -> memoryview:
-        """Return memory that a rank was lent."""
+        """Return the memory of a loan."""

@@ -1,4 +1,4 @@
-"""Factories of transports, their argument, and their registry by name: built-in ones, then those of other packages.
+"""Factories of transports, their argument, and their registry by name: built-in ones and entry points.
 
 A package adds one with a line in its ``pyproject.toml``; the object is a `Factory`::
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from transports.base import Transport
 
-#: All-gather among the processes of a world, before any transport is open: called with a name and bytes, returns what
-#: each process gave, in the order of their indices. All must call it with the same names. 48 KiB are always allowed.
+#: All-gather among the processes of a world, before any transport is open: called with a name and bytes, returns the
+#: bytes of each process, by index. All must call it with the same names. 48 KiB are always allowed.
 Exchange: TypeAlias = Callable[[str, bytes], Awaitable[list[bytes]]]
 
 
-def _say_nothing(line: str) -> None:
+def _ignore(line: str) -> None:
     pass
 
 
@@ -38,24 +38,24 @@ def _none() -> Collection[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrap(Identity):
-    """A process, and its knowledge about its world before a transport joins it to the others."""
+    """A process before a transport joins it to the others: its place in the world, and the user's options."""
 
-    members: int = field(init=False)  # How many processes there are: as many as are placed
+    members: int = field(init=False)  # Number of processes, the length of `placement`
     placement: Sequence[Sequence[int]]  # The ranks of each process, by index
-    exchange: Exchange  # All-gather among the processes: how they tell each other their addresses
+    exchange: Exchange  # All-gather among the processes, for their addresses
     host: str = "127.0.0.1"  # Address of this machine at which the other processes reach it
-    # Choices of the user, by name, such as ``rails``, ``peer_direct``, ``unix``; a transport takes those that it
-    # has and leaves the rest alone.
+    # The user's options by name, such as ``rails``, ``peer_direct``, ``unix``; a transport ignores options that it
+    # does not have.
     options: Mapping[str, object] = field(default_factory=dict)
-    # Takes a line for the user, about processes that are lost and the like.
-    report: Callable[[str], None] = _say_nothing
-    # Takes what a timeline should show, the moment it happens, such as the loss of a connection.
-    note: Callable[[str], None] = _say_nothing
-    # Which processes another transport turns out to reach, asked when this one is opened; both processes of a pair know
-    # it alike. A transport that was made for the rest need not join them.
+    # Prints a line for the user, such as one about a lost process.
+    report: Callable[[str], None] = _ignore
+    # Records an event for the timeline the moment it happens, such as the loss of a connection.
+    note: Callable[[str], None] = _ignore
+    # Processes that another transport reaches, asked when this one is opened; both processes of a pair answer alike.
+    # This transport need not join them.
     spared: Callable[[], Collection[int]] = _none
-    # Whether somebody else notices which processes are lost and which are only busy. A transport need not judge their
-    # silence then, and must not: a program may keep its event loop busy for as long as it wants.
+    # Whether the control plane detects lost processes. A transport must not take silence for a loss then: a program
+    # may keep its event loop busy for as long as it wants.
     watched: bool = False
 
     def __post_init__(self) -> None:
@@ -67,8 +67,8 @@ class Bootstrap(Identity):
         return tuple(self.placement[self.member])
 
 
-#: Makes one process's end of a fabric, not open yet. It waits for nobody: addresses are exchanged when the transport is
-#: opened. Raises `ArgumentError` for options that cannot be meant, also when it is opened.
+#: Makes one process's end of a fabric, not open yet, without waiting: addresses are exchanged when it is opened. Raises
+#: `ArgumentError` for impossible options, at the call or when it is opened.
 Factory: TypeAlias = "Callable[[Bootstrap], Transport]"
 
 
@@ -98,7 +98,7 @@ class UnknownTransportError(ArgumentError):
 
 
 def names() -> tuple[str, ...]:
-    """Return every name that `find` knows: built-in ones first, then those of other packages, in alphabetical order."""
+    """Return every name that `find` knows: built-in ones first, then entry points in alphabetical order."""
     return (*_BUILT_IN, *sorted(set(_installed()) - set(_BUILT_IN)))
 
 

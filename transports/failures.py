@@ -1,10 +1,10 @@
-"""Errors of transports: one tree, whose subclasses say whose fault it is."""
+"""Errors of transports: one tree, with one subclass for each party at fault."""
 
 from __future__ import annotations
 
 
 class TransportError(Exception):
-    """Something went wrong between two ranks; the subclass says whose fault it is.
+    """A failure between two ranks; the subclass names the party at fault.
 
     ::
 
@@ -12,7 +12,7 @@ class TransportError(Exception):
         |- ArgumentError          the caller: a buffer, rank or tag that no transport can take (also a ValueError)
         |- LengthMismatchError    the program: the two ends of one message disagree on its length
         |- LinkLostError          the world: the wire is cut or the peer is gone
-        |- HandshakeError         another process: it is not, or not this time, a member (`transports.handshake`)
+        |- HandshakeError         another process: it is no member of this world (`transports.handshake`)
         `- TransportClosedError   the owner: this end has been closed
 
     Attributes:
@@ -20,7 +20,7 @@ class TransportError(Exception):
         src: Sending rank, if known.
         dst: Receiving rank, if known.
         tag: Tag of the message, if known.
-        operation: The operation that the message is a part of, where a caller has set it; for the text.
+        operation: Name of the operation that the message is a part of, if a caller has set it.
     """
 
     def __init__(self, reason: str, *, src: int | None = None, dst: int | None = None, tag: int | None = None) -> None:
@@ -53,7 +53,7 @@ class ArgumentError(TransportError, ValueError):
 
 
 class LengthMismatchError(TransportError):
-    """The receiver's buffer is not as long as the message. Raised at both ends; the message is gone.
+    """The receiver's buffer is not as long as the message. Raised at both ends; the message is dropped.
 
     A transport that lets small sends return before their receiver is known cannot raise in such sends.
 
@@ -73,8 +73,8 @@ class LinkLostError(TransportError):
     """The wire between two ranks is cut, or the peer is gone.
 
     Attributes:
-        evident: This side has seen the fault, such as damaged bytes; otherwise this side knows only
-            that the other one is gone, perhaps as a consequence of another fault.
+        evident: This side has seen the fault, such as damaged bytes. Otherwise it has only seen the end of the
+            connection, perhaps the consequence of another fault.
     """
 
     evident = False

@@ -21,7 +21,7 @@ FaultKind: TypeAlias = Literal["cut", "drop", "corrupt", "delay"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that was done to one message."""
+    """A fault that was injected into one message."""
 
     kind: FaultKind
     envelope: Envelope
@@ -77,7 +77,7 @@ class Faulty(Wrapper):
         self._operations: defaultdict[frozenset[int], set[trio.CancelScope]] = defaultdict(set)
 
     def wrap(self, endpoint: Endpoint) -> Endpoint:
-        """Return an endpoint that lets faults happen to what it sends."""
+        """Return an endpoint that injects faults into its sends."""
         return _FaultyEndpoint(endpoint, self)
 
     def cut(self, a: int, b: int) -> None:

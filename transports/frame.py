@@ -24,7 +24,7 @@ import xxhash
 
 from transports.matching.protocol import MessageKind, ProtocolError
 
-#: Messages up to this length travel at once, longer ones when the receiver has named their place. Copying this much
+#: Messages up to this length travel at once, longer ones when the receiver has named their buffer. Copying this much
 #: twice takes 20 us, asking first 80 us and more (measured one way: 64 KiB at once 50 us, 128 KiB after asking 200 us).
 EAGER_BYTES = 64 << 10
 #: Longer messages are cut in pieces of this length. At 1 GB/s a piece takes 0.5 ms: the longest wait of an urgent
@@ -33,24 +33,24 @@ CHUNK_BYTES = 512 << 10
 #: Length of pieces inside one host, over a single connection: 0.5 ms at 4 GB/s. The 60 us of Python for each chunk
 #: count there where processes share cores: all_reduce of 4 MiB among 4 on two takes 7 ms, in pieces of 512 KiB 8.9.
 LOCAL_CHUNK_BYTES = 2 << 20
-#: Messages up to this length follow their announcement unasked. One that comes before its receive is copied once more.
+#: Messages up to this length follow their announcement unasked, at the cost of a copy if the receive is late.
 PUSH_BYTES = 4 << 20
-#: Messages up to this length have been sent when they have left: a copy is kept in case a connection loses them.
+#: Sends up to this length end when the bytes have left: a copy is kept in case a connection loses them.
 #: Measured over loopback TCP, 4 processes on 2 cores: a broadcast of 256 KiB that need not wait until three others have
 #: woken up and received takes its root 1.3 ms, not 3.4.
 KEPT_BYTES = 512 << 10
 
-#: Of a header or a payload: XXH3 of 64 bits. On the two cores of the measurements it takes 0.11 us of a header and
-#: 14 us of a chunk, where CRC-32C takes 0.23 and 24 us, and CRC-32 of zlib 0.2 and 240 us.
+#: Checksum of a header or a payload: XXH3 of 64 bits. On the two cores of the measurements it takes 0.11 us of a header
+#: and 14 us of a chunk, where CRC-32C takes 0.23 and 24 us, and CRC-32 of zlib 0.2 and 240 us.
 checksum = xxhash.xxh3_64_digest
-#: In place of a payload's checksum: there is none.
+#: Stands in the header of a payload without a checksum.
 UNCHECKED = bytes(8)
 
 _CHECKSUM_BYTES = len(UNCHECKED)
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames: those of messages, see `MessageKind`, and three about the connection that they come on."""
+    """Kinds of frames: the kinds of messages (`MessageKind`), and three about the connection itself."""
 
     EAGER = MessageKind.EAGER
     OFFER = MessageKind.OFFER
@@ -62,10 +62,10 @@ class FrameKind(IntEnum):
     WITHDRAWN = MessageKind.WITHDRAWN
     CREDIT = MessageKind.CREDIT
     ABANDON = MessageKind.ABANDON
-    PUSH = MessageKind.PUSH  #: with a payload, which is the first chunk, it stands for two frames that have arrived
+    PUSH = MessageKind.PUSH  #: with a payload, which is the first chunk, it counts as two frames
     ALIVE = 11  #: count of frames that have arrived on this rail
-    LOST = 12  #: rail, count: that rail is dead; so many frames had arrived on it
-    BYE = 13  #: nothing more will come on this rail
+    LOST = 12  #: rail, count: that rail is dead; this many frames had arrived on it
+    BYE = 13  #: the last frame of this rail
 
 
 #: The fields of each kind, as `struct` names them: Q has 8 bytes, I (a rank, or the number of a rail) has 4.
@@ -98,7 +98,7 @@ _PAYLOAD_LIMITS_BYTES = tuple(
 
 
 class FrameError(ProtocolError):
-    """Bytes that no frame begins with. Nothing after them can be understood."""
+    """Bytes that are no frame. Nothing after them can be parsed."""
 
 
 #: Kind, fields, where the payload begins, its length, its checksum: a frame whose header has arrived. A plain tuple,
@@ -116,31 +116,33 @@ def parse(buffer: bytearray, start: int, end: int) -> Frame | None:
     """Parse the frame that begins at `start`.
 
     Args:
-        buffer: The bytes that have arrived lie in `buffer[start:end]`.
-        start: Where the frame begins.
-        end: Bytes from here on mean nothing.
+        buffer: Holds the arrived bytes in `buffer[start:end]`.
+        start: Offset of the frame.
+        end: Offset of the end of the arrived bytes.
 
     Returns:
         The frame, or None if more of its header must arrive first.
 
     Raises:
-        FrameError: This is no frame, or one that came damaged.
+        FrameError: The bytes are no frame, or a damaged one.
     """
     checked_at = start + _CHECKSUM_BYTES
     if checked_at >= end:
         return None
     kind = buffer[checked_at]
     if kind >= _KINDS:
-        raise FrameError(f"there is no frame of kind {kind}")
+        raise FrameError(f"frame kind {kind} is unknown; kinds are 0 to {_KINDS - 1}")
     header = _HEADERS[kind]
     payload_at = checked_at + header.size
     if payload_at > end:
         return None
     if not buffer.startswith(checksum(buffer[checked_at:payload_at]), start):
-        raise FrameError("a header came damaged: it does not match its checksum")
+        raise FrameError("frame header damaged: it does not match its checksum")
     _, payload_bytes, payload_checksum, *fields = header.unpack_from(buffer, checked_at)
     if payload_bytes > _PAYLOAD_LIMITS_BYTES[kind]:
-        raise FrameError(f"{FrameKind(kind).name} carries {payload_bytes} bytes")
+        raise FrameError(
+            f"{FrameKind(kind).name} frame of {payload_bytes} bytes, the limit is {_PAYLOAD_LIMITS_BYTES[kind]}"
+        )
     return kind, fields, payload_at, payload_bytes, payload_checksum
 
 

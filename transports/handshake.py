@@ -1,16 +1,16 @@
-"""The first bytes of every connection between processes: both sides prove one secret, then introduce themselves.
+"""The first bytes of every connection between processes: both sides prove one secret and introduce themselves.
 
 ::
 
     dialler                                            listener
        | -- magic, version, nonce ---------------------> |
        | <------------------------ magic, version, nonce |
-       | -- hello, proof ------------------------------> |   judges the hello, once the proof is right
+       | -- hello, proof ------------------------------> |   validates the hello, once the proof is right
        | <---- welcome, hello, proof | refusal, its proof |   or: your proof is wrong
 
 A proof is HMAC-SHA-256 under the secret over a label (another one in each direction, and for a refusal), the protocol
-version, both nonces and everything said so far, so a recorded proof is worth nothing on another connection. Nothing is
-unpacked, judged or answered with a reason before it has been proved; at most `HELLO_LIMIT_BYTES` and a few fixed
+version, both nonces and all earlier bytes, so a recorded proof is worth nothing on another connection. Nothing is
+unpacked, validated or answered with a reason before it has been proved; at most `HELLO_LIMIT_BYTES` and a few fixed
 fields are read before that. The proof identifies the peer. It does not protect the bytes that follow from an attacker
 on the path; TLS does (`transports.tls`).
 """
@@ -33,7 +33,7 @@ from transports.identity import Hello
 
 #: Version of all protocols on sockets. Processes of different versions refuse each other.
 VERSION = 12
-#: Of a hello, and of the reason of a refusal.
+#: Longest hello, and longest reason of a refusal.
 HELLO_LIMIT_BYTES = 256
 
 _MAGIC = b"ovlp"
@@ -47,12 +47,12 @@ _UNPROVED, _WELCOME, _REFUSED = b"U", b"W", b"R"
 #: Why a handshake failed. ``left``: the other side hung up half-way; ``silent``: it let the deadline pass;
 #: ``tls``: it has no certificate for us, or no TLS; ``protocol``: it does not speak this protocol; ``version``: another
 #: version of it; ``secret``: the secrets differ; ``refused``: it knows the secret and does not want us;
-#: ``crowded``: the listener has ended it, as too many others knocked meanwhile.
+#: ``crowded``: the listener has closed it, as too many other connections waited.
 Why: TypeAlias = Literal["left", "silent", "tls", "protocol", "version", "secret", "refused", "crowded"]
 
 
 class HandshakeError(TransportError):
-    """Two processes did not come together; nothing but the connection is lost.
+    """A handshake between two processes failed; nothing but the connection is lost.
 
     Attributes:
         why: The kind of failure, for programs.
@@ -63,14 +63,14 @@ class HandshakeError(TransportError):
         self.why: Why = why
 
 
-async def greet(stream: trio.abc.Stream, mine: Hello, secret: bytes, *, deadline_s: float = 2.0) -> Hello:
+async def greet(stream: trio.abc.Stream, hello: Hello, secret: bytes, *, deadline_s: float = 2.0) -> Hello:
     """Introduce this process on a connection that it has dialled.
 
     Reads exactly the bytes of the handshake, so that the caller may go on with the raw connection.
 
     Args:
         stream: The connection. The caller keeps it, and closes it if this raises.
-        mine: Its introduction.
+        hello: Introduction of this process.
         secret: Known to both sides.
         deadline_s: For the whole handshake.
 
@@ -81,40 +81,40 @@ async def greet(stream: trio.abc.Stream, mine: Hello, secret: bytes, *, deadline
         ArgumentError: At once, for a hello too long or an empty secret.
         HandshakeError: The other side does not know the secret, refused (its reason is the message), or is no member.
     """
-    said, key = _packed(mine), _checked(secret)
+    packed, key = _packed(hello), _checked(secret)
     with trio.move_on_after(deadline_s):
-        return await _greet(stream, said, key)
+        return await _greet(stream, packed, key)
     raise _silent(deadline_s)
 
 
 async def welcome(
-    stream: trio.abc.Stream, secret: bytes, judge: Callable[[Hello], Hello | str], *, deadline_s: float = 2.0
+    stream: trio.abc.Stream, secret: bytes, admit: Callable[[Hello], Hello | str], *, deadline_s: float = 2.0
 ) -> Hello:
     """Receive a process that has dialled this one.
 
-    Reads exactly the bytes of the handshake. A stranger gets no answer until it has spoken the protocol, and no reason
-    until it has proved the secret.
+    Reads exactly the bytes of the handshake. A stranger gets no answer before a valid opening, and no reason before a
+    valid proof.
 
     Args:
         stream: The connection. The caller keeps it, and closes it if this raises.
         secret: Known to both sides.
-        judge: Called once the dialler has proved the secret; returns this side's hello, or a reason to refuse.
+        admit: Called once the dialler has proved the secret; returns this side's hello, or a reason to refuse.
         deadline_s: For the whole handshake.
 
     Returns:
-        The introduction of the dialler, which knows the secret and was admitted by `judge`.
+        The introduction of the dialler, which knows the secret and was admitted by `admit`.
 
     Raises:
-        ArgumentError: At once, for an empty secret; later, for a hello of `judge` that is too long.
+        ArgumentError: At once, for an empty secret; later, for a hello of `admit` that is too long.
         HandshakeError: The other side does not know the secret, was refused, or is no member.
     """
     key = _checked(secret)
     with trio.move_on_after(deadline_s):
-        return await _welcome(stream, key, judge)
+        return await _welcome(stream, key, admit)
     raise _silent(deadline_s)
 
 
-async def _greet(stream: trio.abc.Stream, said: bytes, key: bytes) -> Hello:
+async def _greet(stream: trio.abc.Stream, hello: bytes, key: bytes) -> Hello:
     ours = secrets.token_bytes(_NONCE_BYTES)
     await _send(stream, _OPENING.pack(_MAGIC, VERSION, ours))
     try:
@@ -123,8 +123,8 @@ async def _greet(stream: trio.abc.Stream, said: bytes, key: bytes) -> Hello:
         if error.why != "left":
             raise
         raise HandshakeError(_likely(encrypted=isinstance(stream, trio.SSLStream)), why="left") from error
-    talk = [ours, _understood(*_OPENING.unpack(opening)), said]
-    await _send(stream, _framed(said, _proof(key, b"dialler", talk)))
+    talk = [ours, _understood(*_OPENING.unpack(opening)), hello]
+    await _send(stream, _framed(hello, _proof(key, b"dialler", talk)))
     status = await _receive(stream, 1)
     if status == _UNPROVED:
         raise _different_secrets("the listener does not accept this side's proof")
@@ -137,24 +137,24 @@ async def _greet(stream: trio.abc.Stream, said: bytes, key: bytes) -> Hello:
     return _unpacked(answer)
 
 
-async def _welcome(stream: trio.abc.Stream, key: bytes, judge: Callable[[Hello], Hello | str]) -> Hello:
+async def _welcome(stream: trio.abc.Stream, key: bytes, admit: Callable[[Hello], Hello | str]) -> Hello:
     ours = secrets.token_bytes(_NONCE_BYTES)
     magic, version, theirs = _OPENING.unpack(await _receive(stream, _OPENING.size, strange=True))
     if magic == _MAGIC:  # also to another version, which learns this side's version from it
         await _send(stream, _OPENING.pack(_MAGIC, VERSION, ours))
     talk = [_understood(magic, version, theirs), ours]
-    said, proof = await _frame(stream)
-    talk.append(said)
+    packed, proof = await _frame(stream)
+    talk.append(packed)
     if not hmac.compare_digest(proof, _proof(key, b"dialler", talk)):
         await _send(stream, _UNPROVED)
         raise _different_secrets("the dialler cannot prove that it knows it")
-    hello = _unpacked(said)
-    verdict = judge(hello)
-    if isinstance(verdict, str):
-        reason = verdict.encode()[:HELLO_LIMIT_BYTES]
+    hello = _unpacked(packed)
+    response = admit(hello)
+    if isinstance(response, str):
+        reason = response.encode()[:HELLO_LIMIT_BYTES]
         await _send(stream, _REFUSED + _framed(reason, _proof(key, _label(_REFUSED), [*talk, reason])))
-        raise HandshakeError(verdict, why="refused")
-    answer = _packed(verdict)
+        raise HandshakeError(response, why="refused")
+    answer = _packed(response)
     await _send(stream, _WELCOME + _framed(answer, _proof(key, _label(_WELCOME), [*talk, answer])))
     return hello
 
@@ -167,14 +167,16 @@ def _proof(key: bytes, label: bytes, talk: list[bytes]) -> bytes:
 
 def _label(status: bytes) -> bytes:
     if status not in (_WELCOME, _REFUSED):
-        raise HandshakeError(f"the answer begins with {status!r}, which means nothing", why="protocol")
+        raise HandshakeError(f"the answer begins with {status!r}; the listener is another program", why="protocol")
     return b"listener " + status
 
 
 def _understood(magic: bytes, version: int, nonce: bytes) -> bytes:
     """Return the nonce of an opening if its sender speaks this protocol, in this version."""
     if magic != _MAGIC:
-        raise HandshakeError(f"the connection begins with {magic!r}, which no member says", why="protocol")
+        raise HandshakeError(
+            f"the connection begins with {magic!r}, not with {_MAGIC!r}; the peer is another program", why="protocol"
+        )
     if version != VERSION:
         raise HandshakeError(
             f"the other side speaks protocol version {version}, this side version {VERSION}; "
@@ -203,7 +205,7 @@ async def _send(stream: trio.abc.Stream, data: bytes) -> None:
 
 
 async def _receive(stream: trio.abc.Stream, nbytes: int, *, strange: bool = False) -> bytes:
-    """Receive exactly `nbytes`; a dialler that leaves before its first words is `strange`, no member that gave up."""
+    """Receive exactly `nbytes`; a dialler that leaves before its opening is `strange`, no member that gave up."""
     got = b""
     while len(got) < nbytes:
         try:
@@ -229,7 +231,7 @@ def _left(*, strange: bool = False) -> HandshakeError:
 
 
 def _likely(*, encrypted: bool) -> str:
-    """Guess why a listener has hung up without a word, as it does on strangers."""
+    """Guess why a listener has hung up without an answer, as it does on strangers."""
     if encrypted:
         return (
             "the other side hung up without a word once TLS was set up; it probably does not accept this side's "
@@ -255,16 +257,16 @@ def _checked(secret: bytes) -> bytes:
 
 
 def _packed(hello: Hello) -> bytes:
-    said: bytes = msgpack.packb(astuple(hello))
-    if len(said) > HELLO_LIMIT_BYTES:
-        raise ArgumentError(f"a hello of {len(said)} bytes, the limit is {HELLO_LIMIT_BYTES}; shorten job or detail")
-    return said
+    packed: bytes = msgpack.packb(astuple(hello))
+    if len(packed) > HELLO_LIMIT_BYTES:
+        raise ArgumentError(f"a hello of {len(packed)} bytes, the limit is {HELLO_LIMIT_BYTES}; shorten job or detail")
+    return packed
 
 
-def _unpacked(said: bytes) -> Hello:
-    """Read a hello that has been proved; even then nothing but six fields of the right types."""
+def _unpacked(packed: bytes) -> Hello:
+    """Read a hello that has been proved; only six fields of the right types are accepted."""
     try:
-        fields = msgpack.unpackb(said, use_list=False)
+        fields = msgpack.unpackb(packed, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
         raise HandshakeError(f"a hello is not msgpack: {error}", why="protocol") from error
     if not isinstance(fields, tuple) or [type(field) for field in fields] != [str, str, int, int, int, str]:

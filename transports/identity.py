@@ -1,4 +1,4 @@
-"""Identity of a process among those of its world, and the introduction that it gives on a connection."""
+"""Identity of a process in its world, and its introduction on a connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Hello:
 
     role: str  # The purpose of the connection
     job: str  # Name of the world
-    epoch: int  # Which of the job's successive worlds
+    epoch: int  # Number of the world among the job's successive worlds
     member: int  # Index of this process
     members: int  # How many processes there are
     detail: str = ""  # Further facts that the role needs
@@ -23,15 +23,15 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A process among those of one world, with its proof of that."""
+    """The place of a process in its world, and the secret that proves it."""
 
     member: int  # Index of this process
     members: int  # How many processes there are
-    # Known to members only; at least one byte where processes meet over sockets.
+    # Shared by members only; at least one byte where processes connect over sockets.
     secret: bytes = field(default=b"", repr=False)
-    job: str = ""  # Name of the world; connections of others are refused
-    epoch: int = 0  # Which of the job's successive worlds
-    tls: Tls | None = None  # Encrypts what leaves the process, on all members or none; None: nothing is encrypted
+    job: str = ""  # Name of the world; connections of other worlds are refused
+    epoch: int = 0  # Number of the world among the job's successive worlds
+    tls: Tls | None = None  # Encrypts connections, on all members or none; None: not encrypted
 
     def hello(self, role: str, detail: str = "") -> Hello:
         """Return the introduction of this process on a connection."""
@@ -39,8 +39,8 @@ class Identity:
 
     def refusal(self, theirs: Hello, role: str) -> str:
         """Return why the other side of a connection is not of this world; empty if it is."""
-        mine = self.hello(role)
+        ours = self.hello(role)
         for name in ("role", "job", "epoch", "members"):
-            if getattr(theirs, name) != getattr(mine, name):
-                return f"{name} {getattr(theirs, name)!r} refused; here it is {getattr(mine, name)!r}"
+            if getattr(theirs, name) != getattr(ours, name):
+                return f"{name} {getattr(theirs, name)!r} refused; here it is {getattr(ours, name)!r}"
         return ""

@@ -28,7 +28,7 @@ class Link(ABC):
 
     Attributes:
         name: Name of the other process in error messages.
-        progress: Less `traffic` than this within two seconds is no progress.
+        progress: Least `traffic` within two seconds that counts as progress.
     """
 
     progress = 1
@@ -40,13 +40,13 @@ class Link(ABC):
 
     @abstractmethod
     def give_up_waiting(self) -> None:
-        """Fail every send and receive that has not met its other end, because this process leaves."""
+        """Fail every unmatched send and receive, because this process leaves."""
 
     async def leave(self) -> None:  # noqa: B027 - a link without a connection says no goodbye
-        """Finish the messages that both processes have begun, and say goodbye; ends by itself."""
+        """Finish matched messages and send a goodbye; bounded in time."""
 
     def traffic(self) -> Mapping[Hashable, int]:
-        """Return the number of bytes moved on each connection, or another measure of progress; see `until`."""
+        """Return the bytes moved on each connection, or another measure of progress; see `until`."""
         return {}
 
     def note_change(self) -> None:
@@ -55,7 +55,7 @@ class Link(ABC):
             self._changed.set()
 
     async def until(self, done: Callable[[], bool]) -> None:
-        """Wait for a condition as long as the link makes progress."""
+        """Wait for a condition, until the link makes no more progress."""
         seen: dict[Hashable, int] = {}
         while not done() and self._progresses(seen):
             with trio.move_on_after(_PATIENCE_S):
@@ -79,7 +79,7 @@ Made = TypeVar("Made", bound=Link)
 class LinkedTransport(Transport, Generic[LinkType]):
     """A transport that has a link to every other process.
 
-    Subclasses make ``links`` and endpoints, and say how to `join` the others, `run`, `leave` and `release`.
+    Subclasses make ``links`` and endpoints, and override `join`, `run`, `leave` and `release`.
 
     Args:
         member: Index of this process.
@@ -88,7 +88,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
 
     Attributes:
         member: Index of this process.
-        links: The ways to other processes, by index.
+        links: The links to other processes, by index.
         home: The index of the process of each rank that can be reached.
         state: Why nothing can be sent or received; None while it can.
 
@@ -126,7 +126,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
         """Join the others, and move messages until the block ends; see `Transport.open`.
 
         Raises:
-            TransportError: A process did not come, was refused, or runs with other settings.
+            TransportError: A process did not join, was refused, or runs with other settings.
         """
         if self._joined or self.state == "has been closed":
             raise TransportClosedError(f"a transport is opened once; make another {type(self).__name__}")
@@ -135,7 +135,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
             await self.join()
             self.state = None
             async with trio.open_nursery() as nursery:
-                # shielded: what has met is finished and goodbye is said before this ends, whatever is cancelled
+                # shielded: matched messages finish and goodbyes are sent, whatever is cancelled
                 background = trio.CancelScope(shield=True)
                 nursery.start_soon(self._move, background)
                 try:
@@ -154,15 +154,15 @@ class LinkedTransport(Transport, Generic[LinkType]):
         """Connect with the other processes."""
 
     async def run(self) -> None:
-        """Move what links have to say, until cancelled."""
+        """Move the messages of all links until cancelled."""
 
     def release(self) -> None:
-        """Give back what is left, open or not."""
+        """Release sockets and memory, whether or not the transport was opened."""
 
     async def leave(self) -> None:
-        """Finish what has met its other end, and say goodbye to all other processes at once.
+        """Finish matched messages and send goodbyes to all other processes in parallel.
 
-        Shielded: it ends by itself, and a process that is cancelled within a goodbye looks like one that crashed.
+        Shielded, because a process that is cancelled within a goodbye looks crashed; bounded in time.
         """
         for link in self.links.values():
             link.give_up_waiting()
@@ -172,7 +172,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
                     nursery.start_soon(link.leave)
 
     async def aclose(self) -> None:
-        """Fail what has not met its other end, finish the rest, say goodbye. Ends two seconds after nothing moves."""
+        """Fail unmatched messages, finish the rest, send goodbyes. Ends at most two seconds after the last progress."""
         opened = self.state is None
         self.state = "has been closed"
         if opened:
@@ -182,9 +182,9 @@ class LinkedTransport(Transport, Generic[LinkType]):
     # -- what it joins ------------------------------------------------------------------------------------------------
 
     def reach(self, members: Iterable[int]) -> None:
-        """Join the ranks of these processes only: it has turned out that others cannot be reached."""
-        there = set(members)
-        self.home = {rank: member for rank, member in self.home.items() if member in there}
+        """Restrict the transport to the ranks of these processes, because others cannot be reached."""
+        reached = set(members)
+        self.home = {rank: member for rank, member in self.home.items() if member in reached}
         self.peers = tuple(sorted(self.home))
 
     def make_links(self, make: Callable[[int, tuple[int, ...]], Made]) -> dict[int, Made]:
@@ -202,14 +202,14 @@ class LinkedTransport(Transport, Generic[LinkType]):
         return self._endpoints[rank]
 
     def link(self, lane: Lane, peer: int) -> LinkType:
-        """Return the way to a rank, after checking that a message may go there or come from there."""
+        """Return the link to a rank, after checking the rank, the tag and the state."""
         home = self.home.get(peer)
         if home is None or self.state is not None or not 0 <= lane[2] < TAG_LIMIT:
             raise self.refusal(lane, peer)
         return self.links[home]
 
     def refusal(self, lane: Lane, peer: int) -> TransportError:
-        """Return why a message may not go to a rank, or come from there."""
+        """Return the error of a message that may not go to a rank, or come from there."""
         src, dst, tag = lane
         check_tag(tag)
         if peer not in self.home:

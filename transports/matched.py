@@ -1,7 +1,7 @@
 """Transports between processes, as an asynchronous shell around matching engines.
 
-A transport derives from `MatchedTransport`, makes a `MatchedLink` for every other process, and moves what the link's
-engine says; endpoints, order, cancellation, credits and lengths are done here and in `transports.matching`.
+A transport derives from `MatchedTransport`, makes a `MatchedLink` for every other process, and moves the messages of
+its engine; endpoints, order, cancellation, credits and lengths are done here and in `transports.matching`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class MatchedLink(Link):
         ranks: Ranks of the other process.
         local: Ranks of this process.
         limits: The limits that both processes have agreed on.
-        memory: Buffers for received messages that are lent to the caller.
+        memory: Buffers for received messages that the caller gets on loan.
 
     Attributes:
         engine: The state of the messages between the two processes.
-        memory: As given.
+        memory: The same buffers.
     """
 
     def __init__(
@@ -46,38 +46,38 @@ class MatchedLink(Link):
 
     @abstractmethod
     def settle(self) -> None:
-        """Transmit the messages of the engine as far as that needs no waiting, and let a task transmit the rest."""
+        """Transmit messages of the engine without waiting, and let a task transmit the rest."""
 
     def post(self, send: Send) -> None:
-        """Queue a message, and transmit it now if its turn has come."""
+        """Queue a message, and transmit it now if it is next."""
         self.engine.outgoing.announce(send)
         self.settle()
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
-        """Send a small message whole, before all others; return False, with nothing done, if that is impossible."""
+        """Send a small message whole, before all others; return False if that is impossible now."""
         return False
 
     def look(self) -> None:
-        """Receive messages that have come, on a link without a task for that; called before a wait."""
+        """Receive arrived messages, on a link without a task for that; called before a wait."""
 
     def catch_up(self) -> bool:
-        """Move the bytes that are ready, for a task that is about to sleep; return whether any were."""
+        """Move the bytes that are ready, for a task that is about to sleep; return whether any moved."""
         return False
 
-    def take_back(self, end: Send | Receive) -> None:
-        """Withdraw a call that has not ended; its callback is called all the same, at once or later."""
+    def withdraw(self, end: Send | Receive) -> None:
+        """Cancel a call that has not ended; its callback is called all the same, at once or later."""
         if not end.ended:
             self.engine.withdraw(end)
             self.settle()
 
     def give_up_waiting(self) -> None:
-        """Fail every send and receive that has not met its other end, because this process leaves."""
+        """Fail every unmatched send and receive, because this process leaves."""
         self.engine.close()
         self.settle()
 
 
 class MatchedTransport(LinkedTransport[MatchedLink]):
-    """A transport whose messages are matched by an engine for every other process.
+    """A transport with a matching engine for every other process.
 
     Args:
         member: Index of this process.
@@ -85,8 +85,8 @@ class MatchedTransport(LinkedTransport[MatchedLink]):
         joins_itself: Whether it also carries messages among the ranks of this process.
 
     Attributes:
-        memory: For messages that are lent.
-        patience: How long to look at links before sleeping; None where none of them would have come sooner.
+        memory: Buffers of messages on loan.
+        patience: How long to poll links before sleeping; None where polling never helps.
         at_once_bytes: Longer messages never leave at once, see `MatchedLink.send_now`.
     """
 
@@ -102,7 +102,7 @@ class MatchedTransport(LinkedTransport[MatchedLink]):
         return _MatchedEndpoint(self, rank)
 
     def statistics(self) -> Statistics:
-        """Return what local ranks wait for: sends that nobody has accepted, receives that nothing has met."""
+        """Return the unaccepted sends and unmatched receives of local ranks."""
         engines = [link.engine for link in self.links.values()]
         return Statistics(
             unmatched_sends=tuple(send.envelope for engine in engines for send in engine.outgoing.waiting),
@@ -110,29 +110,29 @@ class MatchedTransport(LinkedTransport[MatchedLink]):
         )
 
 
-class _BegunSend(Send, Call):
+class _MatchedSend(Send, Call):
     """A send under way."""
 
     link: MatchedLink
 
     def withdraw(self) -> None:
-        self.link.take_back(self)
+        self.link.withdraw(self)
 
 
-class _BegunReceive(Receive, Call):
+class _MatchedReceive(Receive, Call):
     """A receive under way."""
 
     link: MatchedLink
 
     def withdraw(self) -> None:
-        self.link.take_back(self)
+        self.link.withdraw(self)
 
     def delivery(self) -> Delivery:
-        lent = self.lent
-        assert lent is not None, "a receive without a place is lent memory"
-        if lent.readonly:  # the message came with its announcement, in memory of its own
-            return Delivery(lent)
-        return Delivery(lent[: self.nbytes].toreadonly(), partial(self.link.memory.give_back, lent))
+        loan = self.loan
+        assert loan is not None, "a receive without a buffer gets memory on loan"
+        if loan.readonly:  # the message arrived with its announcement, in memory of its own
+            return Delivery(loan)
+        return Delivery(loan[: self.nbytes].toreadonly(), partial(self.link.memory.release, loan))
 
 
 class _MatchedEndpoint(StartingEndpoint):
@@ -149,7 +149,7 @@ class _MatchedEndpoint(StartingEndpoint):
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
     ) -> Call | None:
-        """Send at once if that needs no waiting, or begin to."""
+        """Send at once if that needs no waiting, or begin a send."""
         view, transport = as_bytes(data), self._transport
         lane = (self.rank, dst, tag)
         link = transport.link(lane, dst)
@@ -157,7 +157,7 @@ class _MatchedEndpoint(StartingEndpoint):
             link.engine.check(lane)
         if view.nbytes <= transport.at_once_bytes and link.send_now(lane, view):
             return None
-        send = _BegunSend(lane, view, priority)
+        send = _MatchedSend(lane, view, priority)
         send.link, send.wake = link, done
         link.post(send)
         return send
@@ -177,7 +177,7 @@ class _MatchedEndpoint(StartingEndpoint):
         lane = (src, self.rank, tag)
         link = self._transport.link(lane, src)
         link.look()
-        receive = _BegunReceive(lane, view, nbytes)
+        receive = _MatchedReceive(lane, view, nbytes)
         receive.link, receive.wake, receive.consume = link, done, consume
         if link.engine.receive(receive):
             link.settle()
@@ -185,7 +185,7 @@ class _MatchedEndpoint(StartingEndpoint):
 
     @property
     def patience(self) -> Patience | None:
-        """Whether, and for how long, to catch up repeatedly before sleeping."""
+        """How long to poll with `catch_up` before sleeping; None: not at all."""
         return self._transport.patience
 
     def catch_up(self, peer: int) -> bool:
@@ -197,14 +197,14 @@ class _MatchedEndpoint(StartingEndpoint):
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
         check_choices(choices)
-        wanted = {any_of((src, self.rank, tag), free_bits) for src, tag in choices}
-        found: list[tuple[int, Envelope]] = []
+        lanes = {any_of((src, self.rank, tag), free_bits) for src, tag in choices}
+        announced: list[tuple[int, Envelope]] = []
         for link in dict.fromkeys(self._transport.link((src, self.rank, tag), src) for src, tag in choices):
             link.look()
-            first = link.engine.incoming.first_of(wanted, free_bits)
+            first = link.engine.incoming.first_of(lanes, free_bits)
             if first is not None:
-                found.append(first)
-        return min(found)[1] if found else None
+                announced.append(first)
+        return min(announced)[1] if announced else None
 
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         check_choices(choices)
@@ -212,21 +212,21 @@ class _MatchedEndpoint(StartingEndpoint):
         for lane in lanes:
             self._transport.link(lane, lane[0])
         await trio.lowlevel.checkpoint()
-        while (found := self.announced(choices, free_bits=free_bits)) is None:
-            places = [(self._transport.link(lane, lane[0]), lane) for lane in lanes]
-            for link, lane in places:
+        while (envelope := self.announced(choices, free_bits=free_bits)) is None:
+            sources = [(self._transport.link(lane, lane[0]), lane) for lane in lanes]
+            for link, lane in sources:
                 link.engine.check(lane)
-            await _news(places, free_bits)
-        return found
+            await _announcement(sources, free_bits)
+        return envelope
 
 
-async def _news(places: Sequence[tuple[MatchedLink, Lane]], free_bits: int) -> None:
-    """Wait until something is announced at one of some places, or a process is gone."""
+async def _announcement(sources: Sequence[tuple[MatchedLink, Lane]], free_bits: int) -> None:
+    """Wait until a message is announced on one of some lanes, or a process is lost."""
     changed = trio.Event()
-    for link, lane in places:
+    for link, lane in sources:
         link.engine.incoming.watchers.add(lane, changed.set, free_bits)
     try:
         await changed.wait()
     finally:
-        for link, lane in places:
+        for link, lane in sources:
             link.engine.incoming.watchers.remove(lane, changed.set, free_bits)

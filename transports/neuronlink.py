@@ -31,12 +31,12 @@ THREAD_COPY_BYTES = 1 << 20
 _Key: TypeAlias = "tuple[int, int]"  # (src, tag)
 
 
-class _End(Call):
+class _NeuronLinkCall(Call):
     """One end of a message, with its bytes.
 
     Attributes:
         view: The caller's bytes; None once the call has ended, and of a receive that reads the sender's memory.
-        matched: The other end has come: from here on the message is finished first, whatever is cancelled.
+        matched: The other end has arrived: from here on the message finishes, whatever is cancelled.
     """
 
     __slots__ = (
@@ -60,7 +60,7 @@ class _End(Call):
     def __init__(
         self,
         link: NeuronLink,
-        queues: dict[_Key, deque[_End]],
+        queues: dict[_Key, deque[_NeuronLinkCall]],
         key: _Key,
         view: memoryview | None,
         nbytes: int,
@@ -87,15 +87,15 @@ class _End(Call):
         self.matched = self.withdrawn = True
         self.end()
 
-    def lend(self, sender: _End) -> None:
-        """Take the memory of a sender, which ends when it is given back."""
+    def borrow(self, sender: _NeuronLinkCall) -> None:
+        """Use the memory of a sender, which ends when the loan is released."""
         self._sender = sender
 
     def delivery(self) -> Delivery:
-        return _Lent(self._link, self._sender)
+        return _Loan(self._link, self._sender)
 
     def dropped(self, finish: Callable[[], None]) -> None:
-        """Fail: the receiver cannot give the memory back any more."""
+        """Fail: the receiver dropped its loan and cannot release it any more."""
         self.error = TransportError("the receiver dropped the Delivery of this message without release()")
         finish()
 
@@ -105,23 +105,23 @@ class _End(Call):
         return self.view
 
     def end(self) -> None:
-        """Give the bytes back to their owner, who may resize them, and report the end."""
+        """Drop the view, so that the caller may resize its buffer, and call the callback."""
         self.view, self.ended = None, True
         self._done(self)
 
 
-class _Lent(Delivery):
-    """The memory of a sender. The sender fails if this is dropped: parts of the view may still be read."""
+class _Loan(Delivery):
+    """The memory of a sender. The send fails if the loan is dropped: parts of the view may still be read."""
 
     __slots__ = ("_sender",)
 
-    def __init__(self, link: NeuronLink, sender: _End) -> None:
+    def __init__(self, link: NeuronLink, sender: _NeuronLinkCall) -> None:
         super().__init__(sender.bytes.toreadonly(), partial(link.end, sender))
         self._sender = sender
 
     def __del__(self) -> None:
         if self._finish is not None:
-            # the garbage collector runs anywhere: amid other work of the loop, in other threads, after its end
+            # the garbage collector runs anywhere: within other work of the loop, in other threads, after its end
             with suppress(RuntimeError):
                 current_trio_token().run_sync_soon(self._sender.dropped, self._finish)
 
@@ -130,26 +130,26 @@ class _Mailbox:
     """The unmatched messages of one receiving rank. For each key, only one of the two dicts has an entry.
 
     Attributes:
-        sends: Sends that no receive has met.
-        receives: Receives that no send has met.
-        watchers: Set when a send joins the others, or nothing more can come.
+        sends: Sends without a receive.
+        receives: Receives without a send.
+        watchers: Events to set when a send arrives or the transport closes.
     """
 
     __slots__ = ("receives", "sends", "watchers")
 
     def __init__(self) -> None:
-        self.sends: dict[_Key, deque[_End]] = {}
-        self.receives: dict[_Key, deque[_End]] = {}
+        self.sends: dict[_Key, deque[_NeuronLinkCall]] = {}
+        self.receives: dict[_Key, deque[_NeuronLinkCall]] = {}
         self.watchers: list[trio.Event] = []
 
     def changed(self) -> None:
-        """Let tasks that wait for any message look again."""
+        """Wake the tasks that wait for any message."""
         watchers, self.watchers = self.watchers, []
         for watcher in watchers:
             watcher.set()
 
 
-def _pop(queues: dict[_Key, deque[_End]], key: _Key) -> _End:
+def _pop(queues: dict[_Key, deque[_NeuronLinkCall]], key: _Key) -> _NeuronLinkCall:
     queue = queues.pop(key)
     end = queue.popleft()
     if queue:
@@ -161,7 +161,7 @@ def _pop(queues: dict[_Key, deque[_End]], key: _Key) -> _End:
 class NeuronLink(Transport):
     """The in-process transport: every endpoint in one process, zero-copy.
 
-    A send returns once the receiver has consumed the bytes. `Endpoint.recv` lends the sender's memory itself. A matched
+    A send returns once the receiver has consumed the bytes. `Endpoint.recv` loans the sender's memory itself. A matched
     pair of 8 bytes costs about 10 us, nearly all of it two task switches. Priorities are accepted and change nothing:
     handing over a reference takes no time that another message could want.
 
@@ -180,17 +180,17 @@ class NeuronLink(Transport):
             raise ArgumentError(f"ranks is {ranks!r}; name at least one rank, each once, from 0 up")
         self.peers: tuple[int, ...] = self.ranks
         self._thread_copy_bytes: float = float("inf") if thread_copy_bytes is None else thread_copy_bytes
-        self._copies: deque[tuple[_End, _End]] = deque()  # that wait for a thread
+        self._copies: deque[tuple[_NeuronLinkCall, _NeuronLinkCall]] = deque()  # copies that wait for a thread
         # copies are bound by memory, so more of them at once than processors only take turns
         self._idle_threads = os.cpu_count() or 1
-        self._ending: deque[_End] = deque()  # calls that have ended and whose callbacks are due
-        self._tells = False
+        self._ending: deque[_NeuronLinkCall] = deque()  # calls that have ended and whose callbacks are due
+        self._notifying = False
         self._mailboxes = {rank: _Mailbox() for rank in self.ranks}
         self._endpoints = {rank: _NeuronLinkEndpoint(self, rank) for rank in self.ranks}
         self._closed = False
 
     def shares_memory(self, ranks: Sequence[int]) -> bool:
-        """Return whether all of the ranks are joined by this."""
+        """Return whether all of the ranks live in this process."""
         return self._mailboxes.keys() >= set(ranks)
 
     def endpoint(self, rank: int) -> Endpoint:
@@ -203,7 +203,7 @@ class NeuronLink(Transport):
         return self._endpoints[rank]
 
     def statistics(self) -> Statistics:
-        """Return what waits for its other end now, oldest first for each receiving rank."""
+        """Return the messages that wait for their other end now, oldest first for each receiving rank."""
         return Statistics(
             unmatched_sends=self._waiting([(dst, box.sends) for dst, box in self._mailboxes.items()]),
             unmatched_receives=self._waiting([(dst, box.receives) for dst, box in self._mailboxes.items()]),
@@ -231,21 +231,21 @@ class NeuronLink(Transport):
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def mailbox(self, src: int, dst: int, peer: int, tag: int) -> _Mailbox:
-        """Return the mailbox where both ends meet, after checking that they can."""
+        """Return the mailbox of the receiver, after checking the peer and the tag."""
         check_tag(tag)
         self._mailbox(peer)
         if self._closed:
             raise _closed(src=src, dst=dst, tag=tag)
         return self._mailboxes[dst]
 
-    def meet(self, sender: _End, receiver: _End, *, lane: tuple[int, int, int]) -> None:
-        """Move the bytes of a message, of which both ends are there now."""
+    def match(self, sender: _NeuronLinkCall, receiver: _NeuronLinkCall, *, lane: tuple[int, int, int]) -> None:
+        """Move the bytes of a message whose ends have both arrived."""
         if sender.nbytes != receiver.nbytes:
-            for end in (receiver, sender):  # each has its own error, so that the tracebacks do not mix
+            for end in (receiver, sender):  # one error each, so that the tracebacks do not mix
                 end.error = _disagree(sender.nbytes, receiver.nbytes, *lane)
             self.end(receiver, sender)
         elif receiver.view is None:
-            receiver.lend(sender)
+            receiver.borrow(sender)
             self.end(receiver)
         elif sender.nbytes < self._thread_copy_bytes:
             receiver.view[:] = sender.bytes
@@ -254,18 +254,18 @@ class NeuronLink(Transport):
             self._copies.append((sender, receiver))
             self._copy_in_threads()
 
-    def end(self, *ends: _End) -> None:
-        """End calls. Their callbacks begin other messages, whose ends wait in the queue: the stack does not grow."""
+    def end(self, *ends: _NeuronLinkCall) -> None:
+        """End calls. Callbacks may begin messages; their ends wait in the queue, so that the stack does not grow."""
         ending = self._ending
         ending.extend(ends)
-        if self._tells:
+        if self._notifying:
             return
-        self._tells = True
+        self._notifying = True
         try:
             while ending:
                 ending.popleft().end()
         finally:
-            self._tells = False
+            self._notifying = False
 
     def _copy_in_threads(self) -> None:
         while self._copies and self._idle_threads:
@@ -274,9 +274,9 @@ class NeuronLink(Transport):
             token = current_trio_token()
             # numpy lets go of the interpreter lock while it copies; assigning to a memoryview does not
             copy = partial(np.copyto, np.asarray(receiver.bytes), np.asarray(sender.bytes))
-            start_thread_soon(copy, partial(_tell, token, partial(self._copied, sender, receiver)))
+            start_thread_soon(copy, partial(_call_in_loop, token, partial(self._copied, sender, receiver)))
 
-    def _copied(self, sender: _End, receiver: _End) -> None:
+    def _copied(self, sender: _NeuronLinkCall, receiver: _NeuronLinkCall) -> None:
         self._idle_threads += 1
         self._copy_in_threads()
         self.end(receiver, sender)
@@ -286,7 +286,7 @@ class NeuronLink(Transport):
         return describe_ranks(self.ranks)
 
     @staticmethod
-    def _waiting(tables: list[tuple[int, dict[_Key, deque[_End]]]]) -> tuple[Envelope, ...]:
+    def _waiting(tables: list[tuple[int, dict[_Key, deque[_NeuronLinkCall]]]]) -> tuple[Envelope, ...]:
         return tuple(
             Envelope(src=src, dst=dst, tag=tag, nbytes=end.nbytes)
             for dst, queues in tables
@@ -307,7 +307,7 @@ def factory(bootstrap: Bootstrap) -> NeuronLink:
 
 
 class _NeuronLinkEndpoint(StartingEndpoint):
-    """The end of one rank. Both orders of arrival end in `NeuronLink.meet`."""
+    """The end of one rank. Both orders of arrival end in `NeuronLink.match`."""
 
     def __init__(self, link: NeuronLink, rank: int) -> None:
         self.rank = rank
@@ -318,10 +318,10 @@ class _NeuronLinkEndpoint(StartingEndpoint):
     ) -> Call | None:
         view, key = as_bytes(data), (self.rank, tag)
         box = self._link.mailbox(self.rank, dst, dst, tag)
-        send = _End(self._link, box.sends, key, view, view.nbytes, done)
+        send = _NeuronLinkCall(self._link, box.sends, key, view, view.nbytes, done)
         if key in box.receives:
             send.matched = True
-            self._link.meet(send, _pop(box.receives, key), lane=(self.rank, dst, tag))
+            self._link.match(send, _pop(box.receives, key), lane=(self.rank, dst, tag))
         else:
             send.queue()
             if box.watchers:
@@ -340,10 +340,10 @@ class _NeuronLinkEndpoint(StartingEndpoint):
     ) -> Call:
         view, key = None if out is None else as_bytes(out, name="out", writable=True), (src, tag)
         box = self._link.mailbox(src, self.rank, src, tag)
-        receive = _End(self._link, box.receives, key, view, nbytes, done)
+        receive = _NeuronLinkCall(self._link, box.receives, key, view, nbytes, done)
         if key in box.sends:
             receive.matched = True
-            self._link.meet(_pop(box.sends, key), receive, lane=(src, self.rank, tag))
+            self._link.match(_pop(box.sends, key), receive, lane=(src, self.rank, tag))
         else:
             receive.queue()
         return receive
@@ -351,9 +351,9 @@ class _NeuronLinkEndpoint(StartingEndpoint):
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
         check_choices(choices)
         box, *_ = [self._link.mailbox(src, self.rank, src, tag) for src, tag in choices]
-        wanted = {(src, tag >> free_bits) for src, tag in choices}
+        lanes = {(src, tag >> free_bits) for src, tag in choices}
         for (src, tag), queue in box.sends.items():
-            if (src, tag >> free_bits) in wanted:
+            if (src, tag >> free_bits) in lanes:
                 return Envelope(src=src, dst=self.rank, tag=tag, nbytes=queue[0].nbytes)
         return None
 
@@ -361,7 +361,7 @@ class _NeuronLinkEndpoint(StartingEndpoint):
         check_choices(choices)
         box, *_ = [self._link.mailbox(src, self.rank, src, tag) for src, tag in choices]
         await trio.lowlevel.checkpoint()
-        while (found := self.announced(choices, free_bits=free_bits)) is None:
+        while (envelope := self.announced(choices, free_bits=free_bits)) is None:
             changed = trio.Event()
             box.watchers.append(changed)
             try:
@@ -369,13 +369,13 @@ class _NeuronLinkEndpoint(StartingEndpoint):
             finally:
                 if changed in box.watchers:
                     box.watchers.remove(changed)
-        return found
+        return envelope
 
 
-def _tell(token: trio.lowlevel.TrioToken, told: Callable[[], None], _: object) -> None:
-    """Call a function of the event loop from a thread, unless the loop has ended."""
+def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], _: object) -> None:
+    """Let the event loop call a function, unless the loop has ended; for threads."""
     with suppress(trio.RunFinishedError):
-        token.run_sync_soon(told)
+        token.run_sync_soon(function)
 
 
 def _disagree(sent_bytes: int, expected_bytes: int, src: int, dst: int, tag: int) -> LengthMismatchError:

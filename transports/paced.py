@@ -85,7 +85,7 @@ class PlannedTransfer:
 
 
 class PlannedWire:
-    """One direction between two ranks: a pure state machine that is told the time.
+    """One direction between two ranks: a pure state machine; callers pass the time.
 
     One message leaves at a time, the most urgent first, in order of arrival among equals. A strictly more urgent
     arrival takes the wire at the next quantum boundary of the message that holds it.
@@ -96,7 +96,7 @@ class PlannedWire:
         self._latency_s = speed.latency_s
         self._quantum_s = quantum_s
         self._queue: list[PlannedTransfer] = []  # in the order in which they leave
-        self._busy_until_s = -math.inf  # what leaves before is decided; from then on the queue leaves, back to back
+        self._busy_until_s = -math.inf  # transfers before are decided; from then on the queue leaves, back to back
         self._last_of_tag: dict[int, PlannedTransfer] = {}
 
     def add(
@@ -199,7 +199,7 @@ class Paced(Wrapper):
         self.gate: OrderedGate = OrderedGate()
 
     def wrap(self, endpoint: Endpoint) -> Endpoint:
-        """Return an endpoint whose sends take their time."""
+        """Return an endpoint with paced sends."""
         return _PacedEndpoint(endpoint, self)
 
     def _wire(self, src: int, dst: int) -> PlannedWire | None:

@@ -56,7 +56,7 @@ class Packets:
         """
         nbytes = packet.nbytes
         if nbytes < _WORD.size:
-            raise ProtocolError(f"a packet of {nbytes} bytes")
+            raise ProtocolError(f"packet of {nbytes} bytes is shorter than its first word of {_WORD.size}")
         (word,) = _WORD.unpack_from(packet)
         head = self._heads.get(word)
         if head is None or nbytes < head.size or (nbytes > head.size and word != self._eager):
@@ -65,8 +65,8 @@ class Packets:
 
     def _refusal(self, packet: memoryview, word: int) -> ProtocolError:
         if word >> 32 != self._magic >> 32:
-            return ProtocolError(f"a packet is marked {bytes(packet[4:8])!r}, as no member of this version does")
-        return ProtocolError(f"a packet of kind {word - self._magic} with {packet.nbytes} bytes")
+            return ProtocolError(f"packet is marked {bytes(packet[4:8])!r}; install the same overlap in every process")
+        return ProtocolError(f"packet of kind {word - self._magic} cannot have {packet.nbytes} bytes")
 
 
 _WORD = struct.Struct("<Q")

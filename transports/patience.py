@@ -1,4 +1,4 @@
-"""Waiting by looking: how long a thread looks before it sleeps, and on which core."""
+"""Polling before sleeping: for how long, and on which core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHARED_S = 50e-6
 # Moving takes some 30 us, and is in vain where all cores are busy: it is tried again after this, and after twice as
 # long each time, as long as cores are shared.
 _FIRST_S, _LONGEST_S = 2e-3, 1.0
-# After so long alone on a core the pauses start anew.
+# After so long alone on a core the pauses start from the shortest again.
 _FORGIVEN_S = 10 * _FIRST_S
 
 
@@ -119,7 +119,7 @@ class Patience:
         return 0.0 if self._passed_over else self._look_s
 
     def learn(self, *, came: bool) -> None:
-        """Note whether the others came meanwhile."""
+        """Record whether the poll was successful."""
         self._failed, self._probe = (0 if came else self._failed + 1), _PROBE
 
     def moves(self, others_ran_s: float) -> bool:
@@ -127,5 +127,5 @@ class Patience:
         return self._crowding is not None and self._crowding.leaves(others_ran_s)
 
     def give_up(self) -> None:
-        """Note that looking has held this process up."""
+        """Record that polling has held this process up."""
         self._failed, self._passed_over, self._probe = _TRIES, 0, _GIVEN_UP

@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from transports.common import Board
     from transports.shared_memory.engine import Post
 
-# Of how many choices of a rank is known whose message was taken last; a program may use a new tag for each message.
+# Number of choices per rank whose last source is remembered; a program may use a new tag for each message.
 _REMEMBERED = 256
 
 
 class Router(Transport):
     """Sends every message over the first of its parts that joins the two ranks.
 
-    The order says which is preferred: memory inside a process, then sockets between processes. It adds one look-up
-    to a message.
+    Parts are in order of preference, such as memory inside a process, then sockets. It adds one look-up to a message.
 
     Args:
         parts: Transports of the same local ranks.
@@ -53,14 +52,11 @@ class Router(Transport):
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
         """Return the board of the first part that has one for all of the ranks."""
-        for part in self.parts:
-            if (found := part.board(key, ranks)) is not None:
-                return found
-        return None
+        return next((board for part in self.parts if (board := part.board(key, ranks)) is not None), None)
 
-    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
-        """Return memory of the first part that has some to lend."""
-        return next((lent for part in self.parts if (lent := part.lend(nbytes)) is not None), None)
+    def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+        """Return memory of the first part that has some."""
+        return next((loan for part in self.parts if (loan := part.loan(nbytes)) is not None), None)
 
     def post(self, ranks: Sequence[int]) -> Post | None:
         """Return the mailbox of the first part that has one for all of the ranks."""
@@ -92,11 +88,11 @@ class Router(Transport):
         return self._endpoints[rank]
 
     def statistics(self) -> Statistics:
-        """Return what waits in any part."""
-        each = [part.statistics() for part in self.parts]
+        """Return the unmatched messages of all parts."""
+        parts = [part.statistics() for part in self.parts]
         return Statistics(
-            unmatched_sends=tuple(envelope for part in each for envelope in part.unmatched_sends),
-            unmatched_receives=tuple(envelope for part in each for envelope in part.unmatched_receives),
+            unmatched_sends=tuple(envelope for part in parts for envelope in part.unmatched_sends),
+            unmatched_receives=tuple(envelope for part in parts for envelope in part.unmatched_receives),
         )
 
     def open(self) -> AbstractAsyncContextManager[Self]:
@@ -121,7 +117,7 @@ class _RouterEndpoint(Endpoint):
         self.rank = rank
         self._router = router
         self._routes: dict[int, Endpoint] = {}
-        self._last: dict[tuple[int, int], Endpoint] = {}  # by the first choice: of several endpoints, the one taken
+        self._last: dict[tuple[int, int], Endpoint] = {}  # the last endpoint of several, by the first choice
 
     def _to(self, peer: int) -> Endpoint:
         route = self._routes.get(peer)
@@ -142,12 +138,12 @@ class _RouterEndpoint(Endpoint):
         return await self._to(src).recv(src, tag, nbytes)
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        found = {}
-        for route, mine in self._routed(choices).items():
-            message = route.announced(mine, free_bits=free_bits)
+        announced = {}
+        for route, part in self._routed(choices).items():
+            message = route.announced(part, free_bits=free_bits)
             if message is not None:
-                found[route] = message
-        return self._in_turn(choices[0], found) if found else None
+                announced[route] = message
+        return self._in_turn(choices[0], announced) if announced else None
 
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         routes = self._routed(choices)
@@ -162,37 +158,37 @@ class _RouterEndpoint(Endpoint):
             routes.setdefault(self._to(choice[0]), []).append(choice)
         return routes
 
-    def _in_turn(self, first: tuple[int, int], found: Mapping[Endpoint, Envelope]) -> Envelope:
-        """Return the message of the endpoint whose turn it is: nothing tells which of the messages came first."""
-        endpoints = list(found)
+    def _in_turn(self, first: tuple[int, int], announced: Mapping[Endpoint, Envelope]) -> Envelope:
+        """Return the message of the next endpoint in turn, because their order of arrival is unknown."""
+        endpoints = list(announced)
         if len(endpoints) == 1:
-            return found[endpoints[0]]
+            return announced[endpoints[0]]
         last = self._last.pop(first, endpoints[-1])
-        place = endpoints.index(last) if last in found else -1
+        index = endpoints.index(last) if last in announced else -1
         if len(self._last) >= _REMEMBERED:
             del self._last[next(iter(self._last))]
-        endpoint = self._last[first] = endpoints[(place + 1) % len(endpoints)]
-        return found[endpoint]
+        endpoint = self._last[first] = endpoints[(index + 1) % len(endpoints)]
+        return announced[endpoint]
 
 
 async def _first_of(
     routes: Mapping[Endpoint, Sequence[tuple[int, int]]], free_bits: int
 ) -> Mapping[Endpoint, Envelope]:
-    """Ask several endpoints, each for its own part of the choices, until the first ones know."""
-    found: dict[Endpoint, Envelope] = {}
+    """Wait at several endpoints, each for its own choices, until the first ones have a message."""
+    announced: dict[Endpoint, Envelope] = {}
     errors: list[TransportError] = []
 
     async def ask(endpoint: Endpoint, choices: Sequence[tuple[int, int]]) -> None:
         try:
-            found[endpoint] = await endpoint.wait_any(choices, free_bits=free_bits)
+            announced[endpoint] = await endpoint.wait_any(choices, free_bits=free_bits)
         except TransportError as error:
             errors.append(error)
-        await trio.lowlevel.cancel_shielded_checkpoint()  # others may know at once, too
-        nursery.cancel_scope.cancel()  # taking nothing, the others lose nothing
+        await trio.lowlevel.cancel_shielded_checkpoint()  # other endpoints may have a message now, too
+        nursery.cancel_scope.cancel()  # wait_any receives nothing, so no message is lost
 
     async with trio.open_nursery() as nursery:
         for endpoint, choices in routes.items():
             nursery.start_soon(ask, endpoint, choices)
-    if not found:
+    if not announced:
         raise errors[0]
-    return {endpoint: found[endpoint] for endpoint in routes if endpoint in found}
+    return {endpoint: announced[endpoint] for endpoint in routes if endpoint in announced}

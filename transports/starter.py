@@ -1,4 +1,4 @@
-"""Messages begun by plain functions: a callback reports the end of each, so that none needs a task of its own."""
+"""Messages begun by plain functions: a callback reports the end of a message, so that no message needs a task."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Call(ABC):
     """A send or receive under way.
 
     Attributes:
-        ended: The call is done, failed or withdrawn, and its callback has been called.
+        ended: The call has finished, failed or been withdrawn, and its callback has been called.
         error: The error of a failed call.
-        withdrawn: The call was taken back in time, as if it had never been made.
+        withdrawn: The call was cancelled before it matched, as if it had never been made.
     """
 
     __slots__ = ()
@@ -29,31 +29,31 @@ class Call(ABC):
 
     @abstractmethod
     def withdraw(self) -> None:
-        """Take the call back, as a cancellation would; its callback is called all the same, at once or later."""
+        """Cancel the call if it has not matched; its callback is called all the same, at once or later."""
 
     def look(self) -> bool:
-        """Wait for a moment, for a task that is about to sleep until the end; return False where a wire cannot.
+        """Poll for a moment, on behalf of a task that is about to sleep; return False where a wire cannot.
 
-        The callback may be called meanwhile. The loop's thread only.
+        The callback may be called during the poll. The event loop's thread only.
         """
         return False
 
     def wait(self, seconds: float) -> bool:
-        """Wait in a thread, without the interpreter, until no more bytes move; False if they may, or a wire cannot.
+        """Wait in a thread, without the interpreter lock, until no more bytes move; False if they may, or unsupported.
 
-        After True the thread calls `settle_in_thread` in the loop's place, or lets the loop call `settle`.
+        After True, the thread calls `settle_in_thread`, or lets the event loop call `settle`.
         """
         return False
 
     def settle(self) -> None:  # noqa: B027 - most wires have no such end
-        """Note the end that a thread has waited for, and call the callback unless it has been called."""
+        """Record the end that a thread has waited for, and call the callback once."""
 
     def settle_in_thread(self) -> bool:
-        """Do likewise in a thread that has the loop's place; return whether that was possible."""
+        """Settle in the calling thread, which runs in place of the event loop; return whether that was possible."""
         return False
 
     def delivery(self) -> Delivery:
-        """Return the message of a receive without a place of its own; once."""
+        """Return the message of a receive without a buffer; once."""
         raise AssertionError("a send delivers nothing")
 
 
@@ -73,11 +73,11 @@ class Starter(ABC):
             tag: As for `Endpoint.send`.
             data: As for `Endpoint.send`, until `done` is called.
             priority: As for `Endpoint.send`.
-            done: Called once, with the call: perhaps before this returns, else by the task that brings the news. It
-                must neither raise nor wait; after an error it must not use the endpoint.
+            done: Called once with the call, perhaps before this returns. It must neither raise nor wait; after an error
+                it must not use the endpoint.
 
         Returns:
-            The send; if `done` has been called, it has ended. None if the message has left: `done` is not called then.
+            The send, which has ended if `done` has been called. None, without a call of `done`, if it has left.
 
         Raises:
             ArgumentError: For an unknown rank, a bad tag or a bad buffer; `done` is not called then.
@@ -104,9 +104,9 @@ class Starter(ABC):
             out: As for `Endpoint.recv_into`, until `done` is called.
             nbytes: Length of the message.
             done: As for `begin_send`.
-            consume: Without `out`, takes pieces of a long message as they arrive: the offset of each, and its bytes,
-                which are valid for the length of that call. It must neither raise nor wait. If it was called at all,
-                it was for every byte once, and the delivery has none of them. A transport need not call it.
+            consume: Without `out`, called with the offset and the bytes of each piece of a long message as it arrives.
+                The bytes are valid until it returns. It must neither raise nor wait. A transport calls it for all
+                pieces, and then the delivery is empty, or for none.
 
         Returns:
             The receive; if `done` has been called, it has ended.
@@ -119,7 +119,7 @@ class Starter(ABC):
 
     @property
     def patience(self) -> Patience | None:
-        """Whether, and for how long, to call `catch_up` repeatedly before sleeping; None where that never helps."""
+        """How long to poll with `catch_up` before sleeping; None where polling never helps."""
         return None
 
     @property
@@ -128,14 +128,14 @@ class Starter(ABC):
         return False
 
     def takes_threads(self, peer: int) -> bool:
-        """Whether a thread that has the event loop's place may begin messages with a peer."""
+        """Whether a thread that runs in place of the event loop may begin messages with a peer."""
         return False
 
     def catch_up(self, peer: int) -> bool:
-        """Move the bytes from and to a peer that are ready, before the task that would do so runs.
+        """Move the bytes from and to a peer that are ready, without waiting for the transport's own task.
 
-        A caller that is about to sleep may call this. Calls may end meanwhile, and their callbacks are called; a
-        callback must not call this.
+        For a caller that is about to sleep. Calls may end here, and their callbacks are called; a callback must not
+        call this.
 
         Args:
             peer: The other rank.

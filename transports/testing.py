@@ -10,7 +10,7 @@
 
     trio.run(main)
 
-Each check gets a fresh pair and is told apart by its name, so that `CHECKS` can also be run one by one.
+Each check gets a fresh pair and has a name, so that `CHECKS` can also be run one by one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
                 a, b = _endpoints(ends)
                 with trio.fail_after(scale.timeout_s):
                     await check(a, b, scale)
-            except Exception as error:  # kept until the pair is closed, whose nurseries would wrap it in groups
+            except (
+                Exception
+            ) as error:  # raised after the pair is closed, so that its nurseries do not wrap it in groups
                 failure = error
     except Exception as error:
         failure = failure or error
@@ -92,11 +94,11 @@ async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
     if failure is not None:
         cause = _root_cause(failure)
         late = isinstance(cause, trio.TooSlowError)  # its context are all tasks that were cancelled
-        raise ContractViolation(name, _told(cause, check, scale)) from None if late else cause
+        raise ContractViolation(name, _reason(cause, check, scale)) from None if late else cause
 
 
 class _NoPair(Exception):
-    """What was opened is no pair of endpoints; no error of a transport, which may be an ArgumentError."""
+    """A result of `make_pair` that is no pair of endpoints; not an error of the transport under test."""
 
 
 def _opened(make_pair: MakePair) -> AbstractAsyncContextManager[tuple[Endpoint, Endpoint]]:
@@ -123,7 +125,7 @@ def _root_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _told(cause: BaseException, check: Check, scale: Scale) -> str:
+def _reason(cause: BaseException, check: Check, scale: Scale) -> str:
     if isinstance(cause, Broken):
         return str(cause)
     late = isinstance(cause, trio.TooSlowError)

@@ -1,4 +1,4 @@
-"""Base classes of wrappers, which look like the transport inside, and the order of messages that are held up.
+"""Base classes of wrappers around a transport, and the order of delayed messages.
 
 Also `Recording`, the simplest wrapper.
 """
@@ -46,7 +46,7 @@ class Wrapper(Transport):
         return self.inner.spans_hosts(ranks)
 
     def statistics(self) -> Statistics:
-        """Return what waits in the transport inside."""
+        """Return the unmatched messages of the inner transport."""
         return self.inner.statistics()
 
     def open(self) -> AbstractAsyncContextManager[Self]:
@@ -63,7 +63,7 @@ class Wrapper(Transport):
         await self.inner.aclose()
 
     def __repr__(self) -> str:
-        """Name the wrapper and what it wraps."""
+        """Name the wrapper and the inner transport."""
         return f"<{type(self).__name__} around {self.inner!r}>"
 
 
@@ -80,7 +80,7 @@ class WrapperEndpoint(Endpoint):
         await self.inner.recv_into(src, tag, out)
 
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
-        """Receive from the endpoint inside, with its way of lending memory."""
+        """Receive from the inner endpoint, which loans the memory in its own way."""
         return await self.inner.recv(src, tag, nbytes)
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
@@ -88,11 +88,11 @@ class WrapperEndpoint(Endpoint):
         return self.inner.announced(choices, free_bits=free_bits)
 
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        """Ask the endpoint inside: a message is announced once it has come there."""
+        """Wait at the inner endpoint: a message is announced once it has arrived there."""
         return await self.inner.wait_any(choices, free_bits=free_bits)
 
     def check_send(self, dst: int, tag: int, data: Buffer) -> memoryview:
-        """Return the bytes, or raise what the endpoint inside would raise at once if it were asked at once."""
+        """Return the bytes, or raise the errors that the inner endpoint would raise at the call."""
         view = as_bytes(data)
         check_tag(tag)
         if dst not in self._peers:
@@ -143,7 +143,7 @@ class Ticket:
             await wait_task_rescheduled(self._give_up)
 
     def _give_up(self, _: RaiseCancelT) -> Abort:
-        self._task = None  # it is about to run with Cancelled; nobody may wake it a second time
+        self._task = None  # the task is about to run with Cancelled, and must not be woken a second time
         return Abort.SUCCEEDED
 
     def __enter__(self) -> Self:
@@ -176,7 +176,7 @@ class Sent:
     dst: int  # Receiving rank
     tag: int  # Tag
     nbytes: int  # Length
-    priority: int  # As passed
+    priority: int  # Priority of the call
     payload: bytes | None = None  # A copy of the bytes, if asked for
 
 
@@ -197,7 +197,7 @@ class Recording(Wrapper):
         self.keep_payloads = keep_payloads
 
     def wrap(self, endpoint: Endpoint) -> Endpoint:
-        """Return an endpoint that writes down what it sends."""
+        """Return an endpoint that records its sends."""
         return _RecordingEndpoint(endpoint, self)
 
 

@@ -1,4 +1,4 @@
-"""Connection: one rank of a world whose event loop lives in a thread of its own."""
+"""Connection: one rank of a world, with the event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Connection:
         self._world: World | None = None
         self._error: BaseException | None = None  # of the program, with which the rank is to end
         self._failure: BaseException | None = None  # with which the world has ended
-        self._forked = self._told = False
-        self._lived = False  # whether the world has come to life, which may have failed since
+        self._forked = self._reported = False
+        self._lived = False  # whether the world has started, even if it has failed since
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
         self._thread = threading.Thread(target=self._run, name=f"overlap rank {index}", daemon=True)
@@ -162,8 +162,8 @@ class Connection:
                 f"close: rank {self._index} has not been done within {timeout_s:g} s: it waits for {awaited}"
             )
         self._thread.join()
-        if self._failure is not None and not self._told:
-            self._told = True
+        if self._failure is not None and not self._reported:
+            self._reported = True
             raise self._failure
 
     def fail(self, error: BaseException) -> None:
@@ -174,7 +174,7 @@ class Connection:
         """
         if self._forked or self._ended.is_set():
             return
-        self._told = True
+        self._reported = True
         self._error = error if isinstance(error, Exception) else RemoteError(type_name(error), text_of(error))
         self._end()
         self._ended.wait(_FAIL_S)
@@ -199,7 +199,7 @@ class Connection:
             None if the world lives on, or has ended well.
         """
         self._ended.wait(timeout_s)
-        self._told = self._told or self._failure is not None
+        self._reported = self._reported or self._failure is not None
         return self._failure
 
     @property

@@ -39,7 +39,7 @@ Met: TypeAlias = "tuple[RendezvousConfig, int]"
 
 
 class Store(Protocol):
-    """A store of small values that several processes share, such as those of `torch.distributed`."""
+    """A store of small values shared by several processes, such as a store of `torch.distributed`."""
 
     def set(self, key: str, value: bytes, /) -> object:
         """Keep a value."""
@@ -110,13 +110,13 @@ def through_store(
     machines = [machine_name(), *(ask.partition(" ")[2] for ask in asks.values())]
     address = host or ("127.0.0.1" if len(set(machines)) == 1 else _outward())
     listener = _listening(address)
-    told = {
+    card = {
         "endpoint": [address, listener.getsockname()[1]],
         "secret": (secret or generate()).hex(),
         "job": f"{job}-{secrets.token_hex(8)}",
         "nodes": _checked_nodes(nodes, size) if nodes else _nodes_of(machines),
     }
-    written = json.dumps(told).encode()
+    written = json.dumps(card).encode()
     config, nodes = _read(written, job, rank, size, secret)
     with _answering(store, job, turn, asks, written):
         yield replace(config, listener=listener), nodes
@@ -144,7 +144,7 @@ def ask_key(job: str, rank: int, turn: int = 0) -> str:
 
 
 def answer_key(job: str, rank: int, ask: str, turn: int = 0) -> str:
-    """Return the key under which rank 0 answers what a rank has asked."""
+    """Return the key of rank 0's answer to a request of a rank."""
     return f"overlap/{job}/{turn}/answer/{rank}/{ask.partition(' ')[0]}"
 
 
@@ -165,7 +165,7 @@ def _answering(store: Store, job: str, turn: int, asks: dict[int, str], answer: 
 
     def watch() -> None:
         pause_s = _FIRST_PAUSE_S
-        with suppress(Exception):  # of a store that has gone: a rank that still asks is told so by its own call
+        with suppress(Exception):  # the store has gone; the call of a rank that still asks raises that error
             while not over.wait(pause_s):
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 look_again()
@@ -183,16 +183,16 @@ def _answering(store: Store, job: str, turn: int, asks: dict[int, str], answer: 
 
 def _read(written: bytes, key: str, rank: int, size: int, secret: bytes | None) -> Met:
     try:
-        told = json.loads(bytes(written))
-        host, port = told["endpoint"]
+        answer = json.loads(bytes(written))
+        host, port = answer["endpoint"]
         config = RendezvousConfig(
-            job=str(told["job"]),
+            job=str(answer["job"]),
             member=rank,
             members=size,
-            secret=secret or bytes.fromhex(told["secret"]),
+            secret=secret or bytes.fromhex(answer["secret"]),
             endpoint=(str(host), int(port)),
         )
-        return config, int(told["nodes"])
+        return config, int(answer["nodes"])
     except (ValueError, KeyError, TypeError) as error:
         raise JoinError(f"store: what is under {key!r} was not written by rank 0 of overlap.connect") from error
 

@@ -35,7 +35,7 @@ class RecordedWorld:
 
     @cached_property
     def ranks(self) -> dict[int, RankRecord]:
-        """The record of each rank; what failed because a rank had finished its program stands there as unfinished."""
+        """The record of each rank, with failures that another rank's end caused as unfinished."""
         return without_ends({record.rank: record for flight in self.flights for record in flight.ranks})
 
     @property
@@ -97,7 +97,7 @@ def verdict(world: RecordedWorld) -> list[str]:
 
 
 def sentence(world: RecordedWorld) -> str:
-    """Return one sentence: the culprit, what it did last, and what it waited for, or what waited for it."""
+    """Return one sentence: the culprit, its last operation, and the ranks that it waited for, or that waited for it."""
     who, rank = _culprit(world)
     if rank is None:
         longest = _longest(world)
@@ -196,7 +196,7 @@ def _vanished(world: RecordedWorld) -> tuple[str, int | None] | None:
 
 
 def _busiest(world: RecordedWorld, flight: Flight) -> int:
-    """Of the ranks of a process, that for which the others wait, else the first that had not finished."""
+    """Return the rank of a process that other ranks wait for, else the first unfinished one."""
     stall = stall_of(world.ranks)
     odd = (stall.circle or stall.odd) if stall is not None else []
     own = [record.rank for record in flight.ranks]

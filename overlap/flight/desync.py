@@ -143,7 +143,7 @@ class Job:
         return stall.circle if stall is not None else []
 
     def mismatches(self) -> list[Mismatch]:
-        """Return the first mismatch of each group; those that have not ended come first, then the oldest."""
+        """Return the first mismatch of each group, unfinished ones first, then the oldest."""
         found = [*filter(None, map(self._mismatch, self.calls)), *self._messages()]
         return sorted(found, key=_order)
 
@@ -182,7 +182,7 @@ class Job:
 
 
 def _each_position(by_rank: Mapping[int, list[DumpedCall]]) -> Iterator[dict[int, DumpedCall]]:
-    """Yield the calls of all ranks that belong together: of coalesced ones, those of one position."""
+    """Yield the calls of all ranks that belong together: of coalesced calls, all calls of one position."""
     for position in range(max(map(len, by_rank.values()))):
         yield {rank: calls[position] for rank, calls in by_rank.items() if position < len(calls)}
 
@@ -193,7 +193,7 @@ def _order(mismatch: Mismatch) -> tuple[bool, int]:
 
 
 def _signature(call: DumpedCall) -> tuple[object, ...]:
-    """Return the properties that must be equal on all ranks: those that may differ are left out."""
+    """Return the properties of a call that must be equal on all ranks."""
     uneven = call.kind.startswith(("all_to_all", "alltoall")) or "_v" in call.kind
     given = None if uneven or call.kind == "scatter" else call.counts[0]
     made = None if uneven or call.kind == "gather" else call.counts[1]

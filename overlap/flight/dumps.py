@@ -43,15 +43,15 @@ class DumpedCall:
     """An operation that one rank issued."""
 
     rank: int
-    group: str  # As the recorder names it
-    number: int  # Of collectives in their group, or of messages
+    group: str  # Name that the recorder gives it
+    number: int  # Number among the collectives of its group, or among messages
     kind: str  # Such as "all_reduce"; "send" and "recv" for messages
-    peer: int | None  # Of a message: the other rank of the group
+    peer: int | None  # The other rank of a message, in the group; None for a collective
     sizes: tuple[str, str]  # Shapes of inputs and of outputs: "[8], [2, 4]"
     counts: tuple[int, int]  # Elements of inputs and of outputs
     dtypes: tuple[str, str]
     line: str  # Place in the user's program; "" where the dump has no stacks
-    state: str  # As recorded: scheduled, started, completed
+    state: str  # Recorded state: scheduled, started, completed
     done: bool
     created_ns: int
 

@@ -168,7 +168,7 @@ def attempt(environ: Mapping[str, str] = os.environ) -> int:
 def began(
     *, job: str | None, restart: int, process: int, processes: int, world_size: int, script: str
 ) -> tuple[str, dict[str, object]]:
-    """Return the name of this process's next record, and what stands in it.
+    """Return the name and the contents of this process's next record.
 
     Args:
         job: Name of the job; None: this process is a world of its own.

@@ -38,7 +38,7 @@ class Hang:
     notes: Sequence[str] = ()
     evidence: Sequence[str] = ()  # A table: a line of heads, and a line for each rank
     footer: Sequence[str] = ()
-    also: Sequence[Hang] = field(default=())  # What files of another kind say
+    also: Sequence[Hang] = field(default=())  # Findings in files of another kind
 
     def page(self, *, whole: bool = False) -> list[str]:
         """Return the sentence and the evidence in at most `PAGE_LINES` lines, or all of it."""

@@ -35,12 +35,12 @@ _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 class CallWords:
     """The words that all operations of one call at one place have in common."""
 
-    name: str  # As given by the caller, or that of the operation or function
+    name: str  # Name by the caller, or of the operation or function
     kind: str  # "compute", or the operation
     key: str  # Names the place where the members meet, the same on all of them
     members: tuple[int, ...]  # World ranks that meet; () if they are not known
     site: str  # Where it was called
-    nbytes: int  # Of each operation; 0 if that is not known
+    nbytes: int  # Bytes of each operation; 0 if unknown
     what: str = ""  # The call in full; "" if its input was not there yet
     group: str = ""  # Name of its group; "" for a compute
     towards: str = ""  # The peer of a message, for people to read
@@ -73,7 +73,7 @@ class RankTable:
 class Operation:
     """One operation of a rank. Instants are nanoseconds since 1970."""
 
-    words: CallWords  # What is known of its call
+    words: CallWords  # Facts about its call
     number: int  # Its position where its members meet
     step: int | None  # The step in which it was issued, or None
     issued_ns: int  # When it was issued
@@ -95,7 +95,7 @@ class RankRecord:
 
     @property
     def unfinished(self) -> list[Operation]:
-        """Operations that have not ended, oldest first, and those with whose failure the rank's program ended."""
+        """Unfinished operations, oldest first, and operations that failed and so ended the rank's program."""
         last_ns = max((operation.issued_ns for operation in self.operations), default=0)
         return [op for op in self.operations if op.ended_ns is None or (op.failed and op.ended_ns > last_ns)]
 
@@ -123,7 +123,7 @@ class Flight:
     path: str  # The file
     job: str  # Name of the job
     attempt: int  # How often the job had been started again
-    world: int  # Which of the program's worlds, from 0
+    world: int  # Number among the program's worlds, from 0
     process: int  # Index of the process
     processes: int  # How many there were
     world_size: int  # Ranks in the world

@@ -42,7 +42,7 @@ _Found: TypeAlias = "tuple[tuple[CodeType, int], int]"  # a place, and the numbe
 
 
 class Known(dict[object, _Found]):
-    """The calls that have a number already, of those who ask with the same one: a port, or a rank's computes."""
+    """The calls of a port, or the computes of a rank, that have a number already."""
 
     __slots__ = ("__weakref__",)  # ports of messages come and go
 
@@ -52,7 +52,7 @@ _WORD = 8  # bytes
 _RECORD_WORDS, _CALL, _ENDED, _STARTED = RECORD.size // _WORD, 2, 4, 5
 _FRESH = CALLS // 2  # numbers that are still given out: a record in the ring should find its call for a while
 _LONGEST_LINE_BYTES = 1000  # of the error
-# Of one word of a call, and of the list of its members: all of them fit into `CALL_BYTES`.
+# Longest word of a call, and longest list of its members: all of them fit into `CALL_BYTES`.
 _LONGEST_BYTES, _LONGEST_MEMBERS_BYTES = 80, 300
 
 
@@ -217,7 +217,7 @@ def _json(value: Mapping[str, object]) -> str:
 
 
 def _cut(text: str, limit_bytes: int) -> str:
-    """Shorten a text to so many bytes, and leave out what JSON would have to write with more."""
+    """Shorten a text to `limit_bytes`, without characters that JSON escapes."""
     plain = "".join(c if c.isprintable() and c not in '"\\' else "'" if c == '"' else "?" for c in text)
     return plain.encode(errors="replace")[:limit_bytes].decode(errors="ignore")
 

@@ -51,7 +51,7 @@ def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:
 
 
 def without_ends(ranks: Mapping[int, RankRecord]) -> dict[int, RankRecord]:
-    """Return the records with those operations unfinished that failed because a member had finished its program.
+    """Return the records, with operations as unfinished that failed because a member had finished its program.
 
     A program learns of it only where it awaits the operation. Until then it goes on, and issues others.
     """

@@ -1,4 +1,4 @@
-"""The launcher: it starts the processes of a world, shows what they print, ends them together, and says who failed."""
+"""The launcher: it starts the processes of a world, shows their output, ends them together, and names the culprit."""
 
 # The map of this room:
 #

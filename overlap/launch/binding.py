@@ -18,7 +18,7 @@ _LEVELS = ("physical_package_id", "die_id", "core_id")
 
 
 def shares_here(processes: int) -> list[frozenset[int]]:
-    """Return the share of each of several processes in what this thread may use; none where the system has no such."""
+    """Return the share of each process in the cores of this thread; empty shares where the system has no affinity."""
     try:
         return shares(by_place(os.sched_getaffinity(0)), processes)
     except (AttributeError, OSError):
@@ -26,7 +26,7 @@ def shares_here(processes: int) -> list[frozenset[int]]:
 
 
 def by_place(cores: Iterable[int], folder: str = "/sys/devices/system/cpu") -> list[int]:
-    """Sort cores so that those of one package stand side by side, and among them the threads of one execution unit."""
+    """Sort cores by package, and within it by physical core, so that its threads are adjacent."""
     return sorted(cores, key=lambda core: (_place(Path(folder, f"cpu{core}/topology")), core))
 
 

@@ -1,4 +1,4 @@
-"""Seats in an MPI job: what mpiexec would give the processes that it starts, handed to those that the launcher starts.
+"""Seats in an MPI job: the connection and variables of mpiexec, passed to processes that the launcher starts.
 
 An MPI library finds its peers through the process manager of mpiexec, over a connection that a process inherits, and
 by a few variables. mpiexec watches only what it has started itself, cannot tell a failure from an end, and waits for
@@ -34,7 +34,7 @@ from .lifeline import tie
 _START_S = 60.0
 # How long a helper of MPI may be stopped, counted in looks: as long as a process that others wait for.
 STOPPED_S, LOOK_S = 15.0, 1.0
-# How long mpiexec may take to see that its stubs have gone; then it is killed.
+# Longest time for mpiexec to notice the end of its stubs; then it is killed.
 _LEAVE_S = 2.0
 _LONGEST_BYTES = 1 << 16
 
@@ -58,7 +58,7 @@ class Seat:
     descriptor: int  # The connection to the process manager, which the process inherits
     environ: Mapping[str, str]  # Variables in which the library looks for it
     stub: trio.socket.SocketType  # The connection to its stub, which is readable once the stub has ended
-    pid: int  # Of the stub
+    pid: int  # Id of the stub
 
     async def lost(self) -> str:
         """Wait until the stub has ended, or it or its parents stay stopped; return which, for people.
@@ -170,7 +170,7 @@ class _Mpiexec:
     """The mpiexec that starts the stubs, in a session of its own; the kernel ends it with the launcher."""
 
     def __init__(self, mpiexec: str, count: int, path: str, environ: Mapping[str, str]) -> None:
-        self._said = b""
+        self._output = b""
         lifeline, self._held = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -187,7 +187,7 @@ class _Mpiexec:
             os.close(lifeline)
 
     async def listen(self, until: trio.CancelScope) -> None:
-        """Take what it prints, and cancel a scope when it ends."""
+        """Read the output of mpiexec, and cancel a scope when it ends."""
         assert self._process.stdout is not None
         while True:
             await trio.lowlevel.wait_readable(self._process.stdout)
@@ -195,11 +195,11 @@ class _Mpiexec:
             if not more:
                 until.cancel()
                 return
-            self._said += more
+            self._output += more
 
     def last_words(self) -> str:
-        """Return the last line that it has printed, as the end of a sentence."""
-        lines = self._said.decode(errors="replace").strip().splitlines()
+        """Return the last line of the output, as the end of a sentence."""
+        lines = self._output.decode(errors="replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
 
     async def end(self) -> None:

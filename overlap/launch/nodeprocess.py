@@ -34,7 +34,7 @@ _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: getru
 
 
 class NodeProcess:
-    """The process of one node, its pipes, and what it has said.
+    """The process of one node, its pipes, and its reports.
 
     Args:
         what: The launch that it is part of.
@@ -68,12 +68,12 @@ class NodeProcess:
         self.stopped: bool = False
         self.missed: bool = False
         self.peak_bytes: int = 0
-        self._heard = trio.Event()
+        self._drained = trio.Event()
         with ExitStack() as theirs, ExitStack() as ours:
             lifeline, _ = _pipe(theirs, ours)
-            self._said, says = _pipe(ours, theirs)
+            self._reports, says = _pipe(ours, theirs)
             from_stderr, stderr = _pipe(ours, theirs)
-            # What goes to one file goes through one pipe: two would lose the order in which it was printed.
+            # Output for one file goes through one pipe: two would lose its order.
             from_stdout, stdout = _pipe(ours, theirs) if log is None else (None, stderr)
             descriptors = {"secret": secret, "lifeline": lifeline, "status": says}
             if node == 0 and what.listener is not None:
@@ -105,9 +105,9 @@ class NodeProcess:
             news: Called when this process has come to a world.
             lost: Called with a node whose process the others have given up.
         """
-        os.set_blocking(self._said, False)
+        os.set_blocking(self._reports, False)
         with trio.CancelScope() as self._listening:
-            async for line in _lines(self._said, LONGEST_BYTES):
+            async for line in _lines(self._reports, LONGEST_BYTES):
                 match read_record(line):
                     case Status() as status:
                         self.status = status
@@ -121,7 +121,7 @@ class NodeProcess:
                         self.left = leaving.world
                     case MemberLost() as gone:
                         lost(gone.member)
-        self._heard.set()
+        self._drained.set()
 
     def _log_status(self, status: Status) -> None:
         if self._log is not None:
@@ -131,10 +131,10 @@ class NodeProcess:
 
     def lacks(self, world: int) -> bool:
         """Whether it has ended well without having come to that world."""
-        return self.process.returncode == 0 and self._heard.is_set() and self.reached() < world
+        return self.process.returncode == 0 and self._drained.is_set() and self.reached() < world
 
     def reached(self) -> int:
-        """Return the last world that it has come to; 0: none so far."""
+        """Return the number of the last world that the process has entered; 0: none so far."""
         return self.entering.world if self.entering else 0
 
     def vanished(self) -> bool:
@@ -148,21 +148,21 @@ class NodeProcess:
         return self.entering.world
 
     def has_yet_to_come(self) -> bool:
-        """Whether it has come to no world so far: the interpreter starts, or the program is before its first."""
+        """Whether the process has entered no world so far: it imports, or its program is before `run`."""
         return self.entering is None
 
     def was_killed(self) -> bool:
         """Whether a signal has ended it, which its launcher had not sent, before it said why."""
         return (self.process.returncode or 0) < 0 and self.status is None and not self.stopped
 
-    async def said_all(self) -> None:
-        """Wait for the record of a process that is gone; not for ever, as one that it has left may hold the pipe."""
+    async def drain_reports(self) -> None:
+        """Wait up to `DRAIN_S` for the last reports of a process, because a child of it may hold the pipe open."""
         with trio.move_on_after(DRAIN_S):
-            await self._heard.wait()
+            await self._drained.wait()
         self._listening.cancel()
 
     async def reaped(self) -> int:
-        """Wait for the end of the process, end what is left of its group, and only then give its pid back."""
+        """Wait for the end of the process, kill the rest of its group, and only then reap its pid."""
         if self.process.returncode is None:
             await _exited(self.process.pid)
             self.send(signal.SIGKILL)
@@ -171,7 +171,7 @@ class NodeProcess:
         return self.process.returncode
 
     def _reap(self) -> None:
-        """Give back the pid of a process that has ended; it says what it has used."""
+        """Reap the pid of a process that has ended, and record its peak memory."""
         _, status, used = os.wait4(self.process.pid, 0)
         self.process.returncode = os.waitstatus_to_exitcode(status)
         self.peak_bytes = used.ru_maxrss * _RSS_UNIT_BYTES
@@ -249,7 +249,7 @@ def _ranks(node: int, each: int) -> range:
 
 
 def _environment(what: LaunchSpec, node: int, descriptors: Mapping[str, int], seat: Seat | None) -> dict[str, str]:
-    told = member_variables(
+    variables = member_variables(
         node=node,
         nodes=what.nodes,
         ranks_per_node=what.ranks_per_node or 1,
@@ -257,12 +257,12 @@ def _environment(what: LaunchSpec, node: int, descriptors: Mapping[str, int], se
         job=what.job,
         descriptors=descriptors,
     )
-    return {**what.environ, **told, **(seat.environ if seat else {}), "PYTHONUNBUFFERED": "1"}
+    return {**what.environ, **variables, **(seat.environ if seat else {}), "PYTHONUNBUFFERED": "1"}
 
 
 @contextmanager
 def _held_back(number: signal.Signals) -> Iterator[None]:
-    """Let what is started in the block not hear a signal until it says that it can: it would die of it."""
+    """Block a signal in processes started in the block until they handle it, because it would kill them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -271,7 +271,7 @@ def _held_back(number: signal.Signals) -> Iterator[None]:
 
 
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
-    """Open a pipe whose ends are closed with the two stacks."""
+    """Open a pipe; each of the two stacks closes one end."""
     reads, writes = os.pipe()
     reader.callback(os.close, reads)
     writer.callback(os.close, writes)
@@ -286,7 +286,7 @@ def _is_terminal() -> bool:
 
 
 async def _lines(descriptor: int, most_bytes: int) -> AsyncIterator[bytes]:
-    """Yield what is written in lines, each as soon as it is there, up to one that is too long."""
+    """Yield lines as soon as they are complete, until one is too long."""
     data = bytearray()
     while len(data) <= most_bytes:
         await trio.lowlevel.wait_readable(descriptor)
@@ -324,12 +324,12 @@ class LaunchSpec:
     endpoint: tuple[str, int]  # Host and port where node 0 listens
     listener: int | None  # Descriptor of the socket that listens there; node 0 inherits it
     job: str  # Name of the job
-    secret: bytes  # What proves membership
+    secret: bytes  # Proof of membership
     prefix: bool  # Whether to put the node before each line
     colour: bool  # Whether to colour that
-    log_dir: str | None  # Folder for what the nodes print; None: the terminal
-    grace_s: float  # Between being asked to end and being killed
-    report: Callable[[str], None]  # Takes lines for the user while the processes run
+    log_dir: str | None  # Folder for the output of the nodes; None: the terminal
+    grace_s: float  # Time from the request to end until the kill
+    report: Callable[[str], None]  # Prints lines for the user while the processes run
     attempt: int = 0  # How often they have been started before
     witness: str | None = None  # Folder of the witness, if the others go on when a process is lost
     mpiexec: str | None = (

@@ -150,7 +150,7 @@ class Relay:
         self._waiting.deadline = self._deadline_s
 
     def catch_up(self) -> None:
-        """Put what has come so far into the log: the process has printed it before what it says elsewhere."""
+        """Write the output so far to the log, because the process has printed it before its next report."""
         assert self._log is not None
         left_bytes = DRAIN_BYTES
         with suppress(BlockingIOError):
@@ -186,7 +186,7 @@ class Relay:
         await trio.lowlevel.checkpoint()
 
 
-# Of a line that has not ended; what is longer is let go in pieces, so that a program cannot fill our memory.
+# Longest unfinished line in memory; a longer one is written in pieces, so that a program cannot fill our memory.
 LONGEST_BYTES = 64 * 1024
 # Between two shown states of a line that a program writes over with carriage returns, as progress bars do.
 PROGRESS_PAUSE_S = 1.0

@@ -40,7 +40,7 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ASKING)
 class LaunchOutcome:
     """Outcome of a launch."""
 
-    endings: Sequence[Ending]  # Of all processes, in the order in which they ended
+    endings: Sequence[Ending]  # Endings of all processes, in order
     asked: signal.Signals | None  # The first signal that the launcher got, if any
 
 
@@ -66,7 +66,7 @@ async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
 
 
 async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callable[..., NodeProcess]) -> LaunchOutcome:
-    """Do what `launch` does, with the seats in an MPI job by node."""
+    """Launch with seats in an MPI job, by node."""
     handled = [number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*handled) as signals, ExitStack() as kept:
         watch = _Watch(what, taken)
@@ -100,7 +100,7 @@ async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callab
 
 
 def _cores(what: LaunchSpec) -> Sequence[frozenset[int]]:
-    """Return the cores that each process keeps to; none: to those that the system gives it."""
+    """Return the cores to which each process is bound; none: unbound."""
     several = len(what.here) > 1
     return shares_here(len(what.here)) if what.bind and several else [frozenset()] * len(what.here)
 
@@ -118,7 +118,7 @@ class _Watch:
         self.screen = Screen()
         self._what = what
         self._found = trio.Event()  # the first process that was at fault
-        self._news = trio.Event()  # a process has come to a world, or ended
+        self._news = trio.Event()  # a process has entered a world, or ended
         self._ending = False
 
     async def run(self, signals: AsyncIterator[int]) -> None:
@@ -137,11 +137,11 @@ class _Watch:
         async with trio.open_nursery() as nursery:
             for relay in member.relays:
                 nursery.start_soon(relay.run)
-            nursery.start_soon(member.listen, self._hear, self._end_if_stopped)
+            nursery.start_soon(member.listen, self._on_entering, self._end_if_stopped)
             returncode = await member.reaped()
             self.ended.append(member)
             self._news.set()
-            await member.said_all()
+            await member.drain_reports()
             for relay in member.relays:
                 relay.hurry()
             if returncode != 0 or member.vanished():
@@ -163,8 +163,8 @@ class _Watch:
             self._stop(signal.SIGTERM)
             await self._kill_late()
 
-    def _hear(self) -> None:
-        """Act on the news that a process has come to a world."""
+    def _on_entering(self) -> None:
+        """Handle the report that a process has entered a world."""
         self._news.set()
         self._look_for_the_missing()
 

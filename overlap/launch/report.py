@@ -71,26 +71,28 @@ def report(error: BaseException, *, command: bool = True) -> int:
         return EXIT_PIPE
     if isinstance(cause, OSError) and cause.errno in _FULL and (refusal := _refusal_of_stdout()) is not None:
         discard(sys.stdout)
-        return _say(str(OutputError("the output", refusal)), EXIT_FAILED)
+        return _print_report(str(OutputError("the output", refusal)), EXIT_FAILED)
     if isinstance(error, KeyboardInterrupt):
-        return _say("\n".join(["interrupted", *getattr(error, "__notes__", ())]), EXIT_INTERRUPTED)
+        return _print_report("\n".join(["interrupted", *getattr(error, "__notes__", ())]), EXIT_INTERRUPTED)
     from topology import TopologyError  # not at the top: what does not fail needs no machines
 
     if isinstance(error, (UsageError, TopologyError)):
-        return _say(_place(error, command) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE)
+        return _print_report(
+            _place(error, command) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE
+        )
     if isinstance(error, (OverlapError, TransportError)) and not isinstance(error, RankFailedError):
-        return _say(str(error), EXIT_FAILED)  # its message is complete
+        return _print_report(str(error), EXIT_FAILED)  # its message is complete
     if _wants_our_port(error):
-        return _say(_place(error, command, above=f"{os.sep}torch{os.sep}") + _FOR_OTHERS, EXIT_FAILED)
+        return _print_report(_place(error, command, above=f"{os.sep}torch{os.sep}") + _FOR_OTHERS, EXIT_FAILED)
     if isinstance(error, SystemExit):
         return _exit_code(error)
-    if not _says_all(cause):
+    if not _needs_no_traceback(cause):
         say("\n".join(narrowed(line, CARD_COLUMNS) for line in "".join(_without_machinery(cause)).split("\n")))
     if not isinstance(error, RankFailedError):
         return EXIT_FAILED
     # A rank that exits with 0 has failed too: it has left the others.
     told = "\n  ".join([str(error), *getattr(error, "__notes__", ())])
-    return _say(told, _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED)
+    return _print_report(told, _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED)
 
 
 def _wants_our_port(error: BaseException) -> bool:
@@ -99,14 +101,14 @@ def _wants_our_port(error: BaseException) -> bool:
     return taken and "OVERLAP_NODE_RANK" in os.environ and f"port: {os.environ.get('MASTER_PORT')}," in str(error)
 
 
-def _says_all(cause: BaseException) -> bool:
+def _needs_no_traceback(cause: BaseException) -> bool:
     """Whether a traceback would add nothing: no frame of the program, or an exit."""
     if isinstance(cause, RemoteError) or not isinstance(cause, (OverlapError, OSError)):
         return isinstance(cause, SystemExit)
     return not any(map(_is_users, extract_tb(cause.__traceback__)))
 
 
-def _say(text: str, code: int) -> int:
+def _print_report(text: str, code: int) -> int:
     notify(text)
     return code
 

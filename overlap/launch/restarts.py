@@ -26,7 +26,7 @@ _USAGE = f": {UsageError.__name__}: "
 
 
 class Advance:
-    """Progress of a job from attempt to attempt, and what follows from it for the next one.
+    """Progress of a job from attempt to attempt, and its consequences for the next one.
 
     Attributes:
         futile: How many attempts in a row got no further than one before them.

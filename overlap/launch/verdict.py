@@ -31,9 +31,9 @@ class Ending:
 
     node: int  # The node
     ranks: range  # Its world ranks; none if it is alone, and says itself how many it has
-    pid: int  # Of the process
-    returncode: int  # As `subprocess` counts: negative for signals
-    status: Status | None = None  # What the process said of it, if it did
+    pid: int  # Id of the process
+    returncode: int  # Code as in `subprocess`: negative for signals
+    status: Status | None = None  # Report of the process about its end, if it sent one
     stopped: bool = False  # Whether the launcher had told it to end before it had said anything
     missed: bool = False  # Whether it ended well and without coming to a world where another process waited for it
     vanished: bool = False  # Whether it ended as if all were well, in the middle of a world
@@ -98,24 +98,24 @@ def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = (), host:
         host: The machine, if the job has several.
     """
     status = (ending.accuser or ending).status
-    told = status.text.splitlines() if status else list(ending.tail)
+    lines = status.text.splitlines() if status else list(ending.tail)
     spoke = status is not None or ending.returncode > 0  # what ended it after its last word is no news
-    interrupted = ending.accuser is None and spoke and headline(told) == INTERRUPTED
-    said_all = ending.accuser is None and spoke and headline(told).startswith(_OURS)
-    if said_all and not ending.log and not interrupted:
-        return _shortened(told, CARD_LINES)
+    interrupted = ending.accuser is None and spoke and headline(lines) == INTERRUPTED
+    complete = ending.accuser is None and spoke and headline(lines).startswith(_OURS)
+    if complete and not ending.log and not interrupted:
+        return _shortened(lines, CARD_LINES)
     how = "was interrupted by a SIGINT that its launcher had not sent" if interrupted else _how(ending, oom_kills)
     last = f"{_OURS}{ending.name}{f' on {host}' if host else ''} {how}"
     last += f"; all it printed is in {ending.log}" if ending.log else ""
     if interrupted:
-        at = list(told).index(INTERRUPTED)
-        return _shortened([*told[:at], last, *told[at + 1 :]], CARD_LINES)
-    return [*_shortened(told, CARD_LINES - 1 - len(signs)), last, *(f"  {line}" for line in signs)]
+        index = lines.index(INTERRUPTED)
+        return _shortened([*lines[:index], last, *lines[index + 1 :]], CARD_LINES)
+    return [*_shortened(lines, CARD_LINES - 1 - len(signs)), last, *(f"  {line}" for line in signs)]
 
 
-def headline(told: Sequence[str]) -> str:
-    """Return the last line that is not a detail, such as what one of the ranks waits for, of the line before."""
-    return next((line for line in reversed(told) if not line.startswith("  ")), "")
+def headline(lines: Sequence[str]) -> str:
+    """Return the last line that is not an indented detail."""
+    return next((line for line in reversed(lines) if not line.startswith("  ")), "")
 
 
 def _how(ending: Ending, oom_kills: int) -> str:
@@ -149,7 +149,7 @@ def _memory(oom_kills: int, peak_bytes: int) -> str:
 
 
 def _shortened(lines: list[str], most: int) -> list[str]:
-    """Keep the beginning, which tells what went wrong and where, and the end, which tells who is at fault."""
+    """Shorten lines in the middle: the beginning names the error and its place, the end the culprit."""
     left_out = len(lines) - most + 1
     if left_out > 1:
         head = most // 2

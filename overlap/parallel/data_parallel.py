@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class DataParallel(Bucketed[Averaged, Params]):
-    """A model whose gradients are averaged over a group of ranks.
+    """A model with gradients averaged over a group of ranks.
 
     Parameters are named in the order of forward; their gradients may be handed over in any order, the same on all
     ranks. Nothing in the loop waits: the update of a weight is issued when the weight is next asked for, and whatever

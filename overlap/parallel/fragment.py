@@ -1,4 +1,4 @@
-"""Fragments of a model that trains in local steps: weights whose outer steps are made together."""
+"""Fragments of a model that trains in local steps: groups of weights with common outer steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Fragment:
-    """Weights of one dtype whose outer steps are made together.
+    """Weights of one dtype with common outer steps.
 
     Memory: two copies of them and the outer optimizer's state; while an outer step is on the wire, two more. All
     methods are called on the compute stream.
@@ -59,20 +59,20 @@ class Fragment:
 
     def pieces(self) -> list[Piece]:
         """Return the common weights and the outer optimizer's state, as they lie in memory."""
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for slot in self.plan.slots:
             place = slice(slot.start, slot.stop)
-            found.append(Piece.whole(slot.name, slot.shape, self._whole[place]))
+            pieces.append(Piece.whole(slot.name, slot.shape, self._whole[place]))
             for key, kept in self._state.items():
-                found.append(Piece.whole(state_name(f"outer {key}", slot.name), slot.shape, kept[place]))
-        return found
+                pieces.append(Piece.whole(state_name(f"outer {key}", slot.name), slot.shape, kept[place]))
+        return pieces
 
     def notes(self) -> dict[str, object]:
         """Return the counters of its outer steps, which all ranks have alike."""
         return {"sent_at": self.sent_at, "due": self.due, "rounds": self.rounds, "pending": self.pending is not None}
 
     def own(self) -> dict[str, Array]:
-        """Return the mean change under way, once it has come."""
+        """Return the mean change under way, once it has arrived."""
         return {} if self.pending is None else {"sent": self._sent, "mean": self.pending.result()}
 
     def resume(self, notes: Mapping[str, Any], own: Mapping[str, Array] | None, rank: Rank) -> None:
@@ -122,7 +122,7 @@ class Fragment:
 
     def _local(self) -> Array:
         flat: Array = self._parameters.flat[self.plan.dtype]
-        found: Array = np.empty(self.plan.size, self.plan.dtype)
+        pieces: Array = np.empty(self.plan.size, self.plan.dtype)
         for here, there in self._runs:
-            found[there] = flat[here]
-        return found
+            pieces[there] = flat[here]
+        return pieces

@@ -34,11 +34,11 @@ Batch: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """A batch whose schedule has been issued; the last of it may not have run yet."""
+    """A batch with an issued schedule; its last actions may not have run yet."""
 
     # On the rank with the last stage, the future of each microbatch's loss; empty elsewhere.
     losses: Sequence[Future[object]]
-    # Of every stage of this rank, the mean over the batch: a tree like its weights, or a future of one.
+    # Mean gradients over the batch by stage of this rank: a tree like its weights, or a future of one.
     gradients: Mapping[int, object]
     group: Group  # The ranks of the pipeline
     last: int  # The rank of the group that has the last stage

@@ -1,4 +1,4 @@
-"""Checks of what functions of the program return: losses, layers, and gradients, before they are taken apart."""
+"""Checks of the results of the program's functions: losses, layers, and gradients, before they are taken apart."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ class Routing:
     """Where the tokens of a rank go."""
 
     x: Array  # The tokens, (T, h)
-    shape: tuple[int, ...]  # That they came in
-    probabilities: Array  # Of the router, (T, E)
+    shape: tuple[int, ...]  # Shape of the inputs
+    probabilities: Array  # Probabilities of the router, (T, E)
     chosen: Array  # The experts of every token, (T, k), the most probable first
-    gates: Array  # What their outputs are multiplied by, (T, k)
-    order: Array  # Of the T*k copies, token by token, those that are sorted rows
+    gates: Array  # Factors of the experts' outputs, (T, k)
+    order: Array  # Indices, among the T*k copies token by token, of the sorted rows
     normalised: bool  # Whether the gates of a token add up to 1
 
 
@@ -61,7 +61,7 @@ def merge(routing: Routing, outputs: Array) -> Array:
 
 
 def split_gradient(routing: Routing, outputs: Array, dy: Array) -> tuple[Array, Array]:
-    """Return the gradients of the outputs, in sorted rows, and those of the gates, (T, k)."""
+    """Return the gradients of the outputs, in sorted rows, and the gradients of the gates, (T, k)."""
     each = dy.reshape(len(routing.gates), 1, -1)
     rows = (each * routing.gates[:, :, None]).astype(dy.dtype).reshape(len(routing.order), -1)[routing.order]
     return rows, (each * by_token(routing, outputs)).sum(-1)

@@ -138,7 +138,7 @@ class _Linear(ABC):
 
 
 class ColumnLinear(_Linear):
-    """y_i = x W_i + b_i: rank i has a block of the columns of W, and gets those columns of y.
+    """y_i = x W_i + b_i: rank i has a block of the columns of W, and gets the same columns of y.
 
     `x` is whole on all ranks, or this rank's rows of it with `sequence`: then it is gathered forward, and again
     backward, so that only a block is kept.
@@ -159,7 +159,7 @@ class ColumnLinear(_Linear):
 
 
 class RowLinear(_Linear):
-    """y = sum of x_i W_i, + b: rank i has those rows of W that belong to its columns of x.
+    """y = sum of x_i W_i, + b: rank i has the rows of W that belong to its columns of x.
 
     `y` is whole on all ranks, or this rank's rows of it with `sequence`. The bias is added once, by the first rank.
     """

@@ -52,11 +52,11 @@ class Recording:
     """The times of a step that do not depend on buckets."""
 
     sizes: Mapping[str, tuple[int, str]]  # Elements and dtype of each parameter, by name, in the order of forward
-    forward_s: float  # Of all layers together, and of the loss
+    forward_s: float  # Time of all layers and of the loss
     # In the order in which there are gradients: of which parameter, and how long that takes after the one before it.
     backward_s: tuple[tuple[str, float], ...]
-    latency_s: float  # Of a small message
-    seconds_per_byte: float  # Of the wire, while it is busy
+    latency_s: float  # Time of a small message
+    seconds_per_byte: float  # Time of a byte on the busy wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ class Choice:
     """The best candidate, and the time of the defaults."""
 
     candidate: int  # Its index in `CANDIDATES`
-    step_s: float  # Of a step, in the replay
-    default_s: float  # Of a step with the defaults, in the replay
+    step_s: float  # Time of a step, in the replay
+    default_s: float  # Time of a step with the defaults, in the replay
 
     def __str__(self) -> str:
         size, order = CANDIDATES[self.candidate]

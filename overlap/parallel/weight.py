@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Weight(np.ndarray):
-    """A read-only array whose `await` returns it as a plain array; results of arithmetic are plain arrays as well."""
+    """A read-only array that `await` returns as a plain array; results of arithmetic are plain arrays as well."""
 
     __slots__ = ()
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class MemoryWork:
-    """Issues computes whose cost on the virtual clock is the memory that they move.
+    """Issues computes that cost, on the virtual clock, the memory that they move.
 
     They take no time there if the bandwidth of the cluster's memory is not known, as that of "local".
     """

@@ -52,7 +52,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
+class BenchmarkLog:
     """A benchmark's output."""
 
     tool: str  # that wrote it
@@ -60,7 +60,7 @@ class Log:
     dropped: tuple[str, ...] = ()  # why rows were left out
 
 
-def read(path: str, *, op: str | None = None, ranks: int | None = None) -> Log:
+def read(path: str, *, op: str | None = None, ranks: int | None = None) -> BenchmarkLog:
     """Read a log.
 
     Args:
@@ -164,35 +164,38 @@ class _Context:
 _Lines = Sequence[tuple[int, str]]
 
 
-def _nccl(of: _Context, lines: _Lines) -> Log:
+def _nccl(context: _Context, lines: _Lines) -> BenchmarkLog:
     found = re.search(r"starting: (\w+)", "\n".join(line for _, line in lines))
-    collective = of.collective(found[1] if found else None)
+    collective = context.collective(found[1] if found else None)
     told, places = _places([line for _, line in lines])
-    ranks = told or of.ranks
-    if of.ranks not in (None, ranks):
-        raise UsageError(f"--ranks: {of.name} says that {ranks} took part, got {of.ranks}")
+    ranks = told or context.ranks
+    if context.ranks not in (None, ranks):
+        raise UsageError(f"--ranks: {context.name} says that {ranks} took part, got {context.ranks}")
     rows, dropped = [], []
     for number, line in lines:
         words = line.split()
         if re.match(r"#\s+\(", line) and not set(re.findall(r"\(\S*?\)", line)) <= _NCCL_UNITS:
-            raise of.fail(number, " ".join(sorted(_NCCL_UNITS)), line)
-        if line.startswith("#") or not of.is_row(words, number, line):
+            raise context.fail(number, " ".join(sorted(_NCCL_UNITS)), line)
+        if line.startswith("#") or not context.is_row(words, number, line):
             continue
         if len(words) < 9:
-            raise of.fail(number, "size count type redop root time algbw busbw #wrong", line)
-        size, time_us = of.number(words[0], number, "bytes", least=-1), of.number(words[5], number, "microseconds")
+            raise context.fail(number, "size count type redop root time algbw busbw #wrong", line)
+        size, time_us = (
+            context.number(words[0], number, "bytes", least=-1),
+            context.number(words[5], number, "microseconds"),
+        )
         if not size:
             continue
-        of.check(number, size, time_us / 1e6, words[6], (1e9,))
+        context.check(number, size, time_us / 1e6, words[6], (1e9,))
         if words[8] not in ("0", "N/A"):
-            dropped.append(f"{of.name}:{number}: {words[8]} wrong results")
+            dropped.append(f"{context.name}:{number}: {words[8]} wrong results")
             continue
-        row = _row(of, number, collective, size, words[2], ranks, time_us / 1e6)
-        of.check_count(number, row, words[1], words[2])
+        row = _row(context, number, collective, size, words[2], ranks, time_us / 1e6)
+        context.check_count(number, row, words[1], words[2])
         rows.append(replace(row, places=places))
     if not any(line.startswith("# Avg bus bandwidth") for _, line in lines):
-        dropped.append(f"{of.name}: ends before its average bus bandwidth, so rows may be missing")
-    return Log(tool="nccl-tests", rows=tuple(rows), dropped=tuple(dropped))
+        dropped.append(f"{context.name}: ends before its average bus bandwidth, so rows may be missing")
+    return BenchmarkLog(tool="nccl-tests", rows=tuple(rows), dropped=tuple(dropped))
 
 
 _NCCL_UNITS = frozenset({"(B)", "(elements)", "(us)", "(GB/s)"})
@@ -210,32 +213,32 @@ def _places(lines: Sequence[str]) -> tuple[int, tuple[tuple[int, int], ...]]:
     return len(found), tuple((hosts.setdefault(match[1], len(hosts)), int(match[2])) for match in found)
 
 
-def _nccom(of: _Context, lines: _Lines) -> Log:
-    collective, columns, rows, dropped = of.collective(None), list[str](), [], []
+def _nccom(context: _Context, lines: _Lines) -> BenchmarkLog:
+    collective, columns, rows, dropped = context.collective(None), list[str](), [], []
     for number, line in lines:
         if "size(B)" in line:
             columns = re.findall(r"\S+\(us\)|\S+", line)
         words = line.split()
-        if not columns or not of.is_row(words, number, line):
+        if not columns or not context.is_row(words, number, line):
             continue
         if "Failure" in line:
-            dropped.append(f"{of.name}:{number}: {' '.join(words[1:4])}")
+            dropped.append(f"{context.name}:{number}: {' '.join(words[1:4])}")
             continue
         if len(words) < len(columns):
-            raise of.fail(number, " ".join(columns), line)
+            raise context.fail(number, " ".join(columns), line)
         value = dict(zip(columns, words, strict=False))
         time = next((name for name in columns if name.startswith("time")), "")
         if not time.endswith("(us)"):
-            raise of.fail(number, "a column of times in (us)", time or line)
-        size, time_us = of.number(words[0], number, "bytes"), of.number(value[time], number, "microseconds")
+            raise context.fail(number, "a column of times in (us)", time or line)
+        size, time_us = context.number(words[0], number, "bytes"), context.number(value[time], number, "microseconds")
         if "algbw(GB/s)" in value:
-            of.check(number, size, time_us / 1e6, value["algbw(GB/s)"], (1e9, 2.0**30))
-        rows.append(_row(of, number, collective, size, value.get("type", "fp32"), of.ranks, time_us / 1e6))
-    return Log(tool="nccom-test", rows=tuple(rows), dropped=tuple(dropped))
+            context.check(number, size, time_us / 1e6, value["algbw(GB/s)"], (1e9, 2.0**30))
+        rows.append(_row(context, number, collective, size, value.get("type", "fp32"), context.ranks, time_us / 1e6))
+    return BenchmarkLog(tool="nccom-test", rows=tuple(rows), dropped=tuple(dropped))
 
 
-def _ours(text: str, name: str) -> Log:
-    of = _Context(name=name, op=None, ranks=None)
+def _ours(text: str, name: str) -> BenchmarkLog:
+    context = _Context(name=name, op=None, ranks=None)
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -255,11 +258,11 @@ def _ours(text: str, name: str) -> Log:
         except (KeyError, TypeError) as error:
             raise UsageError(f"{name}: row {number}: expected {error} beside the others") from None
         if _OPERATIONS.get(str(operation).lower()) in GENERATORS:
-            of.dtype(dtype, f"{name}: row {number}")
+            context.dtype(dtype, f"{name}: row {number}")
             nbytes, nanos = (_positive(told, what, f"{name}: row {number}") for told, what in (
                 (size, "size_bytes"), (time_ns, "median_ns")))  # fmt: skip
-            rows.append(_row(of, number, of.collective(operation), nbytes, dtype, ranks, nanos / 1e9))
-    return Log(tool="overlap bench", rows=tuple(rows), dropped=tuple(dropped))
+            rows.append(_row(context, number, context.collective(operation), nbytes, dtype, ranks, nanos / 1e9))
+    return BenchmarkLog(tool="overlap bench", rows=tuple(rows), dropped=tuple(dropped))
 
 
 def _positive(value: object, name: str, where: str) -> float:
@@ -268,14 +271,16 @@ def _positive(value: object, name: str, where: str) -> float:
     return float(value)
 
 
-def _row(of: _Context, line: int, collective: str, nbytes: float, dtype: str, ranks: int | None, time_s: float) -> Row:
+def _row(
+    context: _Context, line: int, collective: str, nbytes: float, dtype: str, ranks: int | None, time_s: float
+) -> Row:
     return Row(
         collective=collective,
         nbytes=round(nbytes),
-        dtype=of.dtype(dtype, f"{of.name}:{line}"),
+        dtype=context.dtype(dtype, f"{context.name}:{line}"),
         ranks=ranks,
         time_s=time_s,
-        where=f"{of.name}:{line}",
+        where=f"{context.name}:{line}",
     )
 
 

@@ -15,7 +15,7 @@ from ..cost.fitting import MachineFit, Sample, fit, wire_s
 from ..cost.own import INLINE_BYTES, OwnFit
 from ..errors import UsageError
 from ..units import format_bytes, format_s
-from .benchmark_logs import Log, Row, read
+from .benchmark_logs import BenchmarkLog, Row, read
 
 _LEAST_ROWS = 4
 
@@ -29,7 +29,7 @@ class Calibration:
 
     cluster: topology.Cluster  # The cluster that the logs are of
     paths: Sequence[str]  # The files of the logs
-    logs: Sequence[Log]  # Their rows
+    logs: Sequence[BenchmarkLog]  # Their rows
     fit: MachineFit  # The fitted figures, and the error of each row
 
     @property
@@ -126,7 +126,7 @@ def _machine_file(of: Calibration, name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as a TOML string, whose escapes are those of JSON."""
+    """Return a text as a TOML string, which has the escapes of JSON."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import UsageError
 from .model import Model
 
-# What transformers' configurations call it (PretrainedConfig of llama, mixtral, deepseek_v3, gpt2).
+# Names in transformers' configurations (PretrainedConfig of llama, mixtral, deepseek_v3, gpt2).
 _HUGGING_FACE: Mapping[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer"),
     "hidden": ("hidden_size", "n_embd"),
@@ -38,7 +38,7 @@ _HUGGING_FACE: Mapping[str, tuple[str, ...]] = {
     "mtp_layers": ("num_nextn_predict_layers",),
 }
 _GATED = ("silu", "swiglu", "gelu_gated")  # activations of perceptrons with three matrices
-# What the classes of transformers say where a configuration does not: their perceptrons, and whether scores use the
+# Defaults of the classes of transformers: their perceptrons, and whether scores use the
 # matrix of the embedding.
 _ALWAYS_GATED = ("gemma", "gemma2", "gemma3_text")
 _NEVER_GATED = ("phi3small", "starcoder2", "nemotron")

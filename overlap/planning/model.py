@@ -23,7 +23,7 @@ class Model:
     name: str  # For messages
     layers: int  # Blocks of attention and perceptron
     hidden: int  # Width of a token between them
-    heads: int  # Of attention
+    heads: int  # Number of attention heads
     ffn: int  # Width inside a perceptron that is no expert
     vocabulary: int  # Tokens that there are
     sequence: int  # Tokens of a sample
@@ -31,16 +31,16 @@ class Model:
     head_dim: int = 0  # Width of a head; 0: hidden / heads
     gated: bool = True  # Whether a perceptron has three matrices (SwiGLU) instead of two
     tied: bool = False  # Whether scores use the matrix of the embedding
-    experts: int = 0  # Of a layer, 0 without
+    experts: int = 0  # Number of experts of a layer, 0 without
     top_k: int = 0  # How many of them a token goes to
     shared_experts: int = 0  # Further ones that every token goes to
     expert_ffn: int = 0  # Width inside an expert; 0: `ffn`
     dense_layers: int = 0  # How many of the first layers have no experts
-    q_rank: int = 0  # Of latent attention (arXiv 2405.04434), the width that queries are made from
+    q_rank: int = 0  # Width from which queries of latent attention are made (arXiv 2405.04434)
     kv_rank: int = 0  # The same of keys and values; 0: ordinary attention
-    rope_dim: int = 0  # Of a latent head, what has a position
-    nope_dim: int = 0  # What has none
-    value_dim: int = 0  # Of its values
+    rope_dim: int = 0  # Width of a latent head with positions
+    nope_dim: int = 0  # Width of a latent head without positions
+    value_dim: int = 0  # Width of its values
     causal: bool = True  # Whether a token meets only earlier ones
     window: int = 0  # How many tokens a token meets at most (sliding window); 0: all of the sequence
     mtp_layers: int = 0  # Further layers that predict further tokens (arXiv 2412.19437, section 2.2), each with scores

@@ -20,10 +20,10 @@ MESSAGE = "send/recv"
 class Operation(NamedTuple):
     """The shape that collectives or messages share."""
 
-    dimension: str  # Of parallelism
+    dimension: str  # Axis of parallelism
     op: str  # Its name, or `MESSAGE`
     nbytes: int  # The larger of input and result
-    dtype: str  # Of the elements
+    dtype: str  # Dtype of the elements
     # World ranks of the group; of a message those who send and those who receive, of all who were simulated.
     ranks: tuple[int, ...]
 
@@ -34,8 +34,8 @@ class Amount:
 
     count: float = 0.0  # How often
     busy_ns: float = 0.0  # While bytes moved, each for itself
-    wire_ns: float = 0.0  # Of the exposed time, while bytes moved
-    waiting_ns: float = 0.0  # Of the exposed time, while it waited for its last rank
+    wire_ns: float = 0.0  # Part of the exposed time in which bytes moved
+    waiting_ns: float = 0.0  # Part of the exposed time in which it waited for its last rank
 
     @property
     def exposed_ns(self) -> float:
@@ -62,10 +62,10 @@ class Parts:
 
     step_ns: float  # From its beginning to the end of the last rank
     compute_ns: float  # In which a rank computed
-    overlapped_ns: float  # Of that, in which bytes of its operations moved
+    overlapped_ns: float  # Part of it in which bytes of the rank's operations moved
     idle_ns: float  # In which it did nothing, whether or not an operation was queued
-    ranks: tuple[int, ...]  # That were simulated
-    operations: Mapping[Operation, Amount]  # What it sent, and what of that was exposed
+    ranks: tuple[int, ...]  # Ranks that were simulated
+    operations: Mapping[Operation, Amount]  # Bytes of each operation, and its exposed time
     path: Mapping[Path, float]  # The critical path: for how long it went through what
 
     @classmethod

@@ -30,7 +30,7 @@ from .amounts import Amounts, Work, numpy_dtype
 from .device import Device
 from .layout import Layout
 from .model import Model
-from .weights import Weights
+from .weights import StepWeights
 
 DIMENSIONS = ("tp", "ep", "cp", "dp", "replicate", "pp")
 """Of parallelism, and the names of their streams."""
@@ -67,7 +67,7 @@ class Step:
         self._place, self._last = mesh.coordinates["pp"], layout.pp * layout.chunks - 1
         dtype = numpy_dtype(layout.carried)
         copies = mesh["replicate"] if layout.replicate > 1 else None
-        self._weights = Weights(rank, amounts, dtype, mesh["dp", "cp", "ep"], mesh["dp", "cp"], copies, self._place)
+        self._weights = StepWeights(rank, amounts, dtype, mesh["dp", "cp", "ep"], mesh["dp", "cp"], copies, self._place)
         self._shard = rank.empty((amounts.rows, amounts.model.hidden), dtype)
         self._x = rank.empty((amounts.tokens, amounts.model.hidden), dtype) if layout.tp > 1 else self._shard
         self._kv = rank.empty(amounts.ring_bytes // dtype.itemsize, dtype)

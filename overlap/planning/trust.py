@@ -12,8 +12,7 @@ from ..cost.parameters import measured
 from ..cost.validation import Accuracy, Class, classes_of
 from .layout import Layout
 from .parts import MESSAGE, Operation, Parts
-from .validation import Band as StepBand
-from .validation import class_band
+from .validation import StepBand, class_band
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

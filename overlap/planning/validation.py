@@ -76,7 +76,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class StepBand:
     """Errors of predicted steps of one class, as shares."""
 
     of: str  # The class, or "all"
@@ -86,7 +86,7 @@ class Band:
     worst: float  # The largest
 
     @classmethod
-    def over(cls, of: str, errors: Iterable[float]) -> Band:
+    def over(cls, of: str, errors: Iterable[float]) -> StepBand:
         """Return the band of some errors."""
         sizes = sorted(map(abs, errors))
         at = ceil(COVERED * len(sizes) - 1e-9) - 1
@@ -155,15 +155,15 @@ def _wanted(row: Published, one: Estimate, share: float) -> float:
 # -- bands -----------------------------------------------------------------------------------------------------------
 
 
-def class_band(cluster: Cluster, dtype: str) -> Band:
+def class_band(cluster: Cluster, dtype: str) -> StepBand:
     """Return the band of a step: of left-out rows of its class, or of all where these are few, never a narrower one."""
     recorded = unseen()
     wanted = class_of(cluster, dtype)
     own = [error for of, error in recorded.values() if of == wanted]
-    everything = Band.over("all classes", [error for _, error in recorded.values()])
+    everything = StepBand.over("all classes", [error for _, error in recorded.values()])
     if not own:
         return everything
-    mine = Band.over(wanted, own)
+    mine = StepBand.over(wanted, own)
     return mine if len(own) >= _FEW else max(mine, everything, key=lambda band: band.covering)
 
 

@@ -19,7 +19,7 @@ _COPIES = "replicate"
 _PREFETCHED = 2  # layers of gathered weights that a rank has at once (ZeRO-3)
 
 
-class Weights:
+class StepWeights:
     """Weights and gradients of one rank.
 
     Args:

@@ -286,8 +286,8 @@ class Rank(GroupCalls):
         if self._backend.shapes_only:
             return shape_only(shape, dtype)
         loan = self._around.communicators.engine.loan
-        array = common_array(loan, np.empty(0, dtype).dtype, shape) if common else None
-        return np.zeros(shape, dtype) if array is None else array
+        shared = common_array(loan, np.empty(0, dtype).dtype, shape) if common else None
+        return np.zeros(shape, dtype) if shared is None else shared
 
     def record(self, name: str, start_ns: int, end_ns: int, *, lane: str = "compute") -> None:
         """Add a span to the timeline for work of this rank outside of `compute`; from any thread.

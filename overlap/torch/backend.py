@@ -64,29 +64,32 @@ def rank_of(rank: Rank | None) -> Rank:
     return rank or joined.rank  # type: ignore[union-attr]
 
 
-def _create(asked: Any, _: object = None) -> ProcessGroup:
-    """Make the process group that torch asks for: in the world that is there, or in one of its own."""
-    ranks, timeout = list(asked.global_ranks_in_group), asked.timeout
+def _create(options: Any, _: object = None) -> ProcessGroup:
+    """Make a process group of torch: in the existing world, or in a world of its own."""
+    ranks, timeout = list(options.global_ranks_in_group), options.timeout
     if ranks and _JOINED:
         group = _JOINED[0].group(ranks)
-        return ProcessGroup(asked.store, group, timeout)
+        return ProcessGroup(options.store, group, timeout)
     try:
-        made = connect(
-            asked.group_rank,
-            asked.group_size,
-            store=asked.store if asked.group_size > 1 else None,
+        connection = connect(
+            options.group_rank,
+            options.group_size,
+            store=options.store if options.group_size > 1 else None,
             timeout_s=timeout.total_seconds(),
         )
     except OverlapError as error:
         raise backend_error(error) from error
-    made.describe(torch="yes")
+    connection.describe(torch="yes")
     if not ranks:
-        _JOINED[:] = [made]
+        _JOINED[:] = [connection]
         if WITNESS in os.environ:
-            surviving.enter(made)
+            surviving.enter(connection)
     # forks of multiprocessing end without the exit handlers that a connection counts on
-    Finalize(None, _at_exit, (weakref.ref(made),), exitpriority=0)
-    return ProcessGroup(asked.store, made.rank.world, timeout, leave=lambda: _leave(made), abort=lambda: _abort(made))
+    Finalize(None, _at_exit, (weakref.ref(connection),), exitpriority=0)
+    world = connection.rank.world
+    return ProcessGroup(
+        options.store, world, timeout, leave=lambda: _leave(connection), abort=lambda: _abort(connection)
+    )
 
 
 def _at_exit(reference: weakref.ref[Connection]) -> None:
@@ -157,7 +160,9 @@ def register_meeting() -> None:
         _registered.append(SCHEME)
 
 
-def _meet(url: str, timeout: timedelta = dist.default_pg_timeout, **more: Any) -> Iterator[tuple[dist.Store, int, int]]:
+def _meet(
+    url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any
+) -> Iterator[tuple[dist.Store, int, int]]:
     """Yield a store that all processes reach, the rank of this one, and how many there are.
 
     Raises:
@@ -168,7 +173,7 @@ def _meet(url: str, timeout: timedelta = dist.default_pg_timeout, **more: Any) -
     except OverlapError as error:
         raise ValueError(f"init_method: {error}") from error
     if "RANK" in os.environ and (place is None or place.source != "overlap run"):  # torchrun, or a launcher like it
-        yield from rendezvous("env://", timeout=timeout, **more)
+        yield from rendezvous("env://", timeout=timeout, **options)
         return
     if place is None:
         raise ValueError("init_method: no launcher has started this process; use env:// or tcp://, with a rank")

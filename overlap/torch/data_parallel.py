@@ -20,7 +20,7 @@ from .tensors import view_of
 
 
 class _Averaged(Bucket):
-    """A bucket whose mean comes back to every rank."""
+    """A bucket of gradients that all ranks get back as means."""
 
     flat: torch.Tensor | None = None  # where gradients are side by side; made when they first are
     reduced: Future[Any] | None = None
@@ -28,7 +28,7 @@ class _Averaged(Bucket):
 
 
 class DataParallel(TrainedModule[_Averaged]):
-    """A module whose gradients are averaged over a group, without a barrier at the end of a step.
+    """A module with gradients averaged over a group, without a barrier at the end of a step.
 
     The first weights are the weights of the group's first rank. After `backward`, call `step` instead of the
     optimizer's: it waits for nothing. The update of a weight is made right before the forward of the module that needs
@@ -127,7 +127,7 @@ class DataParallel(TrainedModule[_Averaged]):
             parameter.grad = None
 
     def _clip(self) -> None:
-        """Scale all gradients of the step, when the last of them has come."""
+        """Scale all gradients of the step, after the last mean has arrived."""
         self._clips = False
         means = []
         for bucket in self._buckets:

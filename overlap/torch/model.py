@@ -33,11 +33,11 @@ Unused = Literal["error", "zeros"]
 
 
 class Bucket:
-    """Parameters whose gradients travel together.
+    """Parameters with gradients that travel together.
 
     Attributes:
-        plan: Which, and where their gradients lie in it.
-        parameters: They, in the order of the plan.
+        plan: Indices of the parameters, and offsets of their gradients.
+        parameters: The parameters, in the order of the plan.
         came: Names of the parameters whose gradients have come in this step.
         priority: Lower for parameters that forward needs earlier.
         due: Whether a step has been made whose update has not.
@@ -70,10 +70,10 @@ B = TypeVar("B", bound=Bucket)
 
 @plainly_named
 class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
-    """A module whose parameters are trained on several ranks; called as the module itself.
+    """A wrapper that trains a module on several ranks; called as the module itself.
 
     Attributes:
-        module: It.
+        module: The wrapped module.
         rank: The rank that it runs on.
         group: Ranks that train it together.
         optimizer: Of the weights that this rank updates; learning-rate schedules are given this.

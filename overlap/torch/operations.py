@@ -57,25 +57,25 @@ def operation(record: str, name: str) -> Callable[[_Method], _Method]:
 
 
 def untraced(method: _Method, *, plain: Callable[..., Any] | None = None) -> _Method:
-    """Let torch's compiler run a method as it is: C++ calls it amid compiled frames, which are traced as they come.
+    """Exclude a method from torch's compiler: C++ calls it within compiled frames, which would be traced.
 
     Args:
         method: The method.
-        plain: Does the same where nothing is recorded, of calls without keywords.
+        plain: The same method without recording, for calls without keywords.
     """
     hidden: list[Callable[..., Any]] = []
 
     @wraps(method)
-    def call(*args: Any, **more: Any) -> Any:
+    def call(*args: Any, **keywords: Any) -> Any:
         if not _skipped and "torch._dynamo" in modules and private.skip_code(cast(Any, call).__code__):
             _skipped.append(True)
         if private.compiler_callback() is None:
-            if plain is not None and not (more or private.profiler_enabled()):
+            if plain is not None and not (keywords or private.profiler_enabled()):
                 return plain(*args)
-            return method(*args, **more)
+            return method(*args, **keywords)
         if not hidden:
             hidden.append(torch.compiler.disable(method))
-        return hidden[0](*args, **more)
+        return hidden[0](*args, **keywords)
 
     return cast(_Method, call)
 
@@ -101,7 +101,7 @@ def _recorded(call: str, operation: str, group: Any, method: Callable[[], Any], 
 
 
 def _described(group: Any, operation: str, lists: Sequence[Any]) -> Mapping[str, object]:
-    """Return the fields of a record, under the names that Kineto gives to those of other backends."""
+    """Return the fields of a record, under Kineto's names for other backends."""
     described: dict[str, object] = {
         "Collective name": operation.partition(":")[2],
         "Process Group Name": group.group_name,
@@ -119,11 +119,11 @@ def _described(group: Any, operation: str, lists: Sequence[Any]) -> Mapping[str,
 
 def _tensors(args: Iterable[Any]) -> Iterator[list[torch.Tensor]]:
     """Yield lists of the tensors among arguments; of lists of lists, the inner ones."""
-    for each in args:
-        if isinstance(each, torch.Tensor):
-            yield [each]
-        elif isinstance(each, list | tuple) and each:
-            if isinstance(each[0], torch.Tensor):
-                yield list(each)
+    for argument in args:
+        if isinstance(argument, torch.Tensor):
+            yield [argument]
+        elif isinstance(argument, list | tuple) and argument:
+            if isinstance(argument[0], torch.Tensor):
+                yield list(argument)
             else:
-                yield from _tensors(each)
+                yield from _tensors(argument)

@@ -159,7 +159,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
 
     @operation("barrier", "barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Be done once every rank of the group has come to it."""
+        """Finish once every rank of the group has arrived."""
         again = self._issue_again(_BARRIER, None, None, opts) if timeout is None else None
         if again is None:
             again = self._issue(None, "barrier", limit=self._limit(opts, timeout), known_as=_BARRIER)

@@ -41,18 +41,18 @@ class Reductions(Issuing):
                 again = self._issue_again(known_as, tensors[0], tensors[0], opts)
                 if again is not None:
                     return Work(again, tensors)
-        found = listed(tensors, "tensors")
+        inputs = listed(tensors, "tensors")
         reduction, limit = self._reduction(opts, timeout, op)
-        if len(found) > 1:
-            same_kind(found, "tensors")
-            same_shape(found, "tensors")
-        if found[0].layout is not torch.strided:
-            return _sum_sparse(self._group, found, reduction, limit)
-        if len(found) == 1:
-            return Work(self._all_reduce(found[0], reduction, limit, known_as), found)
-        first = _combined(found, reduction[0])
+        if len(inputs) > 1:
+            same_kind(inputs, "tensors")
+            same_shape(inputs, "tensors")
+        if inputs[0].layout is not torch.strided:
+            return _sum_sparse(self._group, inputs, reduction, limit)
+        if len(inputs) == 1:
+            return Work(self._all_reduce(inputs[0], reduction, limit, known_as), inputs)
+        first = _combined(inputs, reduction[0])
         handle = self._all_reduce(first, reduction, limit)
-        return Work(Joined([handle], lambda: copy_to(found, first)), found)
+        return Work(Joined([handle], lambda: copy_to(inputs, first)), inputs)
 
     @operation("allreduce_coalesced_", "all_reduce")
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
@@ -207,24 +207,24 @@ def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: fl
         raise CallError(f"tensor: it is {tensor.layout}; backend 'overlap' sums sparse_coo tensors; pass .to_dense()")
     if op != ("sum", None):
         raise CallError(f"op: sparse tensors can be summed only, got {op[0]!r}; pass .to_dense()")
-    mine = tensor.detach().coalesce()
-    for other in tensors[1:]:
-        mine = (mine + other.detach()).coalesce()
-    count, axes = len(mine.values()), mine.sparse_dim()
-    said: dict[str, Any] = {"timeout_s": limit_s, "call_site": users_frame()}
-    told = group.all_gather(np.array([count, axes], np.int64), **said).result().reshape(-1, 2)
-    if (told[:, 1] != axes).any():
-        raise CallError(f"tensor: all ranks must have as many sparse axes, they have {told[:, 1].tolist()}")
-    counts = told[:, 0].tolist()
-    width = mine.values()[0:1].numel() if count else _width(mine)
-    places = flat_input(mine.indices().t().contiguous()).reshape(-1, axes)
-    values = flat_input(mine.values().contiguous()).reshape(-1, width)
-    gathered = [group.all_gather(x, counts=counts, **said) for x in (places, values)]
+    local = tensor.detach().coalesce()
+    for addend in tensors[1:]:
+        local = (local + addend.detach()).coalesce()
+    count, axes = len(local.values()), local.sparse_dim()
+    call: dict[str, Any] = {"timeout_s": limit_s, "call_site": users_frame()}
+    sizes = group.all_gather(np.array([count, axes], np.int64), **call).result().reshape(-1, 2)
+    if (sizes[:, 1] != axes).any():
+        raise CallError(f"tensor: all ranks must have as many sparse axes, they have {sizes[:, 1].tolist()}")
+    counts = sizes[:, 0].tolist()
+    width = local.values()[0:1].numel() if count else _width(local)
+    places = flat_input(local.indices().t().contiguous()).reshape(-1, axes)
+    values = flat_input(local.values().contiguous()).reshape(-1, width)
+    gathered = [group.all_gather(x, counts=counts, **call) for x in (places, values)]
 
     def add_up() -> None:
         where, what = (torch.from_numpy(np.array(future.result(0))) for future in gathered)
-        shape = (sum(counts), *mine.shape[axes:])
-        total = torch.sparse_coo_tensor(where.t(), what.reshape(shape), mine.shape, check_invariants=False)
+        shape = (sum(counts), *local.shape[axes:])
+        total = torch.sparse_coo_tensor(where.t(), what.reshape(shape), local.shape, check_invariants=False)
         copy_to(tensors, total.coalesce())
 
     return Work(Joined(cast("list[Handle]", gathered), add_up), tensors)

@@ -48,26 +48,26 @@ class _Shared(Bucket):
         self.gradients: torch.Tensor | None = None
         self.mean = self.shard
         self.nothing = torch.full((), float("nan"), dtype=self.whole.dtype)
-        self.present, self.users, self.lent = True, 0, False
+        self.present, self.users, self.loaned = True, 0, False
         self.update: Future[Any] | None = None
 
     def free(self) -> None:
-        """Give the memory of the whole back; references to it stay. The parameters read as NaN meanwhile."""
+        """Free the memory of the whole weights; references stay, and the parameters read as NaN until `room`."""
         if self.present and self.gathered is None and not self.users:
-            self.take_back()
+            self.copy_own_part()
             self.present = False
             for parameter in self.parameters:
                 parameter.data = self.nothing.expand(parameter.shape)
             self._resize(0)
 
-    def take_back(self) -> None:
-        """Copy this rank's part from the whole, which the program may have written while it was lent."""
-        if self.lent:
-            self.lent = False
+    def copy_own_part(self) -> None:
+        """Copy this rank's part from the whole weights, if the program had them on loan and may have written them."""
+        if self.loaned:
+            self.loaned = False
             self.shard.data.copy_(self.whole[self.mine])
 
     def room(self) -> Array:
-        """Give the whole memory again, and return it."""
+        """Allocate the memory of the whole weights again, and return it."""
         if not self.present:
             self.present = True
             self._resize(self.whole.numel() * self.whole.element_size())
@@ -164,10 +164,10 @@ class Sharded(TrainedModule[_Shared]):
             self._free(bucket)
 
     def _end_step(self) -> None:
-        """Let each part be updated when it has come, and the whole be gathered from the parts, in forward's order."""
+        """Update every part when its mean has arrived, and gather the whole weights, in the order of forward."""
         optimizer = as_of_now(self.optimizer)
         for bucket in self._order:
-            bucket.take_back()
+            bucket.copy_own_part()
             update = partial(self._apply, bucket, bucket.mean, optimizer)
             bucket.update = self.rank.compute(
                 update, bucket.update, name=RoleName("update", "update"), call_site=users_frame()
@@ -194,16 +194,16 @@ class Sharded(TrainedModule[_Shared]):
     # -- parameters --------------------------------------------------------------------------------------------------
 
     def finish(self) -> nn.Module:
-        """Wait until all weights have made the last step; return the module, whose weights may be written."""
+        """Wait for the last step of all weights; return the module, with its weights on loan to the caller."""
         module = super().finish()
         for bucket in self._buckets:
-            bucket.lent = True
+            bucket.loaned = True
         return module
 
     def _gather(self, bucket: _Shared) -> None:
-        mine = bucket.update if bucket.update is not None else view_of(bucket.shard)
+        part = bucket.update if bucket.update is not None else view_of(bucket.shard)
         bucket.gathered = self.group.all_gather(
-            mine,
+            part,
             bucket.room(),
             stream=self._stream,
             priority=bucket.priority,
@@ -214,7 +214,7 @@ class Sharded(TrainedModule[_Shared]):
         bucket.due = bucket.due and self.stage < 3
 
     def _ready(self, bucket: _Shared) -> None:
-        bucket.take_back()
+        bucket.copy_own_part()
         if self.stage == 3 and (bucket.due or not bucket.present):
             if bucket.gathered is not None:  # was gathered ahead in the last backward, and not needed there
                 bucket.gathered.result()

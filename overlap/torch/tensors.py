@@ -103,22 +103,21 @@ def _memory_of(array: Array) -> Memory:
 
 
 def joined(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """Return the flat tensor over tensors that lie one behind the other, such as those of `chunk`.
+    """Return the flat tensor over tensors that are contiguous in memory one after the other, as after `chunk`.
 
     Returns:
-        None where they lie apart, or in another order; one of them has other strides than its elements have in order,
-        or elements that are not those of its memory.
+        None for tensors with gaps or in another order, and for a tensor with permuted strides or lazy conjugation.
     """
     first = tensors[0]
-    begin = at = first.data_ptr()
+    begin = end = first.data_ptr()
     storage = first.untyped_storage()
     for tensor in tensors:
-        if tensor.data_ptr() != at or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        if tensor.data_ptr() != end or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             return None
-        at += tensor.nbytes
-    if at == begin or at > storage.data_ptr() + storage.nbytes():
+        end += tensor.nbytes
+    if end == begin or end > storage.data_ptr() + storage.nbytes():
         return None
-    return first.detach().as_strided(((at - begin) // first.itemsize,), (1,))
+    return first.detach().as_strided(((end - begin) // first.itemsize,), (1,))
 
 
 def copy_blocks(flat: Array, tensors: Iterable[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Futures whose value C++ reads as a list of tensors, which those of Python are not.
+"""Futures of lists of tensors that C++ can read, unlike futures made in Python.
 
 DDP's built-in FP16_COMPRESS hook, in C++, takes nothing else. Torch makes such futures in Python only of scripted
 functions, so a scripted function waits for the operation, in a thread of torch's pool between operators.
@@ -33,7 +33,7 @@ def wanted(tensors: object, frames: int) -> bool:
 
 
 def future(wait: Callable[[], list[torch.Tensor]]) -> Any:
-    """Return a future of what `wait` returns."""
+    """Return a future of the result of `wait`."""
     with _lock:
         number = next(_numbers)
         _waits[number] = wait

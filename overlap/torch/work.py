@@ -188,7 +188,7 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
 
     @untraced
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future of the tensors, whose error C++ sees too."""
+        """Return a future of the tensors; C++ sees its error, too."""
         if self._future is None and typed.wanted(self._tensors, 2):
             self._future = typed.future(lambda: cast("list[torch.Tensor]", self._value(None)))
         if self._future is None:
@@ -240,8 +240,8 @@ def finished(tensors: object) -> Work:
 
 
 def _in_a_thread(begun: torch.futures.Future[None]) -> None:
-    trio.lowlevel.start_thread_soon(lambda: begun.set_result(None), _told)
+    trio.lowlevel.start_thread_soon(lambda: begun.set_result(None), _ignore_outcome)
 
 
-def _told(outcome: Any) -> None:
+def _ignore_outcome(outcome: Any) -> None:
     """Ignore the outcome of a thread; errors of callbacks are in the futures that `then` returned."""

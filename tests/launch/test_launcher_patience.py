@@ -51,7 +51,7 @@ class Node:
         self._after_s = {SIGINT: 0.0, SIGTERM: 0.0, SIGKILL: 0.0} | {signal.Signals[key]: s for key, s in after.items()}
         self._life, self._last = trio.CancelScope(deadline=ends_s), returncode
         self.relays = [SimpleNamespace(run=trio.lowlevel.checkpoint, hurry=lambda: None)]
-        self.said_all = trio.lowlevel.checkpoint
+        self.drain_reports = trio.lowlevel.checkpoint
 
     async def listen(self, news, lost):
         for instant_s, node in self._losses:

@@ -79,7 +79,7 @@ def die(self, *others):
     os.kill(os.getpid(), signal.SIGKILL)  # it has told its address, and calls nobody
 
 if os.environ["OVERLAP_NODE_RANK"] == "0":
-    joining.Joining.{} = die
+    joining.{} = die
 async def main(rank):
     raise AssertionError("the wires are not open")
 overlap.run(main)
@@ -88,7 +88,11 @@ overlap.run(main)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("transport", "method"), [pytest.param("efa", "_check", marks=pytest.mark.slow), ("shared_memory", "_meet")]
+    ("transport", "method"),
+    [
+        pytest.param("efa", "SocketJoining._check", marks=pytest.mark.slow),
+        ("shared_memory", "MemoryJoining._find_neighbours"),
+    ],
 )
 def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(
     tmp_path: Path, transport: str, method: str

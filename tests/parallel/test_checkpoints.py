@@ -164,7 +164,7 @@ def test_other_ranks_go_on_from_what_ranks_apart_have_in_common(tmp_path, capsys
 def test_another_number_of_ranks_begins_with_the_hook_anew(tmp_path):
     training(tmp_path, "top k", ranks=2, save_at=(2,), until=2)
     for restored, _, _ in training(tmp_path, "top k", ranks=3, until=2):
-        assert restored.why.startswith("what hooks keep begins anew; 2 ranks saved it and 3 go on")
+        assert restored.why.startswith("the state of hooks starts from the beginning; 2 ranks saved it and 3 go on")
 
 
 def test_buckets_travel_in_the_order_that_they_had(tmp_path):
@@ -565,7 +565,7 @@ def test_somebody_must_say_where():
     async def main(rank):
         with pytest.raises(overlap.UsageError) as caught:
             parallel.Checkpoints(rank)
-        assert str(caught.value) == "folder: nobody has said where checkpoints go; pass one, or give --state-dir DIR"
+        assert str(caught.value) == "folder: no folder for checkpoints is known; pass one, or give --state-dir DIR"
         with pytest.raises(overlap.UsageError) as caught:
             parallel.Checkpoints(rank, "somewhere", keep=0)
         assert str(caught.value) == "keep: expected a whole number from 1, got 0"

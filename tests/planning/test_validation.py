@@ -6,7 +6,7 @@ import pytest
 
 from overlap.planning import validation
 from overlap.planning.memory import memory_of
-from overlap.planning.validation import Band, Judged, class_band, class_of, judge, published, unseen
+from overlap.planning.validation import Judged, StepBand, class_band, class_of, judge, published, unseen
 from topology import cluster
 
 CHEAP = ("tt-8b-8", "mpt-7b-32k")
@@ -28,11 +28,11 @@ def test_a_class_is_a_chip_and_whether_products_are_in_eight_bits():
 
 
 def test_a_band_covers_four_of_five_errors():
-    band = Band.over("some", [-0.1, 0.2, -0.3, 0.4, 0.5])
+    band = StepBand.over("some", [-0.1, 0.2, -0.3, 0.4, 0.5])
     assert (band.rows, band.typical, band.covering, band.worst) == (5, 0.3, 0.4, 0.5)
     for of in {of for of, _ in unseen().values()}:
         errors = [abs(error) for own, error in unseen().values() if own == of]
-        assert sum(error <= Band.over(of, errors).covering for error in errors) >= 0.8 * len(errors)
+        assert sum(error <= StepBand.over(of, errors).covering for error in errors) >= 0.8 * len(errors)
 
 
 def test_a_class_with_few_rows_has_no_narrower_band_than_all_have(monkeypatch):

@@ -15,7 +15,7 @@ import torch.distributed as dist  # noqa: E402
 from overlap import Connection  # noqa: E402
 from overlap.runtime.prepared import PreparedCall  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
-from transports.shared_memory.joining import Joining  # noqa: E402
+from transports.shared_memory.joining import MemoryJoining  # noqa: E402
 from transports.shared_memory.segment import Shelf  # noqa: E402
 
 from .pairs import connected, do  # noqa: E402
@@ -185,7 +185,7 @@ def test_without_a_place_a_program_does_it(
             found.append(float(x[-1] + out[0] + out[-1]))
         return found
 
-    monkeypatch.setattr(Joining, "_can_read", lambda *_: False)
+    monkeypatch.setattr(MemoryJoining, "_can_read", lambda *_: False)
     take = Shelf.take
     monkeypatch.setattr(Shelf, "take", lambda shelf, nbytes: None if nbytes == 160_000 else take(shelf, nbytes))
     with connected(2, dist.HashStore()) as both:

@@ -76,7 +76,7 @@ class PlainLink(MatchedLink):
             self.engine.incoming.place(number, offset, nbytes)[:] = payload
             self.engine.incoming.filled(number, offset, nbytes)
         else:
-            self.engine.hear(kind, fields)
+            self.engine.handle(kind, fields)
 
     due = trio.Event()
     closing = False

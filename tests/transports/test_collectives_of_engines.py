@@ -66,11 +66,11 @@ class Host:
         args = (self.boards[rank], table, (x, out), number, tag, source, target, priority, 0)
         run = self.engines[rank].submit(*args, 0)
         if run is None:
-            self.lend(rank, x.nbytes if x is not None else 1)
+            self.loan(rank, x.nbytes if x is not None else 1)
             run = self.engines[rank].submit(*args, NO_PLACES)
         return run
 
-    def lend(self, rank: int, nbytes: int) -> None:
+    def loan(self, rank: int, nbytes: int) -> None:
         """Lend memory of a process to its operations, if it has any."""
         nbytes = max(4096, 1 << (nbytes - 1).bit_length())
         if self.lends and self.taken[rank] + nbytes <= SEGMENT_BYTES:

@@ -70,13 +70,13 @@ def test_every_field_has_its_limits(kind: FrameKind) -> None:
         for wrong in (-1, limit):
             with pytest.raises(struct.error):
                 pack(kind, *fields[:place], wrong, *fields[place + 1 :])
-    with pytest.raises(FrameError, match=f"{kind.name} carries {PAYLOADS_BYTES.get(kind, 0) + 1} bytes"):
+    with pytest.raises(FrameError, match=f"{kind.name} frame of {PAYLOADS_BYTES.get(kind, 0) + 1} bytes"):
         whole(pack(kind, *fields, payload_bytes=PAYLOADS_BYTES.get(kind, 0) + 1))
 
 
 @pytest.mark.parametrize("kind", [len(FrameKind), 255])
 def test_a_kind_that_does_not_exist_is_refused_before_anything_else_has_come(kind: int) -> None:
-    with pytest.raises(FrameError, match=f"there is no frame of kind {kind}"):
+    with pytest.raises(FrameError, match=f"frame kind {kind} is unknown"):
         whole(bytes([*bytes(8), kind]))
 
 
@@ -111,7 +111,7 @@ def test_every_flipped_bit_of_a_header_is_noticed(kind: FrameKind) -> None:
         flipped = bytearray(good + bytes(HEADER_LIMIT_BYTES))
         flipped[place] ^= 1 << bit
         with pytest.raises(
-            FrameError, match=r"^(a header came damaged: it does not match its checksum|there is no frame of kind \d+)"
+            FrameError, match=r"^(frame header damaged: it does not match its checksum|frame kind \d+ is unknown)"
         ):
             parse(flipped, 0, len(flipped))
 

@@ -203,8 +203,12 @@ def test_a_welcome_cannot_be_made_a_refusal_nor_the_reverse(judge: Callable[[Hel
 @pytest.mark.parametrize(
     ("data", "why", "message"),
     [
-        (b"GET / HTTP/1.1\r\nHost: node-0.example\r\n\r\n", "protocol", "begins with b'GET ', which no member says$"),
-        (b"\x16\x03\x01" + bytes(600), "protocol", "which no member says$"),
+        (
+            b"GET / HTTP/1.1\r\nHost: node-0.example\r\n\r\n",
+            "protocol",
+            "begins with b'GET ', not with b'ovlp'; the peer is another program$",
+        ),
+        (b"\x16\x03\x01" + bytes(600), "protocol", "the peer is another program$"),
         (b"", "protocol", "hung up during the handshake$"),
         (b"ovlp\x00", "protocol", "hung up during the handshake$"),
         (

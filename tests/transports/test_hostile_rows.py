@@ -58,7 +58,7 @@ def test_a_rank_reads_its_own_slice_from_its_own_memory(trio: Host) -> None:
     out = np.zeros(LENT, np.float32)
     run = trio.submit(0, made("all_reduce", "sum", np.float32, LENT, 3), 0, np.ones(LENT, np.float32), out)
     for other in (1, 2):
-        trio.lend(other, 4 * LENT)
+        trio.loan(other, 4 * LENT)
         memoryview(trio.segments[other])[BOARD_BYTES : BOARD_BYTES + 4 * LENT] = np.ones(LENT, np.float32).tobytes()
         post(trio, other, 0, MAPPED, BOARD_BYTES)
     while trio.word(0, 0, 0)[0] & 255 != 2:  # until its slice is there

@@ -37,13 +37,13 @@ def test_what_is_packed_is_unpacked(kind: int, words: list[int], payload: bytes)
 
 @pytest.mark.parametrize("nbytes", range(8))
 def test_too_short(nbytes: int) -> None:
-    with pytest.raises(ProtocolError, match=f"a packet of {nbytes} bytes"):
+    with pytest.raises(ProtocolError, match=f"packet of {nbytes} bytes is shorter"):
         HEADERS.unpack(memoryview(HEADERS.pack(BYE)[:nbytes]))
 
 
 def test_another_version() -> None:
     another = Packets({BYE: 0}, magic=b"oMP1")
-    with pytest.raises(ProtocolError, match="a packet is marked b'oMP1', as no member of this version does"):
+    with pytest.raises(ProtocolError, match="packet is marked b'oMP1'; install the same overlap"):
         HEADERS.unpack(memoryview(another.pack(BYE)))
 
 
@@ -51,7 +51,7 @@ def test_another_version() -> None:
 def test_an_unknown_kind(kind: int) -> None:
     packet = bytearray(HEADERS.pack(BYE))
     packet[:4] = kind.to_bytes(4, "little")
-    with pytest.raises(ProtocolError, match=f"a packet of kind {int(kind)} with 8 bytes"):
+    with pytest.raises(ProtocolError, match=f"packet of kind {int(kind)} cannot have 8 bytes"):
         HEADERS.unpack(memoryview(packet))
 
 
@@ -60,7 +60,7 @@ OFFER = HEADERS.pack(MessageKind.OFFER, 1, 2, 3, 4, 5)
 
 @pytest.mark.parametrize("packet", [OFFER + b"x", OFFER[:-1]])
 def test_another_length_than_its_kind_has(packet: bytes) -> None:
-    with pytest.raises(ProtocolError, match=f"a packet of kind 1 with {len(packet)} bytes"):
+    with pytest.raises(ProtocolError, match=f"packet of kind 1 cannot have {len(packet)} bytes"):
         HEADERS.unpack(memoryview(packet))
 
 

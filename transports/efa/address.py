@@ -1,4 +1,4 @@
-"""Addresses of a process, as it tells them to the others: interfaces, Unix sockets, and the identity of its host."""
+"""Addresses of a process, as the others get them: interfaces, Unix sockets, and the identity of its host."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ RAILS_LIMIT = 64
 class PeerAddress:
     """The addresses of one process."""
 
-    host: str  # Processes of one host identity can reach each other's Unix sockets; empty if they cannot
-    unix: str  # Name of its Unix socket; empty if it has none
+    host: str  # Identity of the host; processes with the same one can use Unix sockets; empty if unknown
+    unix: str  # Name of the Unix socket; empty if it has none
     tcp: tuple[tuple[str, int], ...]  # Address and port for each rail
-    lasting: bool = False  # Whether it expects connections to end before their processes do, even inside a host
+    lasting: bool = False  # Whether connections may end before their processes do, even inside a host
     cores: frozenset[int] = frozenset()  # Cores of its host that the process may use
 
     def pack(self) -> bytes:
@@ -59,19 +59,19 @@ class PeerAddress:
             if not isinstance(cores, bytes):
                 raise ValueError(f"cores {cores!r}")
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise TransportError(f"process {member} told no address that can be understood: {error}") from error
+            raise TransportError(f"process {member} sent no valid address: {error}") from error
         return cls(host=host, unix=unix, tcp=rails, lasting=lasting, cores=_cores(cores))
 
-    def may_part(self, other: PeerAddress) -> bool:
-        """Whether a single connection between two processes may end before they do, as both of them know.
+    def may_part(self, peer: PeerAddress) -> bool:
+        """Whether a single connection between two processes may end before they do; the same on both sides.
 
         A Unix socket may not: it lives in the memory of its host. Nor may TCP from an address to itself within one
-        network namespace, which no wire carries. A process that expects one to end nevertheless sets `lasting`.
+        network namespace, which uses no wire. `lasting` on either side overrides that.
         """
-        if not self.host or self.host != other.host:
+        if not self.host or self.host != peer.host:
             return True
-        unix = bool(self.unix and other.unix)
-        return not unix and (self.lasting or other.lasting or self.tcp[0][0] != other.tcp[0][0])
+        unix = bool(self.unix and peer.unix)
+        return not unix and (self.lasting or peer.lasting or self.tcp[0][0] != peer.tcp[0][0])
 
 
 def _cores(bits: bytes) -> frozenset[int]:
@@ -124,7 +124,7 @@ async def rail_addresses(names: Sequence[str]) -> tuple[str, ...]:
 
 
 async def address_of(name: str) -> str:
-    """Return the address of a network interface; addresses stand for themselves, host names for what they resolve to.
+    """Return the address of a network interface or a host name; an address is returned as it is.
 
     Raises:
         ArgumentError: No interface or host has this name.
@@ -132,7 +132,7 @@ async def address_of(name: str) -> str:
     await trio.lowlevel.checkpoint()
     with suppress(ValueError):
         return str(ip_address(name))
-    interfaces = [known for _, known in socket.if_nameindex()]
+    interfaces = [interface for _, interface in socket.if_nameindex()]
     try:
         if name in interfaces:
             return _interface_address(name)

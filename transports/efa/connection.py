@@ -1,4 +1,4 @@
-"""The two kinds of rail: over a bare socket, which is fast, and over an encrypted stream."""
+"""The two kinds of rail: over a bare socket, and over an encrypted stream."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from enum import Enum, auto
 import trio
 
 from transports.efa.joining import Connection
-from transports.efa.rail import Owner, Rail, describe
+from transports.efa.rail import Rail, RailOwner, describe
 from transports.frame import LOCAL_CHUNK_BYTES
 from transports.matching import ProtocolError, Send
 
 
 class _Stop(Enum):
-    """Why reading stops for now."""
+    """Reason why reading pauses."""
 
     EMPTY = auto()  #: the socket has no more bytes
     OTHERS_FIRST = auto()  #: other tasks should run
@@ -38,14 +38,14 @@ class SocketRail(Rail):
     ends: str
     idle: bool
 
-    def __init__(self, owner: Owner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
+    def __init__(self, owner: RailOwner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, keep=keep, staged=staged)
         self.socket, self.ends = connection.socket, connection.ends
         self.receive: Callable[[memoryview], int] = self.socket.recv_into
         self._parts: Sequence[bytes | memoryview] = ()
         self._blocked = False
-        self._hint_bytes = 1  # the system reports readability from so many bytes on
-        self._takes_hints = connection.socket.family != socket.AF_UNIX  # Unix sockets wake their reader for each piece
+        self._hint_bytes = 1  # least available bytes at which the system reports readability
+        self._takes_hints = connection.socket.family != socket.AF_UNIX  # Unix sockets wake their reader for every piece
 
     def put(self, head: bytes, payload: memoryview) -> None:
         """Write a small message at once."""
@@ -60,7 +60,7 @@ class SocketRail(Rail):
             self.wake_writer()
 
     def push(self, send: Send) -> bool:
-        """Write a message of one chunk at once, in one frame; False if that cannot be, and nothing has happened."""
+        """Write a message of one chunk at once, in one frame; False if it must queue."""
         if not self.idle or self.owes or not self.owner.departures.whole(send):
             return False
         self._write_parts(self.pushed(send))
@@ -69,8 +69,8 @@ class SocketRail(Rail):
         return True
 
     def start_writing(self) -> None:
-        """Write due frames: as much as the system takes, two chunks at most."""
-        self.idle = False  # a small message ends when it is pulled: messages that follow leave behind it
+        """Write due frames until the system takes no more, two chunks at most."""
+        self.idle = False  # a small message ends when it is pulled: later messages leave behind it
         self._write()
         if not (self.idle or self._blocked or self.dead):
             self._write()
@@ -86,10 +86,10 @@ class SocketRail(Rail):
         if self.dead:
             raise trio.ClosedResourceError
         self._write()
-        self.owner.settle()  # other rails take what this one leaves
+        self.owner.settle()  # other rails take the frames that this one leaves
 
     @property
-    def begun_bytes(self) -> int:
+    def unwritten_bytes(self) -> int:
         """Bytes of begun frames that the system has not taken."""
         return sum(map(len, self._parts))
 
@@ -107,12 +107,12 @@ class SocketRail(Rail):
             return
         if not self._blocked:
             self.written()
-        self.idle = not (self._blocked or self.owes or (self.owner.departures.due and not self.bye_said))
+        self.idle = not (self._blocked or self.owes or (self.owner.departures.due and not self.bye_sent))
         if self.idle:
             self._finish_bye()
 
     def _transmit(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write as much as the system takes."""
+        """Write until the system takes no more."""
         try:
             count = self.socket.send(parts[0]) if len(parts) == 1 else self.socket.sendmsg(parts)
         except BlockingIOError:
@@ -125,23 +125,23 @@ class SocketRail(Rail):
         self._parts = _after(parts, count) if self._blocked else ()
 
     def _finish_bye(self) -> None:
-        if self.bye_said:
+        if self.bye_sent:
             with suppress(OSError):
                 self.socket.shutdown(socket.SHUT_WR)
 
     async def read_on(self) -> bool:
-        """Wait for bytes and act on them; let other tasks run after each chunk."""
+        """Wait for bytes and handle their frames; let other tasks run after each chunk."""
         if self.dead:
             raise trio.ClosedResourceError
         if self._takes_hints:
             self._hint(self.reading.hint_bytes)
         await trio.lowlevel.wait_readable(self.socket)
-        while (more := self._read_there()) is _OTHERS_FIRST:
+        while (stop := self._read_available()) is _OTHERS_FIRST:
             await self._let_others_run()
-        return more is not _END
+        return stop is not _END
 
     def catch_up(self) -> bool:
-        """Write and read without waiting; never while a frame is acted upon."""
+        """Write and read without waiting; never while a frame is being handled."""
         if self.dead or self.reading.behind:
             return False
         before = self.read_bytes + self.written_bytes
@@ -149,17 +149,17 @@ class SocketRail(Rail):
         if not (self.idle or self.owner.departures.contended):
             self._write()
         try:
-            self._read_there()  # the reading task finds the rest in the socket
-            while self.reading.behind:  # nothing may follow frames that have been read only here
+            self._read_available()  # the reading task finds the rest in the socket
+            while self.reading.behind:  # frames that were read here must be handled before later ones
                 self._act()
-            if self._hint_bytes > 1:  # the reading task may sleep until more comes than is left to come
+            if self._hint_bytes > 1:  # else the reading task might wait for more bytes than the peer will send
                 self._hint(self.reading.hint_bytes)
         except (ProtocolError, OSError, trio.ClosedResourceError) as error:
             self._die_of(error)
         return self.read_bytes + self.written_bytes != before
 
-    def _read_there(self) -> _Stop:
-        """Read available bytes, a chunk at most, and act on them."""
+    def _read_available(self) -> _Stop:
+        """Read available bytes, a chunk at most, and handle their frames."""
         reading, read_bytes, stop = self.reading, 0, _EMPTY
         while True:
             room = reading.room()
@@ -172,18 +172,18 @@ class SocketRail(Rail):
                 break
             read_bytes += count
             full = count == room.nbytes
-            del room  # once it is full its owner may resize it
-            if reading.came(count) or read_bytes >= LOCAL_CHUNK_BYTES:
+            del room  # the owner of full memory may resize it
+            if reading.received(count) or read_bytes >= LOCAL_CHUNK_BYTES:
                 stop = _OTHERS_FIRST
                 break
             if not (full and (reading.within_chunk or self.owner.wants)):
                 break
         if read_bytes:
-            self.heard(read_bytes)
+            self.count_read(read_bytes)
         return stop
 
     def _hint(self, nbytes: int) -> None:
-        """Let the system report readability from so many bytes on."""
+        """Let the system report readability from this many bytes on."""
         if nbytes != self._hint_bytes:
             self._hint_bytes = nbytes
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
@@ -195,7 +195,7 @@ class SocketRail(Rail):
         self.socket.close()
 
     async def release(self) -> None:
-        """Nothing is left."""
+        """Release nothing; `cut` has closed the socket."""
         await trio.lowlevel.checkpoint()
 
 
@@ -206,7 +206,7 @@ class StreamRail(Rail):
     ends: str
     idle: bool
 
-    def __init__(self, owner: Owner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
+    def __init__(self, owner: RailOwner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, keep=keep, staged=staged)
         assert connection.encrypted is not None, "a bare socket is faster as a SocketRail"
         self.socket, self.ends = connection.socket, connection.ends
@@ -231,20 +231,20 @@ class StreamRail(Rail):
             self.written()
             return
         self.idle = True
-        if self.bye_said:
+        if self.bye_sent:
             with suppress(OSError):
                 self.socket.shutdown(socket.SHUT_WR)
         await trio.lowlevel.checkpoint()
 
     async def read_on(self) -> bool:
-        """Wait for bytes and act on them."""
+        """Wait for bytes and handle their frames."""
         room = self.reading.room()
         data = await self._stream.receive_some(room.nbytes)
         room[: len(data)] = data
-        del room  # once it is full its owner may resize it
+        del room  # the owner of full memory may resize it
         if data:
-            unfinished = self.reading.came(len(data))
-            self.heard(len(data))
+            unfinished = self.reading.received(len(data))
+            self.count_read(len(data))
             if unfinished:
                 await self._let_others_run()
         return bool(data)
@@ -261,9 +261,9 @@ class StreamRail(Rail):
 
 def _after(parts: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:
     """Return the rest of `parts` after their first `count` bytes."""
-    left: list[bytes | memoryview] = []
+    rest: list[bytes | memoryview] = []
     for part in parts:
         if count < len(part):
-            left.append(memoryview(part)[count:])
+            rest.append(memoryview(part)[count:])
         count = max(0, count - len(part))
-    return left
+    return rest

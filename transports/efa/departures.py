@@ -1,4 +1,4 @@
-"""Departures: the frames that leave for one other process, from its matching engine and from rails that died."""
+"""Departures: the frames that leave for one other process, from its matching engine and from dead rails."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from transports.matching.ends import ENDED, FLOWING
 from transports.matching.outgoing import Outgoing
 
 #: The limits of several connections, fixed by the version of the handshake. Slices of a collective are pushed unasked:
-#: a request would stand behind 4 ms of chunks each way over 1 Gbit/s, in which the wires would run idle.
+#: a request would wait behind 4 ms of chunks each way over 1 Gbit/s, while the wires would be idle.
 LIMITS = Limits(
     eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES, push_bytes=PUSH_BYTES, ordered=False, kept_bytes=KEPT_BYTES
 )
 
-#: A frame that a rail keeps until it has arrived: a small frame, a chunk by reference or of a copy (`Departures.kept`),
-#: or None for a frame that need not be repeated.
+#: A frame that a rail keeps until it has arrived: a small frame, a chunk (see `Departures.entry_of`), or None for a
+#: frame that need not be repeated.
 Entry: TypeAlias = "bytes | Chunk | None"
 
 
@@ -49,7 +49,7 @@ class Departures:
     """The frames that may leave on any rail that has room; repeated ones come first.
 
     Attributes:
-        checksums: Whether payloads get one.
+        checksums: Whether payloads get a checksum.
     """
 
     def __init__(self, outgoing: Outgoing, limits: Limits, memory: BounceBuffers) -> None:
@@ -91,8 +91,8 @@ class Departures:
 
     def head(self, payload: memoryview, kind: int, *fields: int) -> bytes:
         """Return the header of a frame with a payload."""
-        said = checksum(payload) if self.checksums else UNCHECKED
-        return pack(kind, *fields, payload_bytes=payload.nbytes, payload_checksum=said)
+        payload_checksum = checksum(payload) if self.checksums else UNCHECKED
+        return pack(kind, *fields, payload_bytes=payload.nbytes, payload_checksum=payload_checksum)
 
     def next_chunk(self) -> Chunk | None:
         """Return the next chunk, if one is due."""
@@ -102,24 +102,24 @@ class Departures:
                 return chunk
         return self._outgoing.next_chunk()
 
-    def left(self, chunk: Chunk) -> None:
-        """Note that the system has taken a chunk; with its last chunk an unconfirmed message has been sent."""
+    def written(self, chunk: Chunk) -> None:
+        """Count a chunk that the system has taken; an unconfirmed send ends with its last chunk."""
         if chunk.offset + chunk.nbytes == chunk.send.nbytes and not self._limits.confirms(chunk.send.nbytes):
             self._outgoing.departed(chunk.send)
 
-    def kept(self, chunk: Chunk) -> Chunk:
-        """Return the entry to keep of a chunk that has left: a copy if its message counts as sent."""
+    def entry_of(self, chunk: Chunk) -> Chunk:
+        """Return the entry to keep of a chunk that has left: a copy if its send may have ended."""
         send, nbytes = chunk.send, chunk.nbytes
         if self._limits.confirms(send.nbytes):
             return chunk
         buffer = self._memory.take(nbytes)
         buffer[:nbytes] = chunk.view
         copy = Send(send.lane, buffer[:nbytes], send.priority)
-        copy.number, copy.progress, copy.wake = send.number, FLOWING, lambda _: self._memory.give_back(buffer)
+        copy.number, copy.progress, copy.wake = send.number, FLOWING, lambda _: self._memory.release(buffer)
         return Chunk(copy, chunk.offset, nbytes)
 
     def arrived(self, entry: Entry) -> None:
-        """Note that a kept entry has arrived."""
+        """Release an entry that has arrived."""
         if isinstance(entry, Chunk) and not self._limits.confirms(entry.send.nbytes):
             entry.send.end()
 
@@ -130,13 +130,13 @@ class Departures:
     def repeat(self, entries: Iterable[Entry]) -> int:
         """Queue the lost entries of a dead rail again, before all others; return their bytes."""
         lost = list(entries)
-        chunks = [each for each in lost if isinstance(each, Chunk) and each.send.progress is not ENDED]
-        frames = [each for each in lost if isinstance(each, bytes)]
+        chunks = [entry for entry in lost if isinstance(entry, Chunk) and entry.send.progress is not ENDED]
+        frames = [entry for entry in lost if isinstance(entry, bytes)]
         self._chunks.extendleft(reversed(chunks))
         self._frames.extendleft(reversed(frames))
         return sum(chunk.nbytes for chunk in chunks) + sum(map(len, frames))
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Drop all frames."""
         self._frames.clear()
         self._chunks.clear()

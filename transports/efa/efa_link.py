@@ -15,34 +15,34 @@ from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matched import MatchedLink
 from transports.matching import Engine, Lane, Limits, Send
 
-# Less than this on every rail within two seconds is signs of life, not progress.
+# Fewer bytes on every rail within two seconds are signs of life, not progress.
 _PROGRESS_BYTES = 4096
 
 _EAGER = int(FrameKind.EAGER)  # asking an enumeration takes 0.2 us
-_OF_RAILS = frozenset(map(int, (FrameKind.ALIVE, FrameKind.LOST, FrameKind.BYE)))
+_RAIL_KINDS = frozenset(map(int, (FrameKind.ALIVE, FrameKind.LOST, FrameKind.BYE)))
 
 
 class EfaLink(MatchedLink):
-    """Another process of the world.
+    """The link to another process of the world.
 
-    Its rails have numbers: the first ones from 0, and one that takes the place of another a number that is higher by
-    `RAILS_LIMIT` or a multiple of it.
+    Rails are numbered from 0; the number of a replacement is higher by `RAILS_LIMIT` or a multiple of it. The slot of a
+    rail is its number modulo `RAILS_LIMIT`.
 
     Args:
-        member: Its index.
-        ranks: Its ranks.
+        member: Index of the process.
+        ranks: Ranks of the process.
         local: The ranks of this process.
-        memory: For messages that are lent.
-        report: Takes a line about rails that are lost, and about its loss.
+        memory: Buffers of messages on loan.
+        report: Prints a line about the loss of a rail or of the process.
         limits: The limits that both have agreed on.
 
     Attributes:
-        rails: The living connections to it.
-        departures: The frames that leave for it.
-        silent_ticks: How often the keeper has looked since it was last heard.
-        on_loss: Called with the place of a rail that has died, if it is to come back.
-        note: Takes events of rails for the timeline.
-        watched: Whether it may live without any connection; otherwise it is lost with the last one.
+        rails: The living rails.
+        departures: The frames that leave.
+        silent_ticks: Ticks since the last bytes of the process.
+        on_loss: Called with the slot of a dead rail that is to be replaced.
+        note: Records events of rails for the timeline.
+        watched: Whether the process may live without any rail; otherwise it is lost with the last one.
         last_loss: Why the last dead rail died.
     """
 
@@ -63,22 +63,22 @@ class EfaLink(MatchedLink):
         self._new_engine: Callable[[Limits], Engine] = partial(Engine, self.name, ranks, local, memory=memory)
         self.rails: list[Rail] = []
         self.departures: Departures = Departures(self.engine.outgoing, limits, memory)
-        self.engine.incoming.said = self.settle
+        self.engine.incoming.flush_answers = self.settle
         self.silent_ticks: int = 0
         self._report = report
         self.on_loss: Callable[[int], None] = _nothing
         self.note: Callable[[str], None] = _nothing
         self.watched: bool = False
         self.last_loss: str = ""
-        self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has said how many frames it got
-        self._tried: dict[int, int] = {}  # by place: the last number that a connection was to have
-        self._arrived: dict[int, int] = {}  # frames that this side got on each rail that is dead
-        self._last: dict[int, tuple[int, int]] = {}  # by place: the last dead rail that brought any, and how many
+        self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has reported how many frames it received
+        self._tried: dict[int, int] = {}  # by slot: the highest number tried
+        self._arrived: dict[int, int] = {}  # frames received on each dead rail
+        self._last: dict[int, tuple[int, int]] = {}  # by slot: the last dead rail that brought frames, and their number
 
     def agree(self, limits: Limits) -> None:
-        """Change the limits, before either side has said anything."""
+        """Change the limits, before the first message."""
         self.engine = self._new_engine(limits)
-        self.engine.incoming.said = self.settle
+        self.engine.incoming.flush_answers = self.settle
         self.departures = Departures(self.engine.outgoing, limits, self.memory)
 
     # -- departures ---------------------------------------------------------------------------------------------------
@@ -89,29 +89,29 @@ class EfaLink(MatchedLink):
         if len(rails) > 1:
             for rail in rails:
                 rail.observe()
-            rails = rails * 2  # a chunk that the last rail spares may be for the first
+            rails = rails * 2  # a chunk that the last rail leaves may be for the first
         for rail in rails:
-            if rail.idle and (rail.acknowledge or rail.say_bye or self.departures.due):
+            if rail.idle and (rail.acknowledge or rail.bye_due or self.departures.due):
                 rail.start_writing()
-        if self._changed is not None:  # without a call, for every message comes by here
+        if self._changed is not None:  # inlined `note_change`, because every message passes here
             self._changed.set()
 
     def post(self, send: Send) -> None:
-        """Send a message when its turn comes; whole and at once if the only rail is idle, and nothing is due."""
+        """Queue a message; send it whole at once if the only rail is idle and nothing is due."""
         if not (len(self.rails) == 1 and self.rails[0].push(send)):
             super().post(send)
 
     def spares(self, rail: Rail, *, small: bool = False) -> bool:
-        """Whether other rails would bring the next chunk, or small frames, sooner than this one."""
+        """Whether other rails would deliver the next chunk, or small frames, sooner than this one."""
         if len(self.rails) == 1:
             return False
-        mine, others = rail.standing(), [other.standing() for other in self.rails if other is not rail]
+        standing, peers = rail.standing(), [peer.standing() for peer in self.rails if peer is not rail]
         if small:
-            return holds_up(mine, others)
-        return holds_back(mine, others, due_bytes=self.departures.due_bytes, chunk_bytes=CHUNK_BYTES)
+            return holds_up(standing, peers)
+        return holds_back(standing, peers, due_bytes=self.departures.due_bytes, chunk_bytes=CHUNK_BYTES)
 
     def catch_up(self) -> bool:
-        """Read frames if a call waits for some, and write frames that wait for room; return whether anything moved."""
+        """Read frames if a call waits for them, and write frames that wait for room; return whether anything moved."""
         moved, wants = False, self.wants
         for rail in tuple(self.rails):
             if wants or not rail.idle:
@@ -121,7 +121,7 @@ class EfaLink(MatchedLink):
     @property
     def wants(self) -> bool:
         """Whether a call waits for a frame of the other process."""
-        return self.engine.incoming.wanted or bool(self.engine.outgoing.sends)
+        return self.engine.incoming.awaited or bool(self.engine.outgoing.sends)
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
         """Send a small message from the calling task, if a rail is idle and nothing waits to be announced."""
@@ -135,18 +135,18 @@ class EfaLink(MatchedLink):
         return False
 
     def check_acknowledged(self) -> None:
-        """Lose the rails whose other end acknowledges nothing, as when a cable is pulled; report lost packets."""
+        """Lose rails without acknowledgements, as when a cable is pulled; report lost packets."""
         for rail in tuple(self.rails):
-            if told := rail.check_health():
-                self._report(f"{self.name_of(rail.index)} {told}")
+            if losses := rail.check_health():
+                self._report(f"{self.name_of(rail.index)} {losses}")
 
     def tick(self, limit: float, silence_s: float) -> None:
-        """Ask for a sign of life; give the process up after too many silent ticks, and rails that take nothing."""
+        """Request a sign of life; give up the process after too many silent ticks, and rails that take nothing."""
         if self.engine.gone is not None:
             return
         self.silent_ticks += 1
         if self.silent_ticks > limit:
-            self.lose(f"nothing was heard from it for {silence_s:g} s")
+            self.lose(f"nothing was received from it for {silence_s:g} s")
             return
         for rail in tuple(self.rails):
             if rail.stalled_ticks() > limit:
@@ -158,41 +158,41 @@ class EfaLink(MatchedLink):
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
     def eager(self, fields: list[int], payload: memoryview) -> None:
-        """Take a small message, which must be copied."""
+        """Handle a small message, which must be copied."""
         if self.engine.gone is None:
             self.engine.incoming.eager(fields, payload)
 
     def take(self, rail: Rail, kind: int, fields: list[int]) -> None:
-        """Act on a frame without payload."""
-        if kind in _OF_RAILS:
-            self._take_of_rails(rail, kind, fields)
+        """Handle a frame without payload."""
+        if kind in _RAIL_KINDS:
+            self._handle_rail_frame(rail, kind, fields)
         elif self.engine.gone is None:
-            self.engine.hear(kind, fields)
+            self.engine.handle(kind, fields)
 
-    def _take_of_rails(self, rail: Rail, kind: int, fields: list[int]) -> None:
+    def _handle_rail_frame(self, rail: Rail, kind: int, fields: list[int]) -> None:
         if kind == FrameKind.ALIVE:
             rail.acknowledged(*fields)
         elif kind == FrameKind.BYE:
             self._bye(rail)
         elif self.engine.gone is None:
-            self._lost_there(*fields)
+            self._peer_lost(*fields)
 
     def push(self, fields: list[int], nbytes: int) -> memoryview:
-        """Take the announcement of a message that comes with its first chunk, and return where that belongs."""
+        """Handle the announcement of a message with its first chunk; return the memory of the chunk."""
         if self.engine.gone is None:
             return self.engine.incoming.push_with(nbytes, *fields)
         return self.engine.incoming.place(fields[0], 0, nbytes)
 
     def place(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return where a chunk belongs."""
+        """Return the memory of a chunk."""
         return self.engine.incoming.place(number, offset, nbytes)
 
     def filled(self, number: int, offset: int, nbytes: int) -> None:
-        """Note that a chunk is in its place."""
+        """Count a chunk that has arrived in its memory."""
         self.engine.incoming.filled(number, offset, nbytes)
 
     def message(self, number: int) -> str:
-        """Say which message comes in chunks under a number, for people."""
+        """Name the message that arrives in chunks under a number, for people."""
         receive = self.engine.incoming.filling.get(number)
         return f"message {number}" if receive is None else message_of(*receive.lane)
 
@@ -205,7 +205,7 @@ class EfaLink(MatchedLink):
         if self.engine.gone is not None or rail.farewell:
             return
         if not self.rails and (evident or not self.watched):
-            which = f", {rail.ends}," if rail.ends and not evident else ""  # an evident fault is not one of its way
+            which = f", {rail.ends}," if rail.ends and not evident else ""  # an evident fault is not the network's
             self.lose(f"the last connection to it{which} was lost: {reason}", evident=evident)
             return
         self._dead[rail.index] = rail, reason
@@ -213,22 +213,22 @@ class EfaLink(MatchedLink):
         if arrived:
             self._last[rail.index % RAILS_LIMIT] = rail.index, arrived
         self.last_loss = reason
-        # The rail may have carried the news of another rail's death, and both sides may lose such news: then each would
-        # wait for the other's. So every death repeats the news of all of them.
+        # The dead rail may have carried the LOST frame of another rail, and both sides may lose such frames: then each
+        # would wait for the other's. So every death repeats the LOST frames of all dead rails.
         for index, count in self._arrived.items():
             self.departures.add(pack(FrameKind.LOST, index, count))
         self.note(f"{self.name_of(rail.index)} was lost: {reason}")
         self.on_loss(rail.index % RAILS_LIMIT)
         self.settle()
 
-    def _lost_there(self, index: int, count: int) -> None:
-        """Repeat the frames of this side after the first `count`: the other side has lost the rail."""
+    def _peer_lost(self, index: int, count: int) -> None:
+        """Repeat the frames after the first `count` of a rail that the other side has lost."""
         for rail in tuple(self.rails):
             if rail.index == index:
                 rail.die("the other side has lost it")
         if index not in self._arrived:
-            self._never_was(index)
-        if index in self._dead:  # or it has been said before
+            self._answer_unknown(index)
+        if index in self._dead:  # otherwise this LOST is a repetition
             self._repeat(index, count)
 
     def _repeat(self, index: int, count: int) -> None:
@@ -238,86 +238,83 @@ class EfaLink(MatchedLink):
         others = f" over the other {len(self.rails)}" if self.rails else ""
         self._report(f"{self.name_of(index)} was lost: {reason}; {nbytes} bytes are sent again{others}")
 
-    def _never_was(self, index: int) -> None:
-        """Answer late news of a rail's death, or news of a rail that this side has never had."""
+    def _answer_unknown(self, index: int) -> None:
+        """Answer a LOST frame of a rail that this side has settled or never had."""
         tried = self._tried.get(index % RAILS_LIMIT)
         if tried is None or index > tried:
-            raise FrameError(f"rail {index} is said to be lost, but is not known")
-        if index > max(self._had(index), default=-1):
+            raise FrameError(f"peer reports the loss of rail {index}, which never existed")
+        if index > max(self._unsettled(index), default=-1):
             self._arrived[index] = 0
             self.departures.add(pack(FrameKind.LOST, index, 0))
 
-    def _had(self, index: int) -> list[int]:
-        """Return the numbers of living and unsettled rails of this side at the place of one."""
-        return [
-            one
-            for one in (*self._arrived, *(rail.index for rail in self.rails))
-            if one % RAILS_LIMIT == index % RAILS_LIMIT
-        ]
+    def _unsettled(self, index: int) -> list[int]:
+        """Return the numbers of living and unsettled rails in the slot of a rail."""
+        numbers = (*self._arrived, *(rail.index for rail in self.rails))
+        return [number for number in numbers if number % RAILS_LIMIT == index % RAILS_LIMIT]
 
     def name_of(self, index: int) -> str:
         """Name a rail, for people."""
         return f"rail {index % RAILS_LIMIT} to {self.name}"
 
-    # -- rails that come ----------------------------------------------------------------------------------------------
+    # -- new rails ----------------------------------------------------------------------------------------------------
 
     def add(self, rail: Rail) -> None:
-        """Use a connection, the first one at its place or a replacement of another."""
-        place = rail.index % RAILS_LIMIT
-        self._tried[place] = max(rail.index, self._tried.get(place, 0))
-        for index in [index for index in self._arrived if index % RAILS_LIMIT == place]:
-            del self._arrived[index]  # both sides have settled it, or they would not have come together again
+        """Add a rail, the first one in its slot or a replacement."""
+        slot = rail.index % RAILS_LIMIT
+        self._tried[slot] = max(rail.index, self._tried.get(slot, 0))
+        for index in [index for index in self._arrived if index % RAILS_LIMIT == slot]:
+            del self._arrived[index]  # the handshake of the replacement has settled it on both sides
         self.rails.append(rail)
-        self.rails.sort(key=lambda one: one.index % RAILS_LIMIT)
+        self.rails.sort(key=lambda rail: rail.index % RAILS_LIMIT)
         if rail.index >= RAILS_LIMIT:
-            rail.acknowledge = True  # the other side learns from it that the rail is in use here
+            rail.acknowledge = True  # shows the other side that the rail is in use here
             self.settle()
 
-    def lacks(self, place: int) -> bool:
-        """Whether the rail at a place is dead."""
-        return all(rail.index % RAILS_LIMIT != place for rail in self.rails)
+    def lacks(self, slot: int) -> bool:
+        """Whether the rail of a slot is dead."""
+        return all(rail.index % RAILS_LIMIT != slot for rail in self.rails)
 
-    def got(self, place: int) -> tuple[int, int]:
-        """Return the last dead rail at a place on which anything has come, and the number of its frames."""
-        return self._last.get(place, (place, 0))
+    def last_arrival(self, slot: int) -> tuple[int, int]:
+        """Return the last dead rail of a slot that brought frames, and their number."""
+        return self._last.get(slot, (slot, 0))
 
-    def got_there(self, place: int, last: int, count: int) -> None:
-        """Repeat the frames of dead rails at a place that the other side has not got; it says what `got` says here.
+    def repeat_missing(self, slot: int, last: int, count: int) -> None:
+        """Repeat the frames of a slot's dead rails that the other side has not received, by its `last_arrival`.
 
-        There can be rails after its last one, which the other side has never had, or where nothing came. Rails before
-        it are settled: both sides said their counts when they made that one.
+        The other side never used rails after `last`, or received nothing there. Rails before `last` are settled: both
+        sides exchanged their counts when they made `last`.
 
         Raises:
             FrameError: The other side contradicts itself.
         """
-        for index in sorted((one for one in self._dead if one % RAILS_LIMIT == place), reverse=True):
+        for index in sorted((number for number in self._dead if number % RAILS_LIMIT == slot), reverse=True):
             if index < last:
-                raise FrameError(f"rail {last} is said to have come after rail {index}, which is not settled")
+                raise FrameError(f"peer received frames on rail {last}, but had not settled rail {index} before")
             self._repeat(index, count if index == last else 0)
 
-    def next_number(self, place: int) -> int:
-        """Return the number of the next connection that is tried at a place."""
-        self._tried[place] += RAILS_LIMIT
-        return self._tried[place]
+    def next_number(self, slot: int) -> int:
+        """Return the number of the next connection that is tried in a slot."""
+        self._tried[slot] += RAILS_LIMIT
+        return self._tried[slot]
 
-    def why_not(self, index: int) -> str:
+    def refusal(self, index: int) -> str:
         """Return why the other process may not connect under a number; empty if it may, once."""
         tried = self._tried.get(index % RAILS_LIMIT)
         if self.engine.gone is not None:
             return self.engine.gone
         if tried is None or index <= tried or not self.lacks(index % RAILS_LIMIT):
-            return f"{self.name_of(index)} is not lost, or was a moment ago"
+            return f"{self.name_of(index)} is not lost; dial again later"
         self._tried[index % RAILS_LIMIT] = index
         return ""
 
     def lose(self, reason: str, *, evident: bool = False) -> None:
-        """Give the process up: every operation with its ranks fails."""
+        """Give up the process, and report its loss to the user: every operation with its ranks fails."""
         if self.engine.gone is None:
             self._report(f"{self.name} is lost: {reason}")
             self.give_up(reason, evident=evident)
 
     def give_up(self, reason: str, *, evident: bool = False) -> None:
-        """Give the process up without a report to the user, who has been told."""
+        """Give up the process without a report: every operation with its ranks fails."""
         if self.engine.gone is not None:
             return
         self._end(f"{self.name} is lost: {reason}", evident=evident)
@@ -326,9 +323,9 @@ class EfaLink(MatchedLink):
 
     def _bye(self, rail: Rail) -> None:
         rail.farewell = True
-        # A rail that has come back counts once it was heard: until then the other side may not know of it.
-        sure = [rail for rail in self.rails if rail.index < RAILS_LIMIT or rail.reading.arrived]
-        if self.engine.gone is None and all(rail.farewell for rail in sure):
+        # A replacement counts once it has brought frames: until then the other side may not know of it.
+        in_use = [rail for rail in self.rails if rail.index < RAILS_LIMIT or rail.reading.arrived]
+        if self.engine.gone is None and all(rail.farewell for rail in in_use):
             self._end(f"{self.name} has left", keep_arrived=True)
 
     def _end(self, reason: str, *, evident: bool = False, keep_arrived: bool = False) -> None:
@@ -338,11 +335,11 @@ class EfaLink(MatchedLink):
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """Finish messages that both sides have begun, say goodbye, and wait until the other side has read all."""
+        """Finish matched messages, send goodbyes, and wait until the other side has read all."""
         await self.until(lambda: self.engine.gone is not None or self._quiet())
         self.engine.gone = self.engine.gone or "this side has closed"
         for rail in self.rails:
-            rail.say_bye = True
+            rail.bye_due = True
         self.settle()
         await self.until(lambda: not self.rails)
         for rail in tuple(self.rails):

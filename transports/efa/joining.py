@@ -1,4 +1,4 @@
-"""Joining of processes by sockets: every process listens, tells its addresses, and dials the higher members."""
+"""Joining of processes by sockets: every process listens, sends its addresses, and dials the higher members."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from transports.identity import Hello
 from transports.meeting import Door, Meeting, Place, Stream, family
 from transports.patience import usable
 
-#: How long a handshake may take.
+#: Longest duration of a handshake.
 HANDSHAKE_S = 2.0
-# So many connections may come to nothing because too much is lost on their way. Of 5 % of all packets, one in a hundred
-# handshakes or so takes longer than it may.
-_UNHEARD = 4
+# Attempts that may fail because a lossy network drops packets. With 5 % losses about one handshake in a hundred takes
+# longer than `HANDSHAKE_S`.
+_LOSSY_ATTEMPTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
     """A socket on which both sides have proved the secret."""
 
-    socket: socket.socket  # The socket, as the system gave it
+    socket: socket.socket  # The bare socket
     encrypted: trio.SSLStream[trio.abc.Stream] | None  # The encryption above it, if any
-    detail: str = ""  # The detail in the other side's hello, where this side has dialled
-    ends: str = ""  # Its two addresses, for messages, if it has addresses
+    detail: str = ""  # Detail of the other side's hello, if this side has dialled
+    ends: str = ""  # The two addresses, for messages; empty for Unix sockets
 
 
-class Joining:
-    """One process's way into the fabric.
+class SocketJoining:
+    """The connections of one process to all others: at first, and again for lost ones.
 
     Args:
-        meeting: Its meeting with the other processes.
-        rails: How many connections to each process, or the interfaces or addresses they use.
+        meeting: The meeting with the other processes.
+        rails: Number of connections to each process, or the interfaces or addresses to use.
         host: The address to listen at if `rails` is a number.
         unix: Whether to use Unix sockets where both sides can.
-        silence_s: How long TCP waits for an answer or a reader; None: as long as the system does.
-        watched: Whether something else knows which processes live.
-        lasting: Whether a single TCP connection inside a host is to come back, too, should it end.
+        silence_s: How long TCP waits for an answer or a reader; None: the system's default.
+        watched: Whether the control plane detects lost processes.
+        lasting: Whether a single TCP connection inside a host is replaced, too, when it ends.
         spared: The processes that need not be joined, asked once addresses are exchanged.
-        report: Takes a line about strangers.
+        report: Prints a line about refused connections.
 
     Attributes:
-        identity: Shared with the processes that can reach this one's Unix socket.
+        identity: Identity of the host, shared with processes that can reach this one's Unix socket.
 
     Raises:
         ArgumentError: No rails, or too many.
@@ -75,15 +75,15 @@ class Joining:
         spared: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self.meeting, self.lasting = meeting, lasting
-        self.member, self._members = meeting.mine.member, meeting.mine.members
+        self.member, self._members = meeting.identity.member, meeting.identity.members
         self.identity: str = host_identity()
         self._names, self._bound = rail_names(rails, host), not isinstance(rails, int)
         self._unix, self._silence_s, self._watched, self._spared = unix, silence_s, watched, spared
         self._report = report
         self._addresses: tuple[str, ...] = ()
-        self._said: set[str] = set()
-        self._mine = PeerAddress(host="", unix="", tcp=())
-        self._others: dict[int, PeerAddress] = {}
+        self._reported: set[str] = set()
+        self._address = PeerAddress(host="", unix="", tcp=())
+        self._peers: dict[int, PeerAddress] = {}
 
     @property
     def rail_count(self) -> int:
@@ -92,22 +92,22 @@ class Joining:
 
     @property
     def returns(self) -> bool:
-        """Whether a dead connection is made again, which needs another sign that its process lives."""
+        """Whether dead connections are replaced, which needs another sign that their process lives."""
         return self.rail_count > 1 or self._watched
 
     def spans_hosts(self, members: Iterable[int]) -> bool:
-        """Whether some processes, all of which have joined, live on different hosts, or do not know."""
-        hosts = {self.identity if i == self.member else self._others[i].host for i in members}
+        """Whether some joined processes live on different hosts, or on unknown ones."""
+        hosts = {self.identity if i == self.member else self._peers[i].host for i in members}
         return len(hosts) > 1 or "" in hosts
 
     def may_part(self, member: int) -> bool:
-        """Whether a single connection to a process that has joined may end before it, see `PeerAddress.may_part`."""
-        return self._mine.may_part(self._others[member])
+        """Whether a single connection to a joined process may end before the process, see `PeerAddress.may_part`."""
+        return self._address.may_part(self._peers[member])
 
     def has_cores_to_spare(self) -> bool:
-        """Whether other processes, all of which have joined, live on this host for sure, and a core for each of all."""
-        others = [other.cores for other in self._others.values() if self.identity and other.host == self.identity]
-        return 0 < len(others) < len(self._mine.cores.union(*others))
+        """Whether other joined processes live on this host, which has more cores than processes."""
+        cores = [peer.cores for peer in self._peers.values() if self.identity and peer.host == self.identity]
+        return 0 < len(cores) < len(self._address.cores.union(*cores))
 
     async def join(self, exchange: Exchange) -> dict[Place, Connection]:
         """Connect with every other process.
@@ -116,7 +116,7 @@ class Joining:
             The connections by (member, rail), which the caller owns.
 
         Raises:
-            TransportError: A process did not come, or runs with other settings.
+            TransportError: A process did not join, or runs with other settings.
             ArgumentError: A rail has no address here.
         """
         self._addresses = await rail_addresses(self._names)
@@ -128,21 +128,21 @@ class Joining:
             return await self._meet(exchange, listeners)
         except BaseException:
             door.close()
-            for connection in self.meeting.found.values():
+            for connection in self.meeting.results.values():
                 await discard(connection)
             raise
         finally:
             for listener in listeners:
                 listener.close()
-            self.tell_refused()
+            self.report_refused()
 
     def close(self) -> None:
-        """Close the door, and tell the user of connections that were refused."""
+        """Close the door, and report refused connections."""
         self.meeting.door.close()
-        self.tell_refused()
+        self.report_refused()
 
-    def tell_refused(self) -> None:
-        """Tell the user of connections that were refused, if any were."""
+    def report_refused(self) -> None:
+        """Report the number of refused connections to the user, and the last reason."""
         refused = self.meeting.refused
         if refused:
             self._report(f"refused {len(refused)} connections; the last: {refused[-1]}")
@@ -151,21 +151,21 @@ class Joining:
     async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[Place, Connection]:
         door = self.meeting.door
         tcp = tuple(zip(self._addresses, door.ports, strict=True))
-        self._mine = PeerAddress(host=self.identity, unix=door.unix, tcp=tcp, lasting=self.lasting, cores=usable())
-        addresses = await exchange("efa", self._mine.pack())
-        self._others = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
-        self._check(self._others)
-        wanted = set(self._others).difference(self._spared())
-        places = product(wanted, range(len(self._addresses)))
+        self._address = PeerAddress(host=self.identity, unix=door.unix, tcp=tcp, lasting=self.lasting, cores=usable())
+        addresses = await exchange("efa", self._address.pack())
+        self._peers = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
+        self._check(self._peers)
+        members = set(self._peers).difference(self._spared())
+        places = product(members, range(len(self._addresses)))
         missing = await self.meeting.gather(places, listeners, self._dial_patiently, self._welcome)
         if missing:
             raise self._incomplete(Counter(member for member, _ in missing))
-        return self.meeting.found
+        return self.meeting.results
 
-    def _check(self, others: dict[int, PeerAddress]) -> None:
-        if len(others) != self._members - 1:
-            raise TransportError(f"{len(others) + 1} processes told their addresses, {self._members} are expected")
-        for member, address in others.items():
+    def _check(self, peers: dict[int, PeerAddress]) -> None:
+        if len(peers) != self._members - 1:
+            raise TransportError(f"{len(peers) + 1} processes sent their addresses, {self._members} are expected")
+        for member, address in peers.items():
             if len(address.tcp) != len(self._addresses):
                 raise TransportError(
                     f"process {member} has rails={len(address.tcp)}, process {self.member} has "
@@ -175,15 +175,16 @@ class Joining:
     def _incomplete(self, missing: Counter[int]) -> LinkLostError:
         rails = len(self._addresses)
         absent = [member for member, count in missing.items() if count == rails]
-        what = "no connection" if absent else f"fewer than {rails} connections"
-        who = ", ".join(map(str, sorted(absent or missing)))
-        return LinkLostError(f"process {self.member} has {what} with process {who} after {self.meeting.join_s:g} s")
+        connections = "no connection" if absent else f"fewer than {rails} connections"
+        peers = ", ".join(map(str, sorted(absent or missing)))
+        after = f"after {self.meeting.join_s:g} s"
+        return LinkLostError(f"process {self.member} has {connections} with process {peers} {after}")
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 
     async def _dial_patiently(self, member: int, index: int) -> Connection:
-        """Connect, and again if the other side has hung up for having heard nothing: much is lost on some ways."""
-        for _ in range(_UNHEARD):
+        """Connect, and try again if the other side has hung up at its deadline, as on networks that lose packets."""
+        for _ in range(_LOSSY_ATTEMPTS):
             begun_s = trio.current_time()
             try:
                 return await self.dial(member, index, str(index), deadline_s=self.meeting.join_s)
@@ -196,16 +197,16 @@ class Joining:
         """Connect with another process by one of the rails.
 
         Args:
-            member: Its index; it listens.
-            index: Of the rail.
-            detail: Which connection this is to be.
-            deadline_s: For the handshake.
+            member: Index of the process, which listens.
+            index: Index of the rail.
+            detail: Detail of this side's hello, which names the connection.
+            deadline_s: Limit of the handshake.
 
         Raises:
-            HandshakeError: It does not want that.
-            LinkLostError: It cannot be reached.
+            HandshakeError: The process refused.
+            LinkLostError: The process cannot be reached.
         """
-        address = self._others[member]
+        address = self._peers[member]
         near = bool(self.meeting.door.unix and address.unix and self.identity == address.host)
         connection = socket.socket(socket.AF_UNIX if near else family(address.tcp[index][0]), socket.SOCK_STREAM)
         try:
@@ -226,43 +227,42 @@ class Joining:
     async def _welcome(self, connection: socket.socket) -> None:
         places: list[Place] = []
 
-        def judge(hello: Hello) -> Hello | str:
+        def admit(hello: Hello) -> Hello | str:
             index = int(hello.detail) if hello.detail.isdecimal() else -1
-            verdict = self.meeting.admit(hello, index)
-            if isinstance(verdict, Hello):
+            answer = self.meeting.admit(hello, index)
+            if isinstance(answer, Hello):
                 places.append((hello.member, index))
-            return verdict
+            return answer
 
-        welcomed = await self.welcome(connection, judge)
+        welcomed = await self.welcome(connection, admit)
         if welcomed is not None:
             self.meeting.settle(places[0], welcomed)
         elif places:
             self.meeting.release(places[0])
 
-    async def welcome(self, connection: socket.socket, judge: Callable[[Hello], Hello | str]) -> Connection | None:
-        """Shake hands with a process that has dialled; None if that came to nothing, and the connection is closed."""
-        kept = False
+    async def welcome(self, connection: socket.socket, admit: Callable[[Hello], Hello | str]) -> Connection | None:
+        """Shake hands with a process that has dialled; None, with the socket closed, if the handshake fails."""
+        welcomed: Connection | None = None
         try:
             prepare(connection, self._silence_s)
-            stream = await self.meeting.welcome(connection, judge, deadline_s=HANDSHAKE_S)
-            made = self._made(connection, stream)
-            kept = True
-            return made
+            stream = await self.meeting.welcome(connection, admit, deadline_s=HANDSHAKE_S)
+            welcomed = self._made(connection, stream)
+            return welcomed
         except (HandshakeError, OSError) as error:
             self.meeting.refused.append(str(error))
             return None
         finally:
-            if not kept:
+            if welcomed is None:
                 connection.close()
 
     def _made(self, connection: socket.socket, stream: Stream, detail: str = "") -> Connection:
-        shorten(connection, self._say_once)
+        shorten(connection, self._report_once)
         encrypted = stream if isinstance(stream, trio.SSLStream) else None
         return Connection(socket=connection, encrypted=encrypted, detail=detail, ends=ends_of(connection))
 
-    def _say_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
+    def _report_once(self, line: str) -> None:
+        if line not in self._reported:
+            self._reported.add(line)
             self._report(line)
 
 

@@ -1,7 +1,7 @@
-"""A rail: one connection to another process, with a task that reads and a task that writes what did not go at once.
+"""A rail: one connection to another process, with a reading task, and a task that writes when the system has room.
 
-Writing is synchronous as far as the system takes bytes: a caller writes from its own task if the rail is idle, and the
-writing task continues when the system has room again. So a cancellation never tears a frame.
+A caller writes from its own task if the rail is idle, without waiting, and the writing task continues when the system
+has room again. So a cancellation never tears a frame.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, w
 
 from transports.efa.departures import Departures, Entry
 from transports.efa.reading import Places, Reading
-from transports.efa.sharing import Pace, Standing
+from transports.efa.sharing import RailRate, Standing
 from transports.efa.tcp import LOST_S, Health, tcp_info, unsent_bytes
 from transports.frame import LOCAL_CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matching import Chunk, ProtocolError, Send
+from transports.matching.protocol import BROKEN_PROTOCOL
 
-# Frames that may arrive before the other side is told, and can release their memory. With 64 the memory left the
+# Frames that may arrive before an acknowledgement lets the other side release their memory. With 64 the memory left the
 # caches: all_reduce of 64 KiB between two processes over TCP took 185 us in place of 160.
 _ACKNOWLEDGE_EVERY = 16
 
-# Small frames that are due together leave in one system call, up to about this much.
+# Small frames that are due together leave in one system call, up to about this length.
 _BATCH_BYTES = 64 << 10
 
 _CHUNK, _PUSH = int(FrameKind.CHUNK), int(FrameKind.PUSH)  # asking an enumeration takes 0.2 us
@@ -35,34 +36,34 @@ _CHUNK, _PUSH = int(FrameKind.CHUNK), int(FrameKind.PUSH)  # asking an enumerati
 _ENDED = "the connection ended"
 
 
-class Owner(Places, Protocol):
-    """The link of a rail, as the rail sees it."""
+class RailOwner(Places, Protocol):
+    """Interface of a rail to its link."""
 
-    departures: Departures  # The frames that may leave on it
-    silent_ticks: int  # Set to 0 whenever the other process is heard
+    departures: Departures  # The frames that may leave on the rail
+    silent_ticks: int  # Set to 0 whenever bytes of the other process arrive
 
     @property
     def wants(self) -> bool:
         """Whether a call waits for a frame of the other process."""
 
     def take(self, rail: Rail, kind: int, fields: list[int]) -> None:
-        """Act on a frame without payload."""
+        """Handle a frame without payload."""
 
     def spares(self, rail: Rail, *, small: bool = False) -> bool:
-        """Whether other rails would bring the next chunk, or small frames, sooner than this one."""
+        """Whether other rails would deliver the next chunk, or small frames, sooner than this one."""
 
     def settle(self) -> None:
         """Let idle rails take due frames."""
 
     def rail_died(self, rail: Rail, reason: str, *, evident: bool = False) -> None:
-        """Continue without a rail; `evident` says that this side has seen the fault, see `LinkLostError`."""
+        """Continue without a rail; `evident`: this side has seen the fault, see `LinkLostError`."""
 
 
 class Rail(ABC):
-    """One connection.
+    """One connection to another process.
 
     Args:
-        owner: The link to the process at its other end.
+        owner: The link to that process.
         index: Number of the connection.
         keep: Whether frames are kept until they have arrived, because another rail could repeat them.
         staged: Whether payloads pass through a buffer of the rail, instead of leaving from and arriving in the
@@ -70,23 +71,23 @@ class Rail(ABC):
 
     Attributes:
         socket: The connection.
-        ends: Its addresses, for people, if it has any.
+        ends: The two addresses, for people; empty for Unix sockets.
         idle: Nothing is being written; any caller may write.
-        dead: It has been closed, for whatever reason.
+        dead: The connection has been closed, for whatever reason.
         written_bytes: Bytes that the system has taken.
         read_bytes: Bytes that have been read.
-        farewell: The other side has said that nothing more will come.
-        acknowledge: The other side is to be told how many frames have arrived.
-        say_bye: Say that nothing more will come, after all that is due.
-        bye_said: That has been said.
+        farewell: The other side has sent its goodbye.
+        acknowledge: An acknowledgement of arrived frames is due.
+        bye_due: A goodbye is due, after all other frames.
+        bye_sent: The goodbye has been sent.
         leaving: The chunk that is being written.
-        reading: Bytes that have come and have not been acted on.
+        reading: Received bytes whose frames have not been handled.
     """
 
     socket: socket.socket
     ends: str = ""
 
-    def __init__(self, owner: Owner, index: int, *, keep: bool, staged: bool) -> None:
+    def __init__(self, owner: RailOwner, index: int, *, keep: bool, staged: bool) -> None:
         self.owner = owner
         self.index = index
         self.idle: bool = True
@@ -95,14 +96,14 @@ class Rail(ABC):
         self.read_bytes: int = 0
         self.farewell: bool = False
         self.acknowledge: bool = False
-        self.say_bye: bool = False
-        self.bye_said: bool = False
+        self.bye_due: bool = False
+        self.bye_sent: bool = False
         self.leaving: Chunk | None = None
         self._keep = keep
         self._kept: deque[Entry] = deque()
-        self._kept_before = 0  # frames that left earlier and are known to have arrived
+        self._kept_before = 0  # frames before the kept ones, which have arrived
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
-        self._pace = Pace()
+        self._pace = RailRate()
         self._scope = trio.CancelScope()
         self._sleeper: Task | None = None
         self._acknowledged = 0
@@ -119,11 +120,11 @@ class Rail(ABC):
             self._kept.append(entry)
 
     def acknowledged(self, count: int) -> None:
-        """Forget frames that have arrived."""
+        """Release frames that have arrived."""
         if not self._keep:
             return
         if not self._kept_before <= count <= self._kept_before + len(self._kept):
-            raise FrameError(f"{count} frames are said to have arrived, of {self._kept_before + len(self._kept)}")
+            raise FrameError(f"peer acknowledges {count} frames, and {self._kept_before + len(self._kept)} were sent")
         while self._kept_before < count:
             self.owner.departures.arrived(self._kept.popleft())
             self._kept_before += 1
@@ -131,35 +132,35 @@ class Rail(ABC):
     def unarrived(self, count: int) -> deque[Entry]:
         """Return the kept frames after the first `count`, which will never arrive."""
         self.acknowledged(count)
-        left, self._kept = self._kept, deque()
-        return left
+        entries, self._kept = self._kept, deque()
+        return entries
 
     def standing(self) -> Standing:
-        """Return its rate and the bytes that wait on it."""
+        """Return the rate of the rail and the bytes that wait on it."""
         standing = self._pace.standing(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
-        return standing._replace(waiting_bytes=standing.waiting_bytes + self.begun_bytes)
+        return standing._replace(waiting_bytes=standing.waiting_bytes + self.unwritten_bytes)
 
     def observe(self) -> None:
-        """Measure its rate, if it is busy."""
+        """Measure the rate of the rail, if it is busy."""
         if self._pace.measures:
             self.standing()
 
     @property
-    def begun_bytes(self) -> int:
+    def unwritten_bytes(self) -> int:
         """Bytes of begun frames that the system has not taken."""
         return 0
 
     @property
     def owes(self) -> bool:
         """Whether a frame of this rail alone is due."""
-        return self.acknowledge or self.say_bye
+        return self.acknowledge or self.bye_due
 
     def pull(self) -> list[bytes | memoryview]:
-        """Return the frames to write next: small ones, and at most one chunk; empty if nothing is due or may follow."""
-        if self.bye_said:
+        """Return the frames to write next: small ones and at most one chunk; empty if nothing is due."""
+        if self.bye_sent:
             return []
         small = self._small()
-        chunk = None if self.bye_said or self.owner.spares(self) else self.owner.departures.next_chunk()
+        chunk = None if self.bye_sent or self.owner.spares(self) else self.owner.departures.next_chunk()
         if chunk is None:
             return [small[0] if len(small) == 1 else b"".join(small)] if small else []
         self.leaving = chunk
@@ -169,14 +170,11 @@ class Rail(ABC):
         return [b"".join((*small, head)), piece]
 
     def push(self, send: Send) -> bool:
-        """Write a message of one chunk at once, in one frame; False if that cannot be, and nothing has happened."""
+        """Write a message of one chunk at once, in one frame; False if it must queue."""
         return False
 
     def pushed(self, send: Send) -> list[bytes | memoryview]:
-        """Return the frame of a message that leaves whole.
-
-        Its announcement arrives with its header. It is kept as two frames, in case it must be repeated.
-        """
+        """Return the frame of a whole message, and keep it as an announcement and a chunk, to be repeated."""
         self.leaving = chunk = Chunk(send, 0, send.nbytes)
         if self._keep:
             self._kept += (pack(_PUSH, send.number, *send.lane, send.nbytes), chunk)
@@ -185,33 +183,33 @@ class Rail(ABC):
         return [self.owner.departures.head(piece, _PUSH, send.number, *send.lane, send.nbytes), piece]
 
     def written(self) -> None:
-        """Note that the system has taken all pulled frames."""
+        """Count the pulled frames, which the system has taken."""
         chunk, self.leaving = self.leaving, None
         if chunk is None:
             return
         if self._kept and self._kept[-1] is chunk:
-            self._kept[-1] = self.owner.departures.kept(chunk)
-        self.owner.departures.left(chunk)
+            self._kept[-1] = self.owner.departures.entry_of(chunk)
+        self.owner.departures.written(chunk)
 
     def _small(self) -> list[bytes]:
         frames: list[bytes] = []
-        left_bytes = 0 if self.owner.spares(self, small=True) else _BATCH_BYTES
-        while left_bytes > 0 and (frame := self.owner.departures.next_frame()) is not None:
+        room_bytes = 0 if self.owner.spares(self, small=True) else _BATCH_BYTES
+        while room_bytes > 0 and (frame := self.owner.departures.next_frame()) is not None:
             frames.append(frame)
             self.keep(frame)
-            left_bytes -= len(frame)
+            room_bytes -= len(frame)
         return frames + self.own_frames() if self.owes else frames
 
     def own_frames(self) -> list[bytes]:
-        """Return the frames that belong on this rail and no other; goodbye comes last of all."""
+        """Return the frames about this rail itself; the goodbye is the last frame of all."""
         frames = []
         if self.acknowledge:
             self.acknowledge = False
             self._acknowledged = self.reading.arrived
             frames.append(pack(FrameKind.ALIVE, self._acknowledged))
             self.keep(None)
-        if self.say_bye and not self.owner.departures.due:
-            self.say_bye, self.bye_said = False, True
+        if self.bye_due and not self.owner.departures.due:
+            self.bye_due, self.bye_sent = False, True
             frames.append(pack(FrameKind.BYE))
             self.keep(None)
         return frames
@@ -225,11 +223,11 @@ class Rail(ABC):
 
     @abstractmethod
     def put(self, head: bytes, payload: memoryview) -> None:
-        """Write a small message, whose bytes may change from here on; the rail is idle."""
+        """Write a small message, whose buffer may change after the call; the rail is idle."""
 
     @abstractmethod
     def start_writing(self) -> None:
-        """Write due frames, as far as that needs no waiting; the rail is idle."""
+        """Write due frames without waiting; the rail is idle."""
 
     @abstractmethod
     async def write_on(self) -> None:
@@ -268,7 +266,7 @@ class Rail(ABC):
 
     @abstractmethod
     async def read_on(self) -> bool:
-        """Wait for something to come, and act on it; False at the end."""
+        """Wait for bytes, and handle their frames; False at the end."""
 
     def catch_up(self) -> bool:
         """Write and read ahead of the tasks; return whether anything moved."""
@@ -280,8 +278,8 @@ class Rail(ABC):
         if self.reading.within_chunk:
             raise EOFError
 
-    def heard(self, count: int) -> None:
-        """Note bytes that were read and acted on, and let the answers leave."""
+    def count_read(self, count: int) -> None:
+        """Count bytes that were read and handled, and let the answers leave."""
         self.read_bytes += count
         self.owner.silent_ticks = 0
         if self._keep and self.reading.arrived - self._acknowledged >= _ACKNOWLEDGE_EVERY:
@@ -289,14 +287,14 @@ class Rail(ABC):
         self.owner.settle()
 
     async def _let_others_run(self) -> None:
-        """Act on the frames that are left, and let other tasks run in between."""
+        """Handle the remaining frames, and let other tasks run in between."""
         while True:
             await trio.lowlevel.checkpoint()
             if not self._act():
                 return
 
     def _act(self) -> bool:
-        """Act on frames that are left; True if other tasks should run before the rest."""
+        """Handle remaining frames; True if other tasks should run before the rest."""
         unfinished = self.reading.act()
         self.owner.settle()
         return unfinished
@@ -317,7 +315,7 @@ class Rail(ABC):
                 await self.release()
 
     async def read_until_dead(self) -> None:
-        """Read and act on frames, until the connection ends or breaks the rules."""
+        """Read and handle frames, until the connection ends or the peer breaks the protocol."""
         try:
             await self._read()
         except (ProtocolError, EOFError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -328,7 +326,8 @@ class Rail(ABC):
     def _die_of(self, error: Exception) -> None:
         """Close the connection because reading has failed."""
         if isinstance(error, ProtocolError):
-            self.die(f"a bad frame: {error}", evident=True)
+            advice = "" if isinstance(error, FrameError) else f"; {BROKEN_PROTOCOL}"  # damage is the network's fault
+            self.die(f"a bad frame: {error}{advice}", evident=True)
         else:
             self.die("the connection ended within a frame" if isinstance(error, EOFError) else describe(error))
 
@@ -355,13 +354,13 @@ class Rail(ABC):
 
     @abstractmethod
     async def release(self) -> None:
-        """Free the rest of it."""
+        """Release everything but the socket."""
 
 
 def describe(error: BaseException) -> str:
     """Describe an error of a connection briefly; readers and writers of a closed one get one description."""
     cause = error.__cause__ or error
-    if isinstance(cause, (BrokenPipeError, ConnectionResetError)):  # the reader learns of the end, or of an early one
+    if isinstance(cause, (BrokenPipeError, ConnectionResetError)):  # the reader sees the same end
         return _ENDED
     strerror = getattr(cause, "strerror", None)
     return str(strerror or cause or type(cause).__name__)

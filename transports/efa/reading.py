@@ -1,6 +1,6 @@
-"""Reading of frames from a rail: small frames are acted on, chunks go to their places in memory.
+"""Reading of frames from a rail: small frames are handled, chunks are read into the memory of their messages.
 
-A plain state machine: a reader asks for room, puts bytes there, and says how many. So any task may read.
+A plain state machine: a reader asks for room, puts bytes there, and reports their number. So any task may read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from transports.frame import (
     parse,
 )
 
-# Room for two of the longest small frames, so that one that has come in part never fills it.
+# Room for two of the longest small frames, so that an incomplete frame never fills it.
 _READ_BYTES = 2 * (HEADER_LIMIT_BYTES + EAGER_BYTES)
-# After a chunk probably comes another: read its header and little of its bytes, which must be copied once more.
+# Another chunk probably follows a chunk: read its header and few of its bytes, which must be copied once more.
 _HEAD_BYTES = 256
-# Small frames that are acted upon before other tasks may run: about 2 ms.
+# Small frames that are handled before other tasks may run: about 2 ms.
 _FRAMES_AT_ONCE = 256
-# In the middle of a chunk, waking up for every segment costs a tenth of the speed (64 MiB both ways over loopback TCP).
+# Within a chunk, waking up for every segment costs a tenth of the speed (64 MiB both ways over loopback TCP).
 _WORTH_WAKING_BYTES = 128 << 10
 
 _EAGER, _CHUNK, _PUSH = map(int, (FrameKind.EAGER, FrameKind.CHUNK, FrameKind.PUSH))  # enumerations compare slowly
@@ -36,38 +36,38 @@ _MISMATCH = "the bytes do not match their checksum"
 
 
 class Places(Protocol):
-    """The destination of messages, as a reader sees it."""
+    """Interface of a reader to the destination of messages."""
 
     def eager(self, fields: list[int], payload: memoryview) -> None:
-        """Take a small message, which must be copied."""
+        """Handle a small message, which must be copied."""
 
     def push(self, fields: list[int], nbytes: int) -> memoryview:
-        """Take the announcement of a message that comes with its first chunk, and return the memory of that."""
+        """Handle the announcement of a message with its first chunk; return the memory of the chunk."""
 
     def place(self, number: int, offset: int, nbytes: int) -> memoryview:
         """Return the memory of a chunk."""
 
     def filled(self, number: int, offset: int, nbytes: int) -> None:
-        """Note that a chunk is in its place."""
+        """Count a chunk that has arrived in its memory."""
 
     def message(self, number: int) -> str:
-        """Name the message that comes in chunks under a number, for people."""
+        """Name the message that arrives in chunks under a number, for people."""
 
 
 class Reading:
-    """The bytes that have come on one rail and have not been acted on.
+    """The received bytes of one rail whose frames have not been handled.
 
     Args:
         places: The destination of messages.
-        take: Acts on a frame without payload.
+        take: Handles a frame without payload.
         staged: Whether chunks pass through a buffer of the rail.
 
     Attributes:
-        arrived: Number of frames that have arrived whole.
-        within_chunk: Whether a chunk has come in part.
-        behind: Whether whole frames are there; nothing more is to be read before they have been acted on.
-        stopped: Nothing more is acted on: the rail is dead, how many frames had arrived has been told, and the others
-            bring the rest.
+        arrived: Number of complete frames.
+        within_chunk: Whether a chunk has arrived in part.
+        behind: Whether complete frames wait; they must be handled before the next read.
+        stopped: No more frames are handled: the rail is dead, its count of frames has been reported, and other rails
+            repeat the rest.
     """
 
     within_chunk: bool
@@ -82,9 +82,9 @@ class Reading:
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._head = self._view[:_HEAD_BYTES]
-        self._start = self._end = 0  # bytes between these two marks have come and have not been handled
+        self._start = self._end = 0  # marks around the received bytes that have not been handled
         self._chunks = False  # whether another chunk is likely to follow
-        # Of a chunk that has come in part: where it is read to, how much is there; its number, offset, place, checksum.
+        # an incomplete chunk: target memory, bytes so far, and its number, offset, memory and checksum
         self._target, self._done, self._chunk = _NOTHING, 0, _NO_CHUNK
 
     def room(self) -> memoryview:
@@ -94,22 +94,22 @@ class Reading:
         end = self._end
         if not end:
             return self._head if self._chunks else self._view
-        most = end + (_HEAD_BYTES if self._chunks else _READ_BYTES)
-        return self._view[end : max(end + 1, min(most, _READ_BYTES))]
+        limit = end + (_HEAD_BYTES if self._chunks else _READ_BYTES)
+        return self._view[end : max(end + 1, min(limit, _READ_BYTES))]
 
     @property
     def hint_bytes(self) -> int:
-        """Fewer bytes than this are not worth waking up for; they come for certain."""
+        """Least number of bytes to wake up for; that many will arrive for certain."""
         return min(self._target.nbytes - self._done, _WORTH_WAKING_BYTES) if self.within_chunk else 1
 
-    def came(self, count: int) -> bool:
-        """Act on frames, now that `count` bytes were put into the room.
+    def received(self, count: int) -> bool:
+        """Handle complete frames after `count` bytes were read into the room.
 
         Returns:
-            Whether other tasks should run before the rest is acted on, by `act`.
+            Whether other tasks should run before `act` handles the rest.
 
         Raises:
-            ProtocolError: A frame makes no sense, or came damaged.
+            ProtocolError: A frame is invalid or damaged.
         """
         if self.within_chunk:
             self._done += count
@@ -120,9 +120,9 @@ class Reading:
         return self.act()
 
     def act(self) -> bool:
-        """Act on whole frames; result and errors as of `came`."""
-        left, buffer = _FRAMES_AT_ONCE, self._buffer
-        while left and self._start < self._end and not self.stopped:
+        """Handle complete frames; result and errors as of `received`."""
+        budget, buffer = _FRAMES_AT_ONCE, self._buffer
+        while budget and self._start < self._end and not self.stopped:
             frame = parse(buffer, self._start, self._end)
             if frame is None:
                 break
@@ -140,12 +140,12 @@ class Reading:
             else:
                 self.arrived += 1
                 self._take(kind, fields)
-            left -= 1
+            budget -= 1
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start > _READ_BYTES // 2:
             self._compact()
-        self.behind = not left
+        self.behind = not budget
         return self.behind
 
     def _compact(self) -> None:
@@ -162,15 +162,15 @@ class Reading:
         self._places.eager(fields, payload)
 
     def _begin_chunk(self, kind: int, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
-        """Put the first bytes of a chunk into place; the others are read straight to it."""
+        """Copy the first bytes of a chunk to its memory; the others are read straight into it."""
         if kind == _PUSH:
             self.arrived += 1
-            offset, place = 0, self._places.push(fields, nbytes)
+            offset, memory = 0, self._places.push(fields, nbytes)
         else:
             offset = fields[1]
-            place = self._places.place(fields[0], offset, nbytes)
-        self._chunk = fields[0], offset, place, expected
-        self._target = target = place if self._staging is None else self._staging[:nbytes]
+            memory = self._places.place(fields[0], offset, nbytes)
+        self._chunk = fields[0], offset, memory, expected
+        self._target = target = memory if self._staging is None else self._staging[:nbytes]
         self._done = done = ready.nbytes
         target[:done] = ready
         self._chunks = self.within_chunk = True
@@ -180,16 +180,16 @@ class Reading:
     def _end_chunk(self) -> None:
         if self.stopped:
             return
-        (number, offset, place, expected), target = self._chunk, self._target
+        (number, offset, memory, expected), target = self._chunk, self._target
         nbytes = target.nbytes
         self.within_chunk = False
-        self._chunk, self._target = _NO_CHUNK, _NOTHING  # from here on the owner of the memory may resize it
+        self._chunk, self._target = _NO_CHUNK, _NOTHING  # the owner may resize the memory from here on
         if damaged(target, expected):
             piece = f"bytes {offset} to {offset + nbytes} of {self._places.message(number)}"
             raise FrameError(f"{piece} came damaged: {_MISMATCH}")
         if self._staging is not None:
-            place[:] = target
-        del place, target
+            memory[:] = target
+        del memory, target
         self.arrived += 1
         self._places.filled(number, offset, nbytes)
 

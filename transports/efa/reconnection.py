@@ -12,77 +12,77 @@ import trio
 
 from transports.efa.address import RAILS_LIMIT
 from transports.efa.efa_link import EfaLink
-from transports.efa.joining import HANDSHAKE_S, Connection, Joining, discard
+from transports.efa.joining import HANDSHAKE_S, Connection, SocketJoining, discard
 from transports.efa.rail import Rail
 from transports.failures import TransportError
 from transports.frame import FrameError
 from transports.handshake import HandshakeError
 from transports.identity import Hello
+from transports.matching.protocol import BROKEN_PROTOCOL
 
 # The first pause before a rail is dialled again is short, for a connection that broke while its link is up; each later
 # one is twice as long, up to one that costs nothing while a link is down for hours.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-# A rail that dies sooner after its return continues with longer pauses: it may die over and over.
+# A replacement that dies sooner continues with longer pauses, because it may die again and again.
 _STEADY_S = 60.0
-# Where no rail is left, ranks wait for it.
+# Longest pause while no rail is left and ranks wait.
 _LONGEST_WAITED_S = 1.0
-# For a whole attempt: where packets vanish, the system would go on for two minutes.
+# Limit of a whole attempt: where packets vanish, the system would try for two minutes.
 _ATTEMPT_S = HANDSHAKE_S + 1.0
-# Interval between looks at the processes that are expected or waited for.
+# Interval between checks of the processes that are expected or waited for.
 _LOOK_S = 1.0
-# A connection that was reset is back by then; otherwise the user is told.
-_TOLD_S = 2.0
-# A process whose host answers may be in a call that lets nothing else run; as long as a deadlock may last.
+# After this long without a rail the user is notified; a reset connection is back before.
+_REPORT_S = 2.0
+# A process whose host answers may be busy in a call; the same bound as for a deadlock.
 _ANSWERING_S = 300.0
-_NUMBERS = 2**32  # bound of numbers of connections, as frames can name them
+_NUMBERS = 2**32  # bound of the numbers of connections in frames
 
 
 class Detail(NamedTuple):
-    """The detail of the hellos of a connection that replaces a dead one."""
+    """Detail of the hellos of a replacement connection."""
 
-    number: int  # Number of the connection, higher than all before at its place
-    last: int  # The last rail at this place on which the speaker has received anything
-    frames: int  # How many frames have come on that rail
+    number: int  # Number of the connection, higher than all before in its slot
+    last: int  # The last rail of the slot on which the sender of the hello has received frames
+    frames: int  # Number of frames received on that rail
 
     def __str__(self) -> str:
-        """Write it as a hello carries it."""
+        """Format the detail for a hello."""
         return " ".join(map(str, self))
 
     @classmethod
     def parse(cls, text: str) -> Detail | None:
-        """Read it; None if it is none."""
+        """Parse the detail of a hello; None if it is malformed."""
         words = text.split(" ")
         if len(words) != len(cls._fields) or not all(word.isascii() and word.isdecimal() for word in words):
             return None
-        told = cls(*map(int, words)) if len(text) <= _DETAIL_LIMIT else None
-        return told if told is not None and told.number < _NUMBERS else None
+        detail = cls(*map(int, words)) if len(text) <= _DETAIL_LIMIT else None
+        return detail if detail is not None and detail.number < _NUMBERS else None
 
 
 _DETAIL_LIMIT = 2 * 10 + 20 + 2  # two numbers of 32 bits, one of 64
 
 
 class Reconnection:
-    """Brings back the dead rails of a process.
+    """Replaces the dead rails of a process.
 
-    A connection that replaces another has a number of its own, so no frame about one can be taken for the other. In its
-    handshake both sides say how many frames they have got on the one before, and send the missing ones again, where
-    other rails have not settled that already.
+    A replacement has a number of its own, so that frames about the two rails cannot be confused. In its handshake both
+    sides report how many frames they have received on the rail before, and send the missing ones again, unless other
+    rails have done so.
 
-    Where no rail is left, the process is waited for as long as it is known to live, within two bounds, as for a
-    process that says nothing: one that cannot be reached is lost after `unreachable_s`, one whose host answers,
-    if only to refuse, after 300 s. The side that dials judges that, for it knows more than the side that listens.
+    Without any rail the process is lost after `unreachable_s` if it cannot be reached, and after 300 s if its host
+    answers, even with a refusal. The side that dials decides that, because it sees the answers.
 
     Args:
         joining: Makes connections.
-        links: To the other processes.
+        links: The links to the other processes.
         make: Makes a rail of a link, a number and a connection.
-        report: Takes a line about rails that are back, or stay away.
-        unreachable_s: How long a process may be out of reach.
+        report: Prints a line about replaced rails, and about long waits.
+        unreachable_s: Longest time for which a process may be unreachable.
     """
 
     def __init__(
         self,
-        joining: Joining,
+        joining: SocketJoining,
         links: Mapping[int, EfaLink],
         make: Callable[[EfaLink, int, Connection], Rail],
         report: Callable[[str], None],
@@ -91,41 +91,41 @@ class Reconnection:
     ) -> None:
         self._joining, self._links, self._make, self._report = joining, links, make, report
         self._unreachable_s = unreachable_s
-        self._unanswered_s: dict[int, float] = {}  # by member without a rail: how long it has been dialled in vain
-        self._lost_s: dict[tuple[int, int], float] = {}  # by member and place of the rail
+        self._unanswered_s: dict[int, float] = {}  # by member without a rail: time without an answer
+        self._lost_s: dict[tuple[int, int], float] = {}  # by member and slot of the rail
         self._returned_s: dict[tuple[int, int], float] = {}
         self._pauses_s: dict[tuple[int, int], float] = {}
-        self._expected: set[tuple[int, int]] = set()  # places that the other processes dial
+        self._expected: set[tuple[int, int]] = set()  # (member, slot) of rails that the other processes dial
         self._asked = trio.Event()
         self._door = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._early: list[tuple[EfaLink, int]] = []  # the process was lost before this task ran
+        self._early: list[tuple[EfaLink, int]] = []  # losses before this task ran
         for link in links.values():
             link.on_loss = partial(self._lost, link)
 
     async def run(self) -> None:
-        """Bring rails back until cancelled."""
+        """Replace dead rails until cancelled."""
         try:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._keep_door)
-                for link, place in self._early:
-                    self._lost(link, place)
+                for link, slot in self._early:
+                    self._lost(link, slot)
         finally:
             for link in self._links.values():
                 link.on_loss = _nothing
 
-    def _lost(self, link: EfaLink, place: int) -> None:
+    def _lost(self, link: EfaLink, slot: int) -> None:
         if self._nursery is None:
-            self._early.append((link, place))
+            self._early.append((link, slot))
             return
-        key, now_s = (link.member, place), trio.current_time()
+        key, now_s = (link.member, slot), trio.current_time()
         steady = now_s - self._returned_s.get(key, -math.inf) > _STEADY_S
         self._pauses_s[key] = _FIRST_PAUSE_S if steady else self._longer(self._pauses_s[key])
         self._lost_s[key] = now_s
         if not link.rails and link.member not in self._unanswered_s:
             self._nursery.start_soon(self._wait_for, link)
         if link.member > self._joining.member:
-            self._nursery.start_soon(self._dial, link, place)
+            self._nursery.start_soon(self._dial, link, slot)
         else:
             self._expected.add(key)
             self._asked.set()
@@ -134,9 +134,9 @@ class Reconnection:
         return min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _wait_for(self, link: EfaLink) -> None:
-        """Wait until a process without rails has one again; report a long wait, and give the process up in time.
+        """Wait until a process without rails has one again; report a long wait, and give up the process in time.
 
-        Looks are counted, not seconds: an event loop that stood still has not dialled, so it proves nothing.
+        Pauses are counted, not seconds: an event loop that was blocked has not dialled, so its time proves nothing.
         """
         waited_s, dials = 0.0, link.member > self._joining.member
         self._unanswered_s[link.member] = 0.0
@@ -144,14 +144,14 @@ class Reconnection:
             await trio.sleep(_LOOK_S)
             waited_s += _LOOK_S
             self._unanswered_s[link.member] += _LOOK_S
-            if waited_s == _TOLD_S and not link.rails:
+            if waited_s == _REPORT_S and not link.rails:
                 doing = "is dialled again" if dials else "is expected to dial again"
                 self._report(f"no connection to {link.name} is left ({link.last_loss}); it {doing}")
             if dials and not link.rails:
-                self._judge_absence(link, waited_s)
+                self._check_absence(link, waited_s)
         del self._unanswered_s[link.member]
 
-    def _judge_absence(self, link: EfaLink, waited_s: float) -> None:
+    def _check_absence(self, link: EfaLink, waited_s: float) -> None:
         if self._unanswered_s[link.member] >= self._unreachable_s:
             link.lose(f"{link.last_loss}, and since then it could not be reached for {self._unreachable_s:g} s")
         elif waited_s >= _ANSWERING_S:
@@ -170,43 +170,43 @@ class Reconnection:
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 
-    async def _dial(self, link: EfaLink, place: int) -> None:
-        key = link.member, place
+    async def _dial(self, link: EfaLink, slot: int) -> None:
+        key = link.member, slot
         while True:
             await trio.sleep(self._pauses_s[key] if link.rails else min(self._pauses_s[key], _LONGEST_WAITED_S))
             if link.engine.gone is not None:
                 return
-            mine = Detail(link.next_number(place), *link.got(place))
-            connection = await self._attempt(link, place, mine)
+            detail = Detail(link.next_number(slot), *link.last_arrival(slot))
+            connection = await self._attempt(link, slot, detail)
             if connection is not None:
-                if link.engine.gone is None and self._hears(link, Detail.parse(connection.detail)):
-                    self._use(link, mine.number, connection)
+                if link.engine.gone is None and self._repeat_missing(link, Detail.parse(connection.detail)):
+                    self._use(link, detail.number, connection)
                 else:
                     await discard(connection)
                 return
             self._pauses_s[key] = self._longer(self._pauses_s[key])
 
-    async def _attempt(self, link: EfaLink, place: int, mine: Detail) -> Connection | None:
+    async def _attempt(self, link: EfaLink, slot: int, detail: Detail) -> Connection | None:
         answered = False
         with trio.move_on_after(_ATTEMPT_S):
             try:
-                return await self._joining.dial(link.member, place, str(mine), deadline_s=HANDSHAKE_S)
+                return await self._joining.dial(link.member, slot, str(detail), deadline_s=HANDSHAKE_S)
             except HandshakeError:
                 answered = True  # the other side is not ready for the connection
             except TransportError as error:
-                answered = isinstance(error.__cause__, ConnectionRefusedError)  # so says its host: it has not heard yet
+                answered = isinstance(error.__cause__, ConnectionRefusedError)  # its host answers
         if answered and link.member in self._unanswered_s:
             self._unanswered_s[link.member] = 0.0
         return None
 
-    def _hears(self, link: EfaLink, theirs: Detail | None) -> bool:
-        """Send again the frames of earlier rails that the other side has not got; False if its count makes no sense."""
+    def _repeat_missing(self, link: EfaLink, theirs: Detail | None) -> bool:
+        """Repeat the frames that the other side has not received on earlier rails; False if its count is invalid."""
         try:
             if theirs is None:
-                raise FrameError("the answer to a connection that replaces another says nothing of that one")
-            link.got_there(theirs.number % RAILS_LIMIT, theirs.last, theirs.frames)
+                raise FrameError("the answer to a replacement connection does not name the rail before")
+            link.repeat_missing(theirs.number % RAILS_LIMIT, theirs.last, theirs.frames)
         except FrameError as error:
-            link.lose(str(error), evident=True)
+            link.lose(f"{error}; {BROKEN_PROTOCOL}", evident=True)
         return link.engine.gone is None
 
     # -- the side that listens ----------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class Reconnection:
             self._asked = trio.Event()
             try:
                 listeners = self._joining.meeting.door.open()
-            except TransportError:  # another program has taken a port meanwhile
+            except TransportError:  # another program has taken the port
                 await trio.sleep(_LOOK_S)
                 self._asked.set()
                 continue
@@ -233,17 +233,17 @@ class Reconnection:
                     listener.close()
 
     async def _expect(self) -> None:
-        """Wait until no process is expected any more."""
+        """Wait until all expected processes have dialled, or are lost."""
         while self._expected:
             await trio.sleep(_LOOK_S)
             self._expected = {key for key in self._expected if self._links[key[0]].engine.gone is None}
 
     async def _welcome(self, connection: socket.socket) -> None:
-        wanted: list[tuple[EfaLink, int]] = []
-        welcomed = await self._joining.welcome(connection, partial(self._judge, wanted))
+        admitted: list[tuple[EfaLink, int]] = []
+        welcomed = await self._joining.welcome(connection, partial(self._admit, admitted))
         if welcomed is None:
             return
-        link, number = wanted[0]
+        link, number = admitted[0]
         if link.engine.gone is not None or not link.lacks(number % RAILS_LIMIT):
             await discard(welcomed)
             return
@@ -252,21 +252,21 @@ class Reconnection:
         if not self._expected:
             self._door.cancel()
 
-    def _judge(self, wanted: list[tuple[EfaLink, int]], hello: Hello) -> Hello | str:
+    def _admit(self, admitted: list[tuple[EfaLink, int]], hello: Hello) -> Hello | str:
         link, theirs = self._links.get(hello.member), Detail.parse(hello.detail)
         reason = self._joining.meeting.stranger(hello)
         if reason:
             return reason
         if link is None or theirs is None or hello.member > self._joining.member:
             return self._joining.meeting.unexpected(hello)
-        reason = link.why_not(theirs.number)
-        if not reason and not self._hears(link, theirs):
+        reason = link.refusal(theirs.number)
+        if not reason and not self._repeat_missing(link, theirs):
             reason = link.engine.gone or ""
         if reason:
             return reason
-        wanted.append((link, theirs.number))
-        return self._joining.meeting.hello(str(Detail(theirs.number, *link.got(theirs.number % RAILS_LIMIT))))
+        admitted.append((link, theirs.number))
+        return self._joining.meeting.hello(str(Detail(theirs.number, *link.last_arrival(theirs.number % RAILS_LIMIT))))
 
 
-def _nothing(place: int) -> None:
+def _nothing(slot: int) -> None:
     """Ignore the loss of a rail."""

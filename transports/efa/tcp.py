@@ -1,4 +1,4 @@
-"""TCP connections: their socket options, the state that the kernel reports of them, and the care for lossy ones.
+"""TCP socket options, connection state as the kernel reports it, and adaptation to lossy networks.
 
 Between hosts the system queues megabytes on every connection, in the order in which they were written. Priorities hold
 among bytes that have not been written yet, so a connection between near hosts queues less.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from transports.frame import LOCAL_CHUNK_BYTES
 
-#: A kernel answers within a round trip, also for a process that is busy; a link that was down for so long is lost. TCP
+#: A link is lost after this long without an answer of the kernel, which answers for busy processes, too. TCP
 #: sends bytes under way again after 3 s for the last time before that, and next after 6 s (RFC 6298, from 0.2 s).
 LOST_S = 4.0
 
@@ -31,10 +31,10 @@ _UNIX_BUFFER_BYTES = LOCAL_CHUNK_BYTES + (64 << 10)
 _LOCAL_UNSENT_BYTES = 512 << 10
 # 1 ms of a link of 1 Gbit/s; TCP itself bounds the bytes on the wire and in the queues of the network.
 _FAR_UNSENT_BYTES = 128 << 10
-# Bytes that were sent and not acknowledged count, too. Linux doubles it for its own records. Over 1 Gbit/s a training
+# Sent bytes that are not acknowledged count, too. Linux doubles it for its own records. Over 1 Gbit/s a training
 # step takes 302 to 314 ms with that, 320 to 324 with the system's buffers and BBR; half of it is as good.
 _FAR_BUFFER_BYTES = 512 << 10
-# On longer ways more bytes than that are under way: those connections keep the buffers that the system sizes.
+# Longest round trip of a near host. Farther connections have more bytes under way, and keep the system's buffers.
 _NEAR_S = 0.001
 # Inside one host nothing is lost and nothing needs pacing: BBR, which paces segments by a timer, takes 1.5 times as
 # long there (64 MiB both ways: 37 ms, not 25). Between near hosts the same timers leave gaps (eight all-reduces of
@@ -67,14 +67,14 @@ class TcpInfo(NamedTuple):
     """The state of a connection, as the kernel reports it."""
 
     under_way: bool  # something was sent that has not been acknowledged, or could not be, as no device is up
-    since_s: float  # since the last acknowledgement
+    since_s: float  # time since the last acknowledgement
     round_trip_s: float
     sent: int  # segments, since the connection began
-    again: int  # of these, repetitions; but for those that turned out to be needless
+    again: int  # repeated segments, without needless repetitions
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo | None:
-    """Ask the kernel for the state of a connection; None where it does not tell, and for Unix sockets.
+    """Return the state of a connection from the kernel; None if unsupported, and for Unix sockets.
 
     A receiver that reads nothing closes its window, so that nothing is under way, and acknowledges probes of it. That
     is why TCP_USER_TIMEOUT will not do: it counts a closed window like a broken link (measured on Linux 6: a receiver
@@ -84,17 +84,17 @@ def tcp_info(connection: socket.socket) -> TcpInfo | None:
     if connection.family == socket.AF_UNIX or not hasattr(socket, "TCP_INFO"):
         return None
     try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     except OSError:
         return None
-    unpacked = _INFO.unpack(told.ljust(_INFO.size, b"\0"))
+    unpacked = _INFO.unpack(info.ljust(_INFO.size, b"\0"))
     probes, under_way, since_ms, round_trip_us, again, sent, needless = unpacked
     lost = max(0, again - needless)
     return TcpInfo(under_way > 0 or probes > 0, since_ms / 1000, round_trip_us / 1e6, sent, lost)
 
 
 def unsent_bytes(connection: socket.socket) -> int:
-    """Return the bytes that the other end has not acknowledged; 0 where the system does not tell."""
+    """Return the bytes that the other end has not acknowledged; 0 if unsupported."""
     try:
         return int(struct.unpack("=i", fcntl.ioctl(connection, _SIOCOUTQ, bytes(4)))[0])
     except (OSError, ValueError):  # the latter if it is closed
@@ -112,11 +112,10 @@ class Health:
         self._known = False
 
     def unacknowledged_s(self, seen: TcpInfo | None, now_s: float) -> float:
-        """Return for how many seconds nothing has been acknowledged of the bytes under way.
+        """Return the seconds without an acknowledgement of bytes under way.
 
-        The system tells when it last heard an acknowledgement, not when it began to wait for the next: after a pause,
-        bytes that have just left would count as waiting since before the pause. So waiting begins when it is first
-        seen.
+        The system reports the time of the last acknowledgement, not the start of the wait for the next one: after a
+        pause, bytes that have just left would seem to wait since before it. So the wait begins when it is first seen.
 
         Args:
             seen: The state of the connection now.
@@ -129,15 +128,17 @@ class Health:
         return 0.0 if self._seen_s is None else now_s - self._seen_s
 
     def note_losses(self, connection: socket.socket, seen: TcpInfo | None) -> str:
-        """Adapt TCP to a way that loses many segments; return a message for people once, and "" otherwise.
+        """Adapt TCP to a network that loses many segments; return a message for people once, and "" otherwise.
 
         Args:
             connection: The connection.
-            seen: Its state now.
+            seen: State of the connection now.
         """
         if self._known or seen is None or seen.sent - self._sent < _LEAST_SEGMENTS:
             return ""
-        share = (seen.again - self._again) / (seen.sent - self._sent)  # below 0 as what seemed lost turns out not to be
+        share = (seen.again - self._again) / (
+            seen.sent - self._sent
+        )  # below 0 when assumed losses turn out to be false
         self._sent, self._again = seen.sent, seen.again
         self._in_a_row = self._in_a_row + 1 if share >= _MUCH else 0
         if self._in_a_row < _LOOKS:
@@ -147,7 +148,7 @@ class Health:
 
 
 def _adapted(connection: socket.socket) -> str:
-    """Set the options that this system has and this user may set; return the words for them."""
+    """Set the available and permitted options; return a description of them."""
     done = []
     with suppress(OSError, AttributeError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOSSY_CONGESTION)
@@ -191,12 +192,12 @@ def shorten(connection: socket.socket, report: Callable[[str], None]) -> None:
 
     Args:
         connection: The socket.
-        report: Takes a line about each option that cannot be set.
+        report: Prints a line about each option that cannot be set.
     """
     if connection.family == socket.AF_UNIX:
         return
     if connection.getsockname()[0] == connection.getpeername()[0]:  # both ends are on this host
-        with suppress(OSError, AttributeError):  # not every system has them, and not every user may choose
+        with suppress(OSError, AttributeError):  # some systems lack the options, or do not permit them
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _LOCAL_UNSENT_BYTES)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOCAL_CONGESTION)
     elif (seen := tcp_info(connection)) is not None and seen.round_trip_s <= _NEAR_S:
@@ -206,7 +207,7 @@ def shorten(connection: socket.socket, report: Callable[[str], None]) -> None:
 
 
 def _bound(connection: socket.socket, report: Callable[[str], None]) -> None:
-    """Fix the send buffer; one that is too short is worse than the one that the system sizes, and cannot be undone."""
+    """Fix the send buffer, unless the system would give a shorter one, which would be worse than its default."""
     try:
         most = int(_WMEM_MAX.read_text(encoding="ascii"))
         if most >= _FAR_BUFFER_BYTES:
@@ -227,5 +228,5 @@ def _stop_pacing(connection: socket.socket, report: Callable[[str], None]) -> No
         if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(_PACING):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NEAR_CONGESTION)
     except OSError as error:
-        chosen, kept = _NEAR_CONGESTION.decode(), _PACING.decode()
-        report(f"TCP keeps congestion control {kept!r}, for {chosen!r} cannot be set ({error.strerror}); it paces more")
+        near, pacing = _NEAR_CONGESTION.decode(), _PACING.decode()
+        report(f"TCP keeps congestion control {pacing!r}, for {near!r} cannot be set ({error.strerror}); it paces more")

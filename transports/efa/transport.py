@@ -11,7 +11,7 @@ import trio
 from transports.efa.connection import SocketRail, StreamRail
 from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.efa_link import EfaLink
-from transports.efa.joining import Connection, Joining
+from transports.efa.joining import Connection, SocketJoining
 from transports.efa.rail import Rail
 from transports.efa.reconnection import Reconnection
 from transports.efa.tcp import LOST_S
@@ -24,12 +24,12 @@ from transports.meeting import Meeting
 from transports.patience import Crowding, Patience
 from transports.tls import Tls
 
-# Interval at which each rail is asked for a sign of life, at least.
+# Longest interval between requests for a sign of life on each rail.
 _TICK_S = 1.0
 _TICKS_OF_SILENCE = 8
 
 # Another process of this host takes 100 to 200 us to end its work, and to begin and send the awaited message.
-# Broadcasts of 64 and 256 KiB between two of them take 0.10 and 0.15 ms with such looks, 0.20 and 0.28 without.
+# Broadcasts of 64 and 256 KiB between two of them take 0.10 and 0.15 ms with such polls, 0.20 and 0.28 without.
 _LOOK_S = 200e-6
 
 
@@ -39,11 +39,10 @@ class Efa(MatchedTransport):
     Messages of up to `frame.EAGER_BYTES` leave at once, and wait at the receiver if it is late (up to
     `Limits.budget_bytes` for each pair of processes). Longer ones travel in chunks, from the sender's memory into the
     receiver's, over all rails: messages of up to `frame.PUSH_BYTES` follow their announcement at once, within the same
-    budget, and others wait for their receive. A send of these returns when all has arrived; over a single rail when the
-    system has taken it, unless it may have to be repeated.
-    One that is cancelled asks the receiver whether that is in time, so it ends a round trip later. A rail that dies is
-    dialled again until it is back, and frames that have not arrived are sent again, once, over the living ones; the
-    last rail is waited for where something else knows that the process at its other end lives, see `watched`.
+    budget, and others wait for their receive. A send of a long message returns when all of it has arrived; over one
+    rail when the system has taken it, unless it may have to be repeated. A cancelled send asks the receiver whether the
+    cancellation is in time, so it ends a round trip later. A dead rail is dialled again until it is back, and its
+    missing frames are sent again, once, over the living rails. See `watched` for the loss of the last rail.
 
     Ranks of one process do not reach each other over it; see `NeuronLink` and `Router`.
 
@@ -51,33 +50,31 @@ class Efa(MatchedTransport):
         member: Index of this process.
         placement: The ranks of each process, by index.
         secret: Proves membership to the other processes; at least one byte.
-        exchange: All-gather among the processes: called with a name and bytes, returns the bytes of each by index.
-        job: Name of the world; connections of others are refused.
-        epoch: Which of the job's successive worlds.
-        rails: How many connections to each other process; or the interfaces or local addresses they use, one each.
+        exchange: All-gather among the processes: called with a name and bytes, returns the bytes of all by index.
+        job: Name of the world; connections of other worlds are refused.
+        epoch: Number of the world among the job's successive worlds.
+        rails: Number of connections to each other process; or their interfaces or local addresses.
         host: Local address to listen at, if `rails` is a number.
-        unix: Use Unix sockets between processes of one host, if both want that; they are twice as fast as TCP.
+        unix: Use Unix sockets between processes of one host, if both set it; they are twice as fast as TCP.
         peer_direct: Send from and receive into the callers' memory; otherwise stage payloads through a host buffer.
-        checksums: Payloads carry one, as headers always do; None: between hosts, but not within a boot and a network
-            namespace of one, where bytes never leave its memory (all_reduce of 64 MiB over TCP takes 41 ms with them,
-            33 without). Where TLS protects every byte already, they never do.
+        checksums: Whether payloads carry a checksum, as headers always do; None: only between hosts (all_reduce of
+            64 MiB inside a host over TCP takes 41 ms with them, 33 without). Never under TLS.
         tls: Encrypts every connection, at a fraction of the speed.
-        silence_s: A process is lost when it has said nothing for so long, though asked.
-        watched: Whether something else knows which processes are lost, and which are only busy: then silence proves
-            nothing here, and a connection is lost when its kernel no longer hears of the other one. Nor is a process
-            lost with its last connection: it is waited for, until it is told to be lost (`lose`), could not be reached
-            for `silence_s`, or has not come back for 300 s though its host answers. A process that a single connection
-            joins inside a host is not: that ends with it, and of itself with nothing else.
-        lasting: Whether a single TCP connection inside a host is waited for all the same, should it be cut; one
-            of two processes wanting that is enough. Then long messages are confirmed, as they are between hosts.
-        spared: Processes that need not be joined, asked when it is opened; both sides of a pair agree.
-        join_s: How long to wait for all processes when opening.
-        report: Takes a line about rails and processes that are lost, rails that are back, and about strangers.
-        note: Takes events for the timeline, the moment they happen.
+        silence_s: A process is lost after this long without a byte, though asked.
+        watched: Whether the control plane detects lost processes. Then silence proves nothing here, and a connection is
+            lost when the other kernel stops answering. A process without connections is waited for, until it is
+            declared lost (`lose`), is unreachable for `silence_s`, or has not returned for 300 s though its host
+            answers. Inside a host, a process with a single connection is lost with it.
+        lasting: Whether a single TCP connection inside a host is replaced, too, when it is cut; one of the two
+            processes has to set it. Then long messages are confirmed, as they are between hosts.
+        spared: Processes that need not be joined, asked at the opening; both sides of a pair agree.
+        join_s: How long to wait for all processes at the opening.
+        report: Prints a line about lost rails and processes, replaced rails, and refused connections.
+        note: Records events for the timeline, the moment they happen.
 
     Attributes:
-        exchange: As passed.
-        links: The ways to the other processes, by index.
+        exchange: The all-gather of the arguments.
+        links: The links to the other processes, by index.
 
     Raises:
         ArgumentError: A placement without this process, or with ranks that are negative or named twice.
@@ -118,10 +115,10 @@ class Efa(MatchedTransport):
         self._checksums = checksums
         self._tick_s = min(_TICK_S, silence_s / _TICKS_OF_SILENCE)
         self._silence_s, self._watched = silence_s, watched
-        say = report or (lambda _: None)
-        mine = Identity(job=job, epoch=epoch, member=member, members=len(placement), secret=secret, tls=tls)
-        self._joining = Joining(
-            Meeting(mine, "rail", join_s=join_s),
+        report = report or (lambda _: None)
+        identity = Identity(job=job, epoch=epoch, member=member, members=len(placement), secret=secret, tls=tls)
+        self._joining = SocketJoining(
+            Meeting(identity, "rail", join_s=join_s),
             rails=rails,
             host=host,
             unix=unix,
@@ -129,21 +126,21 @@ class Efa(MatchedTransport):
             watched=watched,
             lasting=lasting,
             spared=spared,
-            report=say,
+            report=report,
         )
         self._spared = spared
         self.links: dict[int, EfaLink] = self.make_links(
-            lambda other, ranks: EfaLink(other, ranks, self.ranks, self.memory, say, LIMITS)
+            lambda other, ranks: EfaLink(other, ranks, self.ranks, self.memory, report, LIMITS)
         )
         for link in self.links.values():
             link.note = note or (lambda _: None)
-        self._reconnection = Reconnection(self._joining, self.links, self._rail, say, unreachable_s=silence_s)
+        self._reconnection = Reconnection(self._joining, self.links, self._rail, report, unreachable_s=silence_s)
 
     async def join(self) -> None:
         """Connect with all other processes.
 
         Raises:
-            TransportError: A process did not come, was refused, or runs with other settings.
+            TransportError: A process did not join, was refused, or runs with other settings.
         """
         connections = await self._joining.join(self.exchange)
         for member in self.links.keys() & set(self._spared()):
@@ -155,7 +152,7 @@ class Efa(MatchedTransport):
                 self._agree(link)
             link.departures.checksums = self._checks(link, connection)
             link.add(self._rail(link, index, connection))
-        if self._joining.has_cores_to_spare():  # for looking
+        if self._joining.has_cores_to_spare():  # for polling
             self.patience = Patience(_LOOK_S, Crowding())
 
     def release(self) -> None:
@@ -168,7 +165,7 @@ class Efa(MatchedTransport):
         return len(members) > 1 and self._joining.spans_hosts(members)
 
     async def run(self) -> None:
-        """Run rails, bring dead ones back, and keep watch."""
+        """Run rails, replace dead ones, and detect lost processes."""
         try:
             async with trio.open_nursery() as nursery:
                 if self._joining.returns:
@@ -177,12 +174,12 @@ class Efa(MatchedTransport):
                     for rail in tuple(link.rails):
                         nursery.start_soon(rail.run)
                 nursery.start_soon(self._keep_watch)
-        finally:  # after an error nothing brings rails back, and nothing may wait for them
+        finally:  # after an error rails are not replaced, and no call may wait for them
             for link in self.links.values():
                 link.give_up("this side can no longer reach it")
 
     def _agree(self, link: EfaLink) -> None:
-        """Agree with another process on limits, and on its fate without connections, now that its address is known."""
+        """Agree with another process on limits, and on its loss without connections, now that its address is known."""
         alone = self._joining.rail_count == 1
         link.watched = self._watched and (not alone or self._joining.may_part(link.member))
         if alone:
@@ -197,11 +194,11 @@ class Efa(MatchedTransport):
     def _checks(self, link: EfaLink, connection: Connection) -> bool:
         """Whether payloads carry a checksum on a connection, and on all others to the same process."""
         between_hosts = self._joining.spans_hosts((self.member, link.member))
-        wanted = between_hosts if self._checksums is None else self._checksums
-        return wanted and connection.encrypted is None
+        checked = between_hosts if self._checksums is None else self._checksums
+        return checked and connection.encrypted is None
 
     async def _keep_watch(self) -> None:
-        """Ask every rail for a sign of life, and give up processes that show none.
+        """Request signs of life on every rail, and give up processes that send none.
 
         Ticks are counted, not seconds: an event loop that stood still has not listened, so it proves nothing.
         """
@@ -214,7 +211,7 @@ class Efa(MatchedTransport):
                 link.tick(limit, self._silence_s)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
-        """Give up ranks of other processes: a wire that is down with nothing under way does not show it for long."""
+        """Give up ranks of lost processes, which an idle wire would notice late."""
         lost = [member for member in self.links if not set(ranks).isdisjoint(self.placement[member])]
         for member in lost:
             self._joining.meeting.lose(member, reason)

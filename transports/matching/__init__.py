@@ -3,14 +3,14 @@
 # The map of this room, in the order in which to read it:
 #
 #   protocol   the kinds of messages, the limits, and the error for a breach of the rules
-#   ends       one end of a message: a send or a receive, and how it ended
+#   ends       one end of a message: a send or a receive, and its result
 #   outgoing   messages that leave for the other process, most urgent first, within its credit
-#   arrivals   messages and early chunks that no receive has met, and their budget
-#   incoming   messages that come from it, in order, and the receives that wait
+#   arrivals   unmatched messages and early chunks, and their budget
+#   incoming   messages that arrive from it, in order, and the receives that wait
 #   engine     both halves: one for every other process
 #
-# A transport tells an engine the calls of its ranks (`Outgoing.announce`, `Engine.receive`, `Engine.withdraw`) and the
-# messages that have come (`Engine.hear`, `Incoming.eager`, `Incoming.place`, `Incoming.filled`), and takes its messages
+# A transport passes to an engine the calls of its ranks (`Outgoing.announce`, `Engine.receive`, `Engine.withdraw`) and
+# arrived messages (`Engine.handle`, `Incoming.eager`, `Incoming.place`, `Incoming.filled`), and takes messages to send
 # (`Outgoing.next_message`, `Outgoing.next_chunk`). Nothing waits here. `transports.matched` is the asynchronous shell.
 
 from transports.matching.arrivals import any_of

@@ -13,17 +13,17 @@ from transports.failures import LengthMismatchError, LinkLostError, TransportClo
 Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
 
 
-class _End:
+class _MessageEnd:
     """The common part of sends and receives.
 
     Attributes:
         lane: (src, dst, tag): messages of one lane are received in the order in which they were sent.
-        view: The caller's bytes; None once it has ended, for their owner may resize them from there on.
-        nbytes: Their length.
-        ended: It is over: done, withdrawn, or failed.
-        withdrawn: It was taken back in time, as if it had never been.
-        error: The error with which it failed.
-        wake: Called once when it ends, with this.
+        view: The caller's bytes; None after the end, when the caller may resize its buffer.
+        nbytes: Length of the message.
+        ended: The end has finished, failed or been withdrawn.
+        withdrawn: The end was cancelled before it matched, as if it had never been.
+        error: The error of a failed end.
+        wake: Called once at the end, with this object.
     """
 
     lane: Lane
@@ -60,7 +60,7 @@ class _End:
         self.end()
 
     def lose(self, reason: str) -> None:
-        """Fail because the other process is gone."""
+        """Fail because the other process is lost."""
         src, dst, tag = self.lane
         self.fail(LinkLostError(reason, src=src, dst=dst, tag=tag))
 
@@ -79,23 +79,23 @@ class Progress(Enum):
     """The progress of a send."""
 
     WAITING = auto()  #: to be announced
-    OFFERED = auto()  #: for the receiver
-    FLOWING = auto()  #: accepted; from here on it is finished first, whatever is cancelled
+    OFFERED = auto()  #: announced, not accepted yet
+    FLOWING = auto()  #: accepted; from here on it finishes, whatever is cancelled
     ENDED = auto()
 
 
 WAITING, OFFERED, FLOWING, ENDED = Progress  # asking the enumeration takes 0.2 us, for each message
 
 
-class Send(_End):
-    """A message that leaves. A cancelled one that was offered waits for the receiver to say whether it came in time.
+class Send(_MessageEnd):
+    """A message that leaves. When an offer is cancelled, the receiver decides whether that was in time.
 
     Attributes:
-        priority: As passed; any integer.
+        priority: The caller's priority; any integer.
         progress: From its announcement to its end.
-        number: Of its announcement.
-        next_offset: Bytes before it have been handed to the wire.
-        cancelled: The caller has given up, and waits to hear whether that was in time.
+        number: Number of its announcement.
+        next_offset: Bytes before it have been passed to the wire.
+        cancelled: The caller has cancelled an offer, and waits for the receiver's answer.
     """
 
     progress: Progress = WAITING
@@ -115,29 +115,29 @@ class Send(_End):
         super().end()
 
     def lose(self, reason: str) -> None:
-        """Fail because the other process is gone; a cancellation that was waiting to hear of it was in time."""
+        """Fail because the other process is lost; a cancellation that waits for its answer was in time."""
         if self.cancelled and self.progress is OFFERED:
             self.undo()
         else:
             super().lose(reason)
 
 
-class Receive(_End):
-    """A message that is wanted.
+class Receive(_MessageEnd):
+    """A message that a caller waits for.
 
     Attributes:
-        lend: The caller takes the memory that the message is in.
-        lent: That memory, at the end.
-        matched: A message has been found for it; from here on it is finished first, whatever is cancelled.
+        wants_loan: The caller has no buffer, and gets the memory of the message on loan.
+        loan: That memory, at the end.
+        matched: Its message has been announced; from here on it finishes, whatever is cancelled.
         missing_bytes: Bytes that have not arrived yet.
-        consume: Takes each chunk of a lent message as it comes: its offset, and its bytes, which are there for the
-            length of the call. Only where chunks come one after the other, see `Limits.ordered`.
-        rolling: Its chunks arrive in the same memory, one after the other.
-        detour: Where its bytes arrive, if they began to before it was there; they are copied at the end.
+        consume: Called with the offset and the bytes of each chunk of a loaned message as it arrives; the bytes are
+            valid until it returns. Only where chunks arrive in order, see `Limits.ordered`.
+        rolling: All chunks arrive in the same memory, one after the other.
+        detour: Memory of bytes that arrived before the receive; copied at the end.
         seen: Offsets of the chunks that have arrived.
     """
 
-    lent: memoryview | None = None
+    loan: memoryview | None = None
     missing_bytes: int
 
     matched: bool = False
@@ -149,38 +149,38 @@ class Receive(_End):
         self.lane = lane
         self.view = view
         self.nbytes = self.missing_bytes = nbytes
-        self.lend: bool = view is None
+        self.wants_loan: bool = view is None
         self.seen: set[int] = set()
 
     def take(self, payload: memoryview) -> None:
-        """End with a message whose bytes are here; they are copied, unless they are immutable."""
+        """End with the bytes of the message, which are copied unless they are immutable."""
         if payload.nbytes != self.nbytes:
             self.disagree(sent_bytes=payload.nbytes, expected_bytes=self.nbytes)
             return
         if self.view is None:
-            self.lent = payload if type(payload.obj) is bytes else memoryview(bytes(payload))
+            self.loan = payload if type(payload.obj) is bytes else memoryview(bytes(payload))
         else:
             self.view[:] = payload
         self.matched = True
         self.end()
 
     def consume_seen(self, chunk_bytes: int) -> None:
-        """Hand over the chunks that came before the receive."""
+        """Call `consume` for the chunks that arrived before the receive."""
         if self.consume is not None and self.view is not None:
             for offset in sorted(self.seen):
                 self.consume(offset, self.view[offset : min(offset + chunk_bytes, self.nbytes)])
 
     def land(self, memory: BounceBuffers) -> None:
-        """End with all chunks here; give a detour back to `memory`."""
+        """End with all chunks arrived; release the detour to `memory`."""
         if self.detour is not None:
-            assert self.view is not None, "a lending receive takes the memory as it is"
+            assert self.view is not None, "a receive without a buffer has no detour"
             self.view[:] = self.detour[: self.nbytes]
-            memory.give_back(self.detour)
+            memory.release(self.detour)
             self.detour = None
-        self.finish(self.view if self.lend else None)
+        self.finish(self.view if self.wants_loan else None)
 
-    def finish(self, lent: memoryview | None) -> None:
-        """End with the message in its place."""
+    def finish(self, loan: memoryview | None) -> None:
+        """End with the message in the caller's buffer, or on loan."""
         self.matched = True
-        self.lent = lent
+        self.loan = loan
         self.end()

@@ -13,19 +13,19 @@ from transports.matching.protocol import Limits, MessageKind
 
 
 class Engine:
-    """The matching of messages with one other process, or with this one itself where a transport carries those, too.
+    """The matching of messages with one other process, or with this one if the transport joins its own ranks.
 
     Args:
-        name: Of the other process, for errors.
-        srcs: Its ranks.
+        name: Name of the other process in errors.
+        srcs: Ranks of the other process.
         dsts: Ranks of this process.
         limits: The limits that both have agreed on.
-        memory: For messages that are lent.
+        memory: Buffers of messages on loan.
 
     Attributes:
         outgoing: Messages that leave.
         incoming: Messages that come.
-        gone: Why nothing more can be sent to the other process or expected from it; None while it is there.
+        gone: Why the other process can be reached no more; None while it can.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Engine:
         self.incoming: Incoming = Incoming(srcs, dsts, limits, memory, self.outgoing.answer)
         self.gone: str | None = None
         self._evident = False
-        self._hear: dict[int, Callable[..., None]] = {
+        self._handlers: dict[int, Callable[..., None]] = {
             MessageKind.OFFER: self.incoming.offer,
             MessageKind.PUSH: self.incoming.push,
             MessageKind.ACCEPT: self.outgoing.accepted,
@@ -51,10 +51,10 @@ class Engine:
     # -- calls of the ranks of this process ---------------------------------------------------------------------------
 
     def receive(self, receive: Receive) -> bool:
-        """Take a message that has come, or queue for it; return whether one had come.
+        """Match an arrived message, or queue the receive; return whether it has matched.
 
         Raises:
-            LinkLostError: It has not come, and never will.
+            LinkLostError: The message has not arrived, and never will.
         """
         incoming = self.incoming
         if receive.lane in incoming.arrived:
@@ -66,11 +66,11 @@ class Engine:
         return False
 
     def withdraw(self, end: Send | Receive) -> bool:
-        """Take back a cancelled call; False if it ends later, and tells then whether that was in time."""
+        """Cancel a call; False if it ends later, with `withdrawn` set if the cancellation was in time."""
         return self.outgoing.withdraw(end) if isinstance(end, Send) else self.incoming.forget(end)
 
     def check(self, lane: Lane) -> None:
-        """Raise `LinkLostError` if the other process is not there any more."""
+        """Raise `LinkLostError` if the other process is lost or has left."""
         if self.gone is not None:
             src, dst, tag = lane
             error = LinkLostError(self.gone, src=src, dst=dst, tag=tag)
@@ -79,18 +79,18 @@ class Engine:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing is due, and every message that both sides have begun is finished."""
+        """Whether nothing is due, and every matched message is finished."""
         return not (self.outgoing.due or self.outgoing.sends or self.incoming.moving)
 
     # -- messages of the other process --------------------------------------------------------------------------------
 
-    def hear(self, kind: int, fields: Iterable[int]) -> None:
-        """Act on a message that has no payload.
+    def handle(self, kind: int, fields: Iterable[int]) -> None:
+        """Handle a message without a payload.
 
         Raises:
-            ProtocolError: The message makes no sense, or not now.
+            ProtocolError: The message is invalid in this state.
         """
-        self._hear[kind](*fields)
+        self._handlers[kind](*fields)
 
     def _abandoned(self, number: int) -> None:
         receive = self.incoming.abandoned(number)
@@ -100,24 +100,24 @@ class Engine:
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Fail every call that has not met its other end: this side closes. Matched messages go on."""
+        """Fail every unmatched call, because this side closes. Matched messages continue."""
         for end in (*self.outgoing.give_up_waiting(), *self.incoming.give_up_waiting()):
             end.close()
         self.incoming.watchers.wake_all()
 
     def end(self, reason: str, *, evident: bool = False, keep_arrived: bool = False, keep_moving: bool = False) -> None:
-        """Fail the waiting calls: the other process is gone.
+        """Fail the waiting calls, because the other process is lost or has left.
 
         Args:
-            reason: Why.
-            evident: This side has seen that for itself, see `LinkLostError`.
-            keep_arrived: Messages that are here can still be received.
-            keep_moving: Messages that either side has accepted are finished nevertheless.
+            reason: The cause, for messages.
+            evident: This side has seen the fault itself, see `LinkLostError`.
+            keep_arrived: Arrived messages can still be received.
+            keep_moving: Accepted messages still finish.
         """
         if self.gone is None:
             self.gone, self._evident = reason, evident
         sends = self.outgoing.clear(keep_moving=keep_moving)
-        # Receives first: a caller that waits both ways should name the message that did not come.
+        # Receives first: a caller that waits both ways should name the message that did not arrive.
         for end in (*self.incoming.clear(keep_arrived=keep_arrived, keep_moving=keep_moving), *sends):
             end.lose(self.gone)
             if isinstance(end.error, LinkLostError):

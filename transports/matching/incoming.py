@@ -26,15 +26,15 @@ class Incoming:
         srcs: Ranks of the other process.
         dsts: Ranks of this process.
         limits: The limits that both have agreed on.
-        memory: For messages that are lent.
+        memory: Buffers of messages on loan.
         answer: Sends an answer to the other process.
 
     Attributes:
         arrived: Messages without a receive, by lane. No entry is empty.
         posted: Receives without a message, by lane. No entry is empty.
-        filling: Receives whose bytes are on the way, by number.
+        filling: Matched receives with missing bytes, by number.
         watchers: Callbacks for messages that arrive.
-        said: Called when an answer should leave at once, before the receive that caused it ends.
+        flush_answers: Called when an answer should leave at once, before the receive that caused it ends.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class Incoming:
         self.posted: dict[Lane, deque[Receive]] = {}
         self.filling: dict[int, Receive] = {}
         self.watchers: Watchers = Watchers()
-        self.said: Callable[[], None] = _nothing
+        self.flush_answers: Callable[[], None] = _nothing
         self._srcs = frozenset(srcs)
         self._dsts = frozenset(dsts)
         self._limits = limits
         self._overtakes = not limits.ordered
         self._whole_bytes = min(limits.push_bytes, limits.chunk_bytes)
-        # whether the chunks of a message come one after the other
+        # whether the chunks of a message arrive in order
         self._in_order = limits.push_bytes > 0 and limits.ordered
         self._memory = memory
         self._answer = answer
-        self._line: dict[int, Receive] = {}  # matched, by number, until one of the places is free
+        self._line: dict[int, Receive] = {}  # matched offers that wait for a free place, by number
         self._next_number = 0
-        self._early: dict[int, tuple[Lane, Arrival]] = {}  # before their turn
+        self._early: dict[int, tuple[Lane, Arrival]] = {}  # announcements before their turn
         self._overtaking = Overtaking(limits, memory)
         self._offers: dict[int, Lane] = {}  # the offers in `arrived`
-        self._withdrawn: set[int] = set()  # before they were offered
+        self._withdrawn: set[int] = set()  # withdrawals that overtook their offer
         self._budget = Budget(limits, answer)
 
     @property
@@ -74,12 +74,12 @@ class Incoming:
 
     @property
     def moving(self) -> bool:
-        """Whether a receive has met a message that is not all here."""
+        """Whether a matched receive has missing bytes."""
         return bool(self.filling or self._line)
 
     @property
-    def wanted(self) -> bool:
-        """Whether a call waits for a message that has not come, or not come whole."""
+    def awaited(self) -> bool:
+        """Whether a call waits for a message that has not arrived, or not completely."""
         return bool(self.posted or self.filling or self._line or self.watchers.calls)
 
     @property
@@ -90,32 +90,34 @@ class Incoming:
     # -- announcements ------------------------------------------------------------------------------------------------
 
     def eager(self, fields: Sequence[int], payload: memoryview) -> None:
-        """Take a message with its bytes, which are copied."""
+        """Handle a message with its bytes, which are copied."""
         number, src, dst, tag = fields
         lane = (src, dst, tag)
         if number != self._next_number or lane not in self.posted:
             self._budget.spend(payload.nbytes)
             self._announced(number, lane, payload.nbytes, bytes(payload))
             return
-        self._next_number += 1  # the short way: its turn has come, and a receive waits
+        self._next_number += 1  # the short way: the message is next, and a receive waits
         self._budget.pass_on(payload.nbytes)
         pop(self.posted, lane).take(payload)
         if self._early:
             self._catch_up()
 
     def offer(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
-        """Take the announcement of a long message."""
+        """Handle the announcement of a long message."""
         self._announced(number, (src, dst, tag), nbytes, None)
 
     def push(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
-        """Take the announcement of a long message that follows unasked, and make room for it if no receive waits."""
+        """Handle the announcement of a pushed message, and take memory for it if no receive waits."""
         lane = (src, dst, tag)
         if nbytes > self._limits.push_bytes:
-            raise ProtocolError(f"message {number} comes unasked, with {nbytes} bytes")
+            raise ProtocolError(
+                f"peer pushed message {number} of {nbytes} bytes, not {self._limits.push_bytes} at most"
+            )
         if self._met(number, lane, nbytes) is not None:
             return
         if number != self._next_number and self._limits.ordered:
-            raise ProtocolError(f"message {number} comes unasked, before its turn")
+            raise ProtocolError(f"peer pushed message {number} before message {self._next_number}")
         self._check(number, lane)
         self._budget.spend(nbytes)
         pushed = Receive(lane, None, nbytes)
@@ -128,7 +130,7 @@ class Incoming:
             self._move(number, offset)
 
     def push_with(self, first_bytes: int, number: int, src: int, dst: int, tag: int, nbytes: int) -> memoryview:
-        """Take the announcement of a message that comes with its first chunk, and return the memory of that."""
+        """Handle the announcement of a pushed message with its first chunk; return the memory of the chunk."""
         if first_bytes == nbytes <= self._whole_bytes:
             receive = self._met(number, (src, dst, tag), nbytes)
             if receive is not None and receive.view is not None:
@@ -137,7 +139,7 @@ class Incoming:
         return self.place(number, 0, first_bytes)
 
     def _met(self, number: int, lane: Lane, nbytes: int) -> Receive | None:
-        """Take the short way: return the waiting receive of that length if the turn of the message has come."""
+        """Return the waiting receive of that length if the message is next; the short way, without an `Arrival`."""
         posted = self.posted.get(lane)
         if posted is None or number != self._next_number or not 0 < nbytes == posted[0].nbytes:
             return None
@@ -149,17 +151,17 @@ class Incoming:
         if not posted:
             del self.posted[lane]
         receive.matched = True
-        if receive.lend:
+        if receive.wants_loan:
             self._make_room(receive)
         return receive
 
     def withdraw(self, number: int) -> None:
-        """Forget an offer without a receive; with one, the message is finished instead."""
+        """Drop an offer without a receive; a matched message finishes instead."""
         if self._forgotten(number):
             self._answer(MessageKind.WITHDRAWN, number)
 
     def abandoned(self, number: int) -> Receive | None:
-        """Forget an offer; return the receive that has accepted it and waits in vain."""
+        """Drop an offer; return the receive that has accepted it, which must fail."""
         if self._forgotten(number):
             return None
         receive = self.filling.pop(number, None) or self._line.pop(number, None)
@@ -167,10 +169,10 @@ class Incoming:
         return receive
 
     def _forgotten(self, number: int) -> bool:
-        """Forget an offer if it waits here; one that is still on its way is forgotten when it comes."""
+        """Drop an offer if it waits here; an offer that is still on its way is dropped when it arrives."""
         if number >= self._next_number:
             if number - self._next_number > self._limits.waiting:
-                raise ProtocolError(f"offer {number} is withdrawn long before its turn")
+                raise ProtocolError(f"peer withdrew offer {number}, beyond the window of {self._limits.waiting}")
             self._withdrawn.add(number)
             return False
         lane = self._offers.pop(number, None)
@@ -185,15 +187,15 @@ class Incoming:
     def _announced(self, number: int, lane: Lane, nbytes: int, payload: bytes | None) -> None:
         self._check(number, lane)
         if len(self._early) + len(self._offers) >= self._limits.waiting:
-            raise ProtocolError(f"more than {self._limits.waiting} messages wait to be received")
+            raise ProtocolError(f"peer announced more than {self._limits.waiting} messages that no rank receives")
         self._early[number] = lane, Arrival(number=number, nbytes=nbytes, payload=payload)
         self._catch_up()
 
     def _check(self, number: int, lane: Lane) -> None:
         if number < self._next_number or number in self._early:
-            raise ProtocolError(f"message {number} is announced twice")
+            raise ProtocolError(f"peer announced message {number} twice")
         if lane[0] not in self._srcs or lane[1] not in self._dsts:
-            raise ProtocolError(f"a message from rank {lane[0]} to rank {lane[1]}, who do not live there and here")
+            raise ProtocolError(f"peer sent a message of ranks that it does not join: {lane[0]} to {lane[1]}")
 
     def _catch_up(self) -> None:
         while (early := self._early.pop(self._next_number, None)) is not None:
@@ -213,14 +215,14 @@ class Incoming:
                 self._offers[arrival.number] = lane
             self.watchers.wake(lane)
 
-    def first_of(self, wanted: Container[Lane], free_bits: int) -> tuple[int, Envelope] | None:
+    def first_of(self, lanes: Container[Lane], free_bits: int) -> tuple[int, Envelope] | None:
         """Return the oldest message without a receive, and its turn; None without one.
 
         Args:
-            wanted: The lanes that count, as `any_of` names them.
+            lanes: Keys of the lanes, made by `any_of`.
             free_bits: How many low bits of the tag may differ.
         """
-        waiting = [(queue[0].turn, lane) for lane, queue in self.arrived.items() if any_of(lane, free_bits) in wanted]
+        waiting = [(queue[0].turn, lane) for lane, queue in self.arrived.items() if any_of(lane, free_bits) in lanes]
         if not waiting:
             return None
         turn, lane = min(waiting)
@@ -230,7 +232,7 @@ class Incoming:
     # -- receives -----------------------------------------------------------------------------------------------------
 
     def take(self, receive: Receive) -> None:
-        """Give a receive the oldest message of its lane, which has `arrived`."""
+        """Match a receive with the oldest arrived message of its lane."""
         arrival = pop(self.arrived, receive.lane)
         self._offers.pop(arrival.number, None)
         self._match(receive, arrival)
@@ -243,7 +245,7 @@ class Incoming:
         queue.append(receive)
 
     def forget(self, receive: Receive) -> bool:
-        """Take a receive back; False if it has met its message."""
+        """Cancel a receive; False if it has matched."""
         if receive.matched:
             return False
         queue = self.posted[receive.lane]
@@ -254,7 +256,7 @@ class Incoming:
         return True
 
     def _match(self, receive: Receive, arrival: Arrival) -> None:
-        """Bring a receive and an arrival together."""
+        """Match a receive and an arrival."""
         if arrival.payload is not None:
             self._budget.free(arrival.nbytes)
             receive.take(memoryview(arrival.payload))
@@ -265,7 +267,7 @@ class Incoming:
             receive.disagree(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
         elif not arrival.nbytes:
             self._answer(MessageKind.TAKEN, arrival.number)
-            receive.finish(memoryview(b"") if receive.lend else None)
+            receive.finish(memoryview(b"") if receive.wants_loan else None)
         else:
             receive.matched = True
             if self._line or not self._has_place:
@@ -278,40 +280,40 @@ class Incoming:
         return self._limits.places is None or len(self.filling) < self._limits.places
 
     def _accept_next(self) -> None:
-        """Accept the messages that are next in line, as far as there are places."""
+        """Accept the messages that are next in line, up to `Limits.places`."""
         while self._line and self._has_place:
             number = next(iter(self._line))
             self._accept(number, self._line.pop(number))
 
     def _accept(self, number: int, receive: Receive) -> None:
         self.filling[number] = receive
-        if receive.lend:
+        if receive.wants_loan:
             self._make_room(receive)
         self._answer(MessageKind.ACCEPT, number)
 
     def _make_room(self, receive: Receive) -> None:
-        """Give a receive that lends the memory in which its message arrives."""
+        """Take memory for the message of a receive without a buffer."""
         receive.rolling = receive.consume is not None and self._in_order
         nbytes = min(receive.nbytes, self._limits.chunk_bytes) if receive.rolling else receive.nbytes
         receive.view = self._memory.take(nbytes)
 
     def _adopt(self, receive: Receive, arrival: Arrival, pushed: Receive) -> None:
-        """Give a receive a pushed message, all or part of which may be here."""
+        """Give a receive a pushed message, which may have arrived in whole or in part."""
         self._budget.free(arrival.nbytes)
         if arrival.nbytes != receive.nbytes:
             receive.disagree(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
-            if pushed.view is None and pushed.lent is None:  # its bytes still come, and are dropped
+            if pushed.view is None and pushed.loan is None:  # the bytes still arrive, and are dropped
                 pushed.view = self._memory.take(arrival.nbytes)
             return
         receive.matched = True
         receive.seen, receive.missing_bytes = pushed.seen, pushed.missing_bytes
-        came = pushed.view if pushed.lent is None else pushed.lent
-        if not receive.lend:
-            receive.detour = came
-        elif came is None:
+        arrived = pushed.view if pushed.loan is None else pushed.loan
+        if not receive.wants_loan:
+            receive.detour = arrived
+        elif arrived is None:
             self._make_room(receive)
         else:
-            receive.view = came
+            receive.view = arrived
             if self._in_order:
                 receive.consume_seen(self._limits.chunk_bytes)
         if receive.missing_bytes:
@@ -325,31 +327,31 @@ class Incoming:
         """Return the memory of a chunk.
 
         Raises:
-            ProtocolError: No receive expects it, or it is there already.
+            ProtocolError: No receive expects the chunk, or it has arrived already.
         """
         if self._overtakes and (self._overtaking.has(number, offset) or self._may_overtake(number)):
             return self._overtaking.place(number, offset, nbytes)
         return self._belongs(number, offset, nbytes)
 
     def _may_overtake(self, number: int) -> bool:
-        """Whether a chunk may belong to a message that is yet to be announced."""
+        """Whether a chunk may belong to a message that is not announced yet."""
         return number >= self._next_number and number not in self._early
 
     def _belongs(self, number: int, offset: int, nbytes: int) -> memoryview:
         receive = self.filling.get(number)
         if receive is None or receive.view is None:
-            raise ProtocolError(f"a chunk of message {number}, which nobody has accepted")
+            raise ProtocolError(f"peer sent a chunk of message {number}, which no receive has accepted")
         chunk_bytes = self._limits.chunk_bytes
-        left_bytes = receive.nbytes - offset
-        fits = nbytes == left_bytes if left_bytes < chunk_bytes else nbytes == chunk_bytes
+        rest_bytes = receive.nbytes - offset
+        fits = nbytes == rest_bytes if rest_bytes < chunk_bytes else nbytes == chunk_bytes
         if not fits or offset % chunk_bytes or offset in receive.seen:
-            raise ProtocolError(f"message {number} has no chunk of {nbytes} bytes at {offset}, or had it already")
+            raise ProtocolError(f"message {number} has no chunk of {nbytes} bytes at {offset}, or received it already")
         if receive.rolling:
             return receive.view[:nbytes]
         return (receive.view if receive.detour is None else receive.detour)[offset : offset + nbytes]
 
     def filled(self, number: int, offset: int, nbytes: int) -> None:
-        """Note that a chunk is in its place."""
+        """Count a chunk that has arrived in its memory."""
         if self._overtakes and self._overtaking.has(number, offset):
             self._overtaking.filled(number, offset)
             if number in self.filling:
@@ -357,7 +359,7 @@ class Incoming:
             return
         receive = self.filling.get(number)
         if receive is None or offset in receive.seen:
-            raise ProtocolError(f"the chunk of message {number} at {offset} has come twice")
+            raise ProtocolError(f"peer sent the chunk of message {number} at {offset} twice")
         receive.seen.add(offset)
         receive.missing_bytes -= nbytes
         if receive.consume is not None and receive.view is not None and self._in_order:
@@ -368,13 +370,13 @@ class Incoming:
             del self.filling[number]
             if self._limits.confirms(receive.nbytes):
                 self._answer(MessageKind.TAKEN, number)
-                self.said()
+                self.flush_answers()
             receive.land(self._memory)
             if self._line:
                 self._accept_next()
 
     def _move(self, number: int, offset: int) -> None:
-        """Put a chunk that came before its announcement into place."""
+        """Move a chunk that arrived before its announcement into the buffer of its message."""
         nbytes = self._overtaking.length(number, offset)
         self._overtaking.move(number, offset, self._belongs(number, offset, nbytes))
         self.filled(number, offset, nbytes)
@@ -382,18 +384,18 @@ class Incoming:
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> list[Receive]:
-        """Forget the receives without a message, and return them."""
-        left = list(self.waiting)
+        """Drop the receives without a message, and return them."""
+        receives = list(self.waiting)
         self.posted.clear()
-        return left
+        return receives
 
     def clear(self, *, keep_arrived: bool, keep_moving: bool) -> list[Receive]:
-        """Forget everything, except whole messages or messages under way; return the receives that had not ended."""
-        left = [*self.waiting, *self._line.values()]
+        """Drop everything, except complete messages or messages under way; return the unfinished receives."""
+        unfinished = [*self.waiting, *self._line.values()]
         self.posted.clear()
         self._line.clear()
         if not keep_moving:
-            left += self.filling.values()
+            unfinished += self.filling.values()
             self.filling.clear()
         self._early.clear()
         self._overtaking.clear()
@@ -401,7 +403,7 @@ class Incoming:
         self._withdrawn.clear()
         whole = {lane: deque(a for a in queue if a.whole) for lane, queue in self.arrived.items()}
         self.arrived = {lane: queue for lane, queue in whole.items() if queue and keep_arrived}
-        return left
+        return unfinished
 
 
 def _nothing() -> None:

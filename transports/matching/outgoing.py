@@ -1,6 +1,6 @@
 """Messages that leave for one other process, and their order whenever the wire has room.
 
-Answers to the other side leave first, then announcements, then chunks; among each the most urgent first. So small
+Answers to the other side leave first, then announcements, then chunks; each in order of urgency. So small
 messages pass long ones at every chunk.
 """
 
@@ -25,13 +25,13 @@ class Chunk(NamedTuple):
 
     @property
     def view(self) -> memoryview:
-        """Its bytes; only while the send has not ended."""
+        """Bytes of the chunk; only before the end of the send."""
         assert self.send.view is not None, "a flowing message keeps its bytes"
         return self.send.view[self.offset : self.offset + self.nbytes]
 
 
 class Outgoing:
-    """All that this process still has to send to another one.
+    """Queues of everything that this process has to send to another one.
 
     Attributes:
         sends: Messages that were offered and have not ended, by number.
@@ -43,12 +43,12 @@ class Outgoing:
         self._limits = limits
         self._answers: deque[Message] = deque()
         self._announcing: list[tuple[int, int, Send]] = []  # heap of (urgency, serial, send)
-        self._in_lane: dict[Lane, tuple[int, int]] = {}  # how many are announcing, and the urgency of the last
+        self._in_lane: dict[Lane, tuple[int, int]] = {}  # number of messages to announce, and the urgency of the last
         self._flowing: list[tuple[int, int, Send]] = []  # heap of (priority, number, send)
         self.queues: tuple[Sized, ...] = (self._answers, self._announcing, self._flowing)
         self._serial = count()
         self._next_number = 0
-        self._given_up: set[int] = set()  # offers of this side, which has closed since
+        self._given_up: set[int] = set()  # offers that this side has abandoned
         self._credit_bytes = limits.budget_bytes
         self._whole_bytes = min(limits.push_bytes, limits.chunk_bytes) if limits.ordered else 0
 
@@ -66,7 +66,7 @@ class Outgoing:
         return self._credit_bytes
 
     def eager(self, view: memoryview) -> int | None:
-        """Return the number of a message that leaves at once, before all that waits; None if it must queue.
+        """Return the number of a message that leaves at once, before all queued ones; None if it must queue.
 
         The caller transmits it, as an EAGER message, before anything else.
         """
@@ -95,14 +95,14 @@ class Outgoing:
         return True
 
     def announce(self, send: Send) -> None:
-        """Queue a message, behind all queued ones of its lane, however urgent it is."""
+        """Queue a message, behind all queued ones of its lane whatever its urgency."""
         queued, urgency = self._in_lane.get(send.lane, (0, send.priority))
         urgency = max(urgency, send.priority)
         self._in_lane[send.lane] = (queued + 1, urgency)
         heappush(self._announcing, (urgency, next(self._serial), send))
 
     def withdraw(self, send: Send) -> bool:
-        """Take a message back; False if it cannot be, or the receiver has to be asked first."""
+        """Cancel a message; False if it is accepted, or the receiver has to answer first."""
         if send.progress is WAITING:
             send.undo()
             return True
@@ -130,7 +130,7 @@ class Outgoing:
     def next_message(self) -> Message | None:
         """Return the next message, if anything but chunks is due.
 
-        A payload is a copy: its sender, told that it was sent, may write to its memory at once.
+        A payload is a copy, because its sender may overwrite its buffer at once.
         """
         if self._answers:
             return self._answers.popleft()
@@ -181,19 +181,19 @@ class Outgoing:
         return Chunk(send, offset, min(self._limits.chunk_bytes, send.nbytes - offset))
 
     def departed(self, send: Send) -> None:
-        """Note that all of a message has left, where the receiver does not confirm it."""
+        """End a send that has left completely, where the receiver does not confirm it."""
         if self.sends.pop(send.number, None) is not None:
             send.end()
 
     # -- answers of the other process ---------------------------------------------------------------------------------
 
     def accepted(self, number: int) -> None:
-        """The receiver has named the place: let the message flow."""
+        """Let a message flow, because the receiver has a buffer for it."""
         send = self._offered(number)
         if send is None:
             return
         if not send.nbytes:
-            raise ProtocolError(f"message {number} is empty; it is taken, not accepted")
+            raise ProtocolError(f"peer accepted message {number}, which has no bytes")
         self._flow(send)
 
     def _flow(self, send: Send) -> None:
@@ -201,75 +201,75 @@ class Outgoing:
         heappush(self._flowing, (send.priority, send.number, send))
 
     def refused(self, number: int, expected_bytes: int) -> None:
-        """The receiver wanted another length."""
+        """Fail a send, because the receiver expects another length."""
         send = self._offered(number)
         if send is not None:
             del self.sends[number]
             send.disagree(sent_bytes=send.nbytes, expected_bytes=expected_bytes)
 
     def withdrawn(self, number: int) -> None:
-        """The receiver has forgotten the offer, as this side asked."""
+        """End a cancelled send, because the receiver has dropped the offer."""
         send = self._offered(number)
         if send is None:
             return
         if not send.cancelled:
-            raise ProtocolError(f"offer {number} was withdrawn, which nobody had asked for")
+            raise ProtocolError(f"peer dropped offer {number}, which was not cancelled")
         del self.sends[number]
         send.undo()
 
     def taken(self, number: int) -> None:
-        """All of a message has arrived."""
+        """End a send, because all of its bytes have arrived."""
         if number in self._given_up:
             self._given_up.remove(number)
             return
         send = self.sends.get(number)
         flows = send is not None and send.nbytes
         if send is None or send.progress is not (FLOWING if flows else OFFERED):
-            raise ProtocolError(f"message {number} is reported as taken, but was not flowing")
+            raise ProtocolError(f"peer reports the arrival of message {number}, which it had not accepted")
         if flows and (send.next_offset < send.nbytes or not self._limits.confirms(send.nbytes)):
-            raise ProtocolError(f"message {number} is reported as taken, but has not left yet")
+            raise ProtocolError(f"peer reports the arrival of message {number}, which has not left completely")
         del self.sends[number]
         send.end()
 
     def credited(self, nbytes: int) -> None:
-        """Eager data has been received."""
+        """Add the credit of eager data that ranks have received."""
         if self._credit_bytes + nbytes > self._limits.budget_bytes:
-            raise ProtocolError(f"a credit of {nbytes} bytes is more than was ever used")
+            raise ProtocolError(f"peer returned a credit of {nbytes} bytes, more than it was sent")
         self._credit_bytes += nbytes
 
     def _offered(self, number: int) -> Send | None:
-        """Return the send that an answer is for; None if this side has closed meanwhile."""
+        """Return the send of an answer; None if this side has abandoned it."""
         if number in self._given_up:
             self._given_up.remove(number)
             return None
         send = self.sends.get(number)
         if send is None or send.progress is not OFFERED:
-            raise ProtocolError(f"an answer to offer {number}, which is not waiting for one")
+            raise ProtocolError(f"peer answered offer {number}, which does not wait for an answer")
         return send
 
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> list[Send]:
-        """Forget messages that are not accepted yet, tell the other side, and return them."""
-        left = list(self.waiting)
+        """Drop unaccepted messages, abandon their offers at the other side, and return them."""
+        unaccepted = list(self.waiting)
         self._announcing.clear()
         self._in_lane.clear()
-        for send in left:
+        for send in unaccepted:
             if self.sends.pop(send.number, None) is not None:
                 self._given_up.add(send.number)
                 self.answer(MessageKind.ABANDON, send.number)
-        return left
+        return unaccepted
 
     def clear(self, *, keep_moving: bool) -> list[Send]:
-        """Forget everything, or all but accepted messages; return the messages that had not ended."""
-        left = [send for send in (*self.waiting, *self.sends.values()) if not (keep_moving and _moves(send))]
+        """Drop everything, or all but accepted messages; return the unfinished messages."""
+        unfinished = [send for send in (*self.waiting, *self.sends.values()) if not (keep_moving and _moves(send))]
         self.sends = {number: send for number, send in self.sends.items() if keep_moving and _moves(send)}
         self._announcing.clear()
         self._in_lane.clear()
         self._answers.clear()
         if not keep_moving:
             self._flowing.clear()
-        return list(dict.fromkeys(left))
+        return list(dict.fromkeys(unfinished))
 
 
 def _moves(send: Send) -> bool:

@@ -16,14 +16,14 @@ class MessageKind(IntEnum):
 
     EAGER = 0  #: number, src, dst, tag; the payload is the message
     OFFER = 1  #: number, src, dst, tag, nbytes: a long message waits to be accepted ("request to send")
-    ACCEPT = 2  #: number: the place for it is known ("clear to send")
-    REFUSE = 3  #: number, expected_bytes: the receiver wanted another length
+    ACCEPT = 2  #: number: the buffer for it is known ("clear to send")
+    REFUSE = 3  #: number, expected_bytes: the receiver expects another length
     CHUNK = 4  #: number, offset; the payload belongs there
-    TAKEN = 5  #: number: all of it has arrived
+    TAKEN = 5  #: number: the whole message has arrived
     WITHDRAW = 6  #: number: the sender was cancelled
-    WITHDRAWN = 7  #: number: in time, nobody had accepted it
-    CREDIT = 8  #: nbytes: so much eager data has been received by ranks and may be followed by more
-    ABANDON = 9  #: number: the sender has closed; a receiver that has accepted the offer waits in vain
+    WITHDRAWN = 7  #: number: the cancellation was in time
+    CREDIT = 8  #: nbytes: ranks have received this much eager data, and the sender may send as much again
+    ABANDON = 9  #: number: the sender has closed; the receive of the offer fails
     PUSH = 10  #: number, src, dst, tag, nbytes: a long message, whose chunks follow unasked
 
 
@@ -31,31 +31,35 @@ class MessageKind(IntEnum):
 Message: TypeAlias = "tuple[MessageKind, tuple[int, ...], memoryview | None]"
 
 
+#: Advice after the message of a `ProtocolError` that a user sees.
+BROKEN_PROTOCOL = "if all processes run one version of overlap, this is a bug in overlap, please report it"
+
+
 class ProtocolError(ValueError):
-    """The other process breaks the protocol. Nothing after that can be understood."""
+    """A breach of the protocol by the other process, whose later bytes cannot be trusted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The limits that both processes have agreed on."""
 
-    eager_bytes: int  # Messages up to this length travel at once, longer ones when the receiver has named their place
-    chunk_bytes: int  # Longer ones are cut in pieces of this length
+    eager_bytes: int  # Messages up to this length travel at once, longer ones when they have a buffer
+    chunk_bytes: int  # Longer messages are cut in pieces of this length
     # Messages that are longer than eager ones and up to this length follow their announcement unasked, as far as the
     # budget goes. 0: none do.
     push_bytes: int = 0
     # Protocol messages arrive in the order in which they were sent. Otherwise announcements may overtake each other,
     # and chunks the announcement of their message.
     ordered: bool = True
-    # Data that one process may have lying unreceived at the other, before it must ask for each further message.
+    # Unreceived data of one process at the other; at this limit the sender has to ask before each message.
     budget_bytes: int = 16 << 20
     overhead_bytes: int = 256  # Cost of a waiting message beyond its bytes, so that empty ones are not free either
     # Offers that may wait here, and announcements that may be early: more than any program has under way, and few
     # enough to bound the memory that a broken process can take.
     waiting: int = 1 << 20
     places: int | None = None  # How many long messages may be under way to one process at once; None: any number
-    # A long message has been sent when the receiver has confirmed all of it. Otherwise it has been sent when it has
-    # left, see `Outgoing.departed`.
+    # A send of a long message ends when the receiver confirms it. Otherwise it ends when all chunks have left, see
+    # `Outgoing.departed`.
     confirmed: bool = True
     # Messages up to this length are not confirmed: the transport keeps a copy as long as it may have to repeat them.
     kept_bytes: int = 0

@@ -43,7 +43,7 @@ _broken = threading.Event()
 
 
 def broke() -> None:
-    """Note that a process of the job is lost, or has left without agreement."""
+    """Record that a process of the job is lost, or has left without agreement."""
     _broken.set()
 
 
@@ -63,14 +63,14 @@ def exit_if_broken(code: int) -> None:
 LOOK_S = 1e-3
 
 
-async def introduce(mine: bytes, *, comm: MPI.Intracomm | None = None) -> list[bytes]:
-    """Exchange a few bytes with all processes; return those of each, by its rank in the communicator.
+async def introduce(data: bytes, *, comm: MPI.Intracomm | None = None) -> list[bytes]:
+    """Exchange a few bytes with all processes; return the bytes of each process, by its rank in the communicator.
 
     A collective: every process must call it, and in the same order as its other collectives on the communicator. To
     be cancelled in the middle of it makes the communicator useless.
 
     Args:
-        mine: The bytes of this process.
+        data: The bytes of this process.
         comm: The processes; by default all that the launcher started.
 
     Raises:
@@ -78,29 +78,31 @@ async def introduce(mine: bytes, *, comm: MPI.Intracomm | None = None) -> list[b
     """
     comm = world() if comm is None else comm
     lengths = np.zeros(comm.Get_size(), np.int64)
-    await wait_for(comm.Iallgather(np.array([len(mine)], np.int64), lengths))
+    await wait_for(comm.Iallgather(np.array([len(data)], np.int64), lengths))
     everything = bytearray(int(lengths.sum()))
-    await wait_for(comm.Iallgatherv([mine, mpi().BYTE], [everything, lengths.tolist(), mpi().BYTE]))
+    await wait_for(comm.Iallgatherv([data, mpi().BYTE], [everything, lengths.tolist(), mpi().BYTE]))
     ends = np.cumsum(lengths).tolist()
     return [bytes(everything[end - length : end]) for end, length in zip(ends, lengths.tolist(), strict=True)]
 
 
 def exchange(comm: MPI.Intracomm | None = None) -> Exchange:
-    """Return the all-gather by which other transports and the world find each other.
+    """Return the all-gather for the addresses of other transports and of the control plane.
 
     The function returned is a collective as `introduce` is, and raises `TransportError` if processes call it with
     different names.
     """
 
-    async def among_all(name: str, mine: bytes) -> list[bytes]:
+    async def among_all(name: str, data: bytes) -> list[bytes]:
         """Exchange bytes under a name, which all processes must agree on."""
         label = name.encode() + b"\0"
-        told = await introduce(label + mine, comm=comm)
-        for member, message in enumerate(told):
+        messages = await introduce(label + data, comm=comm)
+        for member, message in enumerate(messages):
             if not message.startswith(label):
                 theirs = message.partition(b"\0")[0].decode(errors="replace")
-                raise TransportError(f"process {member} exchanges {theirs!r}, this one {name!r}")
-        return [message[len(label) :] for message in told]
+                raise TransportError(
+                    f"process {member} exchanges {theirs!r}, this one {name!r}; run one program in all"
+                )
+        return [message[len(label) :] for message in messages]
 
     return among_all
 

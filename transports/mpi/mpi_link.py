@@ -9,12 +9,13 @@ from transports.buffers import BounceBuffers
 from transports.failures import LinkLostError
 from transports.matched import MatchedLink
 from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError
+from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.mpi.wire import BYE, CHUNK_BYTES, EAGER_BYTES, HEADERS, SLOTS, Wire
 
 #: Eager bytes from one process that another has not consumed, at most.
 CREDIT_BYTES = 16 << 20
 
-#: Likewise from all senders together, as far as each keeps enough for a few messages.
+#: Eager bytes from all senders together, unless that leaves a sender too little for a few messages.
 TOTAL_CREDIT_BYTES = 256 << 20
 
 #: Cost of an eager message beside its payload: its header here and its place in the receiver's memory.
@@ -26,34 +27,34 @@ WINDOW = 4
 
 
 def limits(members: int, *, credit_bytes: int = CREDIT_BYTES, chunk_bytes: int = CHUNK_BYTES) -> Limits:
-    """Return the limits that so many processes agree on."""
+    """Return the limits that a world of this many processes agrees on."""
     return Limits(
         eager_bytes=EAGER_BYTES,
         chunk_bytes=chunk_bytes,
         budget_bytes=max(4 * EAGER_BYTES, min(credit_bytes, TOTAL_CREDIT_BYTES // members)),
         overhead_bytes=OVERHEAD_BYTES,
         places=SLOTS,
-        confirmed=False,  # MPI says when a piece has left
+        confirmed=False,  # MPI reports when a piece has left
     )
 
 
 class MpiLink(MatchedLink):
-    """One of the processes of the communicator.
+    """The link to one process of the communicator.
 
     Args:
-        member: Its index.
-        ranks: Its ranks.
+        member: Index of the process.
+        ranks: Ranks of the process.
         local: The ranks of this process.
         agreed: The limits.
-        memory: For messages that are lent.
-        wire: How headers and bytes travel.
-        look: Takes in headers that have come.
-        stir: Called whenever a message is sent or waited for, so that MPI is looked at more often.
+        memory: Buffers of messages on loan.
+        wire: Sends and receives headers and pieces.
+        look: Polls for headers.
+        stir: Called whenever a message is sent or waited for, so that MPI is polled more often.
         failed: Called when the wire fails.
 
     Attributes:
-        said_bye: It has been told that nothing more will come.
-        lost: It went without a goodbye, and gets none.
+        bye_sent: This side has sent its goodbye.
+        lost: The process is lost without a goodbye, and gets none.
     """
 
     def __init__(
@@ -70,23 +71,23 @@ class MpiLink(MatchedLink):
         failed: Callable[[LinkLostError], None],
     ) -> None:
         super().__init__(member, ranks, local, agreed, memory)
-        self.said_bye: bool = False
+        self.bye_sent: bool = False
         self.lost: bool = False
         self._chunk_bytes = agreed.chunk_bytes
         self._wire = wire
         self._look, self._stir, self._failed = look, stir, failed
-        self._slots = list(range(SLOTS))  # free ones, for messages from the other process
+        self._slots = list(range(SLOTS))  # free slots, for messages from the other process
         self._landing: dict[int, _Landing] = {}  # by number of the announcement
         self._their_slots: dict[int, int] = {}  # of messages to the other process, by number of the announcement
-        self._left_bytes: dict[int, int] = {}  # of messages to the other process, likewise
+        self._unsent_bytes: dict[int, int] = {}  # of messages to the other process, by number
         self._flying = 0
 
     # -- departures ---------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Transmit due messages, as far as the window allows."""
+        """Transmit due messages within the window."""
         try:
-            self._say_all()
+            self._send_headers()
             self._send_chunks()
         except LinkLostError as error:
             self._failed(error)
@@ -96,76 +97,76 @@ class MpiLink(MatchedLink):
         """Send a small message inside its header, if its receiver has room for it."""
         number = self.engine.outgoing.eager(view)
         if number is None and view.nbytes <= EAGER_BYTES:
-            self.look()  # credit may have come
+            self.look()  # credit may have arrived
             self.engine.check(lane)
             number = self.engine.outgoing.eager(view)
         if number is None:
             return False
         try:
-            self._say(MessageKind.EAGER, (number, *lane), view)
+            self._send_header(MessageKind.EAGER, (number, *lane), view)
         except LinkLostError as error:
             self._failed(error)
             self.engine.check(lane)
         return True
 
     def look(self) -> None:
-        """Take in headers that have come, and look more often from now on."""
+        """Poll for headers, and poll more often from now on."""
         self._look()
         self._stir()
 
-    def say_bye(self) -> None:
-        """Say that nothing more will come, unless the process is lost."""
-        if self.said_bye or self.lost:
+    def send_bye(self) -> None:
+        """Send the goodbye, unless the process is lost."""
+        if self.bye_sent or self.lost:
             return
-        self.said_bye = True
+        self.bye_sent = True
         try:
-            self._wire.tell(self.member, HEADERS.pack(BYE))
+            self._wire.send_header(self.member, HEADERS.pack(BYE))
         except LinkLostError as error:
             self._failed(error)
 
-    def _say_all(self) -> None:
+    def _send_headers(self) -> None:
         while (message := self.engine.outgoing.next_message()) is not None:
-            if self.engine.gone is None and not self.said_bye:
-                self._say(*message)
+            if self.engine.gone is None and not self.bye_sent:
+                self._send_header(*message)
 
-    def _say(self, kind: MessageKind, fields: tuple[int, ...], payload: memoryview | None) -> None:
+    def _send_header(self, kind: MessageKind, fields: tuple[int, ...], payload: memoryview | None) -> None:
         if kind == MessageKind.ACCEPT:
             fields = (*fields, self._prepare(fields[0]))
         header = HEADERS.pack(kind, *fields)
-        self._wire.tell(self.member, header if payload is None else b"".join((header, payload)))
+        self._wire.send_header(self.member, header if payload is None else b"".join((header, payload)))
 
     def _send_chunks(self) -> None:
         while self._flying < WINDOW and (chunk := self.engine.outgoing.next_chunk()) is not None:
             number = chunk.send.number
             self._flying += 1
-            self._left_bytes.setdefault(number, chunk.send.nbytes)
+            self._unsent_bytes.setdefault(number, chunk.send.nbytes)
             self._wire.send(self.member, self._their_slots[number], chunk.view, partial(self._chunk_left, chunk))
 
     def _chunk_left(self, chunk: Chunk) -> None:
         number = chunk.send.number
         self._flying -= 1
-        self._left_bytes[number] -= chunk.nbytes
-        if not self._left_bytes[number]:
-            del self._left_bytes[number], self._their_slots[number]
+        self._unsent_bytes[number] -= chunk.nbytes
+        if not self._unsent_bytes[number]:
+            del self._unsent_bytes[number], self._their_slots[number]
             self.engine.outgoing.departed(chunk.send)
         self.settle()
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
-    def heard(self, message: memoryview) -> None:
-        """Act on a header. A process that breaks the protocol is lost."""
+    def handle(self, message: memoryview) -> None:
+        """Handle a header. A process that breaks the protocol is lost."""
         if self.engine.gone is not None:
             return
         try:
             self._act(*HEADERS.unpack(message))
         except ProtocolError as error:
-            self.give_up(f"{self.name} does not keep to the protocol: {error}")
+            self.give_up(f"{self.name} breaks the protocol: {error}; {BROKEN_PROTOCOL}")
         self.settle()
 
     def give_up(self, reason: str) -> None:
         """Fail all calls that wait for the process: it is lost."""
         self.lost = True
-        self._take_back_all()
+        self._cancel_all()
         self.engine.end(reason)
 
     def _act(self, kind: int, fields: tuple[int, ...], payload: memoryview) -> None:
@@ -177,8 +178,8 @@ class MpiLink(MatchedLink):
             if kind == MessageKind.ACCEPT:
                 self._note_slot(*fields)
             elif kind == MessageKind.ABANDON:
-                self._take_back(*fields)
-            self.engine.hear(kind, fields[:1] if kind == MessageKind.ACCEPT else fields)
+                self._cancel(*fields)
+            self.engine.handle(kind, fields[:1] if kind == MessageKind.ACCEPT else fields)
 
     def _note_slot(self, number: int, slot: int) -> None:
         if slot >= SLOTS:
@@ -195,59 +196,59 @@ class MpiLink(MatchedLink):
         return slot
 
     def _post(self, number: int, landing: _Landing) -> None:
-        while landing.begun_bytes < landing.nbytes and len(landing.take_back) < WINDOW:
-            offset = landing.begun_bytes
+        while landing.posted_bytes < landing.nbytes and len(landing.cancels) < WINDOW:
+            offset = landing.posted_bytes
             nbytes = min(self._chunk_bytes, landing.nbytes - offset)
-            landing.begun_bytes += nbytes
+            landing.posted_bytes += nbytes
             piece = self.engine.incoming.place(number, offset, nbytes)
             done = partial(self._landed, number, offset, nbytes)
-            landing.take_back.append(self._wire.receive(self.member, landing.slot, piece, done))
+            landing.cancels.append(self._wire.receive(self.member, landing.slot, piece, done))
 
     def _landed(self, number: int, offset: int, nbytes: int) -> None:
         landing = self._landing.get(number)
         if landing is None:
-            return  # the process was given up meanwhile
-        landing.take_back.pop(0)  # pieces of a slot arrive in order
+            return  # the process has been given up
+        landing.cancels.pop(0)  # pieces of a slot arrive in order
         self._post(number, landing)
-        if not landing.take_back:
+        if not landing.cancels:
             del self._landing[number]
             self._slots.append(landing.slot)
         self.engine.incoming.filled(number, offset, nbytes)
         self.settle()
 
-    def _take_back(self, number: int) -> None:
-        """Take back the receives of a message that its sender has abandoned."""
+    def _cancel(self, number: int) -> None:
+        """Cancel the receives of a message that its sender has abandoned."""
         landing = self._landing.pop(number, None)
         if landing is not None:
-            for take_back in reversed(landing.take_back):
-                take_back()
+            for cancel in reversed(landing.cancels):
+                cancel()
             self._slots.append(landing.slot)
 
-    def _take_back_all(self) -> None:
+    def _cancel_all(self) -> None:
         for number in list(self._landing):
-            self._take_back(number)
+            self._cancel(number)
 
     def lose(self, reason: str) -> None:
-        """Fail all waiting calls: the wire is gone."""
+        """Fail all waiting calls, because the wire has failed."""
         self.lost = True
         self._landing.clear()
         self.engine.end(reason)
 
 
 class _Landing:
-    """A message whose pieces are being received.
+    """A message that arrives in pieces.
 
     Attributes:
         slot: The slot that it occupies.
-        nbytes: Its length.
-        begun_bytes: Bytes before it have been received, or are going to be.
-        take_back: Takes back the receives that are posted, the oldest first.
+        nbytes: Length of the message.
+        posted_bytes: Offset of the next piece without a receive.
+        cancels: Functions that cancel the posted receives, the oldest first.
     """
 
-    __slots__ = ("begun_bytes", "nbytes", "slot", "take_back")
+    __slots__ = ("cancels", "nbytes", "posted_bytes", "slot")
 
     def __init__(self, slot: int, nbytes: int) -> None:
         self.slot = slot
         self.nbytes = nbytes
-        self.begun_bytes = 0
-        self.take_back: list[Callable[[], None]] = []
+        self.posted_bytes = 0
+        self.cancels: list[Callable[[], None]] = []

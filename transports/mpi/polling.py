@@ -1,4 +1,4 @@
-"""Pauses between two looks at MPI, which cannot tell that a message has come."""
+"""Pauses between two polls of MPI, which cannot wake a process when a message arrives."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from time import perf_counter
 import trio
 from trio.lowlevel import ParkingLot, checkpoint
 
-#: After an event, MPI is looked at in every turn of the event loop for so long.
+#: After an event, MPI is polled in every turn of the event loop for so long.
 SPIN_S = 1e-3
 
-#: Likewise while bytes are under way: MPI moves some 16 KiB at a look, and reports nothing before a piece is through.
+#: Likewise while bytes are under way: MPI moves some 16 KiB in a poll, and reports only finished pieces.
 SPIN_MOVING_S = 20e-3
 
 #: After that, each pause is this part of the time since the event, so a late message is noticed that much later.
@@ -24,7 +24,7 @@ PAUSE_PART_MOVING = 1 / 256
 LONGEST_PAUSE_S = 16e-3
 
 
-class Pace:
+class PollPace:
     """Pauses that grow with the time since something happened. MPI has no descriptor that an event loop could wait for.
 
     A wait of t seconds is noticed at most max(1 ms, t/32) late, 16 ms at the most: Linux rounds what an event loop
@@ -37,12 +37,12 @@ class Pace:
         self._sleeper = ParkingLot()
 
     def stir(self) -> None:
-        """Note an event, after which another is likely; end a pause."""
+        """Record an event, after which another is likely; end a pause."""
         self._stirred_s = perf_counter()
         self._sleeper.unpark_all()
 
     async def rest(self, *, urgent: bool, moving: bool) -> None:
-        """Pause before the next look.
+        """Pause before the next poll.
 
         Args:
             urgent: Whether a call waits for a message.

@@ -12,7 +12,7 @@ from transports.failures import ArgumentError, LinkLostError
 from transports.matched import MatchedTransport
 from transports.mpi.bootstrap import broke, wait_for, world
 from transports.mpi.mpi_link import CREDIT_BYTES, MpiLink, limits
-from transports.mpi.polling import Pace
+from transports.mpi.polling import PollPace
 from transports.mpi.wire import MpiWire, Wire
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class Mpi(MatchedTransport):
     go from the sender's array into the receiver's when both are there. Priorities order the messages from one process
     to another beyond four pieces of 4 MiB.
 
-    MPI is called from the Trio thread only. Nothing can wake an event loop when a message comes, so a task looks for
-    it: at every turn for a millisecond after something happened, then ever less often, see `polling.Pace`.
+    MPI is called from the Trio thread only. MPI cannot wake an event loop when a message arrives, so a task polls: at
+    every turn for a millisecond after the last message, then ever less often, see `polling.PollPace`.
 
     MPI decides what happens when a process dies: nearly always the launcher ends the job. An uncaught exception ends
     it only under ``python -m mpi4py``, or through `abort`; otherwise the other processes wait for ever. A process that
@@ -39,8 +39,8 @@ class Mpi(MatchedTransport):
         comm: The processes; by default all that the launcher started. `open` makes a copy, so that nothing else that
             uses the communicator meets messages of ours.
         credit_bytes: Bytes of small messages from one process that another has not received, at most.
-        linger_s: How long closing waits for the other processes to close, too, and for messages under way.
-        report: Called with one line when closing has waited in vain.
+        linger_s: How long closing waits for messages under way, and for the other processes to close.
+        report: Prints a line when closing has waited in vain.
 
     Raises:
         ArgumentError: The placement does not fit the communicator, or a rank has two places.
@@ -64,18 +64,18 @@ class Mpi(MatchedTransport):
         self._limits = limits(members, credit_bytes=credit_bytes)
         self._linger_s = linger_s
         self._report = report
-        self._pace = Pace()
+        self._pace = PollPace()
         self._wire: Wire | None = None
         self._settled = trio.Event()
         self._stopped = False
 
     def abort(self, code: int = 1) -> NoReturn:
-        """End all processes of the job at once, this one too; for a failure that the others may not notice."""
+        """End all processes of the job at once, this one too; for a failure that other processes may not notice."""
         self._comm.Abort(code)
         raise AssertionError("MPI_Abort does not return")
 
     async def leave(self) -> None:
-        """Finish matched messages, and wait for the other processes to close, too, up to ``linger_s``.
+        """Finish matched messages, and wait up to ``linger_s`` for the other processes to close.
 
         Sent messages still arrive; calls of other processes that wait for this one raise `LinkLostError`.
         """
@@ -100,7 +100,7 @@ class Mpi(MatchedTransport):
         self._wire.close(agreed=agreed)
 
     async def join(self) -> None:
-        """Make a communicator of its own, which all processes do together."""
+        """Make a communicator of this transport; a collective of all processes."""
         wire = self._wire = await self._make_wire()
         self.links = self.make_links(lambda member, ranks: self._link(member, ranks, wire))
 
@@ -123,7 +123,7 @@ class Mpi(MatchedTransport):
         return MpiWire(comm)
 
     async def run(self) -> None:
-        """Look for messages until everything is closed."""
+        """Poll for messages until the transport is closed."""
         wire = self._wire
         assert wire is not None, "it has joined the others"
         try:
@@ -134,20 +134,22 @@ class Mpi(MatchedTransport):
                     return
                 await self._pace.rest(urgent=self.state is not None or self._urgent(), moving=wire.busy)
         except Exception as error:
-            self._lose(LinkLostError(f"the transport has failed: {error!r}"))  # nothing else would wake them
+            self._lose(
+                LinkLostError(f"the transport has failed: {error!r}")
+            )  # nothing else would wake the waiting calls
             raise
 
     def _has_settled(self, wire: Wire) -> bool:
-        """Say goodbye once nothing is unfinished; return whether all others have, too."""
+        """Send goodbyes once nothing is unfinished; return whether all other processes have sent theirs."""
         if not all(link.engine.quiet for link in self.links.values()):
             return False
         for link in self.links.values():
             if link.member != self.member:
-                link.say_bye()
+                link.send_bye()
         return not (wire.busy or self._others())
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
-        """Give up ranks of other processes, of which MPI itself says nothing; closing waits for nobody after that."""
+        """Give up ranks of other processes, whose loss MPI does not report; closing does not wait for them."""
         lost = [member for member in self.links if not set(ranks).isdisjoint(self.placement[member])]
         for member in lost:
             self.links[member].give_up(reason)
@@ -158,17 +160,17 @@ class Mpi(MatchedTransport):
         return any(link.lost for link in self.links.values())
 
     def _others(self) -> list[MpiLink]:
-        """Return the ways to other processes that have not gone."""
+        """Return the links to other processes that have not left."""
         return [link for link in self.links.values() if link.member != self.member and link.engine.gone is None]
 
     def _urgent(self) -> bool:
         """Whether a call here waits for its other end."""
         engines = [link.engine for link in self.links.values()]
-        return any(engine.outgoing.sends or engine.incoming.wanted for engine in engines)
+        return any(engine.outgoing.sends or engine.incoming.awaited for engine in engines)
 
     def _poll(self, wire: Wire) -> None:
         try:
-            if not self._stopped and wire.poll(lambda member, message: self.links[member].heard(message)):
+            if not self._stopped and wire.poll(lambda member, message: self.links[member].handle(message)):
                 self._pace.stir()
         except LinkLostError as error:
             self._lose(error)

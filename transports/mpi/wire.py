@@ -19,7 +19,7 @@ from transports.packets import Packets
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: Longest message that travels inside its header: up to here two copies cost less than asking first.
+#: Longest message that travels inside its header: up to here two copies cost less than a rendezvous.
 EAGER_BYTES = 16 << 10
 
 #: The kind of the last header of a process.
@@ -34,37 +34,37 @@ CHUNK_BYTES = 4 << 20
 #: Messages that one process may be sending to another at once; MPI guarantees 32767 tags.
 SLOTS = 256
 
-#: Receives that stand ready for headers. More headers than this may come at once; MPI keeps them meanwhile.
+#: Posted receives for headers. MPI keeps further headers that arrive at once.
 _RING = 32
 
-#: How often a poll looks for pieces that are through. Every look moves some bytes, and costs less than coming back.
+#: How often one poll tests for finished pieces. Every test moves some bytes, and costs less than another poll.
 _LOOKS = 8
 
 _HEADER_TAG = 0
 
 
 class Wire(ABC):
-    """A wire, as links see it. Callbacks come from `poll` only, never from within the other calls."""
+    """Interface of links to MPI. Only `poll` calls callbacks, never the other methods."""
 
     @abstractmethod
-    def tell(self, member: int, header: bytes) -> None:
+    def send_header(self, member: int, header: bytes) -> None:
         """Send a header; headers to one member arrive in this order."""
 
     @abstractmethod
     def send(self, member: int, slot: int, piece: memoryview, done: Callable[[], None]) -> None:
-        """Send a piece, which must stay as it is until ``done`` is called; pieces in one slot arrive in this order."""
+        """Send a piece, which must not change until ``done`` is called; pieces in one slot arrive in this order."""
 
     @abstractmethod
     def receive(self, member: int, slot: int, piece: memoryview, done: Callable[[], None]) -> Callable[[], None]:
         """Receive the next piece of a slot, and call ``done`` then.
 
         Returns:
-            Takes the receive back; only for a piece that its sender will never send.
+            A function that cancels the receive; only for a piece that its sender will never send.
         """
 
     @abstractmethod
     def poll(self, handle: Callable[[int, memoryview], None]) -> bool:
-        """Handle (member, header) for all headers that have come, call finished callbacks; return whether any was.
+        """Call ``handle(member, header)`` for arrived headers, and callbacks of finished pieces; return whether any.
 
         The memory of a header is used again after ``handle`` returns.
         """
@@ -72,11 +72,11 @@ class Wire(ABC):
     @property
     @abstractmethod
     def busy(self) -> bool:
-        """Whether a transfer that was begun here is not finished; headers that may yet come do not count."""
+        """Whether a transfer that was started here is not finished; receives of headers do not count."""
 
     @abstractmethod
     def close(self, *, agreed: bool) -> None:
-        """Release the wire. ``agreed`` says that all members do, and that nothing is under way."""
+        """Release the wire. ``agreed``: all members release theirs, and nothing is under way."""
 
 
 _P = ParamSpec("_P")
@@ -116,7 +116,7 @@ class MpiWire(Wire):
             request.Start()
 
     @_translated
-    def tell(self, member: int, header: bytes) -> None:
+    def send_header(self, member: int, header: bytes) -> None:
         """Send a header."""
         request = self._comm.Isend([header, self._byte], member, _HEADER_TAG)
         if not request.Test():  # most are sent at once
@@ -136,13 +136,13 @@ class MpiWire(Wire):
         self._pending.append(request)
         self._dones.append(done)
 
-        def take_back() -> None:
+        def cancel() -> None:
             at = self._pending.index(request)
             self._forget(at)
             request.Cancel()
             request.Wait()  # a local operation after Cancel, says the standard
 
-        return take_back
+        return cancel
 
     @_translated
     def poll(self, handle: Callable[[int, memoryview], None]) -> bool:
@@ -157,7 +157,7 @@ class MpiWire(Wire):
 
     def _poll(self, handle: Callable[[int, memoryview], None]) -> bool:
         happened = False
-        for _ in range(_RING):  # not without end: other tasks want their turn
+        for _ in range(_RING):  # bounded, because other tasks need their turn
             if not self._ring[self._next].Test(self._status):
                 break
             happened = True
@@ -185,7 +185,7 @@ class MpiWire(Wire):
         return True
 
     def _forget(self, at: int) -> None:
-        """Take out an entry by moving the last one into its place."""
+        """Remove an entry by moving the last one into its place."""
         request, done = self._pending.pop(), self._dones.pop()
         if at < len(self._pending):
             self._pending[at], self._dones[at] = request, done
@@ -197,7 +197,7 @@ class MpiWire(Wire):
 
     @_translated
     def close(self, *, agreed: bool) -> None:
-        """Take back the ring, and give back the communicator, which only all members together can."""
+        """Cancel the ring, and free the communicator, which is a collective of all members."""
         for request in self._ring:
             request.Cancel()
             request.Wait()

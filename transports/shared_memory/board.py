@@ -1,7 +1,7 @@
-"""Boards: rows of shared memory in which the ranks of a group meet, for the engine that carries out their collectives.
+"""Boards: rows of shared memory in which the ranks of a group match collectives, for the engine.
 
-Each rank of a group has rows in the memory of its process, one for each operation under way, and tells the others where
-they are. `native/collectives.c` says what is written there.
+Each rank of a group has rows in the memory of its process, one for each operation under way, and sends their offset to
+the others. `native/collectives.c` describes the contents.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ from typing import TYPE_CHECKING
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
 from transports.shared_memory import engine as native
 from transports.shared_memory.memory_link import MemoryLink
-from transports.shared_memory.segment import Heap, Segment, Shelf, leaver
+from transports.shared_memory.segment import Heap, Segment, Shelf, releaser
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine, Run, Table
 
 #: Memory of one rank for one group: a cache line and a payload for each operation.
 BOARD_BYTES = OPERATIONS * (64 + PAYLOAD_BYTES)
-_NO_PLACES, _WAITED_FOR = 1, 2  # how a run is submitted, as native/collectives.c has it
-_ROOM, _READS = 1, 2  # flags that a rank tells beside the place of its rows
-_TOLD_BITS = 2
-_CLOSED = 1 << 63  # told instead: nothing more is told of the rank's rows
+_NO_PLACES, _WAITED_FOR = 1, 2  # flags of a submission, see native/collectives.c
+# A note about the rows of a rank: their offset, shifted, and flags; or `_CLOSED`.
+_ROOM, _READS = 1, 2
+_FLAG_BITS = 2
+_CLOSED = 1 << 63
 
 
 class Boards:
     """The boards of one process.
 
     Args:
-        segment: Its memory.
-        heap: The part of the memory that can be lent.
-        engine: Of this process.
-        look_s: How long to look for others before sleeping.
+        segment: Memory of the process.
+        heap: The part of the memory for loans.
+        engine: Engine of the process.
+        look_s: How long to poll before sleeping.
 
     Attributes:
-        shelf: The memory that is lent.
+        shelf: The loans.
     """
 
     segment: Segment
@@ -46,44 +47,44 @@ class Boards:
     def __init__(self, segment: Segment, heap: Heap, engine: Engine, look_s: float) -> None:
         self.segment, self.engine, self.look_s = segment, engine, look_s
         self.shelf: Shelf = Shelf(segment.view, heap)
-        self._told: dict[tuple[int, int], int] = {}
+        self._early_notes: dict[tuple[int, int], int] = {}  # for boards that do not exist yet, by key and rank
         self._open: dict[int, _SharedBoard] = {}
 
     def make(
         self, key: int, ranks: Sequence[int], homes: Sequence[int], links: Mapping[int, MemoryLink]
     ) -> _SharedBoard:
-        """Make the board of a group, or return it.
+        """Return the board of a group, made at the first call.
 
         Args:
             key: Number of the group.
-            ranks: Of the group.
+            ranks: Ranks of the group.
             homes: Process of each rank.
-            links: To the other processes of this host, by index.
+            links: The links to the other processes of this host, by index.
         """
-        found = self._open.get(key)
-        if found is None:
-            found = self._open[key] = _SharedBoard(self, key, ranks, homes, links)
+        board = self._open.get(key)
+        if board is None:
+            board = self._open[key] = _SharedBoard(self, key, ranks, homes, links)
             for rank in ranks:
-                if (key, rank) in self._told:
-                    found.hear(rank, self._told.pop((key, rank)))
-        return found
+                if (key, rank) in self._early_notes:
+                    board.receive_note(rank, self._early_notes.pop((key, rank)))
+        return board
 
-    def hear(self, fields: Sequence[int]) -> None:
-        """Take in where a rank elsewhere has its rows."""
-        key, rank, told = fields
-        if told == _CLOSED:
-            self._told.pop((key, rank), None)
+    def receive_note(self, fields: Sequence[int]) -> None:
+        """Handle a note about the rows of a rank in another process."""
+        key, rank, note = fields
+        if note == _CLOSED:
+            self._early_notes.pop((key, rank), None)
         elif key in self._open:
-            self._open[key].hear(rank, told)
+            self._open[key].receive_note(rank, note)
         else:
-            self._told[key, rank] = told
+            self._early_notes[key, rank] = note
 
     def close(self, key: int) -> None:
-        """Forget the board of a group."""
+        """Drop the board of a group."""
         self._open.pop(key, None)
 
     def lose(self, member: int, reason: str) -> None:
-        """Note that a process is gone."""
+        """Mark the boards of a lost process."""
         for board in self._open.values():
             board.lose(member, reason)
 
@@ -111,7 +112,7 @@ class _SharedBoard(Board):
         self._others = tuple(dict.fromkeys(home for home in homes if home in links))
         self._when_ready = list[Callable[[], None]]()
         self._starts: list[int] = [-1] * len(ranks)
-        self._taken: set[int] = set()  # where ranks of this process have their rows
+        self._taken: set[int] = set()  # offsets of the rows of this process's ranks
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
@@ -120,40 +121,41 @@ class _SharedBoard(Board):
             self._when_ready.append(when_ready)
         if self._starts[position] < 0:
             rank = self._ranks[position]
-            told = self._tell_start()
+            note = self._take_rows()
             for other in self._others:
-                self._links[other].tell(self._key, rank, told)
-            self.hear(rank, told)
+                self._links[other].send_note(self._key, rank, note)
+            self.receive_note(rank, note)
 
     def close(self) -> None:
         shelf = self._boards.shelf
         for position, start in enumerate(self._starts):
             if self._homes[position] in self._links:
                 continue
-            for other in self._others:  # it may hear only now where the rows are, or keep that for a board to come
-                self._links[other].tell(self._key, self._ranks[position], _CLOSED)
+            for other in self._others:  # a process without the board yet has kept the note about the rows
+                self._links[other].send_note(self._key, self._ranks[position], _CLOSED)
             if start in self._taken:
-                shelf.give_back(start)
+                shelf.release(start)
         for start in self._native.take_places(True) if "_native" in self.__dict__ else ():
-            shelf.give_back(start)
+            shelf.release(start)
         self.__dict__.pop("_native", None)
         self._when_ready = []
         self._boards.close(self._key)
 
-    def _tell_start(self) -> int:
+    def _take_rows(self) -> int:
+        """Take memory for the rows of a rank; return the note about them."""
         start = self._boards.shelf.take(BOARD_BYTES)
-        if start is not None:  # whoever had this memory before has left something there
+        if start is not None:  # the memory has contents of an earlier loan
             self._taken.add(start)
             self._here.view[start : start + 64 * OPERATIONS] = bytes(64 * OPERATIONS)
         flags = _READS if all(self._links[other].peer.readable for other in self._others) else 0
-        return flags if start is None else (start << _TOLD_BITS) | _ROOM | flags
+        return flags if start is None else (start << _FLAG_BITS) | _ROOM | flags
 
-    def hear(self, rank: int, told: int) -> None:
-        """Take in where a rank has its rows."""
+    def receive_note(self, rank: int, note: int) -> None:
+        """Handle a note about the rows of a rank."""
         position = self._ranks.index(rank)
-        self._starts[position] = told >> _TOLD_BITS
-        self.usable &= bool(told & _ROOM)
-        self._reads &= bool(told & _READS)
+        self._starts[position] = note >> _FLAG_BITS
+        self.usable &= bool(note & _ROOM)
+        self._reads &= bool(note & _READS)
         self.usable &= self._starts[position] + BOARD_BYTES <= self._segment(position).nbytes
         if min(self._starts) >= 0:
             self.ready = True
@@ -167,7 +169,7 @@ class _SharedBoard(Board):
 
     @cached_property
     def _native(self) -> native.Board:
-        """Return the board as the engine has it."""
+        """The board of the engine."""
         engine = self._boards.engine
         seats = []
         for position, (start, home) in enumerate(zip(self._starts, self._homes, strict=True)):
@@ -177,7 +179,7 @@ class _SharedBoard(Board):
         return native.Board(engine, seats, self._reads)
 
     def lose(self, member: int, reason: str) -> None:
-        """Note that a process is gone."""
+        """Mark the board if a lost process takes part."""
         if member in self._others:
             self.lost = self.lost or reason
             if "_native" in self.__dict__:
@@ -191,11 +193,11 @@ class _SharedBoard(Board):
     ) -> Run:  # fmt: skip
         engine, call = self._boards.engine, (self._native, table, owner, number, tag, source, target, priority, home)
         run = engine.submit(*call, _WAITED_FOR if waited_for else 0)
-        if run is None:  # no place of this size is left that has been lent to this board
+        if run is None:  # the board has no free place of this size
             start = self._boards.shelf.take(nbytes)
             if start is None:
                 for idle in self._native.take_places(False):
-                    self._boards.shelf.give_back(idle)
+                    self._boards.shelf.release(idle)
                 start = self._boards.shelf.take(nbytes)
             if start is not None:
                 self._native.add_place(start, nbytes)
@@ -214,11 +216,11 @@ class _SharedBoard(Board):
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    def lend_to_all(self, nbytes: int) -> int | None:
-        return self._boards.shelf.lend(nbytes, len(self._ranks))
+    def loan_to_all(self, nbytes: int) -> int | None:
+        return self._boards.shelf.loan(nbytes, len(self._ranks))
 
-    def left(self, position: int, owner: int, where: int, nbytes: int) -> Callable[[], None]:
-        return leaver(self._segment(owner).view, where, nbytes, position)
+    def make_release(self, position: int, owner: int, where: int, nbytes: int) -> Callable[[], None]:
+        return releaser(self._segment(owner).view, where, nbytes, position)
 
     def mapped(self, position: int, where: int, nbytes: int) -> memoryview:
         return self._segment(position).view[where : where + nbytes]

@@ -1,21 +1,20 @@
-"""The engine of a process: what its threads move between processes of one host, in compiled code.
+"""The engine of a process: compiled code that moves messages and collectives between processes of one host.
 
-It is there if `native/` was compiled at installation, which needs a compiler and the headers of Python. It carries
-messages, and collectives: what each rank takes from whom is a `Table`, the rows in which ranks meet a `Board`, and one
-rank's end of a collective a `Run`.
+It exists if `native/` was compiled at installation, which needs a compiler and the headers of Python. The program of a
+collective is a `Table`, the rows in which ranks match it a `Board`, and one rank's end of it a `Run`.
 
 A message is a number of bytes with a tag, a lane (the two ranks; 0 for messages of PyTorch's threads, whose processes
-have one rank each) and a call. It comes to the oldest receive of its tag and lane, from its sender or from anybody, and
-messages of one tag and lane from one process stay in order. The call says what the bytes are: a receive that says
-another one fails. The end of an `Op` or a `Run` is given to its owner, if it has one, on the event loop.
+have one rank each) and a call. It matches the oldest receive of its tag and lane, from its sender or from any source,
+and messages of one tag and lane from one process stay in order. The call describes the bytes: a receive with another
+call fails. The owner of an `Op` or a `Run`, if there is one, is notified of its end on the event loop.
 
-A thread that waits moves the bytes of all that is under way in its process; while none waits, a thread of the engine or
+A waiting thread moves the bytes of all messages under way in its process; while none waits, a thread of the engine or
 the event loop does. A ring of memory leads from each process to each other; a long message goes through it in pieces.
 
-A receiver keeps messages that arrive before their receives in bounded memory, so that they hold up no others: messages
+A receiver keeps messages that arrive before their receives in bounded memory, so that they delay no others: messages
 longer than a ring, and more than four rings of shorter ones, are offered, and their bytes are sent when a receive asks.
-A peer that writes nonsense into the shared memory ends all messages with it: their state is `CORRUPT`, of a receive the
-peer is its `source`.
+A peer that writes invalid data into the shared memory ends all messages with it: their state is `CORRUPT`, and the peer
+is the `source` of the receives.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ RING_BYTES = 1 << 20
 # States of one end of a message or a collective, as native/engine.h numbers them.
 PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED = range(9)
 
-# How often the loop asks for more before other tasks may run.
+# Number of polls of the engine before other tasks may run.
 _TURNS = 16
 
-# Before the end of a segment, each in a cache line of its own.
+# Offsets from the end of a segment, each in a cache line of its own.
 _BELLS_AT, _ALLOWED_AT, _LINE_BYTES = -512, -448, 64
 
 
 def allow_mail(segment: memoryview) -> None:
-    """Say in a process's segment that it has a mailbox; before others map it."""
+    """Mark the segment of a process with a mailbox, before others map it."""
     segment[_ALLOWED_AT] = 1
 
 
@@ -62,7 +61,7 @@ def allows_mail(segment: memoryview) -> bool:
 
 
 def bells(segment: memoryview) -> memoryview:
-    """Return the words of a segment through which its process is woken."""
+    """Return the words of a segment that wake its process."""
     return segment[_BELLS_AT : _BELLS_AT + _LINE_BYTES]
 
 
@@ -70,10 +69,10 @@ class Post:
     """The mailbox of this process, and the ranks that it reaches.
 
     Attributes:
-        mailbox: Of this process; its peers have the numbers of their processes.
+        mailbox: Mailbox of this process; the numbers of its peers are those of their processes.
         peers: The number of each rank that lives alone in a process with a mailbox.
         ranks: The rank of each number.
-        limit: Of all sends the last limit: its end on the monotonic clock, its length, both in seconds; and the line.
+        limit: The latest limit of all sends: its end on the monotonic clock and its length, in seconds, and its line.
     """
 
     def __init__(self, mailbox: Engine, peers: Mapping[int, int]) -> None:
@@ -83,22 +82,22 @@ class Post:
         self.limit: tuple[float, float, bytes] = (0.0, 0.0, b"")
 
 
-class Owner(Protocol):
-    """Beginner of a collective or of a message of a rank."""
+class EngineOwner(Protocol):
+    """Owner of a collective or of a message of a rank, notified of its end."""
 
     def on_end(self) -> None:
-        """Note that its end has come; the event loop's thread only."""
+        """Handle the end; the event loop's thread only."""
 
 
 class EngineDoor(trio.abc.Instrument):
-    """The way by which the event loop hears of what has ended in the engine and what no thread waits for.
+    """Deliverer of ends and notes of the engine that no thread waits for, on the event loop.
 
-    The engine must wake the loop for that only while it sleeps.
+    The engine must wake the loop only while it sleeps.
 
     Args:
-        engine: Of this process.
-        bell: Descriptor that becomes readable when there is something to take in.
-        on_note: Takes the number of a process and three integers that it has written.
+        engine: Engine of this process.
+        bell: Descriptor that becomes readable when there is an end or a note.
+        on_note: Handles a note: the number of a process and three integers.
     """
 
     def __init__(self, engine: Engine, bell: int, on_note: Callable[[int, int, int, int], None]) -> None:
@@ -107,24 +106,24 @@ class EngineDoor(trio.abc.Instrument):
         self._probes: dict[Callable[[], None], None] = {}
 
     def take_in(self) -> bool:
-        """Take in what has ended and what has come; return whether there was anything. The loop's thread only."""
-        came = False
-        for _ in range(_TURNS):  # what ends while others are told comes after them
+        """Deliver ends and notes to their owners; return whether there were any. The event loop's thread only."""
+        delivered = False
+        for _ in range(_TURNS):  # an end that a callback causes is delivered in the next turn
             owners, notes = self._engine.take_ended()
             if not owners and not notes:
-                return came
-            came = True
+                return delivered
+            delivered = True
             for owner in owners:
-                cast("Owner", owner).on_end()
+                cast("EngineOwner", owner).on_end()
             for note in notes:
                 self._on_note(*note)
         with suppress(BlockingIOError):
             os.eventfd_write(self._bell, 1)
-        return came
+        return delivered
 
     @contextmanager
     def probing(self, look: Callable[[], None]) -> Iterator[None]:
-        """Let `look` be called whenever messages may have come that no receive waits for."""
+        """Call `look` whenever messages without a receive may have arrived, for the length of a block."""
         self._engine.probe(True)
         self._probes[look] = None
         try:
@@ -134,12 +133,12 @@ class EngineDoor(trio.abc.Instrument):
             self._engine.probe(False)
 
     def look_again(self) -> None:
-        """Let everybody who probes look."""
+        """Call all functions of `probing`."""
         for look in tuple(self._probes):
             look()
 
     async def run(self) -> None:
-        """Take in whatever there is whenever the bell rings."""
+        """Deliver ends and notes whenever the bell rings."""
         trio.lowlevel.add_instrument(self)
         try:
             while True:
@@ -158,7 +157,7 @@ class EngineDoor(trio.abc.Instrument):
             self._engine.loop(False)
 
     def after_io_wait(self, timeout: float) -> None:
-        """Let the engine leave what comes to the loop, which is awake."""
+        """Let the engine leave deliveries to the loop, which is awake."""
         if self._sleeps:
             self._sleeps = False
             self._engine.loop(True)

@@ -1,7 +1,7 @@
 """Joining of processes of one host: a handshake, the passing of memory and sockets, and a trial of reading it.
 
-The lower member of each pair dials the higher one's Unix socket. Two processes that cannot share memory both know it in
-the end, and why.
+The lower member of each pair dials the higher one's Unix socket. Both sides agree whether they can share memory, and
+learn the reason if they cannot.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from transports.shared_memory.peer_memory import address_of, allow, read
 from transports.shared_memory.segment import Segment
 
 _HANDSHAKE_S = 10.0
-_CARD = struct.Struct("=QQ32s")  # size of the segment; where a nonce lies, and the nonce
+_CARD = struct.Struct("=QQ32s")  # size of the segment, address of a nonce, and the nonce
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
 _VERDICT_BYTES = 512
 _GRAIN_BYTES = 1 << 20
 _READS, _MAPS = b"reads", b"maps"
 
 
-class Joining:
-    """One process's way to the others of its host.
+class MemoryJoining:
+    """Connections of one process to the others of its host.
 
     Args:
-        meeting: Its meeting with them; a place is found when both share memory, or know why they cannot.
-        limit_bytes: How much memory this process may give to be shared; None: its part of half of this machine's.
-        reads: Whether to read others' memory where it lies, if the system allows it.
-        mails: Whether this process has a mailbox, if one is built.
+        meeting: The meeting with the others; a result is a peer, or the reason why no memory is shared.
+        limit_bytes: Bytes of shared memory of this process; None: its part of half of the machine's memory.
+        reads: Whether to read other processes' memory directly, if the system allows it.
+        mails: Whether this process has a mailbox, if the engine is built.
 
     Attributes:
-        segment: This process's memory for others, once there are any.
+        segment: Shared memory of this process; None without other processes on the host.
         bell: Descriptor that wakes this process.
         unshared: Why this process can share no memory at all; empty if it can.
     """
@@ -55,7 +55,7 @@ class Joining:
     members: int
 
     def __init__(self, meeting: Meeting[Peer | str], *, limit_bytes: int | None, reads: bool, mails: bool) -> None:
-        self.meeting, self.member, self.members = meeting, meeting.mine.member, meeting.mine.members
+        self.meeting, self.member, self.members = meeting, meeting.identity.member, meeting.identity.members
         self.segment: Segment | None = None
         self.bell: int = -1
         self.unshared: str = ""
@@ -64,22 +64,22 @@ class Joining:
         self._names: dict[int, str] = {}
 
     async def join(self, exchange: Exchange) -> dict[int, Peer]:
-        """Come together with every process of this host that can share memory.
+        """Connect with every process of this host that can share memory.
 
         Raises:
-            TransportError: One that is there did not come.
+            TransportError: A process of this host did not join.
         """
         self.meeting.door = door = Door((), unix=True, pending=2 * self.members, stays=False)
         identity = self._prepare()
         listeners = door.open() if identity else []
         try:
-            told = await exchange("memory", msgpack.packb((identity, door.unix)))
-            self._meet(identity, [self._unpacked(card) for card in told])
+            cards = await exchange("memory", msgpack.packb((identity, door.unix)))
+            self._find_neighbours(identity, [self._unpacked(card) for card in cards])
             missing = await self.meeting.gather([(i, 0) for i in self._names], listeners, self._dial, self._serve)
             if missing:
-                who = ", ".join(str(member) for member, _ in sorted(missing))
-                after = f"after {self.meeting.join_s:g} s"
-                raise LinkLostError(f"process {self.member} shares no memory with process {who} of this host {after}")
+                members = ", ".join(str(member) for member, _ in sorted(missing))
+                after = f"of this host after {self.meeting.join_s:g} s"
+                raise LinkLostError(f"process {self.member} shares no memory with process {members} {after}")
         except BaseException:
             for peer in self.peers.values():
                 peer.socket.close()
@@ -96,12 +96,12 @@ class Joining:
     @property
     def peers(self) -> dict[int, Peer]:
         """The processes that share memory with this one, by index."""
-        return {member: found for (member, _), found in self.meeting.found.items() if isinstance(found, Peer)}
+        return {member: peer for (member, _), peer in self.meeting.results.items() if isinstance(peer, Peer)}
 
     @property
     def refused(self) -> dict[int, str]:
-        """Why other processes of this host cannot be reached, by index."""
-        return {member: found for (member, _), found in self.meeting.found.items() if isinstance(found, str)}
+        """Reasons why other processes of this host cannot be reached, by index."""
+        return {member: reason for (member, _), reason in self.meeting.results.items() if isinstance(reason, str)}
 
     def close(self) -> None:
         """Close the bell of this process."""
@@ -110,7 +110,7 @@ class Joining:
             os.close(bell)
 
     def _prepare(self) -> str:
-        """Return the identity that neighbours of this process share; empty if it can have none."""
+        """Return the identity that this process shares with its neighbours; empty if it cannot have any."""
         needed = (os, "memfd_create"), (os, "eventfd"), (socket, "SOCK_SEQPACKET")
         if not BUILT or not all(hasattr(module, name) for module, name in needed):
             return ""
@@ -133,16 +133,16 @@ class Joining:
                 return identity, name
         except (ValueError, TypeError, msgpack.UnpackException):
             pass
-        raise TransportError("a process told no address that can be understood")
+        raise TransportError("a process sent no valid address; install the same overlap in every process")
 
-    def _meet(self, identity: str, told: list[tuple[str, str]]) -> None:
-        neighbours = {i: name for i, (theirs, name) in enumerate(told) if identity and theirs == identity}
+    def _find_neighbours(self, identity: str, cards: list[tuple[str, str]]) -> None:
+        neighbours = {i: name for i, (theirs, name) in enumerate(cards) if identity and theirs == identity}
         self._names = {i: name for i, name in neighbours.items() if i != self.member}
         if self._names:
             self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def _make_segment(self) -> Segment:
-        """Make this process's segment; where the limit leaves no room, the smallest useful one."""
+        """Make the segment of this process, at least the smallest useful one whatever the limit."""
         limit = self._limit_bytes if self._limit_bytes is not None else memory_bytes() // 2 // self.members
         return Segment.make(max(limit // _GRAIN_BYTES * _GRAIN_BYTES, reserved(self.members) + _GRAIN_BYTES))
 
@@ -168,24 +168,24 @@ class Joining:
 
     async def _serve(self, connection: socket.socket) -> None:
         places: list[Place] = []
-        kept: socket.socket | None = None
+        packets: socket.socket | None = None
 
-        def judge(hello: Hello) -> Hello | str:
-            verdict = self.meeting.admit(hello, 0)
-            if isinstance(verdict, Hello):
+        def admit(hello: Hello) -> Hello | str:
+            answer = self.meeting.admit(hello, 0)
+            if isinstance(answer, Hello):
                 places.append((hello.member, 0))
-            return verdict
+            return answer
 
         try:
             connection.setblocking(False)
-            await self.meeting.welcome(connection, judge, deadline_s=_HANDSHAKE_S)
+            await self.meeting.welcome(connection, admit, deadline_s=_HANDSHAKE_S)
             card, (end, segment, bell) = await _receive(connection, 3)
-            kept, place = socket.socket(fileno=end), places[0]
+            packets, place = socket.socket(fileno=end), places[0]
             await self._pass(connection, [])
-            self.meeting.settle(place, await self._try(connection, kept, place[0], card, segment, bell))
+            self.meeting.settle(place, await self._try(connection, packets, place[0], card, segment, bell))
         except (OSError, HandshakeError) as error:
-            if kept is not None:
-                kept.close()
+            if packets is not None:
+                packets.close()
                 self.meeting.lose(places[0][0], str(error))
             elif places:
                 self.meeting.release(places[0])
@@ -193,7 +193,7 @@ class Joining:
             connection.close()
 
     async def _pass(self, connection: socket.socket, more: list[int]) -> None:
-        """Pass the memory of this process on, with the address of a nonce in it."""
+        """Pass the memory of this process to a peer, with the address of a nonce in this process."""
         assert self.segment is not None, "there are neighbours"
         card = _CARD.pack(self.segment.nbytes, address_of(self._nonce), bytes(self._nonce))
         await trio.lowlevel.wait_writable(connection)
@@ -202,7 +202,7 @@ class Joining:
     async def _try(
         self, connection: socket.socket, packets: socket.socket, member: int, card: bytes, segment: int, bell: int
     ) -> Peer | str:
-        """Map the other's memory, try to read it, and exchange verdicts, so that both sides agree."""
+        """Map the peer's memory, try to read from the process, and exchange the results, so that both sides agree."""
         pid, uid, _ = _CREDENTIALS.unpack(
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
@@ -246,18 +246,18 @@ class Joining:
 
 
 def _ring(segment: Segment, reader: int) -> memoryview:
-    """Return the ring of a segment that one of the processes reads."""
+    """Return the ring of a segment that a process reads."""
     start = reader * RING_BYTES
     return segment.view[start : start + RING_BYTES]
 
 
 def reserved(members: int) -> int:
-    """Return how many bytes a segment begins with that are not lent: rings for so many processes."""
+    """Return the bytes at the start of a segment that are rings, not loans."""
     return RING_BYTES * members
 
 
 async def _receive(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
-    """Receive a card and so many descriptors."""
+    """Receive a card and `count` descriptors."""
     with trio.fail_after(_HANDSHAKE_S):
         await trio.lowlevel.wait_readable(connection)
     card, descriptors, _, _ = socket.recv_fds(connection, _CARD.size, count, socket.MSG_CMSG_CLOEXEC)

@@ -14,7 +14,7 @@ def memory_bytes(root: Path = Path("/")) -> int:
     that it has outside, which does not exist inside: so each part of the path is tried.
 
     Args:
-        root: Above `proc` and `sys`; for tests.
+        root: Parent of `proc` and `sys`; for tests.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     groups = root / "sys/fs/cgroup"
@@ -30,8 +30,8 @@ def memory_bytes(root: Path = Path("/")) -> int:
 
 def _limits(mount: Path, path: str, name: str) -> list[int]:
     inside = PurePosixPath(path.lstrip("/"))
-    found: list[int] = []
+    limits: list[int] = []
     for group in (inside, *inside.parents):
         with suppress(OSError, ValueError):  # "max" is no number
-            found.append(int((mount / group / name).read_text()))
-    return found
+            limits.append(int((mount / group / name).read_text()))
+    return limits

@@ -1,7 +1,7 @@
-"""The link to another process of this host: messages that the engine carries, and the end of the process.
+"""The link to another process of this host: calls of messages, and the end of the process.
 
-The engine matches and moves messages; here are their calls, by rank. The socket carries nothing: that it ends tells
-that the other process has.
+The engine matches and moves messages; here are their calls, by rank. The socket carries no bytes: it ends with the
+other process.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from transports.buffers import BounceBuffers, Delivery
 from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError
 from transports.linked import Link
 from transports.matching import Lane
+from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.patience import Patience
 from transports.shared_memory.engine import (
     CORRUPT,
@@ -41,36 +42,36 @@ GOODBYE = 1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Another process of this host, as joining has found it."""
+    """Another process of this host: its socket, memory and rings."""
 
-    socket: socket.socket  # Its end is the other side's
-    pid: int  # The other process
-    readable: bool  # Whether each of the two may read the other's memory
-    segment: Segment  # Memory of the other process's
+    socket: socket.socket  # Ends with the other process
+    pid: int  # Id of the other process
+    readable: bool  # Whether each process may read the memory of the other
+    segment: Segment  # Shared memory of the other process
     bell: int  # Descriptor that wakes the other process
     messages_out: memoryview  # Ring of the messages that leave
-    messages_in: memoryview  # Ring of those that come
+    messages_in: memoryview  # Ring of the messages that arrive
 
 
 class MemoryCall(Call):
     """A send or a receive under way.
 
     Args:
-        link: The way to the other process.
+        link: The link to the other process.
         lane: Source, destination and tag.
         nbytes: Length of the message.
-        done: Called once, with this.
-        receives: Whether it is a receive.
-        lent: The place of a receive without one.
+        done: Called once at the end, with this call.
+        receives: Whether the call is a receive.
+        loan: Memory for a receive without a buffer.
 
     Attributes:
-        op: The engine's end of it.
-        lane: As passed.
-        link: As passed.
-        receives: As passed.
+        op: The operation of the engine.
+        lane: Source, destination and tag.
+        link: The link to the other process.
+        receives: Whether the call is a receive.
     """
 
-    __slots__ = ("_done", "_lent", "_nbytes", "ended", "error", "lane", "link", "op", "receives", "withdrawn")
+    __slots__ = ("_done", "_loan", "_nbytes", "ended", "error", "lane", "link", "op", "receives", "withdrawn")
 
     op: Op
     link: MemoryLink
@@ -85,10 +86,10 @@ class MemoryCall(Call):
         done: Callable[[Call], None],
         *,
         receives: bool,
-        lent: memoryview | None = None,
+        loan: memoryview | None = None,
     ) -> None:
         self.link, self.lane = link, lane
-        self._nbytes, self._done, self.receives, self._lent = nbytes, done, receives, lent
+        self._nbytes, self._done, self.receives, self._loan = nbytes, done, receives, loan
         self.ended = self.withdrawn = False
         self.error: LinkLostError | LengthMismatchError | TransportClosedError | None = None
 
@@ -99,14 +100,14 @@ class MemoryCall(Call):
         return Envelope(src=src, dst=dst, tag=tag, nbytes=self._nbytes)
 
     def withdraw(self) -> None:
-        """Take the call back, unless its other end has met it."""
+        """Cancel the call if it has not matched."""
         if not self.ended:
             self.link.engine.withdraw(self.op)
             if self.op.state == WITHDRAWN:  # any other end is reported by the engine
                 self.settle()
 
     def look(self) -> bool:
-        """Wait for a moment, if that has helped lately."""
+        """Poll for a moment, if recent polls were successful."""
         patience = self.link.patience
         if not self.ended and (look_s := patience.take()) > 0:
             patience.learn(came=self.link.engine.wait(self.op, look_s, look_s) != PENDING)
@@ -114,27 +115,27 @@ class MemoryCall(Call):
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait in the engine, and move what is under way."""
+        """Wait in the engine, which moves all messages under way."""
         return self.link.engine.wait(self.op, seconds) != PENDING
 
     def settle(self) -> None:
-        """Note the end, if it has come."""
+        """Record the end, if the engine has ended the operation."""
         if not self.ended and self.op.state != PENDING:
             self._end(self.op.state)
 
     on_end = settle
 
     def settle_in_thread(self) -> bool:
-        """Note a good end likewise, unless a task waits for that."""
-        if self.link.leaves or self.op.state != DONE:  # that wakes a task, or ends the link
+        """Record a successful end, unless a task waits for it."""
+        if self.link.leaves or self.op.state != DONE:  # those ends wake a task, or end the link
             return False
         self.settle()
         return True
 
     def close(self) -> None:
-        """End because this process leaves, if nothing has met it."""
+        """Fail an unmatched call, because this process leaves."""
         src, dst, tag = self.lane
-        if self.ended:  # a thread was interrupted before it could say so
+        if self.ended:  # a thread was interrupted before it removed the call
             self.link.calls.pop(self, None)
         elif not self.op.met:
             self.error = TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag)
@@ -142,7 +143,7 @@ class MemoryCall(Call):
 
     def _end(self, state: int) -> None:
         self.ended = True
-        if self.op.queued:  # it was ended by a thread that waited
+        if self.op.queued:  # a waiting thread has ended it
             self.link.engine.forget(self.op)
         self.link.calls.pop(self, None)
         self.link.count += 1
@@ -151,51 +152,51 @@ class MemoryCall(Call):
         elif state != DONE:
             self.error = self._failure(state)
         else:
-            self.error = None  # it was met while this process closed
-        if self._lent is not None and state != DONE:
-            self.link.memory.give_back(self._lent)
+            self.error = None  # it has matched while this process closed
+        if self._loan is not None and state != DONE:
+            self.link.memory.release(self._loan)
         self.link.note_change()
         self._done(self)
 
     def _failure(self, state: int) -> LinkLostError | LengthMismatchError:
         src, dst, tag = self.lane
         if state == MISMATCH:
-            other = self.op.call[1]
-            sent, expected = (other, self._nbytes) if self.receives else (self._nbytes, other)
+            peer_bytes = self.op.call[1]
+            sent, expected = (peer_bytes, self._nbytes) if self.receives else (self._nbytes, peer_bytes)
             return LengthMismatchError(src=src, dst=dst, tag=tag, sent_bytes=sent, expected_bytes=expected)
         if state == NO_MEMORY:
-            return LinkLostError("there is no memory for messages that come before others", src=src, dst=dst, tag=tag)
+            return LinkLostError("out of memory for early messages", src=src, dst=dst, tag=tag)
         if state == CORRUPT:
-            self.link.lose("it wrote what cannot be true into the memory of this host", evident=True)
+            self.link.lose(f"it wrote invalid data into shared memory; {BROKEN_PROTOCOL}", evident=True)
         return self.link.loss(self.lane)
 
     def delivery(self) -> Delivery:
-        """Lend the message."""
-        lent = self._lent
-        assert lent is not None, "a receive without a place is lent memory"
-        return Delivery(lent[: self._nbytes].toreadonly(), partial(self.link.memory.give_back, lent))
+        """Return the message on loan."""
+        loan = self._loan
+        assert loan is not None, "a receive without a buffer gets memory on loan"
+        return Delivery(loan[: self._nbytes].toreadonly(), partial(self.link.memory.release, loan))
 
 
 class MemoryLink(Link):
-    """Another process of this host.
+    """The link to another process of this host.
 
     Args:
-        member: Its index.
-        ranks: Its ranks.
-        memory: For messages that are lent.
-        peer: The process, as joining has found it.
-        engine: Of this process.
-        patience: How long a task waits for a message before it sleeps.
-        report: Takes a line about its loss.
+        member: Index of the process.
+        ranks: Ranks of the process.
+        memory: Buffers of messages on loan.
+        peer: Socket, memory and rings of the process.
+        engine: Engine of this process.
+        patience: How long a task polls for a message before it sleeps.
+        report: Prints a line about the loss of the process.
 
     Attributes:
-        peer: As passed.
-        engine: As passed.
+        peer: Socket, memory and rings of the process.
+        engine: Engine of this process.
         calls: The sends and receives under way.
-        gone: Why nothing more can be sent to the other process or expected from it; None while it is there.
+        gone: Why the process can be reached no more; None while it can.
         count: Number of calls that have ended.
-        on_loss: Called once nothing more can be expected of it.
-        take_in: Takes in what the engine has for the event loop.
+        on_loss: Called when the process is lost or has left.
+        take_in: Delivers ends and notes of the engine.
     """
 
     peer: Peer
@@ -220,13 +221,13 @@ class MemoryLink(Link):
         self.on_loss: Callable[[], None] = lambda: None
         self.take_in: Callable[[], object] = lambda: None
         self._report = report
-        self._evident = self._has_left = self._said_goodbye = self._dead = False
+        self._evident = self._has_left = self._goodbye_sent = self._dead = False
         self.count: int = 0
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def begin_send(self, lane: Lane, view: memoryview, priority: int, done: Callable[[Call], None]) -> Call | None:
-        """Begin a send; None if it is over."""
+        """Begin a send; None if it has finished."""
         if self.gone is not None:
             raise self.loss(lane)
         src, dst, tag = lane
@@ -242,16 +243,16 @@ class MemoryLink(Link):
         src, dst, tag = lane
         if self.gone is not None and not self._has_left:
             raise self.loss(lane)
-        lent = self.memory.take(nbytes) if out is None else None
-        place = out if lent is None else lent
-        call = MemoryCall(self, lane, nbytes, done, receives=True, lent=lent)
-        call.op = self.engine.receive(self.member, tag, 0, None, nbytes, place, src << 32 | dst, call)
+        loan = self.memory.take(nbytes) if out is None else None
+        target = out if loan is None else loan
+        call = MemoryCall(self, lane, nbytes, done, receives=True, loan=loan)
+        call.op = self.engine.receive(self.member, tag, 0, None, nbytes, target, src << 32 | dst, call)
         return self._begun(call)
 
-    def tell(self, key: int, rank: int, told: int) -> None:
-        """Tell the boards of the other process three integers."""
+    def send_note(self, key: int, rank: int, note: int) -> None:
+        """Send a note about the rows of a rank to the boards of the other process."""
         if not self._dead:
-            self.engine.note(self.member, key, rank, told)
+            self.engine.note(self.member, key, rank, note)
 
     def _begun(self, call: MemoryCall) -> MemoryCall:
         if call.op.state == PENDING or call.op.queued:
@@ -266,7 +267,7 @@ class MemoryLink(Link):
         return self._changed is not None
 
     def loss(self, lane: Lane) -> LinkLostError:
-        """Return the error of a message of which nothing more can be expected."""
+        """Return the error of a message with the lost process."""
         src, dst, tag = lane
         error = LinkLostError(self.gone or f"{self.name} is lost", src=src, dst=dst, tag=tag)
         error.evident = self._evident
@@ -279,49 +280,49 @@ class MemoryLink(Link):
         with suppress(trio.ClosedResourceError):
             while not self._dead:
                 await trio.lowlevel.wait_readable(self.peer.socket)
-                self._hear_end()
+                self._receive_end()
 
-    def _hear_end(self) -> None:
-        """Act on the end of the other process, after all that it has written."""
+    def _receive_end(self) -> None:
+        """Handle the end of the other process, after all its messages."""
         try:
-            came = self.peer.socket.recv(1)
+            packet = self.peer.socket.recv(1)
         except BlockingIOError:
             return
         except OSError as error:
             self._ended(str(error.strerror))
             return
-        self.take_in()  # a goodbye
-        self._ended("a packet that came by its socket" if came else "its process has ended", evident=bool(came))
+        self.take_in()  # perhaps a goodbye
+        self._ended("it sent bytes on its socket" if packet else "its process has ended", evident=bool(packet))
 
     def on_goodbye(self) -> None:
-        """Note that the other process sends nothing more, and takes nothing more in."""
+        """Handle the goodbye: the other process sends and receives no more."""
         self._has_left = True
         self._end(f"{self.name} has left")
 
     def _ended(self, reason: str, *, evident: bool = False) -> None:
-        if self._has_left or self._said_goodbye:
+        if self._has_left or self._goodbye_sent:
             self._cut()
         else:
             self.lose(reason, evident=evident)
 
     def lose(self, reason: str, *, evident: bool = False) -> None:
-        """Give the process up: every operation with its ranks fails."""
+        """Give up the process, and report its loss to the user: every operation with its ranks fails."""
         if self.gone is None:
             self._report(f"{self.name} is lost: {reason}")
         self.give_up(reason, evident=evident)
 
     def give_up(self, reason: str, *, evident: bool = False) -> None:
-        """Give the process up without a report to the user, who has been told."""
+        """Give up the process without a report: every operation with its ranks fails."""
         self._evident = self._evident or (self.gone is None and evident)
         self._end(f"{self.name} is lost: {reason}")
         self._cut()
 
     def _end(self, reason: str) -> None:
-        """Fail the calls under way: nothing more can be expected. What has come can still be received."""
+        """Fail the calls under way; messages that have arrived can still be received."""
         if self.gone is None:
             self.gone = reason
             self.engine.lose(self.member)
-            for call in sorted(self.calls, key=_sends):  # who waits both ways should name what did not come
+            for call in sorted(self.calls, key=_sends):  # receives first: their errors name the missing message
                 call.settle()
             self.on_loss()
 
@@ -335,14 +336,14 @@ class MemoryLink(Link):
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> None:
-        """Fail every call that nothing has met."""
+        """Fail every unmatched call."""
         for call in tuple(self.calls):
             call.close()
 
     async def leave(self) -> None:
-        """Finish messages that both sides have begun, say goodbye, and wait until the other has ended, too."""
+        """Finish matched messages, send a goodbye, and wait until the other process has ended, too."""
         await self.until(lambda: not self.calls or self.gone is not None)
-        self._said_goodbye = True
+        self._goodbye_sent = True
         self.gone = self.gone or "this side has closed"
         if not self._dead:
             goodbye = self.engine.note(self.member, 0, GOODBYE, 0, _Change(self))
@@ -362,7 +363,7 @@ class MemoryLink(Link):
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Owner of a note, whose end is a change for who leaves."""
+    """Owner of a goodbye note, which wakes the task that leaves."""
 
     link: MemoryLink
 

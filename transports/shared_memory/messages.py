@@ -1,4 +1,4 @@
-"""Messages of the ranks of this process with those of others of its host, which the engine matches and moves."""
+"""Messages between ranks of processes of one host, matched and moved by the engine."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
         placement: The ranks of each process, by index.
 
     Attributes:
-        memory: For messages that are lent.
-        patience: How long a task waits for a message before it sleeps.
-        engine: Of this process; None until others have been joined.
-        door: The way from it to the event loop.
+        memory: Buffers of messages on loan.
+        patience: How long a task polls for a message before it sleeps.
+        engine: Engine of this process; None before it has joined others.
+        door: Deliverer of the engine's events on the event loop.
     """
 
     engine: Engine | None
@@ -50,31 +50,31 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
         return MemoryEndpoint(self, rank)
 
     def take_in(self) -> bool:
-        """Take in what the engine has moved; return whether there was anything. The loop's thread only."""
+        """Deliver events of the engine; return whether there were any. The event loop's thread only."""
         return self.door is not None and self.door.take_in()
 
     def probing(self, look: Callable[[], None]) -> AbstractContextManager[None]:
-        """Let `look` be called whenever messages may have come that no receive waits for."""
+        """Call `look` whenever messages without a receive may have arrived, for the length of a block."""
         assert self.door is not None, "it is open"
         return self.door.probing(look)
 
-    def first_announced(self, rank: int, wanted: Collection[Lane], free_bits: int) -> Envelope | None:
-        """Return the message for a rank that has come first, of those that no receive has met.
+    def first_announced(self, rank: int, lanes: Collection[Lane], free_bits: int) -> Envelope | None:
+        """Return the oldest message for a rank on some lanes without a receive; None without one.
 
         Args:
-            rank: The rank, which lives here.
-            wanted: The lanes that count, as `any_of` names them.
-            free_bits: How many of the low bits of a tag do not count.
+            rank: A local rank.
+            lanes: Keys of the lanes, made by `any_of`.
+            free_bits: Number of low bits of a tag that are ignored.
         """
         assert self.engine is not None, "it is open"
         for _, _, lane, tag, nbytes in sorted(self.engine.announced(rank)):
             src = lane >> 32
-            if any_of((src, rank, tag), free_bits) in wanted:
+            if any_of((src, rank, tag), free_bits) in lanes:
                 return Envelope(src=src, dst=rank, tag=tag, nbytes=nbytes)
         return None
 
     def statistics(self) -> Statistics:
-        """Return what local ranks wait for: sends that nobody has accepted, receives that nothing has met."""
+        """Return the unmatched sends and receives of local ranks."""
         calls = [call for link in self.links.values() for call in link.calls if not call.op.met]
         return Statistics(
             unmatched_sends=tuple(call.envelope for call in calls if not call.receives),
@@ -86,7 +86,7 @@ class MemoryEndpoint(StartingEndpoint):
     """The end of one rank.
 
     Args:
-        transport: Of its process.
+        transport: Transport of the process.
         rank: The rank.
     """
 
@@ -95,14 +95,14 @@ class MemoryEndpoint(StartingEndpoint):
         self._transport = transport
 
     def starter(self, peer: int) -> Starter:
-        """Return itself, for a rank that it reaches."""
+        """Return itself, after checking that it reaches the peer."""
         self._transport.link((self.rank, peer, 0), peer)
         return self
 
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
     ) -> Call | None:
-        """Write the message into the ring as far as there is room; the engine writes the rest."""
+        """Write the message into the ring up to its room; the engine writes the rest."""
         view, lane = as_bytes(data), (self.rank, dst, tag)
         return self._transport.link(lane, dst).begin_send(lane, view, priority, done)
 
@@ -122,29 +122,29 @@ class MemoryEndpoint(StartingEndpoint):
 
     @property
     def patience(self) -> Patience | None:
-        """Time for which to catch up repeatedly before sleeping."""
+        """How long to poll with `catch_up` before sleeping."""
         return self._transport.patience
 
     @property
     def within_host(self) -> bool:
-        """Whether messages go through memory of this host: they do."""
+        """Whether messages go through memory of this host: always."""
         return True
 
     def takes_threads(self, peer: int) -> bool:
-        """Whether a thread that has the event loop's place may begin messages with a peer."""
+        """Whether a thread that runs in place of the event loop may begin messages with a peer."""
         transport = self._transport
         home = transport.home.get(peer)
         return home is not None and transport.state is None and transport.links[home].gone is None
 
     def catch_up(self, peer: int) -> bool:
-        """Take in what the engine has moved."""
+        """Deliver events of the engine."""
         transport = self._transport
         if transport.state is not None or peer not in transport.home:
             raise transport.refusal((self.rank, peer, 0), peer)
         return transport.take_in()
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        """Return the message of the choices that has come first."""
+        """Return the oldest message of the choices."""
         check_choices(choices)
         lanes = [(src, self.rank, tag) for src, tag in choices]
         for lane in lanes:
@@ -164,11 +164,11 @@ class MemoryEndpoint(StartingEndpoint):
             changed.set()
 
         with transport.probing(look):
-            while (found := self.announced(choices, free_bits=free_bits)) is None:
+            while (envelope := self.announced(choices, free_bits=free_bits)) is None:
                 for lane in lanes:
                     link = transport.link(lane, lane[0])
                     if link.gone is not None:
                         raise link.loss(lane)
                 await changed.wait()
                 changed = trio.Event()
-        return found
+        return envelope

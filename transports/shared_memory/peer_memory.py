@@ -1,7 +1,7 @@
 """The system call of Linux that reads another process's memory.
 
 ``process_vm_readv`` copies once. The kernel allows it among processes of one user and one PID namespace, unless a
-security module forbids it; Yama, which Ubuntu switches on, wants the process that is read to agree (`allow`).
+security module forbids it; under Yama, which Ubuntu enables, the process that is read has to permit it (`allow`).
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ def _libc() -> ctypes.CDLL:
 
 
 def address_of(buffer: Buffer) -> int:
-    """Return where the bytes of a buffer begin in this process."""
+    """Return the address of a buffer in this process."""
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]  # type: ignore[arg-type]
     return address
 
 
 def read(pid: int, address: int, into: Buffer) -> None:
-    """Fill a buffer from another process's memory. Other threads run meanwhile.
+    """Fill a buffer from another process's memory. Other threads run in parallel.
 
     Args:
-        pid: The process, as this one sees it.
-        address: Where to begin, in its memory.
+        pid: Id of the process.
+        address: First address to read in its memory.
         into: C-contiguous and writable.
 
     Raises:
-        OSError: It is gone, may not be read, or has no such memory.
+        OSError: The process has ended, may not be read, or has no such memory.
     """
-    left = _view(into)
-    while left.nbytes:
-        count = _read(pid, address, address_of(left), left.nbytes)
+    rest = _view(into)
+    while rest.nbytes:
+        count = _read(pid, address, address_of(rest), rest.nbytes)
         address += count
-        left = left[count:]
+        rest = rest[count:]
 
 
 def _view(into: Buffer) -> memoryview:
@@ -74,9 +74,9 @@ def _read(pid: int, address: int, target: int, nbytes: int) -> int:
 
 
 def allow() -> None:
-    """Let processes of the same user read this one, where Yama asks for that; elsewhere they may already.
+    """Permit processes of the same user to read this one, which Yama requires; elsewhere they may already.
 
-    MPI libraries do it, too. It holds until this process ends.
+    MPI libraries do it, too. The permission lasts until this process ends.
     """
     with suppress(OSError, ValueError, AttributeError):
         if int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii")) == 1:

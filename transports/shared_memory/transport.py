@@ -19,51 +19,51 @@ from transports.patience import Patience, usable
 from transports.shared_memory import engine as native
 from transports.shared_memory.board import Boards
 from transports.shared_memory.engine import EngineDoor, Post, allows_mail, bells
-from transports.shared_memory.joining import Joining, reserved
+from transports.shared_memory.joining import MemoryJoining, reserved
 from transports.shared_memory.memory_link import GOODBYE, MemoryLink, Peer
 from transports.shared_memory.messages import MemoryMessages
 from transports.shared_memory.segment import Heap, Segment
 
-# The end of a segment, with the words through which its process is woken.
+# The end of a segment, with the words that wake its process.
 _LAST_BYTES = 4096
-# A look is longer than waking a process takes (0.1 to 0.3 ms on virtual cores): otherwise two processes, of which one
-# sleeps whenever the other one looks, never find each other awake. Measured on 2 processes with a core each, 8 bytes
+# Polling takes longer than waking a process (0.1 to 0.3 ms on virtual cores): otherwise two processes, one of which
+# sleeps whenever the other one polls, never find each other awake. Measured on 2 processes with a core each, 8 bytes
 # from threads, in hours in which waking is slow: 0.3 to 0.6 ms with 50 us, 0.1 to 0.2 with 300. It is no longer than
 # that, for a peer that waits for this very core is let on only afterwards (1 MiB now and then 0.7 instead of 0.2 ms).
 _LOOK_S = 150e-6
-#: File that tells whether the scheduler groups processes by session (sched(7)).
+#: File that shows whether the scheduler groups processes by session (sched(7)).
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 class SharedMemory(MemoryMessages):
     """Joins the ranks of this process to those of other processes of this host, through memory.
 
-    The engine carries them: a ring of memory leads from each process to each other. Messages that come before their
-    receive are kept there, or by the receiver, in bounded memory; the bytes of longer ones, and of those for which
-    there is no room, are sent once a receive asks for them.
-    Memory has no name and cannot outlive the processes that use it; the death of a process is noticed by the end of its
+    A ring of memory leads from each process to each other. Messages that arrive before their receive are kept there, or
+    by the receiver, in bounded memory; the bytes of longer ones, and of messages without room, are sent when a receive
+    asks for them.
+    Memory has no name and cannot outlive the processes that use it; the loss of a process shows as the end of its
     socket. Without the compiled engine no process can be reached.
 
     Processes are on one host if they reach each other's Unix sockets, and belong to one user. `peers` are the ranks of
-    all other processes before it is open, and afterwards of the processes that were found on this host.
+    all other processes before the opening, and afterwards of the processes of this host that share memory.
 
     Args:
         member: Index of this process.
         placement: The ranks of each process, by index.
         secret: Proves membership to the other processes; at least one byte.
-        exchange: All-gather among the processes: called with a name and bytes, returns the bytes of each by index.
-        job: Name of the world; connections of others are refused.
-        epoch: Which of the job's successive worlds.
-        limit_bytes: Memory that this process may give to be shared; by default its part of half of this machine's.
-        reads: Whether to read others' memory where it lies, if the system allows it.
-        mails: Whether this process has a mailbox, if one is built.
-        everybody: Whether to fail if there is a process that cannot be reached.
-        join_s: How long to wait for all processes when opening.
-        report: Takes a line about processes that are lost or cannot share memory.
+        exchange: All-gather among the processes: called with a name and bytes, returns the bytes of all by index.
+        job: Name of the world; connections of other worlds are refused.
+        epoch: Number of the world among the job's successive worlds.
+        limit_bytes: Bytes of shared memory of this process; by default its part of half of the machine's memory.
+        reads: Whether to read other processes' memory directly, if the system allows it.
+        mails: Whether this process has a mailbox, if the engine is built.
+        everybody: Whether to fail if a process cannot be reached.
+        join_s: How long to wait for all processes at the opening.
+        report: Prints a line about processes that are lost or cannot share memory.
 
     Attributes:
-        exchange: As passed.
-        links: The ways to the other processes of this host, by index.
+        exchange: The all-gather of the arguments.
+        links: The links to the other processes of this host, by index.
 
     Raises:
         ArgumentError: A placement without this process, or with ranks that are negative or named twice; no secret, or
@@ -94,15 +94,15 @@ class SharedMemory(MemoryMessages):
         self._report = report or (lambda _: None)
         self._everybody = everybody
         self._member_of = {rank: member for member, placed in enumerate(placement) for rank in placed}
-        mine = Identity(job=job, epoch=epoch, member=member, members=len(placement), secret=secret)
-        meeting: Meeting[Peer | str] = Meeting(mine, "memory", join_s=join_s)
-        self._joining = Joining(meeting, limit_bytes=limit_bytes, reads=reads, mails=mails)
+        identity = Identity(job=job, epoch=epoch, member=member, members=len(placement), secret=secret)
+        meeting: Meeting[Peer | str] = Meeting(identity, "memory", join_s=join_s)
+        self._joining = MemoryJoining(meeting, limit_bytes=limit_bytes, reads=reads, mails=mails)
         self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
         self._post: Post | None = None
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
-        """Return the board of some ranks, if each lives here or in a process that shares memory with this one."""
+        """Return the board of some ranks, if all live here or in processes that share memory with this one."""
         members = [self._member_of.get(rank, -1) for rank in ranks]
         boards = self._boards
         if boards is None or not all(member == self.member or member in self.links for member in members):
@@ -110,29 +110,29 @@ class SharedMemory(MemoryMessages):
         return boards.make(key, ranks, members, self.links)
 
     def post(self, ranks: Sequence[int]) -> Post | None:
-        """Return the mailbox of this process if each of the ranks has one, alone in its process."""
+        """Return the mailbox of this process if every rank has one, alone in its process."""
         return self._post if self._post is not None and self._post.peers.keys() >= set(ranks) else None
 
-    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+    def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory that the other processes of this host map, and its release; None: there is no room."""
         boards = self._boards
         start = None if boards is None else boards.shelf.take(nbytes)
         if boards is None or start is None:
             return None
-        return boards.segment.view[start : start + nbytes], partial(boards.shelf.give_back, start)
+        return boards.segment.view[start : start + nbytes], partial(boards.shelf.release, start)
 
     async def join(self) -> None:
         """Connect with the other processes of this host.
 
         Raises:
-            TransportError: A process did not come, or cannot be reached though everybody must.
+            TransportError: A process did not join, or cannot be reached although `everybody` is set.
         """
         self._peers = await self._joining.join(self.exchange)
         segment = self._joining.segment
         if segment is not None and self._peers:
             self._make_engine(segment)
         self.reach(self.links)
-        self._tell_refused()
+        self._report_refused()
 
     def release(self) -> None:
         """Close the descriptors that wake processes, and the mailbox."""
@@ -143,38 +143,38 @@ class SharedMemory(MemoryMessages):
         self._joining.close()
 
     def _make_engine(self, segment: Segment) -> None:
-        """Make the engine of this process, and what stands on it: links, boards, and the mailbox."""
+        """Make the engine of this process, and its users: links, boards, and the mailbox."""
         ways: list[tuple[memoryview, memoryview, memoryview, int] | None] = [None] * len(self.placement)
-        for other, peer in self._peers.items():
-            ways[other] = peer.messages_out, peer.messages_in, bells(peer.segment.view), peer.bell
+        for i, peer in self._peers.items():
+            ways[i] = peer.messages_out, peer.messages_in, bells(peer.segment.view), peer.bell
         pids = [peer.pid for peer in self._peers.values()]
         look_s, yields = looking(pids, len(usable()))
-        most, bell = max(1, len(usable()) // (1 + len(pids))), self._joining.bell
-        self.engine = engine = native.Engine(bells(segment.view), ways, look_s, bell, most, yields)
+        workers, bell = max(1, len(usable()) // (1 + len(pids))), self._joining.bell
+        self.engine = engine = native.Engine(bells(segment.view), ways, look_s, bell, workers, yields)
         self.door = EngineDoor(engine, bell, self._on_note)
         self.patience = Patience(look_s)
         heap = Heap(reserved(len(self.placement)), segment.nbytes - _LAST_BYTES)
         self._boards = Boards(segment, heap, engine, look_s)
-        for other, peer in sorted(self._peers.items()):
-            link = MemoryLink(other, self.placement[other], self.memory, peer, engine, self.patience, self._report)
-            self.links[other] = link
-            link.on_loss, link.take_in = partial(self._lost, other), self.door.take_in
+        for i, peer in sorted(self._peers.items()):
+            link = MemoryLink(i, self.placement[i], self.memory, peer, engine, self.patience, self._report)
+            self.links[i] = link
+            link.on_loss, link.take_in = partial(self._lost, i), self.door.take_in
         self._post = self._make_post(engine, segment)
 
     def _make_post(self, engine: native.Engine, segment: Segment) -> Post | None:
-        """Return the mailbox of this process, if it has one, for the others that have one too."""
-        segments = {self.member: segment} | {other: peer.segment for other, peer in self._peers.items()}
-        with_one = [i for i, each in segments.items() if allows_mail(each.view)]
-        if self.member not in with_one:
+        """Return the mailbox of this process, if it has one, for the other processes with a mailbox."""
+        segments = {self.member: segment} | {i: peer.segment for i, peer in self._peers.items()}
+        members = [i for i, shared in segments.items() if allows_mail(shared.view)]
+        if self.member not in members:
             return None
-        return Post(engine, {self.placement[i][0]: i for i in with_one if len(self.placement[i]) == 1})
+        return Post(engine, {self.placement[i][0]: i for i in members if len(self.placement[i]) == 1})
 
     def _on_note(self, member: int, first: int, second: int, third: int) -> None:
-        """Act on three integers of another process."""
+        """Handle a note of another process."""
         if second == GOODBYE:
             self.links[member].on_goodbye()
         elif self._boards is not None:
-            self._boards.hear((first, second, third))
+            self._boards.receive_note((first, second, third))
 
     def _lost(self, member: int) -> None:
         if self._boards is not None:
@@ -182,21 +182,21 @@ class SharedMemory(MemoryMessages):
         if self.door is not None:
             self.door.look_again()
 
-    def _tell_refused(self) -> None:
+    def _report_refused(self) -> None:
         if self._joining.unshared:
             self._report(f"process {self.member} {self._joining.unshared}")
         for other, reason in sorted(self._joining.refused.items()):
             self._report(f"process {other} of this host is reached by sockets: {reason}")
         missing = [i for i in range(len(self.placement)) if i != self.member and i not in self.links]
         if self._everybody and missing:
-            who = ", ".join(map(str, missing))
-            why = "" if native.BUILT else ", for which compiled code is missing (overlap doctor)"
+            members = ", ".join(map(str, missing))
+            cause = "" if native.BUILT else ", for which compiled code is missing (overlap doctor)"
             raise TransportError(
-                f"process {who} cannot be reached through the memory of this host{why}; use sockets (efa)"
+                f"process {members} cannot be reached through the memory of this host{cause}; use sockets (efa)"
             )
 
     async def run(self) -> None:
-        """Run the links, and take in what the engine has whenever it rings."""
+        """Run the links, and deliver events of the engine."""
         async with trio.open_nursery() as nursery:
             for link in self.links.values():
                 nursery.start_soon(link.run)
@@ -204,7 +204,7 @@ class SharedMemory(MemoryMessages):
                 nursery.start_soon(self.door.run)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
-        """Give up ranks of other processes that are known to be gone."""
+        """Give up ranks of other processes that are known to be lost."""
         lost = [i for i, placed in enumerate(self.placement) if not set(ranks).isdisjoint(placed)]
         for member in lost:
             self._joining.meeting.lose(member, reason)
@@ -214,8 +214,7 @@ class SharedMemory(MemoryMessages):
 
 
 def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:
-    """Make the transport of a process whose world lives on one host; the option ``shared_memory`` bounds its
-    memory, and ``mailbox`` says whether it has one.
+    """Make the transport of a world on one host, with options ``shared_memory`` (bytes of memory) and ``mailbox``.
 
     Args:
         bootstrap: The process and its world.
@@ -239,10 +238,10 @@ def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:
 
 
 def looking(others: Sequence[int], cores: int) -> tuple[float, bool]:
-    """Return how many seconds a thread looks before it sleeps, and whether it yields its core meanwhile.
+    """Return the seconds of polling before a thread sleeps, and whether it yields its core while it polls.
 
-    The core is yielded where not every process has one. Where Linux makes each session a scheduling group, a process
-    can only yield to processes of its own session.
+    The core is yielded if there are fewer cores than processes. Where Linux makes each session a scheduling group, a
+    process can only yield to processes of its own session.
 
     Args:
         others: Ids of the processes that share memory with this one.

@@ -36,53 +36,55 @@ def digests(items: Iterable[str]) -> NDArray[np.int64]:
     return np.array([len(told), *made, *[0] * (_SLOTS - 1 - len(made))], np.int64)
 
 
-def check_alike(subject: str, mine: Sequence[str], gathered: NDArray[np.int64], ranks: Sequence[int], own: int) -> None:
+def check_alike(
+    subject: str, items: Sequence[str], gathered: NDArray[np.int64], ranks: Sequence[int], own: int
+) -> None:
     """Compare the digests of all ranks with the items of this one.
 
     Args:
         subject: The name of the items, and advice, for the message: "params: ...".
-        mine: The items of this rank.
+        items: The items of this rank.
         gathered: The digests of all ranks, in the order of `ranks`.
         ranks: World ranks.
-        own: This one.
+        own: World rank of this process.
 
     Raises:
         UsageError: Naming the first rank that differs, and the first item that does.
     """
-    expected = digests(mine)
+    expected = digests(items)
     for rank, theirs in zip(ranks, gathered.reshape(len(ranks), -1), strict=True):
         if (theirs != expected).any():
-            at = int((theirs[1:] != expected[1:]).argmax())
+            index = int((theirs[1:] != expected[1:]).argmax())
             count = int(theirs[0])
-            if at < min(len(mine), _SLOTS - 2):
-                item = f"{mine[at]} here is something else there"
-            elif count != len(mine):
-                item = f"there are {len(mine)} here and {count} there"
-            elif at >= len(mine):
+            if index < min(len(items), _SLOTS - 2):
+                item = f"{items[index]} here is something else there"
+            elif count != len(items):
+                item = f"there are {len(items)} here and {count} there"
+            elif index >= len(items):
                 item = "the digests have come damaged"
             else:
-                item = f"one of those after {mine[at - 1]}"
+                item = f"one of those after {items[index - 1]}"
             raise agreed(UsageError(f"{subject} differ between rank {own} and rank {rank}: {item}"))
 
 
-def agreement(rank: Rank, group: Group, subject: str, mine: Sequence[str], *, name: str = "") -> Future[None]:
+def agreement(rank: Rank, group: Group, subject: str, items: Sequence[str], *, name: str = "") -> Future[None]:
     """Return a future that fails, on every rank of a group, unless all have the same items.
 
     Args:
         rank: This rank.
         group: The ranks that compare.
         subject: The name of the items; see `check_alike`.
-        mine: The items of this rank.
-        name: Of the operation, in timelines; by default of the subject.
+        items: The items of this rank.
+        name: Name of the operation in timelines; by default from the subject.
     """
-    place = users_frame()
+    site = users_frame()
     gathered = group.all_gather(
-        metadata(digests(mine)), name=RoleName(name or f"compare {subject}", "library"), call_site=place
+        metadata(digests(items)), name=RoleName(name or f"compare {subject}", "library"), call_site=site
     )
-    check = partial(check_alike, subject, mine, ranks=group.ranks, own=rank.rank)
+    check = partial(check_alike, subject, items, ranks=group.ranks, own=rank.rank)
     real = rank.empty(1).flags.writeable  # else there is nothing to compare
     return rank.compute(
-        check if real else _nothing, gathered, name=RoleName("compare", "library"), seconds=0.0, call_site=place
+        check if real else _nothing, gathered, name=RoleName("compare", "library"), seconds=0.0, call_site=site
     )
 
 

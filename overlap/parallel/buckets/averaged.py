@@ -64,7 +64,7 @@ class Averaged(Bucket):
         self._mine: Array | None = None  # this rank's gradient, if it has not been looked at
 
     def send(self, step: int) -> None:
-        """Pack the gradients and send them; zeros stand for missing ones."""
+        """Pack the gradients and send them, with zeros for missing ones."""
         assert not self.waits, "an update reads the buffer first"
         places = [self._flat[part] for part in self.parts]  # views for this step: the last step's may be locked
         packed = self._pack(step, None, partial(self._in_parts, places))

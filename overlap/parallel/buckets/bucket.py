@@ -106,10 +106,10 @@ class Bucket:
             _fill(view, gradient, add=added)
 
     def _pack(self, step: int, after: object, form: Callable[[Array], object]) -> Future[Any]:
-        """Issue the packing of the gradients that have been handed over; zeros stand for missing ones.
+        """Issue the packing of the gradients of this step, with zeros for missing ones.
 
         Args:
-            step: Of the model, from 1.
+            step: Step of the model, from 1.
             after: Futures to wait for.
             form: From the flat gradients of the bucket to the result of the compute.
         """
@@ -123,7 +123,7 @@ class Bucket:
         return self._work.compute(pack, after, *gradients, name=RoleName("pack", "pack"), moved_bytes=moved_bytes)
 
     def _reduce(
-        self, packed: Future[Any], step: int, collective: Callable[..., Future[Array]], name: str, **more: Any
+        self, packed: Future[Any], step: int, collective: Callable[..., Future[Array]], name: str, **options: Any
     ) -> Future[Array]:
         """Issue the mean over the group: by the hook, if there is one, or by this collective."""
         if self.hooked is not None:
@@ -137,7 +137,7 @@ class Bucket:
             priority=self._priority,
             name=RoleName(f"{name} {self.plan.index}", "bucket"),
             call_site=self.place,
-            **more,
+            **options,
         )
 
     # -- on the compute stream -------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Bucket:
 
 
 def scaled(gradient: Array, factors: Iterable[float | None]) -> Array:
-    """Return a flat gradient times all factors; None stands for 1."""
+    """Return a flat gradient times all factors; None counts as 1."""
     for factor in factors:
         if factor not in (None, 1.0):
             gradient = gradient * gradient.dtype.type(factor)

@@ -1,4 +1,4 @@
-"""Models whose gradients leave in buckets, in one order on all ranks, and come back as means."""
+"""Models with gradients averaged in buckets, in one order on all ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ B = TypeVar("B", bound=Bucket)
 
 @plainly_named
 class Bucketed(Strategy[Params], Generic[B, Params]):
-    """A model whose gradients are averaged over a group of ranks, in buckets.
+    """A model with gradients averaged over a group of ranks, in buckets.
 
     Buckets leave in the same order on all ranks, each as soon as it is full and those before it have left.
 
@@ -225,14 +225,14 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         if active is None:
             return ()
         size, real, stream = self.group.size, self._real, self._update_stream
-        told = self.rank.compute(
-            lambda told: size / told[0] if real else 1.0,
+        factor = self.rank.compute(
+            lambda count: size / count[0] if real else 1.0,
             active,
             name=RoleName("mean", "library"),
             seconds=0.0,
             stream=stream,
         )
-        return (told,)
+        return (factor,)
 
     # -- the norm ------------------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         )
 
     def _with_other_parts(self) -> list[Group]:
-        """Return the groups whose ranks have other gradients than this one, after their means."""
+        """Return the groups with other gradients than this rank's, after the means."""
         clip_group = self._settings.clip_group
         return [] if clip_group is None or clip_group.size == 1 else [clip_group]
 
@@ -282,7 +282,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         """Go on from that step: weights and the optimizer's state have been written into place.
 
         Args:
-            steps: That had been made.
+            steps: Number of steps before the checkpoint.
             notes: The result of `notes` when it was saved.
             own: The result of `own` on this rank; None if other ranks saved it.
 
@@ -296,14 +296,14 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             self._reorder(order)
         hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
         if own is None:
-            return "what hooks keep begins anew" if notes.get("hooks") else ""
+            return "the state of hooks starts from the beginning" if notes.get("hooks") else ""
         fit = [each.resume(own) for each in hooked]
         return str(notes.get("lost", "")) if all(fit) else "what hooks keep of other buckets begins anew"
 
     # -- the order -----------------------------------------------------------------------------------------------
 
     def _rebuild(self) -> None:
-        """Let buckets fit the order in which the gradients of the first step have come."""
+        """Rebuild the buckets in the order in which the gradients of the first step arrived."""
         order, self._observed = self._observed, None
         if order is None:
             return

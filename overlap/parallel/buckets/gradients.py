@@ -31,25 +31,25 @@ def check_gradient(
     """Refuse a value that cannot be the gradient of a parameter.
 
     Args:
-        name: Of the parameter.
+        name: Name of the parameter.
         gradient: The value that was handed over, or the result of the future that was.
-        shape: Of the parameter.
-        dtype: Of the parameter.
-        step: Of the model, from 1; messages count as `rank.step` does, from 0.
+        shape: Shape of the parameter.
+        dtype: Dtype of the parameter.
+        step: Step of the model, from 1; messages count as `rank.step` does, from 0.
         place: The line that handed it over; None: the caller is there.
 
     Raises:
         UsageError: If it is no array, has another shape, or is complex where the parameter is not.
     """
-    found = getattr(gradient, "shape", None)
-    if found == shape and (dtype.kind == "c" or getattr(getattr(gradient, "dtype", None), "kind", "") != "c"):
+    actual = getattr(gradient, "shape", None)
+    if actual == shape and (dtype.kind == "c" or getattr(getattr(gradient, "dtype", None), "kind", "") != "c"):
         return
     its = f"reduce: the gradient of {name!r} in step {step - 1}"
     where = f"; it was handed over at {call_site(*place)}" if place is not None else ""
-    if found is None:
+    if actual is None:
         raise UsageError(f"{its} is of type {type(gradient).__name__}, not an array{where}")
-    if found != shape:
-        raise UsageError(f"{its} has shape {found}, the parameter {shape}{where}")
+    if actual != shape:
+        raise UsageError(f"{its} has shape {actual}, the parameter {shape}{where}")
     raise UsageError(f"{its} is {getattr(gradient, 'dtype', '')}, the parameter {dtype}{where}")
 
 
@@ -75,35 +75,35 @@ def not_finite(views: Mapping[str, Array], *, rank: int, step: int, place: Place
     Args:
         views: Gradients by name, of which one is not finite.
         rank: World rank.
-        step: Of the model, from 1.
+        step: Step of the model, from 1.
         place: The line that handed a gradient over last.
     """
     name, view = next((name, view) for name, view in views.items() if first_not_finite(view) is not None)
     return _error(name, view, _seen(view), rank, step, place)
 
 
-def blame(group: Group, name: str, mine: Array | None, view: Array, step: int, place: Place | None) -> None:
-    """Ask all ranks whose gradient was not finite, on the thread of a compute, and raise the error on each of them.
+def blame(group: Group, name: str, gradient: Array | None, view: Array, step: int, place: Place | None) -> None:
+    """Find the rank with a gradient that is not finite, on the thread of a compute, and raise the error on all ranks.
 
     A mean that is not finite shows on all ranks, so all of them call this.
 
     Args:
         group: The ranks that have the mean, on a stream of its own.
-        name: Of the parameter.
-        mine: This rank's gradient; None if it is known to be finite.
+        name: Name of the parameter.
+        gradient: This rank's gradient; None if it is known to be finite.
         view: An array of its shape and type.
-        step: Of the model, from 1.
+        step: Step of the model, from 1.
         place: The line that handed the gradient over.
 
     Raises:
         NonFiniteError: The same on every rank, if a rank had such a gradient.
         UsageError: If none had: the sum was too large.
     """
-    seen = _FINITE if mine is None else _seen(mine)
-    told = group.all_gather(np.array(seen, np.int64)).result().reshape(-1, 3)
-    for rank, (count, at, kind) in zip(group.ranks, told.tolist(), strict=True):
+    seen = _FINITE if gradient is None else _seen(gradient)
+    rows = group.all_gather(np.array(seen, np.int64)).result().reshape(-1, 3)
+    for rank, (count, index, kind) in zip(group.ranks, rows.tolist(), strict=True):
         if count:
-            raise _error(name, view, (count, at, kind), rank, step, place)
+            raise _error(name, view, (count, index, kind), rank, step, place)
     message = f"reduce: the gradients of {name!r} in step {step - 1} are finite, but their sum over the ranks is not"
     raise agreed(UsageError(f"{message}; scale the loss down"))
 
@@ -121,7 +121,7 @@ def _seen(array: Array) -> tuple[int, int, int]:
 def _error(
     name: str, array: Array, seen: tuple[int, int, int], rank: int, step: int, place: Place | None
 ) -> NonFiniteError:
-    count, at, kind = seen
+    count, index, kind = seen
     return NonFiniteError(
         rank=rank,
         operation=f"the gradient of {name!r}",
@@ -129,7 +129,7 @@ def _error(
         step=step - 1,
         call_site=call_site(*place) if place is not None else "?",
         array=f"{array.dtype.name} {array.shape}",
-        index=tuple(map(int, np.unravel_index(at, array.shape))),
+        index=tuple(map(int, np.unravel_index(index, array.shape))),
         value=_KINDS[kind],
         count=count,
     )

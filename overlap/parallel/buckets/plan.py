@@ -36,7 +36,7 @@ class BucketPlan:
     """One bucket: gradients of one dtype, side by side in one flat buffer."""
 
     index: int  # In the order in which buckets travel
-    dtype: np.dtype[np.generic]  # Of the gradients
+    dtype: np.dtype[np.generic]  # Dtype of the gradients
     slots: tuple[Slot, ...]  # In the order in which they are expected
 
     @property
@@ -132,10 +132,10 @@ class GradientBucket:
     # The ranks whose mean it returns. Operations on it take a stream of the bucket's own, so hooks of several buckets
     # may wait and go on in any order.
     group: Group
-    index: int  # Of the bucket; the same on all ranks
-    step: int  # Of the model, from 1
-    names: tuple[str, ...]  # Of the parameters in it
-    shapes: tuple[tuple[int, ...], ...]  # Of the parameters, in that order
+    index: int  # Index of the bucket, the same on all ranks
+    step: int  # Step of the model, from 1
+    names: tuple[str, ...]  # Names of the parameters in it
+    shapes: tuple[tuple[int, ...], ...]  # Shapes of the parameters, in that order
     buffer: Array  # This rank's gradient: flat, 1-D. The hook may overwrite it; the next step writes it again.
     # How many elements of the mean each rank needs, one rank's behind another's, where none needs all: a hook may
     # return the elements of its rank alone. None if each needs all.

@@ -131,7 +131,7 @@ class Scattered(Bucket):
         Zeros stand for missing gradients.
 
         Args:
-            step: Of the model, from 1.
+            step: Step of the model, from 1.
             after: A future to wait for.
             keeps: Whether, in stages 2 and 3, the mean is added to those of more micro-batches before the update.
         """
@@ -262,15 +262,15 @@ class Scattered(Bucket):
         Args:
             whole: Return all parameters that are kept here, other ranks' parts included.
         """
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for slot in self.plan.slots:
             if whole and self.whole is not None:
-                found.append(Piece.whole(slot.name, slot.shape, self.whole[slot.start : slot.stop]))
+                pieces.append(Piece.whole(slot.name, slot.shape, self.whole[slot.start : slot.stop]))
             else:
-                found += self._mine(slot, slot.name, self.param)
+                pieces += self._mine(slot, slot.name, self.param)
             for key, kept in self.state.items():
-                found += self._mine(slot, state_name(key, slot.name), kept)
-        return found
+                pieces += self._mine(slot, state_name(key, slot.name), kept)
+        return pieces
 
     def _mine(self, slot: Slot, name: str, part: Array) -> list[Piece]:
         """Return the piece of a parameter in this rank's part of its weights or state; none if there is nothing."""

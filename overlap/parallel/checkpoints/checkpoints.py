@@ -85,7 +85,7 @@ class Restored:
     """The checkpoint that a model goes on from."""
 
     step: int  # How many steps it had made
-    ranks: int  # That saved it
+    ranks: int  # Number of ranks that saved it
     exact: bool  # Whether training goes on with the bits that it would have had without the break
     why: str = ""  # The reason, if not
     extra: Mapping[str, object] = field(default_factory=dict)  # Values that were saved with it
@@ -119,11 +119,11 @@ class Checkpoints:
         whole: bool = False,
         keep: int = 2,
     ) -> None:
-        """Say where checkpoints are.
+        """Open a folder of checkpoints.
 
         Args:
             rank: This rank.
-            folder: That all ranks see; by default that of `--state-dir`.
+            folder: Folder that all ranks see; by default the one of `--state-dir`.
             group: The ranks that have the model, with all its parts; by default all.
             part: Which part of a model this rank has, if they share it otherwise than by data parallelism, such as
                 "stage 0, tp 1": the same on all ranks of the group whose gradients are averaged. A checkpoint has all
@@ -133,7 +133,7 @@ class Checkpoints:
                 matrices and stages, go on from it. `ColumnLinear.cuts` and `RowLinear.cuts` tell the cuts of a layer.
             whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape;
                 it goes through the first rank's memory. Otherwise each rank's share is a file.
-            keep: How many complete ones stay.
+            keep: Number of complete checkpoints to keep.
 
         Raises:
             UsageError: If no folder is known, `keep` is no number from 1, or both a part and cuts are given.
@@ -145,7 +145,7 @@ class Checkpoints:
             raise UsageError(f"folder: expected a path, got {folder!r}")
         place = folder if folder is not None else rank.state.folder
         if place is None and rank.state.real:
-            raise UsageError("folder: nobody has said where checkpoints go; pass one, or give --state-dir DIR")
+            raise UsageError("folder: no folder for checkpoints is known; pass one, or give --state-dir DIR")
         self._folder = Path(place or ".")
         self._rank, self._group, self._whole, self._keep = rank, group_of(rank, group), whole, keep
         self._naming = Naming(part, cuts)
@@ -253,7 +253,7 @@ class Checkpoints:
         own = await _in_thread(partial(self._read, reader, model.wanted()))
         told = notes[self._part] if self._part in notes else next(iter(notes.values()))
         lost = model.resume(step, told, own if same else None)
-        return self._told(step, manifest, lost, same=same)
+        return self._restored(step, manifest, lost, same=same)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -275,10 +275,10 @@ class Checkpoints:
             await self._together(place)
             return
         nonce = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
-        told = await group.broadcast(
+        shared = await group.broadcast(
             metadata([nonce], np.int64), stream=self._stream, name="checkpoint begins", call_site=place
         )
-        written = self._folder / f".checkpoint-{step:012}-{int(told[0]):016x}"
+        written = self._folder / f".checkpoint-{step:012}-{int(shared[0]):016x}"
         await _in_thread(partial(write_part, written, group.rank, group.size, pieces, notes))
         await self._together(place)
         if group.rank == 0:
@@ -333,18 +333,19 @@ class Checkpoints:
         """Refuse the checkpoint of another model; tensors without elements are in none."""
         self._naming.check(here)
         prefix = self._naming.prefix
-        told = {
+        saved = {
             name: (dtype, tuple(shape))
             for name, (dtype, shape) in there.items()
             if name.startswith(prefix) and not name.removeprefix(prefix).startswith(_OWN)
         }
-        mine = {name: each for name, each in self._naming.tensors(here).items() if prod(each[1])}
-        if prefix and not told:
+        expected = {name: form for name, form in self._naming.tensors(here).items() if prod(form[1])}
+        if prefix and not saved:
             raise UsageError(f"part: {folder} has no part {prefix[:-1]!r}")
         if self._naming.is_cut:  # others have the rest
-            for each in await self._group.all_gather_object(mine, stream=self._stream, name="restore", call_site=place):
-                mine |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in each.items()}
-        wrong = difference(told, mine, prefix)
+            parts = await self._group.all_gather_object(expected, stream=self._stream, name="restore", call_site=place)
+            for part in parts:
+                expected |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in part.items()}
+        wrong = difference(saved, expected, prefix)
         if wrong:
             raise UsageError(f"model: {folder} is of another model: {wrong}")
 
@@ -355,7 +356,7 @@ class Checkpoints:
         own = self._own_prefix
         return {name.removeprefix(own): reader.whole(name) for name in reader.tensors if name.startswith(own)}
 
-    def _told(self, step: int, manifest: Mapping[str, Any], lost: str, *, same: bool) -> Restored:
+    def _restored(self, step: int, manifest: Mapping[str, Any], lost: str, *, same: bool) -> Restored:
         ranks, now, reasons = int(manifest["ranks"]), self._group.size, [lost] if lost else []
         if ranks != now:
             reasons.append(

@@ -43,7 +43,7 @@ DTYPES = {
 
 
 class DamagedError(ValueError):
-    """A file is not what was written."""
+    """A file with other contents than were written."""
 
 
 def folder_of(parent: Path, step: int) -> Path:

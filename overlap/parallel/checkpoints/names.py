@@ -81,22 +81,22 @@ class Naming:
 
 
 def difference(there: Tensors, here: Tensors, prefix: str = "") -> str:
-    """Return the first thing in which a checkpoint is of another model than the one that is here; empty if nothing is.
+    """Return the first difference between the models of a checkpoint and of this process; empty without one.
 
     Args:
         there: The checkpoint's tensors, by name.
         here: The model's.
-        prefix: Of all names, and not to be told.
+        prefix: Prefix of all names, left out of the text.
     """
     for name in [*here, *there]:
-        one, other, told = there.get(name), here.get(name), name.removeprefix(prefix)
-        if one == other:
+        saved, expected, short = there.get(name), here.get(name), name.removeprefix(prefix)
+        if saved == expected:
             continue
-        if one is None:
-            return f"it has no {told!r}"
-        if other is None:
-            return f"it has {told!r}, which this one has not"
-        return f"{told!r} is {' '.join(map(str, one))} there and {' '.join(map(str, other))} here"
+        if saved is None:
+            return f"it has no {short!r}"
+        if expected is None:
+            return f"it has {short!r}, which this one has not"
+        return f"{short!r} is {' '.join(map(str, saved))} there and {' '.join(map(str, expected))} here"
     return ""
 
 

@@ -24,11 +24,11 @@ class Piece:
     """Elements `start` to `stop` of a tensor, flat."""
 
     tensor: str  # Its name: that of a weight, or "optimizer:KEY:WEIGHT"
-    shape: tuple[int, ...]  # Of the whole tensor
+    shape: tuple[int, ...]  # Shape of the whole tensor
     start: int  # First element
     stop: int  # Behind the last one
     data: Array  # (stop - start,) The model's own memory, or a copy of it
-    cut: Cut | None = None  # Which block of a larger tensor of that name the `shape` is; None if it is all of it
+    cut: Cut | None = None  # Block of a larger tensor that `shape` describes; None: the whole tensor
 
     @property
     def key(self) -> str:
@@ -38,7 +38,7 @@ class Piece:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Of the tensor."""
+        """Dtype of the tensor."""
         return self.data.dtype
 
     @classmethod
@@ -90,10 +90,10 @@ def copied(pieces: Iterable[Piece]) -> list[Piece]:
 class Cut:
     """Where one weight of a rank lies in the whole model."""
 
-    name: str  # Of the weight there: the same on all ranks that have a block of it, however many they are
-    axis: int = 0  # Along which it is cut
-    index: int = 0  # Which of the blocks this is
-    of: int = 1  # How many blocks there are, all of one size; 1 is the whole weight
+    name: str  # Name of the weight in the whole model, the same on all ranks with a block of it
+    axis: int = 0  # Axis of the cut
+    index: int = 0  # Index of this block
+    of: int = 1  # Number of blocks, all of one size; 1: the whole weight
 
     def __post_init__(self) -> None:
         """Refuse numbers that make no block.
@@ -119,7 +119,7 @@ class Cut:
         Raises:
             UsageError: If it does not divide.
         """
-        each, rest = divmod(whole.shape[self.axis], self.of)
+        rows, rest = divmod(whole.shape[self.axis], self.of)
         if rest:
             raise UsageError(f"cuts: {whole.shape[self.axis]} of {self.name!r} do not divide by {self.of}")
-        return whole[(slice(None),) * self.axis + (slice(self.index * each, (self.index + 1) * each),)]
+        return whole[(slice(None),) * self.axis + (slice(self.index * rows, (self.index + 1) * rows),)]

@@ -83,19 +83,19 @@ class Reader:
             if at < size:
                 raise DamagedError(f"{self._folder}: {size - at} elements of {name!r} are in no file")
 
-    def fill(self, wanted: Piece) -> None:
-        """Read the elements of a piece into its memory; where it was cut otherwise, by way of the whole tensor.
+    def fill(self, piece: Piece) -> None:
+        """Read the elements of a piece into its memory, through the whole tensor if it was saved in other blocks.
 
         Raises:
-            DamagedError: If some of them are nowhere.
-            UsageError: If the tensor does not divide as is wanted.
+            DamagedError: If some elements are missing.
+            UsageError: If the tensor does not divide into the blocks of the piece.
         """
-        if wanted.key in self._stored:
-            self._fill(wanted.key, wanted)
+        if piece.key in self._stored:
+            self._fill(piece.key, piece)
         else:
-            whole = self.whole(wanted.tensor)
-            block = whole if wanted.cut is None else wanted.cut.block(whole)
-            wanted.data[...] = block.reshape(-1)[wanted.start : wanted.stop]
+            whole = self.whole(piece.tensor)
+            block = whole if piece.cut is None else piece.cut.block(whole)
+            piece.data[...] = block.reshape(-1)[piece.start : piece.stop]
 
     def whole(self, name: str) -> Array:
         """Return a tensor in memory of its own.
@@ -121,16 +121,16 @@ class Reader:
         self._fill(key, Piece.whole(key, tuple(shape), block.reshape(-1)))
         return block
 
-    def _fill(self, key: str, wanted: Piece) -> None:
+    def _fill(self, key: str, piece: Piece) -> None:
         """Read a piece of a stored tensor; elements that several ranks have saved are read once."""
-        at = wanted.start
+        at = piece.start
         for start, stop, name, entry in sorted(self._found.get(key, [])):
-            part = wanted.between(max(at, start), stop)
+            part = piece.between(max(at, start), stop)
             if start <= at and part.stop > part.start:
                 self._read(name, entry, part.start - start, part.data)
                 at = part.stop
-        if at < wanted.stop:
-            raise DamagedError(f"{self._folder}: {wanted.stop - at} elements of {key!r} are in no file")
+        if at < piece.stop:
+            raise DamagedError(f"{self._folder}: {piece.stop - at} elements of {key!r} are in no file")
 
     def _read(self, name: str, key: str, first: int, target: Array) -> None:
         header, begin = self._headers.get(name) or self._headers.setdefault(name, header_of(self._folder / name))

@@ -80,7 +80,7 @@ def commit(written: Path, parent: Path, step: int, ranks: int, extra: Mapping[st
             shutil.rmtree(parent / name, ignore_errors=True)
 
 
-def _write(path: Path, tensors: Mapping[str, Array], told: Mapping[str, object]) -> None:
+def _write(path: Path, tensors: Mapping[str, Array], header: Mapping[str, object]) -> None:
     from safetensors import SafetensorError, TensorSpec, serialize_file  # needed to save only
 
     arrays = {key: np.ascontiguousarray(array) for key, array in tensors.items()}
@@ -89,7 +89,7 @@ def _write(path: Path, tensors: Mapping[str, Array], told: Mapping[str, object])
         for key, array in arrays.items()
     }
     try:
-        serialize_file(specs, path, metadata={"overlap": json.dumps(told)})
+        serialize_file(specs, path, metadata={"overlap": json.dumps(header)})
     except SafetensorError as error:  # a full disk, among others
         raise OSError(f"{path}: {error}") from error
     with open(path, "rb+") as file:
@@ -107,14 +107,14 @@ def _manifest_of(folder: Path, ranks: int, step: int, extra: Mapping[str, object
                 f"checkpoint: rank 0 does not see what rank {rank} has written to {folder.parent}; "
                 "name a folder that all ranks see"
             )
-        told = json.loads(header_of(path)[0]["__metadata__"]["overlap"])
-        tensors.update(told["tensors"])
-        notes.update(told["notes"])
-        cuts.update(told["cuts"])
+        header = json.loads(header_of(path)[0]["__metadata__"]["overlap"])
+        tensors.update(header["tensors"])
+        notes.update(header["notes"])
+        cuts.update(header["cuts"])
         size = path.stat().st_size
-        files.append({"name": name, "bytes": size, "xxh3_128": checksum(path), "pieces": told["pieces"]})
-    told = {"format": FORMAT, "step": step, "ranks": ranks, "extra": dict(extra)}
-    return told | {"tensors": tensors, "cuts": cuts, "files": files, "notes": notes}
+        files.append({"name": name, "bytes": size, "xxh3_128": checksum(path), "pieces": header["pieces"]})
+    manifest = {"format": FORMAT, "step": step, "ranks": ranks, "extra": dict(extra)}
+    return manifest | {"tensors": tensors, "cuts": cuts, "files": files, "notes": notes}
 
 
 def _sync(folder: Path) -> None:

@@ -50,7 +50,7 @@ async def beside(bucket: GradientBucket, fn: Callable[..., T], *args: object, pa
 
 
 def check_floats(bucket: GradientBucket, hook: str) -> None:
-    """Refuse a bucket whose gradients are no real numbers.
+    """Refuse a bucket of gradients that are no real numbers.
 
     Raises:
         UsageError: Naming the hook and the bucket.

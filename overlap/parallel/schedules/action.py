@@ -28,7 +28,7 @@ class Action(NamedTuple):
     """One microbatch at one stage."""
 
     stage: int  # From 0, over all ranks
-    kind: Kind  # Of compute
+    kind: Kind  # Kind of compute
     microbatch: int  # From 0
 
     def __str__(self) -> str:

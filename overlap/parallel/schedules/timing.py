@@ -30,9 +30,9 @@ class Durations:
 class Timing:
     """The start of every action, and the time that ranks are busy."""
 
-    starts: dict[Action, int]  # Of every action
+    starts: dict[Action, int]  # Start of every action
     makespan: int  # From the first start to the last end
-    busy: tuple[int, ...]  # Of every rank, the durations of its actions together
+    busy: tuple[int, ...]  # Sum of the durations of every rank's actions
 
     @property
     def bubble(self) -> tuple[int, ...]:

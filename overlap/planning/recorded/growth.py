@@ -25,10 +25,10 @@ class Growth:
     """Places of recorded ranks in a cluster: a grid of outer x grown x inner, whose middle axis grows."""
 
     recorded: int  # Ranks of the trace
-    ranks: int  # Of the cluster
-    degree: int  # Of the axis that grows, in the trace
+    ranks: int  # Number of ranks of the cluster
+    degree: int  # Size of the growing axis in the trace
     stride: int  # Between its ranks
-    names: frozenset[str]  # Of the groups that grow; the group of all ranks always does
+    names: frozenset[str]  # Names of the groups that grow; the group of all ranks always does
     # For each rank of the trace that was not recorded, a recorded rank that did alike.
     stand_ins: Mapping[int, int]
 

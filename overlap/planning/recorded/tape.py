@@ -51,10 +51,10 @@ class Move:
     # A compute; a collective; an end of a message; communication of unknown size or partners, which keeps its recorded
     # time; the begin or end of a step.
     kind: MoveKind
-    span: Span  # As recorded
+    span: Span  # The recorded span
     lane: str = ""  # The stream on which it is issued
-    dtype: str = ""  # Of communication
-    tag: int = 0  # Of a message
+    dtype: str = ""  # Dtype of the communication
+    tag: int = 0  # Tag of the message
     pause_ns: int = 0  # Time of the program before it issues this, that no span explains
     awaits: tuple[After, ...] = ()  # The moves that the program awaits before it issues this
     needs: tuple[After, ...] = ()  # The moves that this waits for itself
@@ -71,12 +71,12 @@ class Tape:
     """A recorded run."""
 
     world_size: int
-    moves: Mapping[int, Sequence[Move]]  # Of each rank that was recorded, in the order in which its program issued them
+    moves: Mapping[int, Sequence[Move]]  # Moves of each recorded rank, in their order of issue
     cluster: str | None  # The recorded one, if the trace names it
     clock: str
     steps: int  # Number of steps
     step_ns: int  # Wall time of the median step, or of the whole run
-    notes: Sequence[str] = field(default=())  # What the trace does not say, and what is assumed instead
+    notes: Sequence[str] = field(default=())  # Facts that the trace lacks, and the assumptions instead
 
 
 def tape_of(timeline: Timeline) -> Tape:

@@ -213,7 +213,7 @@ class HostRun(OperationRun):
         if call.shared:
             nbytes = prod(call.result_at(executor.position)) * cast("np.dtype[np.generic]", call.dtype).itemsize
             if nbytes and operation.seq % call.size == executor.position:  # the turn of this rank to provide the memory
-                home = executor.board.lend_to_all(nbytes) or 0
+                home = executor.board.loan_to_all(nbytes) or 0
         else:
             operation.fit(call)
         source, target = operation.source, operation.target
@@ -332,8 +332,8 @@ class HostRun(OperationRun):
             return
         assert self._run is not None, "this is a bug in overlap: a result before its operation"
         home = self._run.home
-        left = executor.board.left(executor.position, owner, home, nbytes)
-        self.operation.out = held(executor.board.mapped(owner, home, nbytes).toreadonly(), shape, dtype, left)
+        release = executor.board.make_release(executor.position, owner, home, nbytes)
+        self.operation.out = held(executor.board.mapped(owner, home, nbytes).toreadonly(), shape, dtype, release)
         self.operation.target = self.operation.out
 
     def _error(self, state: int) -> BaseException:

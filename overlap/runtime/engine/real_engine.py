@@ -64,7 +64,7 @@ class RealEngine(BaseEngine):
 
     def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory that other processes of this host map, and the function to return it; None without it."""
-        return self._transport.lend(nbytes)
+        return self._transport.loan(nbytes)
 
     @cached_property
     def _host_memory(self) -> HostMemory:

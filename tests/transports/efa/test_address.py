@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from transports.efa.address import PeerAddress
-from transports.efa.joining import Connection, Joining
+from transports.efa.joining import Connection, SocketJoining
 from transports.failures import TransportError
 from transports.identity import Identity
 from transports.meeting import Meeting
@@ -26,16 +26,16 @@ def test_an_address_is_read_as_it_was_told(address: PeerAddress) -> None:
 def test_nonsense_is_refused(place: int, nonsense: object) -> None:
     told = msgpack.unpackb(ONE.pack())
     told[place] = nonsense
-    with pytest.raises(TransportError, match="process 1 told no address"):
+    with pytest.raises(TransportError, match="process 1 sent no valid address"):
         PeerAddress.unpack(msgpack.packb(told), 1)
 
 
-def joined(mine: PeerAddress, *others: PeerAddress) -> Joining:
+def joined(mine: PeerAddress, *others: PeerAddress) -> SocketJoining:
     """Return the first process's way in, once it has met the others."""
     me = Identity(job="job", member=0, members=1 + len(others), secret=b"s")
     meeting = Meeting[Connection](me, "rail", join_s=1.0)
-    joining = Joining(meeting, rails=1, host="", unix=True, silence_s=None, report=print)
-    joining.identity, joining._mine, joining._others = mine.host, mine, dict(enumerate(others, start=1))
+    joining = SocketJoining(meeting, rails=1, host="", unix=True, silence_s=None, report=print)
+    joining.identity, joining._address, joining._peers = mine.host, mine, dict(enumerate(others, start=1))
     return joining
 
 

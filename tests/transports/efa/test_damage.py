@@ -174,7 +174,7 @@ def test_without_checksums_of_payloads_headers_still_have_theirs() -> None:
             assert sum(got) == 1 << 3
             world.ways[0].flips[0] = Flip(EAGER_HEADER_BYTES - 1, 3)
             await a.send(1, 6, bytes(1000))
-            with pytest.raises(LinkLostError, match="a bad frame: a header came damaged: it does not match its check"):
+            with pytest.raises(LinkLostError, match="a bad frame: frame header damaged: it does not match its check"):
                 await b.recv_into(0, 6, got)
 
     run(main)

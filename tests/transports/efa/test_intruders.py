@@ -213,7 +213,7 @@ def test_eager_data_has_a_budget() -> None:
             errors: list[BaseException] = []
             await quietly(lambda: pour(impostor), errors)
             assert await impostor.is_hung_up_on()
-            assert "more eager data than the agreed" in victim.reports[0]
+            assert "peer sent more eager data than the agreed" in victim.reports[0]
             held = victim.efa.links[0].engine.incoming
             assert not held.arrived
 

@@ -66,7 +66,7 @@ class Pipe(Rail):
             room = self.reading.room()[: len(data)]
             room[:] = data[: len(room)]
             data = data[len(room) :]
-            self.reading.came(len(room))
+            self.reading.received(len(room))
 
     def cut(self) -> None:
         self.wire.clear()
@@ -76,7 +76,7 @@ class Pipe(Rail):
     async def read_on(self) -> bool:
         data, self.incoming = self.incoming, b""
         self.read(data)
-        self.heard(len(data))
+        self.count_read(len(data))
         return bool(data)
 
     async def release(self) -> None: ...
@@ -115,7 +115,7 @@ def test_news_of_a_death_that_is_lost_with_another_rail_is_told_again() -> None:
     for _ in range(3):
         mine[0].deliver(theirs[0])
         theirs[0].deliver(mine[0])
-    assert bytes(end.lent or b"") == b"12345678"
+    assert bytes(end.loan or b"") == b"12345678"
     assert here._dead == there._dead == {}
 
 
@@ -136,7 +136,7 @@ def test_a_message_whose_array_was_used_again_once_it_had_left_survives_the_deat
     mine[other].deliver(theirs[other])  # news of the death, for which it is sent again
     mine[other].incoming = b"".join(theirs[other].wire)
     trio.run(mine[other].read_until_dead)
-    assert bytes(wanted.lent or b"")[: len(array)] == b"1" * len(array)
+    assert bytes(wanted.loan or b"")[: len(array)] == b"1" * len(array)
 
 
 PUSH_HEADER_BYTES = len(pack(FrameKind.PUSH, 0, 0, 0, 0, 0))
@@ -170,15 +170,15 @@ def test_what_travels_in_one_frame_arrives_once_wherever_its_rail_dies(
     trio.run(mine.read_until_dead)
     theirs.die("cut")
 
-    there.got_there(0, *here.got(0))
-    here.got_there(0, *there.got(0))
+    there.repeat_missing(0, *here.last_arrival(0))
+    here.repeat_missing(0, *there.last_arrival(0))
     mine, theirs = Pipe(here, here.next_number(0)), Pipe(there, there.next_number(0))
     theirs.deliver(mine)
     if not wanted:
         assert not end.ended
         here.engine.receive(end)
-    assert end.lent is not None
-    assert end.lent[:WHOLE_BYTES] == text
+    assert end.loan is not None
+    assert end.loan[:WHOLE_BYTES] == text
     mine.deliver(theirs)
     assert send.ended
     assert send.error is None
@@ -213,7 +213,7 @@ def test_nothing_is_read_of_a_rail_after_its_death() -> None:
     assert not end.matched
     other.incoming = message
     trio.run(other.read_until_dead)
-    assert bytes(end.lent or b"") == b"12345678"
+    assert bytes(end.loan or b"") == b"12345678"
 
 
 def test_nothing_is_counted_of_a_rail_that_died_of_an_answer() -> None:
@@ -320,7 +320,7 @@ def test_nobody_can_lose_what_has_never_been_tried(index: int) -> None:
     link = a_link(1, (1,), (0,))
     Pipe(link, 0)
     Pipe(link, 1)
-    with pytest.raises(FrameError, match=f"^rail {index} is said to be lost, but is not known$"):
+    with pytest.raises(FrameError, match=f"^peer reports the loss of rail {index}, which never existed$"):
         news(link, index, 0)
 
 

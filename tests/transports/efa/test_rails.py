@@ -61,7 +61,7 @@ def test_each_chunk_goes_to_the_rail_on_which_least_waits() -> None:
             a, b = world.ends()
             ended: list[Call] = []
             a.starter(1).begin_send(1, 5, bytes(3 * CHUNK_BYTES), done=ended.append)
-            begun = [rail.written_bytes + rail.begun_bytes for rail in rails_of(world, 0)]
+            begun = [rail.written_bytes + rail.unwritten_bytes for rail in rails_of(world, 0)]
             assert min(begun) >= CHUNK_BYTES  # before anything has come there
             await b.recv_into(0, 5, bytearray(3 * CHUNK_BYTES))
             while not ended:
@@ -180,7 +180,7 @@ def test_a_silent_process_is_given_up() -> None:
         async with confronted(silence_s=0.2) as (impostor, victim):
             errors: list[BaseException] = []
             await quietly(partial(victim.efa.endpoint(1).recv_into, 0, 5, bytearray(8)), errors)
-            assert "process 0 (rank 0) is lost: nothing was heard from it for 0.2 s" in str(errors[0])
+            assert "process 0 (rank 0) is lost: nothing was received from it for 0.2 s" in str(errors[0])
             assert await impostor.is_hung_up_on()
 
     run(main)
@@ -341,7 +341,7 @@ def test_an_event_loop_that_stood_still_proves_nothing() -> None:
                 link.tick(8, 8.0)
             assert link.engine.gone is None
             link.tick(8, 8.0)
-            assert link.engine.gone == "process 1 (rank 1) is lost: nothing was heard from it for 8 s"
+            assert link.engine.gone == "process 1 (rank 1) is lost: nothing was received from it for 8 s"
 
     run(main)
 

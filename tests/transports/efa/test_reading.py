@@ -52,7 +52,7 @@ class Places:
             room[:count] = data[at : at + count]
             del room
             at += count
-            behind = self.reading.came(count)
+            behind = self.reading.received(count)
             while behind:
                 behind = self.reading.act()
 
@@ -103,7 +103,7 @@ def test_many_small_frames_are_not_acted_on_all_at_once() -> None:
     places = Places()
     data = b"".join(eager(number, b"") for number in range(600))
     places.reading.room()[: len(data)] = data
-    assert places.reading.came(len(data))
+    assert places.reading.received(len(data))
     assert places.reading.behind
     acted = len(places.events)
     assert 0 < acted < 600

@@ -255,7 +255,7 @@ def test_who_cannot_be_reached_for_long_is_lost(rails: int, monkeypatch: pytest.
             raise LinkLostError("process 1 cannot be reached: No route to host") from OSError("No route to host")
 
         monkeypatch.setattr(returning, "_LOOK_S", 0.05)
-        monkeypatch.setattr(returning, "_TOLD_S", 0.1)
+        monkeypatch.setattr(returning, "_REPORT_S", 0.1)
         async with world.open():
             monkeypatch.setattr(world.efas[0]._joining, "dial", in_vain)
             world.efas[0]._reconnection._unreachable_s = 0.2
@@ -304,7 +304,7 @@ def test_who_answers_is_waited_for_as_long_as_a_deadlock_may_last(waited_s: floa
             link = world.efas[0].links[1]
             reconnection = world.efas[0]._reconnection
             reconnection._unanswered_s[1] = 0.0
-            reconnection._judge_absence(link, waited_s)
+            reconnection._check_absence(link, waited_s)
             assert (link.engine.gone is not None) is lost
 
     run(main)
@@ -322,10 +322,10 @@ def test_a_count_that_cannot_be_ends_the_process_that_claims_it() -> None:
             await way.turning_away(1)
             await listening(card[0])
             stream = await dial(card[0])
-            with pytest.raises(HandshakeError, match="99 frames are said to have arrived, of "):
+            with pytest.raises(HandshakeError, match="peer acknowledges 99 frames, and "):
                 await greet(stream, hello(detail=f"{RAILS_LIMIT} 0 99"), SECRET)
             await stream.aclose()
-            with pytest.raises(LinkLostError, match="99 frames are said to have arrived, of "):
+            with pytest.raises(LinkLostError, match="peer acknowledges 99 frames, and "):
                 await world.ends()[1].recv_into(0, 5, bytearray(8))
 
     run(main)
@@ -367,9 +367,9 @@ async def assert_nobody_listens(card: PeerAddress) -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"detail": f"{RAILS_LIMIT} 0 0"}, "rail 0 to process 0 (rank 0) is not lost, or was a moment ago"),
-        ({"detail": "1 1 0"}, "rail 1 to process 0 (rank 0) is not lost, or was a moment ago"),
-        ({"detail": "2 2 0"}, "rail 2 to process 0 (rank 0) is not lost, or was a moment ago"),
+        ({"detail": f"{RAILS_LIMIT} 0 0"}, "rail 0 to process 0 (rank 0) is not lost; dial again later"),
+        ({"detail": "1 1 0"}, "rail 1 to process 0 (rank 0) is not lost; dial again later"),
+        ({"detail": "2 2 0"}, "rail 2 to process 0 (rank 0) is not lost; dial again later"),
         ({"detail": f"{2**32} 1 0"}, "process 0, rail '4294967296 1 0' is not expected to call process 1"),
         ({"detail": "9" * 200}, f"process 0, rail '{'9' * 200}' is not expected to call process 1"),
         ({"detail": f"65 1 {'9' * 100}"}, f"process 0, rail '65 1 {'9' * 100}' is not expected to call process 1"),

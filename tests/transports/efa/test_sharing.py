@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from transports.efa.sharing import Pace, Standing, holds_back, holds_up
+from transports.efa.sharing import RailRate, Standing, holds_back, holds_up
 
 MB = 10**6
 CHUNK = 524288
 
 
 def test_a_rate_is_what_was_delivered_while_enough_waited() -> None:
-    pace = Pace()
+    pace = RailRate()
     assert pace.standing(0.0, 2 * MB, 2 * MB) == Standing(0.0, 2 * MB, sure=False)
     assert pace.standing(0.004, 2 * MB, MB).bytes_per_s == 0.0  # too soon to tell
     assert pace.standing(0.01, 2 * MB, MB) == Standing(100 * MB, MB)
@@ -21,7 +21,7 @@ def test_a_rate_is_what_was_delivered_while_enough_waited() -> None:
 
 
 def test_a_short_message_tells_that_a_rail_is_no_slower() -> None:
-    pace = Pace()
+    pace = RailRate()
     pace.standing(0.0, MB, MB)
     assert pace.standing(0.0005, MB, 0).bytes_per_s == 0.0  # a switch may have had room for that much
     pace.standing(0.0, 2 * MB, MB)
@@ -32,7 +32,7 @@ def test_a_short_message_tells_that_a_rail_is_no_slower() -> None:
 
 
 def test_a_rate_of_a_busy_time_takes_the_place_of_a_guess() -> None:
-    pace = Pace()
+    pace = RailRate()
     pace.standing(0.0, 2 * MB, MB)
     assert pace.measures
     pace.standing(0.01, 2 * MB, 0)
@@ -41,7 +41,7 @@ def test_a_rate_of_a_busy_time_takes_the_place_of_a_guess() -> None:
 
 
 def test_the_last_packets_of_a_message_tell_nothing() -> None:
-    pace = Pace()
+    pace = RailRate()
     pace.standing(0.0, 2 * MB, 2 * MB)
     pace.standing(0.01, 2 * MB, MB)
     pace.standing(0.02, 2 * MB, 1000)
@@ -49,7 +49,7 @@ def test_the_last_packets_of_a_message_tell_nothing() -> None:
 
 
 def test_a_rail_that_delivers_nothing_becomes_slow() -> None:
-    pace = Pace()
+    pace = RailRate()
     pace.standing(0.0, 2 * MB, 2 * MB)
     pace.standing(0.01, 2 * MB, MB)
     rates = [pace.standing(0.01 * n, 2 * MB, MB).bytes_per_s for n in range(2, 6)]

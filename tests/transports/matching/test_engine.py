@@ -52,7 +52,7 @@ def hear(engine: Engine, kind: int, fields: Sequence[int], payload: bytes = b"")
     elif kind == Kind.EAGER:
         engine.incoming.eager(fields, memoryview(payload))
     else:
-        engine.hear(kind, fields)
+        engine.handle(kind, fields)
 
 
 @pytest.mark.parametrize(("places", "push_bytes"), [(None, 0), (None, LONG_BYTES), (1, 0)])
@@ -105,7 +105,7 @@ def test_announcements_are_matched_in_the_order_of_their_numbers() -> None:
     for number in (2, 1, 0):
         assert [end.matched for end in ends] == [False] * 3
         hear(engine, Kind.EAGER, [number, 1, 0, 5], number.to_bytes(8, "little"))
-    assert [bytes(end.lent or b"") for end in ends] == [i.to_bytes(8, "little") for i in range(3)]
+    assert [bytes(end.loan or b"") for end in ends] == [i.to_bytes(8, "little") for i in range(3)]
 
 
 def test_a_refused_offer_tells_both_lengths_at_both_ends() -> None:
@@ -167,7 +167,7 @@ def test_places_are_taken_in_the_order_of_the_matches() -> None:
     for tag in range(3):
         assert said(engine) == [*([(Kind.TAKEN, (tag - 1,))] if tag else []), (Kind.ACCEPT, (tag,))]
         hear(engine, Kind.CHUNK, [tag, 0], tag.to_bytes(8, "little"))
-    assert [bytes((end.lent or b"")[:8]) for end in ends] == [tag.to_bytes(8, "little") for tag in range(3)]
+    assert [bytes((end.loan or b"")[:8]) for end in ends] == [tag.to_bytes(8, "little") for tag in range(3)]
 
 
 @pytest.mark.parametrize("accepted", [False, True])
@@ -228,7 +228,7 @@ def test_who_watches_tags_with_free_bits_is_woken_by_each_of_them() -> None:
     hear(engine, Kind.EAGER, [2, 1, 0, 32], b"other")
     assert woken == [[33, 48], [32, 33, 48]]
     engine.incoming.watchers.remove((1, 0, 32), wake, 4)
-    assert not engine.incoming.wanted
+    assert not engine.incoming.awaited
 
 
 def test_the_oldest_message_is_first_whatever_its_lane() -> None:
@@ -252,7 +252,7 @@ def test_eager_data_has_a_budget_which_comes_back_as_it_is_received() -> None:
         assert said(engine) == [(Kind.CREDIT, (100,))]
     for number in range(10, 14):
         hear(engine, Kind.EAGER, [number, 1, 0, 5], bytes(100))
-    with pytest.raises(ProtocolError, match="more eager data than the agreed 400 bytes"):
+    with pytest.raises(ProtocolError, match="peer sent more eager data than the agreed 400 bytes"):
         hear(engine, Kind.EAGER, [14, 1, 0, 5], b"x")
 
 
@@ -280,11 +280,11 @@ def test_what_may_wait_and_what_may_be_early_is_bounded() -> None:
     hear(engine, Kind.OFFER, [0, 1, 0, 5, 1000])
     for number in (7, 9):
         hear(engine, Kind.OFFER, [number, 1, 0, 5, 1000])
-    with pytest.raises(ProtocolError, match="more than 3 messages wait to be received"):
+    with pytest.raises(ProtocolError, match="peer announced more than 3 messages that no rank receives"):
         hear(engine, Kind.OFFER, [11, 1, 0, 5, 1000])
     hear(engine, Kind.WITHDRAW, [4])
     for kind in (Kind.WITHDRAW, Kind.ABANDON):
-        with pytest.raises(ProtocolError, match="offer 5 is withdrawn long before its turn"):
+        with pytest.raises(ProtocolError, match="peer withdrew offer 5, beyond the window of 3"):
             hear(engine, kind, [5])
 
 
@@ -311,7 +311,7 @@ def test_an_abandoned_message_makes_place() -> None:
     assert isinstance(first.error, LinkLostError)
     assert said(engine) == [(Kind.ACCEPT, (1,))]
     hear(engine, Kind.CHUNK, [1, 0], b"12345678")
-    assert bytes(second.lent or b"")[:8] == b"12345678"
+    assert bytes(second.loan or b"")[:8] == b"12345678"
 
 
 def test_the_most_urgent_message_that_is_accepted_goes_next() -> None:
@@ -359,18 +359,28 @@ def test_a_chunk_comes_once() -> None:
     receive(engine, 5, LONG_BYTES)
     hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES])
     hear(engine, Kind.CHUNK, [0, 0], bytes(LIMITS.chunk_bytes))
-    with pytest.raises(ProtocolError, match="message 0 has no chunk of 100000 bytes at 0, or had it already"):
+    with pytest.raises(ProtocolError, match="message 0 has no chunk of 100000 bytes at 0, or received it already"):
         hear(engine, Kind.CHUNK, [0, 0], bytes(LIMITS.chunk_bytes))
 
 
 @pytest.mark.parametrize(
     ("limits", "nbytes", "kinds", "reason"),
     [
-        (LIMITS, LONG_BYTES, [Kind.TAKEN], "message 0 is reported as taken, but was not flowing"),
-        (LIMITS, LONG_BYTES, [Kind.ACCEPT, Kind.TAKEN], "message 0 is reported as taken, but has not left yet"),
-        (LIMITS, LONG_BYTES, [Kind.ACCEPT, Kind.ACCEPT], "an answer to offer 0, which is not waiting for one"),
-        (LIMITS, LONG_BYTES, [Kind.WITHDRAWN], "offer 0 was withdrawn, which nobody had asked for"),
-        (Limits(eager_bytes=0, chunk_bytes=9, budget_bytes=0), 0, [Kind.ACCEPT], "message 0 is empty; it is taken"),
+        (LIMITS, LONG_BYTES, [Kind.TAKEN], "peer reports the arrival of message 0, which it had not accepted"),
+        (
+            LIMITS,
+            LONG_BYTES,
+            [Kind.ACCEPT, Kind.TAKEN],
+            "peer reports the arrival of message 0, which has not left completely",
+        ),
+        (LIMITS, LONG_BYTES, [Kind.ACCEPT, Kind.ACCEPT], "peer answered offer 0, which does not wait for an answer"),
+        (LIMITS, LONG_BYTES, [Kind.WITHDRAWN], "peer dropped offer 0, which was not cancelled"),
+        (
+            Limits(eager_bytes=0, chunk_bytes=9, budget_bytes=0),
+            0,
+            [Kind.ACCEPT],
+            "peer accepted message 0, which has no bytes",
+        ),
     ],
 )
 def test_answers_that_make_no_sense_are_refused(limits: Limits, nbytes: int, kinds: list[Kind], reason: str) -> None:
@@ -390,7 +400,7 @@ def test_where_the_wire_says_what_has_left_the_receiver_cannot() -> None:
     said(engine)
     hear(engine, Kind.ACCEPT, [0])
     assert engine.outgoing.next_chunk() is not None
-    with pytest.raises(ProtocolError, match="message 0 is reported as taken, but has not left yet"):
+    with pytest.raises(ProtocolError, match="peer reports the arrival of message 0, which has not left completely"):
         hear(engine, Kind.TAKEN, [0])
     engine.outgoing.departed(end)
     assert end.ended
@@ -442,7 +452,7 @@ def test_a_message_that_nobody_asked_for_finds_its_receive_before_during_or_afte
         assert not end.ended
         event()
     assert end.ended
-    assert bytes((end.lent or b"")[:LONG_BYTES] if lend else out) == text
+    assert bytes((end.loan or b"")[:LONG_BYTES] if lend else out) == text
     assert said(engine) == [(Kind.CREDIT, (LONG_BYTES + LIMITS.overhead_bytes,))]
     assert engine.quiet
 
@@ -487,16 +497,21 @@ def test_of_messages_that_nobody_asked_for_only_whole_ones_outlive_their_sender(
 @pytest.mark.parametrize(
     ("limits", "said_before", "fields", "reason"),
     [
-        (PUSHING, [], (0, 9, 0, 5, LONG_BYTES), "a message from rank 9 to rank 0, who do not live there and here"),
-        (PUSHING, [], (1, 1, 0, 5, LONG_BYTES), "message 1 comes unasked, before its turn"),
-        (PUSHING, [PUSHED], PUSHED, "message 0 comes unasked, before its turn"),
-        (PUSHING, [], (0, 1, 0, 5, 2 * LONG_BYTES + 1), f"message 0 comes unasked, with {2 * LONG_BYTES + 1} bytes"),
-        (LIMITS, [], PUSHED, f"message 0 comes unasked, with {LONG_BYTES} bytes"),
+        (
+            PUSHING,
+            [],
+            (0, 9, 0, 5, LONG_BYTES),
+            "peer sent a message of ranks that it does not join: 9 to 0",
+        ),
+        (PUSHING, [], (1, 1, 0, 5, LONG_BYTES), "peer pushed message 1 before message 0"),
+        (PUSHING, [PUSHED], PUSHED, "peer pushed message 0 before message 1"),
+        (PUSHING, [], (0, 1, 0, 5, 2 * LONG_BYTES + 1), f"peer pushed message 0 of {2 * LONG_BYTES + 1} bytes"),
+        (LIMITS, [], PUSHED, f"peer pushed message 0 of {LONG_BYTES} bytes, not 0 at most"),
         (
             PUSHING,
             [(number, 1, 0, 5, LONG_BYTES) for number in range(2)],
             (2, 1, 0, 5, LONG_BYTES),
-            f"more eager data than the agreed {3 * LONG_BYTES} bytes",
+            f"peer sent more eager data than the agreed {3 * LONG_BYTES} bytes",
         ),
     ],
 )
@@ -537,8 +552,8 @@ def test_where_chunks_overtake_each_other_nobody_consumes_them() -> None:
     hear(engine, Kind.OFFER, PUSHED)
     hear(engine, Kind.CHUNK, [0, LIMITS.chunk_bytes], text[LIMITS.chunk_bytes :])
     hear(engine, Kind.CHUNK, [0, 0], text[: LIMITS.chunk_bytes])
-    assert end.lent is not None
-    assert bytes(end.lent[:LONG_BYTES]) == text
+    assert end.loan is not None
+    assert bytes(end.loan[:LONG_BYTES]) == text
     assert got == []
 
 
@@ -553,10 +568,10 @@ def test_who_waits_both_ways_hears_first_of_the_message_that_did_not_come() -> N
 
 def test_the_sender_hears_that_all_has_come_before_who_waits_for_it_does() -> None:
     engine, order = an_engine(), list[object]()
-    engine.incoming.said = lambda: order.append(said(engine))
+    engine.incoming.flush_answers = lambda: order.append(said(engine))
     end = receive(engine, 5, LONG_BYTES)
     end.wake = lambda _: order.append("woken")
-    engine.hear(Kind.OFFER, (0, 1, 0, 5, LONG_BYTES))
+    engine.handle(Kind.OFFER, (0, 1, 0, 5, LONG_BYTES))
     assert said(engine) == [(Kind.ACCEPT, (0,))]
     hear(engine, Kind.CHUNK, (0, 0), bytes(LIMITS.chunk_bytes))
     assert order == []

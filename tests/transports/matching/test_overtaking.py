@@ -39,7 +39,7 @@ def test_a_message_is_whole_in_whatever_order_its_parts_come(order: tuple[str, .
     engine, out = an_engine(), bytearray(150)
     end = Receive((1, 0, 5), None if lend else memoryview(out), 150)
     events = {
-        "announced": lambda: engine.hear(Kind.PUSH, (0, 1, 0, 5, 150)),
+        "announced": lambda: engine.handle(Kind.PUSH, (0, 1, 0, 5, 150)),
         "first chunk": lambda: chunk(engine, 0, 0, TEXT[:100]),
         "second chunk": lambda: chunk(engine, 0, 100, TEXT[100:]),
         "wanted": lambda: engine.receive(end),
@@ -48,7 +48,7 @@ def test_a_message_is_whole_in_whatever_order_its_parts_come(order: tuple[str, .
         assert not end.ended
         events[name]()
     assert end.ended
-    assert bytes((end.lent or b"")[:150] if lend else out) == TEXT
+    assert bytes((end.loan or b"")[:150] if lend else out) == TEXT
     assert answers(engine) in ([(Kind.TAKEN, (0,)), (Kind.CREDIT, (160,))], [(Kind.CREDIT, (160,)), (Kind.TAKEN, (0,))])
     assert engine.quiet
 
@@ -61,8 +61,8 @@ def test_messages_of_a_lane_meet_receives_in_the_order_of_their_numbers_however_
     for number in (2, 1, 0):
         assert [end.ended for end in ends] == [False] * 3
         chunk(engine, number, 0, bytes([number] * 100))
-        engine.hear(Kind.PUSH, (number, 1, 0, 5, 100))
-    assert [bytes((end.lent or b"")[:100]) for end in ends] == [bytes([number] * 100) for number in range(3)]
+        engine.handle(Kind.PUSH, (number, 1, 0, 5, 100))
+    assert [bytes((end.loan or b"")[:100]) for end in ends] == [bytes([number] * 100) for number in range(3)]
 
 
 def test_a_chunk_whose_rail_died_half_way_comes_again_to_where_it_was_coming() -> None:
@@ -70,21 +70,21 @@ def test_a_chunk_whose_rail_died_half_way_comes_again_to_where_it_was_coming() -
     engine, end = an_engine(), Receive((1, 0, 5), None, 150)
     engine.receive(end)
     engine.incoming.place(0, 0, 100)[:50] = bytes(50)
-    engine.hear(Kind.PUSH, (0, 1, 0, 5, 150))
+    engine.handle(Kind.PUSH, (0, 1, 0, 5, 150))
     chunk(engine, 0, 100, TEXT[100:])
     chunk(engine, 0, 0, TEXT[:100])
-    assert bytes((end.lent or b"")[:150]) == TEXT
+    assert bytes((end.loan or b"")[:150]) == TEXT
 
 
 @pytest.mark.parametrize(
     ("limits", "events", "reason"),
     [
-        (replace(LIMITS, ordered=True), [(0, 0, 100)], "a chunk of message 0, which nobody has accepted"),
-        (LIMITS, [(0, 50, 100)], "message 0, not announced yet, has no chunk of 100 bytes at 50"),
-        (LIMITS, [(0, 200, 100)], "message 0, not announced yet, has no chunk of 100 bytes at 200"),
-        (LIMITS, [(0, 0, 0)], "message 0, not announced yet, has no chunk of 0 bytes at 0"),
-        (LIMITS, [(0, 0, 100), (0, 0, 100)], "the chunk of message 0 at 0 has come twice"),
-        (LIMITS, [(n, 0, 100) for n in range(6)], "more unannounced data than the agreed 600 bytes"),
+        (replace(LIMITS, ordered=True), [(0, 0, 100)], "peer sent a chunk of message 0, which no receive has accepted"),
+        (LIMITS, [(0, 50, 100)], "message 0, not announced yet, cannot have a chunk of 100 bytes at 50"),
+        (LIMITS, [(0, 200, 100)], "message 0, not announced yet, cannot have a chunk of 100 bytes at 200"),
+        (LIMITS, [(0, 0, 0)], "message 0, not announced yet, cannot have a chunk of 0 bytes at 0"),
+        (LIMITS, [(0, 0, 100), (0, 0, 100)], "peer sent the chunk of message 0 at 0 twice"),
+        (LIMITS, [(n, 0, 100) for n in range(6)], "peer sent more unannounced data than the agreed 600 bytes"),
     ],
 )
 def test_what_is_not_announced_has_a_place_and_a_budget(
@@ -101,8 +101,8 @@ def test_what_is_not_announced_has_a_place_and_a_budget(
 def test_an_announcement_that_does_not_fit_what_came_before_it_is_refused() -> None:
     engine = an_engine()
     chunk(engine, 0, 0, bytes(70))
-    with pytest.raises(ProtocolError, match=r"^message 0 has no chunk of 70 bytes at 0, or had it already$"):
-        engine.hear(Kind.PUSH, (0, 1, 0, 5, 150))
+    with pytest.raises(ProtocolError, match=r"^message 0 has no chunk of 70 bytes at 0, or received it already$"):
+        engine.handle(Kind.PUSH, (0, 1, 0, 5, 150))
 
 
 def test_nothing_is_left_of_it_when_the_other_process_is_gone() -> None:

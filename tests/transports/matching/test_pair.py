@@ -88,7 +88,7 @@ class Pair:
             side.engine.incoming.place(*fields, len(payload))[:] = payload
             side.engine.incoming.filled(*fields, len(payload))
         else:
-            side.engine.hear(kind, fields)
+            side.engine.handle(kind, fields)
 
     def drain(self) -> None:
         """Let everything arrive."""
@@ -126,7 +126,7 @@ def check_met(pair: Pair, send: Send, text: bytes, receive: Receive, out: bytear
     assert receive.ended
     if send.nbytes == receive.nbytes:
         assert send.error is receive.error is None
-        got = bytes(receive.lent or b"")[: len(text)] if receive.lend else bytes(out)
+        got = bytes(receive.loan or b"")[: len(text)] if receive.wants_loan else bytes(out)
         assert got == text
         return
     assert isinstance(receive.error, LengthMismatchError)

@@ -39,7 +39,7 @@ class LoopWire(Wire):
         self.agreed: bool | None = None
         self._under_way = 0
 
-    def tell(self, member: int, header: bytes) -> None:
+    def send_header(self, member: int, header: bytes) -> None:
         self.fabric.headers[member].append((self.member, header))
 
     def send(self, member: int, slot: int, piece: memoryview, done: Callable[[], None]) -> None:

@@ -100,7 +100,7 @@ def test_an_urgent_message_overtakes_after_the_pieces_under_way() -> None:
         links[0].settle()
     while not links[0].engine.quiet:
         for link, wire in zip(reversed(links), reversed(fabric.wires), strict=True):
-            wire.poll(lambda _, message, link=link: link.heard(message))  # type: ignore[misc]
+            wire.poll(lambda _, message, link=link: link.handle(message))  # type: ignore[misc]
     tags = {slot: tag for tag, slot in enumerate(dict.fromkeys(slot for slot, _ in fabric.wires[0].begun))}
     assert [tags[slot] for slot, _ in fabric.wires[0].begun] == [0] * WINDOW + [1, 1, 2, 3, 0, 0, 0, 0]
     assert fabric.wires[0].begun[-1][1] == 5
@@ -149,17 +149,17 @@ def test_closing_fails_what_waits() -> None:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (b"?" * HEADERS.head_bytes, "a packet is marked b'????', as no member of this version does"),
+        (b"?" * HEADERS.head_bytes, "packet is marked b'????'; install the same overlap in every process"),
         (
             HEADERS.pack(MessageKind.OFFER, 0, 0, 1, 0, 0),
-            "a message from rank 0 to rank 1, who do not live there and here",
+            "peer sent a message of ranks that it does not join: 0 to 1",
         ),
         (
             HEADERS.pack(MessageKind.EAGER, 0, 1, 5, 0),
-            "a message from rank 1 to rank 5, who do not live there and here",
+            "peer sent a message of ranks that it does not join: 1 to 5",
         ),
         (HEADERS.pack(MessageKind.ACCEPT, 0, SLOTS), f"ACCEPT names slot {SLOTS} of {SLOTS}"),
-        (HEADERS.pack(MessageKind.WITHDRAWN, 4), "an answer to offer 4, which is not waiting for one"),
+        (HEADERS.pack(MessageKind.WITHDRAWN, 4), "peer answered offer 4, which does not wait for an answer"),
     ],
     ids=["noise", "offer from a stranger", "eager for a stranger", "slot", "withdrawn"],
 )
@@ -173,7 +173,7 @@ def test_a_process_that_breaks_the_protocol_is_lost(message: bytes, reason: str)
                     nursery.start_soon(fails, partial(a.endpoint(0).recv_into, 1, 2, bytearray(8)))
                     nursery.start_soon(fails, partial(a.endpoint(0).send, 1, 2, bytes(LARGE)))
                     await wait_all_tasks_blocked()
-                    fabric.wires[1].tell(0, message)
+                    fabric.wires[1].send_header(0, message)
             await fails(partial(a.endpoint(0).send, 1, 2, b"later"))
             async with trio.open_nursery() as nursery:  # its own ranks go on
                 nursery.start_soon(a.endpoint(0).send, 0, 2, b"own")
@@ -182,7 +182,7 @@ def test_a_process_that_breaks_the_protocol_is_lost(message: bytes, reason: str)
     async def fails(call: Callable[[], Awaitable[None]]) -> None:
         with pytest.raises(LinkLostError) as caught:
             await call()
-        assert caught.value.reason.startswith(f"process 1 (rank 1) does not keep to the protocol: {reason}")
+        assert caught.value.reason.startswith(f"process 1 (rank 1) breaks the protocol: {reason}")
 
     trio.run(main)
 

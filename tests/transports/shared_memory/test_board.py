@@ -24,7 +24,7 @@ def test_a_closed_board_leaves_nothing() -> None:
         host = Host()
         async with opened(host.transports):
             boards_of = [each._boards for each in host.transports]
-            lent = [each.shelf._heap.lent_bytes for each in boards_of]
+            lent = [each.shelf._heap.used_bytes for each in boards_of]
             here, there = await _opened(host, 5)
             unopened = [each.board(6, (0, 1)) for each in host.transports]
             unopened[0].open(0, lambda: None)
@@ -32,8 +32,8 @@ def test_a_closed_board_leaves_nothing() -> None:
                 board.close()
             await wait_all_tasks_blocked()
             for each, before in zip(boards_of, lent, strict=True):
-                each.shelf._sort_in()
-                assert (each._open, each._told, each.shelf._heap.lent_bytes) == ({}, {}, before)
+                each.shelf._free_released()
+                assert (each._open, each._early_notes, each.shelf._heap.used_bytes) == ({}, {}, before)
 
     run(main)
 

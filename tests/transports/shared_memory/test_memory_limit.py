@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transports.shared_memory.joining import Joining
+from transports.shared_memory.joining import MemoryJoining
 from transports.shared_memory.memory_limit import memory_bytes
 
 MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -39,7 +39,7 @@ def test_the_smallest_limit_counts(tmp_path: Path, groups: str | None, files: di
 
 def test_a_segment_is_a_share_of_half_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transports.shared_memory.joining.memory_bytes", lambda: 1 << 28)
-    joining = Joining.__new__(Joining)
+    joining = MemoryJoining.__new__(MemoryJoining)
     joining.members, joining._limit_bytes = 2, None
     segment = joining._make_segment()
     assert segment.nbytes == 1 << 26

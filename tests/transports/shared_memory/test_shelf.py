@@ -2,7 +2,7 @@
 
 import pytest
 
-from transports.shared_memory.segment import Heap, Shelf, leaver
+from transports.shared_memory.segment import Heap, Shelf, releaser
 
 PAGE = 4096
 
@@ -15,9 +15,9 @@ def shelf_of(pages: int) -> tuple[Shelf, Heap, memoryview]:
 
 def test_a_piece_comes_back_when_all_have_left() -> None:
     shelf, _, memory = shelf_of(1)
-    start = shelf.lend(100, 2)
+    start = shelf.loan(100, 2)
     assert start == PAGE
-    leaves = [leaver(memory, start, 100, position) for position in range(2)]
+    leaves = [releaser(memory, start, 100, position) for position in range(2)]
     leaves[1]()
     assert shelf.take(PAGE) is None
     leaves[0]()
@@ -29,36 +29,36 @@ def test_a_piece_of_one_process_comes_back_when_it_is_given_back() -> None:
     start = shelf.take(PAGE)
     assert start is not None
     assert shelf.take(PAGE) is None
-    shelf.give_back(start)
+    shelf.release(start)
     assert shelf.take(PAGE) == start
-    assert heap.lent_bytes == PAGE
+    assert heap.used_bytes == PAGE
 
 
 def test_words_lie_behind_what_is_held() -> None:
     shelf, _, memory = shelf_of(1)
-    start = shelf.lend(13, 3)
+    start = shelf.loan(13, 3)
     assert start is not None
     memory[start : start + 13] = bytes(range(13))
     for position in range(3):
-        leaver(memory, start, 13, position)()
+        releaser(memory, start, 13, position)()
     assert memory[start : start + 13] == bytes(range(13))
 
 
 def test_what_was_left_before_says_nothing_of_what_comes_after() -> None:
     shelf, _, memory = shelf_of(1)
     for _ in range(2):
-        start = shelf.lend(100, 1)
+        start = shelf.loan(100, 1)
         assert start is not None
-        assert shelf.lend(100, 1) is None
-        leaver(memory, start, 100, 0)()
+        assert shelf.loan(100, 1) is None
+        releaser(memory, start, 100, 0)()
 
 
 def test_who_needs_memory_gets_what_was_left() -> None:
     shelf, _, memory = shelf_of(1)
-    start = shelf.lend(100, 1)
+    start = shelf.loan(100, 1)
     assert start is not None
     assert shelf.take(PAGE) is None
-    leaver(memory, start, 100, 0)()
+    releaser(memory, start, 100, 0)()
     assert shelf.take(PAGE) == start
 
 
@@ -66,4 +66,4 @@ def test_who_needs_memory_gets_what_was_left() -> None:
 def test_pieces_waste_at_most_a_quarter_beyond_a_page(nbytes: int, lent: int) -> None:
     heap = Heap(0, 1 << 30)
     heap.take(nbytes)
-    assert heap.lent_bytes == lent * PAGE
+    assert heap.used_bytes == lent * PAGE

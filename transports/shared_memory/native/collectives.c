@@ -1,16 +1,16 @@
 /* Collectives between processes of one host, out of each other's memory.
 
    The ranks of a group meet at a board: each has rows there, in memory that all map, one for each operation under way.
-   A rank says in its row where its input lies, takes what it needs once those have come whom it needs, and says how far
-   it is. What each rank takes from whom is a table that Python has made: it is the same for everybody who executes it.
+   A rank writes the address of its input and its phase into its row, and reads the inputs of the ranks that it needs
+   once these have arrived. The sources of each rank are a table that Python has made, the same for all executors.
 
-   Small inputs lie on the board itself, middling ones are copied into memory that all map, large ones are read where
-   they are. Inputs that are read where they are may change only when all have read them: whoever gives one waits for
-   that. A row is used again after `ROWS` operations, once all ranks are done with what it holds.
+   Small inputs lie on the board itself, middling ones are copied into memory that all map, large ones are read in
+   place. Inputs that are read in place may change only after all ranks have read them, so their owner waits. A row is
+   used again after `ROWS` operations, once all ranks have finished with its contents.
 
-   Order of what is read and written: the word of a row is written last and read first, as a sequentially consistent
-   atomic, so whoever reads a phase there sees what was written before it. Who posts looks for sleepers afterwards, and
-   sleepers look at the rows after they have said that they sleep (see `ring`). */
+   Memory order: the word of a row is written last and read first, as a sequentially consistent atomic, so a reader of a
+   phase sees all earlier writes. A rank looks for sleepers after it posts, and sleepers look at the rows after they have
+   marked themselves as asleep (see `ring`). */
 
 #include "engine.h"
 #include <limits.h>
@@ -24,17 +24,17 @@
 #define COPIED_BYTES (1 << 20) /* inputs up to here are copied into mapped memory rather than read where they are */
 #define SLICED_BYTES (64 << 10) /* from here each of three or more ranks reduces a slice only */
 #define TAKEN_BYTES (512 << 10) /* what a thread does at once: two pieces and what is read stay in a cache of 2 MiB */
-#define INLINE_BYTES (48 << 10) /* work up to here is done by whoever finds it: to wake a thread takes longer */
+#define INLINE_BYTES (48 << 10) /* longest work that the finding thread does itself: to wake a thread takes longer */
 #define PRIVATE_BIT ((uint64_t)1 << 63)
 
-/* How far a rank has come, in the last byte of its word: its input can be read; its slice is reduced; it reads no input
+/* The phase of a rank, in the last byte of its word: its input can be read; its slice is reduced; it reads no input
    any more. LAST: it is done. */
 enum { ARRIVED = 1, SLICED = 2, TAKEN = 3, LAST = 255 };
 
 /* Where an input lies: nowhere, on the board, in mapped memory, in private memory, in mapped memory of its owner's. */
 enum { NOWHERE, ON_BOARD, MAPPED, PRIVATE, NO_HOME, COMMON };
 
-/* What a table says of its call. FROM_ONE: only one rank gives, and a rank that takes needs nobody else. */
+/* Flags of a table. FROM_ONE: only one rank gives an input, and a receiving rank needs no other. */
 enum { GIVES = 1, RINGS = 2, SLICES = 4, SHARED = 8, FROM_ONE = 16, NEEDS_ALL = 32 };
 
 typedef struct {
@@ -54,7 +54,7 @@ typedef struct { /* a rank at a board */
     int peer;        /* its process, as the engine numbers it */
 } Seat;
 
-typedef struct Place { /* lent memory of this process */
+typedef struct Place { /* memory of this process on loan */
     struct Place *next;
     uint64_t where, nbytes;
     uint64_t number, tag; /* of the operation that had it last */
@@ -72,7 +72,7 @@ typedef struct {
 } Board;
 
 typedef struct {
-    int who;
+    int position;
     uint64_t at;
 } Source;
 
@@ -116,7 +116,7 @@ struct Run { /* one rank's end of a collective */
     long priority;
     Place *place;
     int mode, phase, rowless, cancelled, over;
-    int private, lent, all; /* whether inputs are read where they are; lie in lent places; whether all are needed */
+    int private, loaned, all; /* whether inputs are read in place; lie in loaned places; whether all are needed */
     /* the work at hand */
     const Pull *pulls;
     int left, out, error; /* pulls left, pieces that threads work on, an error of one */
@@ -161,7 +161,7 @@ static int reached(const Board *board, uint64_t number, uint64_t tag, int phase)
     return 1;
 }
 
-/* Whether every rank has come so far with an operation, or on to one that took its place. */
+/* Whether every rank has reached a phase of an operation, or a later operation in the same row. */
 static int passed(const Board *board, uint64_t number, uint64_t tag, int phase)
 {
     for (int i = 0; i < board->size; i++) {
@@ -172,7 +172,7 @@ static int passed(const Board *board, uint64_t number, uint64_t tag, int phase)
     return 1;
 }
 
-/* Whether every rank is known to have come to an operation, or on to one that took its place. */
+/* Whether every rank is known to have arrived at an operation, or a later one in the same row. */
 static int came(const Board *board, uint64_t number)
 {
     for (int i = 0; i < board->size; i++)
@@ -209,7 +209,7 @@ static void ring_others(Engine *engine, const Board *board)
     }
 }
 
-static void say(Engine *engine, Run *run, int phase, uint64_t result, int rings)
+static void post_phase(Engine *engine, Run *run, int phase, uint64_t result, int rings)
 {
     Row *row = row_of(run->board, run->table->position, run->number);
     if (result)
@@ -219,7 +219,7 @@ static void say(Engine *engine, Run *run, int phase, uint64_t result, int rings)
         ring_others(engine, run->board);
 }
 
-/* -- lent places --------------------------------------------------------------------------------------------------- */
+/* -- places on loan ------------------------------------------------------------------------------------------------ */
 
 static int is_idle(const Board *board, const Place *place)
 {
@@ -245,16 +245,16 @@ static uint64_t where_in(const Seat *seat, const char *start, uint64_t nbytes)
 /* -- moving bytes; the engine is not locked ------------------------------------------------------------------------- */
 
 /* Return where a piece of what a rank gives lies here; NULL with the address in its process, if it must be read. */
-static const char *found(const Run *run, int who, uint64_t at, uint64_t nbytes, int collecting, uint64_t *there)
+static const char *address_of_source(const Run *run, int position, uint64_t at, uint64_t nbytes, int collecting, uint64_t *there)
 {
-    const Seat *seat = &run->board->seats[who];
-    uint64_t where = run->given[who].where;
+    const Seat *seat = &run->board->seats[position];
+    uint64_t where = run->given[position].where;
     *there = 0;
-    if (who == run->table->position && !collecting)
+    if (position == run->table->position && !collecting)
         return run->source + at;
-    if (who == run->table->position && run->place != NULL)
+    if (position == run->table->position && run->place != NULL)
         return seat->segment + run->place->where + at;
-    switch (run->given[who].mode) {
+    switch (run->given[position].mode) {
     case MAPPED:
     case COMMON:
         if (where > seat->nbytes || at > seat->nbytes - where || nbytes > seat->nbytes - where - at)
@@ -263,7 +263,7 @@ static const char *found(const Run *run, int who, uint64_t at, uint64_t nbytes, 
     case ON_BOARD:
         if (where > PAYLOAD_BYTES || at > where || nbytes > where - at)
             return NULL;
-        return payload_of(run->board, who, run->number, where) + at;
+        return payload_of(run->board, position, run->number, where) + at;
     case PRIVATE:
         if (seat->pid == 0) /* an address of `local_given` */
             return where == 0 ? NULL : (const char *)(uintptr_t)(where + at);
@@ -296,7 +296,7 @@ static int fetch(const Run *run, const Pull *pull, int index, uint64_t at, uint6
 {
     uint64_t there;
     const Source *source = &pull->sources[index];
-    *to = found(run, source->who, source->at + at, nbytes, run->phase == COLLECTING, &there);
+    *to = address_of_source(run, source->position, source->at + at, nbytes, run->phase == COLLECTING, &there);
     if (*to != NULL && (pull->count == 1 || (uintptr_t)*to % aligned_to(&run->table->reducer) == 0))
         return 0;
     if (*to != NULL) {
@@ -305,7 +305,7 @@ static int fetch(const Run *run, const Pull *pull, int index, uint64_t at, uint6
         return 0;
     }
     *to = room;
-    return there == 0 ? EPROTO : read_there(run->board->seats[source->who].pid, there, room, nbytes);
+    return there == 0 ? EPROTO : read_there(run->board->seats[source->position].pid, there, room, nbytes);
 }
 
 static int copy_piece(const Run *run, const Pull *pull, uint64_t at, uint64_t nbytes, char *target)
@@ -364,7 +364,7 @@ static int take_piece(const Run *run, const Pull *pull, uint64_t at, uint64_t nb
         return 0;
     }
     char *target = (run->phase == REDUCING && own != NULL ? own : run->target) + pull->start + at;
-    if (run->phase == COLLECTING && own == NULL && pull->sources[0].who == run->table->position)
+    if (run->phase == COLLECTING && own == NULL && pull->sources[0].position == run->table->position)
         return 0; /* it is there */
     if (pull->count == 1 || run->table->reducer.fold == NULL)
         return copy_piece(run, pull, at, nbytes, target);
@@ -460,10 +460,10 @@ static void post(Engine *engine, Run *run)
     atomic_store(&row->where, where);
     atomic_store(&row->number_mode, (run->number + 1) << 8 | (uint64_t)run->mode);
     run->phase = MEETING;
-    say(engine, run, ARRIVED, run->home, table->flags & RINGS);
+    post_phase(engine, run, ARRIVED, run->home, table->flags & RINGS);
 }
 
-/* Whether those have come whom this rank needs. */
+/* Whether all ranks that this rank needs have arrived. */
 static int met(const Run *run)
 {
     if (run->all)
@@ -474,7 +474,7 @@ static int met(const Run *run)
     return 1;
 }
 
-/* Find the result that all share, in the memory of the rank whose turn it is. */
+/* Find the shared result, in the memory of the rank that loans it. */
 static int find_shared(Run *run)
 {
     int owner = run->number % run->table->size;
@@ -487,25 +487,25 @@ static int find_shared(Run *run)
 }
 
 /* Return the end of another rank of this process in the same operation; NULL: there is none under way. */
-static const Run *local_run(const Engine *engine, const Run *run, int who)
+static const Run *local_run(const Engine *engine, const Run *run, int position)
 {
     for (const Run *other = engine->runs; other != NULL; other = other->next)
-        if (other->board == run->board && other->table->position == who && other->tag == run->tag)
+        if (other->board == run->board && other->table->position == position && other->tag == run->tag)
             return other;
     return NULL;
 }
 
 /* Return what a rank has given; addresses in this process are not taken from a row, which others can write over. */
-static Given local_given(const Engine *engine, const Run *run, int who, uint64_t where, int mode, int slice)
+static Given local_given(const Engine *engine, const Run *run, int position, uint64_t where, int mode, int slice)
 {
-    if (mode == PRIVATE && run->board->seats[who].pid == 0) {
-        const Run *other = local_run(engine, run, who);
+    if (mode == PRIVATE && run->board->seats[position].pid == 0) {
+        const Run *other = local_run(engine, run, position);
         where = other == NULL ? 0 : (uintptr_t)(slice ? other->target : other->source);
     }
     return (Given){where, mode};
 }
 
-/* Read what those have posted who are needed, and begin to take it. */
+/* Read the posts of the needed ranks, and start to take their inputs. */
 static void begin_taking(Engine *engine, Run *run)
 {
     const Table *table = run->table;
@@ -517,11 +517,11 @@ static void begin_taking(Engine *engine, Run *run)
             modes |= 1 << run->given[i].mode;
     }
     if (modes & 1 << NO_HOME) {
-        say(engine, run, TAKEN, 0, 0);
+        post_phase(engine, run, TAKEN, 0, 0);
         end_run(engine, run, HOMELESS);
         return;
     }
-    run->private = (modes & (1 << PRIVATE | 1 << COMMON)) != 0, run->lent = (modes & 1 << MAPPED) != 0;
+    run->private = (modes & (1 << PRIVATE | 1 << COMMON)) != 0, run->loaned = (modes & 1 << MAPPED) != 0;
     if (table->flags & SHARED && table->result_bytes && !find_shared(run))
         run->error = EPROTO;
     else if (table->flags & SLICES && (run->private || (table->size > 2 && table->nbytes >= SLICED_BYTES)))
@@ -536,7 +536,7 @@ static void say_slice(Engine *engine, Run *run)
     const Seat *seat = &run->board->seats[run->table->position];
     uint64_t where = run->place == NULL ? where_in(seat, run->target, run->table->nbytes) : run->place->where;
     run->phase = SLICING;
-    say(engine, run, SLICED, where == NONSENSE ? (uintptr_t)run->target | PRIVATE_BIT : where, 0);
+    post_phase(engine, run, SLICED, where == NONSENSE ? (uintptr_t)run->target | PRIVATE_BIT : where, 0);
 }
 
 static void begin_collecting(Engine *engine, Run *run)
@@ -552,11 +552,11 @@ static void begin_collecting(Engine *engine, Run *run)
 static void leave(Engine *engine, Run *run)
 {
     int waits = (run->private && (run->table->flags & GIVES)) || run->table->flags & SHARED;
-    if (waits || run->lent || run->private)
-        say(engine, run, TAKEN, 0, 0);
+    if (waits || run->loaned || run->private)
+        post_phase(engine, run, TAKEN, 0, 0);
     run->phase = LEAVING;
     if (!waits) {
-        say(engine, run, LAST, 0, 0);
+        post_phase(engine, run, LAST, 0, 0);
         end_run(engine, run, DONE);
     }
 }
@@ -597,7 +597,7 @@ static int is_behind(const Engine *engine, const Run *run)
     return 0;
 }
 
-/* Go on as far as the others have come; return whether anything happened. */
+/* Advance to the phase that the others allow; return whether anything happened. */
 static int advance(Engine *engine, Run *run)
 {
     int moved = 0;
@@ -632,7 +632,7 @@ static int advance(Engine *engine, Run *run)
         else if (run->phase == SLICING && reached(run->board, run->number, run->tag, SLICED))
             begin_collecting(engine, run);
         else if (run->phase == LEAVING && reached(run->board, run->number, run->tag, TAKEN)) {
-            say(engine, run, LAST, 0, 0);
+            post_phase(engine, run, LAST, 0, 0);
             end_run(engine, run, DONE);
         } else {
             if (run->board->lost && !is_read_here(engine, run))
@@ -667,7 +667,7 @@ int work_waits(const Engine *engine)
     return engine->runs != NULL && engine->working < engine->most && most_urgent(engine) != NULL;
 }
 
-/* Do a piece of work, unlocked; the run cannot end meanwhile, for the piece counts as out. */
+/* Do a piece of work, unlocked; the run cannot end before, because the piece counts as out. */
 void work(Engine *engine)
 {
     Run *run = most_urgent(engine);
@@ -767,7 +767,7 @@ static Run *new_run(Board *board, Table *table, PyObject *owner)
     return run;
 }
 
-/* How a run is submitted: there is no more memory to be lent; the thread is about to wait for it. */
+/* Flags of a submission: there is no more memory to loan; the thread is about to wait for the run. */
 enum { NO_PLACES = 1, WAITED_FOR };
 
 /* submit(board, table, owner, number, tag, source, target, priority, home, how): begin a collective; None if it needs a
@@ -940,7 +940,7 @@ static PyObject *Board_lose(Board *board, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* add_place(where, nbytes): lend memory of this process's segment to the operations of the board. */
+/* add_place(where, nbytes): loan memory of this process's segment to the operations of the board. */
 static PyObject *Board_add_place(Board *board, PyObject *args)
 {
     unsigned long long where, nbytes;
@@ -958,7 +958,7 @@ static PyObject *Board_add_place(Board *board, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* take_places(all): take back the lent memory that nobody reads any more, or all; return where it is. */
+/* take_places(all): take the places that no rank reads any more, or all; return their offsets. */
 static PyObject *Board_take_places(Board *board, PyObject *all)
 {
     PyObject *found = PyList_New(0);
@@ -1032,10 +1032,10 @@ static int take_stage(const Table *table, PyObject *given, Stage *stage)
         for (int i = 0; i < pull->count; i++) {
             unsigned long long at;
             Source *source = &pull->sources[i];
-            if (!PyArg_ParseTuple(PyList_GET_ITEM(sources, i), "iK", &source->who, &at))
+            if (!PyArg_ParseTuple(PyList_GET_ITEM(sources, i), "iK", &source->position, &at))
                 return -1;
             source->at = at;
-            if (source->who < 0 || source->who >= table->size || (pull->count > 1 && source->who != i)) {
+            if (source->position < 0 || source->position >= table->size || (pull->count > 1 && source->position != i)) {
                 PyErr_SetString(PyExc_ValueError, "a pull is from ranks that do not exist, or not in their order");
                 return -1;
             }

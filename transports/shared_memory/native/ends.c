@@ -1,8 +1,8 @@
-/* How messages and collectives end, and who hears of it.
+/* Ends of messages and collectives, and notification of their owners.
 
-   An end without an owner is looked at by whoever has begun it. One with an owner is queued for the event loop, which is
-   woken unless a thread waits for it: that one sees for itself, and lets the queue forget it. If it was interrupted, the
-   loop comes to it before it sleeps again. What ends within the call that began it is not queued. */
+   The caller of an end without an owner looks at it. An end with an owner is queued for the event loop, which is woken
+   unless a thread waits for the end: the thread then removes it from the queue, or, if it was interrupted, the loop
+   finds it before it sleeps again. An end within the call that began it is not queued. */
 
 #include "engine.h"
 

@@ -1,7 +1,7 @@
 /* The engine of one process: everything that its threads move between processes of one host, without Python.
 
    messages.c    messages through rings of shared memory
-   ends.c        how messages and collectives end, and who hears of it
+   ends.c        ends of messages and collectives, and notification of their owners
    collectives.c collectives out of each other's memory, which meet at boards
    arithmetic.c  reductions, with the bits of numpy
    wait.c        the lock, the one wait of all threads, and the thread that works while none waits
@@ -56,7 +56,7 @@ typedef struct { /* in each process's own memory */
     _Atomic uint32_t bell;       /* changes when threads that wait are woken */
     _Atomic uint32_t sleepers;   /* threads that wait and sleep, or are about to */
     _Atomic uint32_t spare_bell; /* changes when the thread that works while none waits is woken */
-    _Atomic uint32_t unattended; /* who is to be woken for what no thread attends to: nobody, the spare thread, the loop */
+    _Atomic uint32_t unattended; /* thread to wake for unattended packets: none, the spare thread, the loop */
 } Bells;
 
 /* Who attends to what is under way in a process, if no thread of it waits. */
@@ -92,9 +92,9 @@ enum { PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, C
 typedef struct End { /* one rank's end of a message or of a collective */
     PyObject_HEAD
     struct End *next_ended, *next_over;
-    PyObject *owner; /* hears of the end on the event loop's thread; NULL: nobody does */
+    PyObject *owner; /* notified of the end on the event loop's thread; NULL: none */
     int submitting;  /* how far the call is that began it */
-    int queued;      /* whether its owner will hear of its end, unless a thread waits for it */
+    int queued;      /* whether its owner will be notified, unless a thread waits for the end */
     int heavy;       /* whether moving its bytes may take longer than waking a thread */
     _Atomic int state;
     _Atomic int waited; /* threads that wait for it here */
@@ -159,7 +159,7 @@ typedef struct {
     Number *forgotten; /* offers that it has withdrawn, which is still to be confirmed */
     int corrupt; /* it has written nonsense */
     int lost;    /* its process is gone */
-    int forced;  /* whether all that has come is read, also what nobody waits for */
+    int forced;  /* whether all packets are read, awaited or not */
     EarlyQueue early_in[BUCKETS];
     long receiving; /* receives from it that nothing has met */
     /* the message that is coming in */
@@ -185,9 +185,9 @@ typedef struct {
     _Atomic(End *) ended; /* to be released by a thread that holds Python's lock */
     End *first_over, *last_over; /* ended, and not yet taken by Python */
     Note *first_note, *last_note; /* likewise */
-    int notes, taking, delivering; /* taking: the event loop is about to take both; delivering: it tells owners */
+    int notes, taking, delivering; /* taking: the event loop is about to take both; delivering: it notifies owners */
     int probing; /* whether somebody wants to know of messages that no receive waits for */
-    uint64_t turns; /* messages that have come before their receives */
+    uint64_t turns; /* count of messages that arrived before their receives */
     long owned; /* ends under way that have an owner */
     long pending;
     int coming;  /* messages that are coming in */

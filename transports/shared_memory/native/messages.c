@@ -315,7 +315,7 @@ static int push(Engine *engine, int index)
     return 1;
 }
 
-/* Find the first receive that takes a message, and remove it; `waits` says whether there are others for the peer. */
+/* Find the first receive that matches a message, and remove it; `waits`: whether there are others for the peer. */
 static Op *matching(Engine *engine, int index, const Head *head, int *waits)
 {
     *waits = engine->peers[index].receiving || engine->from_any;
@@ -404,7 +404,7 @@ static int answered_offer(Engine *engine, Peer *peer)
         queue_send(&peer->sends, op);
     else if (peer->head.nbytes == NONSENSE)
         end(engine, op, WITHDRAWN);
-    else if (op->end.owner == NULL) /* its thread is told by the receiver's error */
+    else if (op->end.owner == NULL) /* the receiver's error notifies its thread */
         end(engine, op, DONE);
     else {
         op->head.nbytes = peer->head.nbytes;
@@ -504,7 +504,7 @@ static int pull(Engine *engine, int index)
     Ring *in = &peer->in;
     uint64_t before = in->own;
     if (engine->probing || (atomic_load(&in->counts->urgent) && atomic_exchange(&in->counts->urgent, 0)))
-        peer->forced = 1; /* what is urgent was written before that was said */
+        peer->forced = 1; /* the urgent packets were written before the flag */
     for (;;) {
         uint64_t there = between(in, in->own, atomic_load(&in->counts->written));
         int head = BYTES_FOLLOW;
@@ -853,7 +853,7 @@ static int withdraw(Engine *engine, Op *op)
         if (holds(&peer->offered, op) || (op->begun && holds(&peer->sends, op)))
             return 0;
         if (holds(&peer->asking, op)) {
-            op->refused = WITHDRAWN; /* it ends so when the sender can be told */
+            op->refused = WITHDRAWN; /* it ends so when the sender can be notified */
             return 1;
         }
         found = take_out(&peer->sends, op) || take_out(&peer->asked, op);
@@ -896,7 +896,7 @@ PyObject *Engine_withdraw(Engine *engine, PyObject *given)
     return PyBool_FromLong(gone);
 }
 
-/* End what is under way with a peer whose process is gone, after all that it has written. */
+/* End everything under way with a lost peer, after all packets that it has written. */
 static void lose(Engine *engine, int index)
 {
     Peer *peer = &engine->peers[index];
@@ -1029,7 +1029,7 @@ typedef struct {
     int peer;
 } Announced;
 
-/* Copy what messages for a rank have come before their receives; return how many there are. */
+/* Copy the unmatched messages for a rank; return their number. */
 static size_t copy_announced(Engine *engine, uint32_t rank, Announced *copies, size_t room)
 {
     size_t count = 0;
@@ -1041,8 +1041,8 @@ static size_t copy_announced(Engine *engine, uint32_t rank, Announced *copies, s
     return count;
 }
 
-/* announced(rank): return (turn, peer, lane, tag, nbytes) of each message that has come for a rank, which is the lower
-   half of its lane, and that no receive has met; the lower its turn, the earlier it has come. */
+/* announced(rank): return (turn, peer, lane, tag, nbytes) of each unmatched message for a rank, which is the lower half
+   of its lane; a lower turn means an earlier arrival. */
 PyObject *Engine_announced(Engine *engine, PyObject *rank)
 {
     unsigned long wanted = PyLong_AsUnsignedLong(rank);

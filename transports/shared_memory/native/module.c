@@ -50,7 +50,7 @@ static PyObject *Engine_loop(Engine *engine, PyObject *awake)
     if (engine->pid == getpid()) {
         pthread_mutex_lock(&engine->lock); /* short, and never while bytes are moved */
         engine->awake = awake == Py_True;
-        engine->promised = 0; /* whoever promised to wait may have been interrupted */
+        engine->promised = 0; /* the thread that promised to wait may have been interrupted */
         if (awake == Py_False && engine->first_over != NULL && engine->door >= 0)
             open_door(engine->door); /* nobody waits for it any more */
         unlock(engine);

@@ -83,7 +83,7 @@ static int try_lock(Engine *engine)
     return locked;
 }
 
-/* `asleep` says how many of the sleepers are the caller. */
+/* `asleep`: number of sleepers that are the caller. */
 static int progress(Engine *engine, uint32_t asleep)
 {
     long pending = engine->pending;
@@ -94,7 +94,7 @@ static int progress(Engine *engine, uint32_t asleep)
     return moved;
 }
 
-/* Return who must be woken when something comes. The end of little work is for the loop, which must hear of it anyway. */
+/* Return the thread to wake on an arrival. Small work is for the loop, which must be notified anyway. */
 static uint32_t attendant(const Engine *engine)
 {
     if (engine->waiting || engine->awake || engine->promised ||
@@ -113,7 +113,7 @@ int attend(Engine *engine)
     for (uint32_t by; by = attendant(engine), engine->unattended != by;) {
         engine->unattended = by;
         atomic_store(&engine->bells->unattended, by);
-        moved |= progress(engine, 0); /* a ring may have come before */
+        moved |= progress(engine, 0); /* a ring may have arrived before */
     }
     return moved;
 }
@@ -178,7 +178,7 @@ void join_spare(Engine *engine)
     } while (pthread_timedjoin_np(engine->spare, NULL, &until) != 0);
 }
 
-/* Sleep until this process is rung, unless something has come; return whether a signal came. */
+/* Sleep until this process is rung, unless a packet has arrived; return whether a signal arrived. */
 static int sleep_here(Engine *engine, End *end, int64_t limit_ns)
 {
     int interrupted = 0;
