@@ -1,10 +1,7 @@
 """DistributedDataParallel through a loss: a process dies, and the others go on at the same step, in a smaller world.
 
-The processes that live agree on the next world: its ranks, and whose state is the newest. The newest state then goes to
-all of them, so no step is lost or doubled. Nothing is restarted, and nothing is read from a disk.
-
-You will see the second of three processes die in step 20, and the others end with equal weights. It needs PyTorch:
-pip install torch
+You will see the second of three processes die in step 20, and the others end with equal weights. They agree on the next
+world, and all take the newest state in it; nothing is restarted. It needs PyTorch: pip install torch
 
     overlap run --survive --processes 3 examples/25_pytorch_survives.py
 """
@@ -20,51 +17,38 @@ from torch import nn
 import overlap.torch
 
 STEPS = 60
+torch.set_num_threads(1)
+module, step, source = Classifier(), 0, 0
+optimizer = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.9)
+(x, y), test = tensors()
 
 
-class Training:
-    """The state that goes on, and the steps on one rank."""
+def share() -> int:
+    """Give all ranks the state of one of them; return its number of steps."""
+    state = [(module.state_dict(), optimizer.state_dict(), step)]
+    dist.broadcast_object_list(state, src=source)
+    weights, momenta, steps = state[0]
+    module.load_state_dict(weights)
+    optimizer.load_state_dict(momenta)
+    return steps
 
-    def __init__(self) -> None:
-        self.module = Classifier()
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.2, momentum=0.9)
-        self.step, self.member = 0, os.environ["OVERLAP_NODE_RANK"]  # which changes after a loss
 
-    def share(self, source: int) -> None:
-        """Give all ranks the newest state."""
-        state = [(self.module.state_dict(), self.optimizer.state_dict(), self.step)]
-        dist.broadcast_object_list(state, src=source)
-        weights, momenta, self.step = state[0]
-        self.module.load_state_dict(weights)
-        self.optimizer.load_state_dict(momenta)
-
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Train to the end, or to the first loss."""
-        rank, size = dist.get_rank(), dist.get_world_size()
-        model = nn.parallel.DistributedDataParallel(self.module)
-        for step in range(self.step, STEPS):
-            if (self.member, step, size) == ("1", 20, 3):
+while step < STEPS:
+    dist.init_process_group("overlap", init_method="overlap://")
+    step, rank, size = share(), dist.get_rank(), dist.get_world_size()
+    model = nn.parallel.DistributedDataParallel(module)
+    try:
+        while step < STEPS:
+            if (rank, size, step) == (1, 3, 20):
                 os.kill(os.getpid(), signal.SIGKILL)
-            self.optimizer.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[rank::size]), y[rank::size]).backward()
-            self.optimizer.step()
-            self.step = step + 1
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    training, (learnt, test), source = Training(), tensors(), 0
-    while training.step < STEPS:
-        dist.init_process_group("overlap", init_method="overlap://")
-        training.share(source)
-        try:
-            training.run(*learnt)
-        except RuntimeError as error:  # of DistributedDataParallel; others raise torch's DistBackendError, which is one
-            world = overlap.torch.next_world(error, step=training.step)
-            source = world.source
-            print(f"process {training.member}: on with {world.members} after step {world.step}", flush=True)
-    weights = sum(p.double().sum().item() for p in training.module.parameters())
-    print(
-        f"process {training.member}: {training.module.right(*test):.1%} of the test images, {weights:.9f}", flush=True
-    )
-    dist.destroy_process_group()
+            optimizer.step()
+            step += 1
+    except RuntimeError as error:  # torch's DistBackendError is one; a backward raises no other
+        world = overlap.torch.next_world(error, step=step)
+        source = world.source
+        print(f"processes {world.members} go on after step {world.step}", flush=True)
+weights = sum(p.double().sum().item() for p in module.parameters())
+print(f"rank {rank} of {size}: weights {weights:.9f}, {module.right(*test):.1%} of {len(test[0])} images", flush=True)
+dist.destroy_process_group()

@@ -15,7 +15,7 @@ TALKING = """
 import sys
 from overlap.cli import main, pace
 pace._FIRST_S = pace._AGAIN_S = 0
-import overlap.cli.simulate
+import overlap.cli.replay
 module = sys.modules["overlap.cli.replay"]
 module._LOOKED_AT, module._MOVES_AT_MOST = 1, 10**9
 sys.exit(main(sys.argv[1:]))

@@ -51,8 +51,12 @@ def kept(rank: overlap.Rank) -> dict[str, int]:
             boards = getattr(part, "_boards", None)
             if boards is not None:
                 with boards.shelf._lock:
-                    boards.shelf._sort_in()
-                sizes |= {"boards": len(boards._open), "told": len(boards._told), "lent": boards.shelf._heap.lent_bytes}
+                    boards.shelf._free_released()
+                sizes |= {
+                    "boards": len(boards._open),
+                    "told": len(boards._early_notes),
+                    "lent": boards.shelf._heap.used_bytes,
+                }
     if host is not None:
         sizes["of communicators"] = len(host._boards)
     return sizes | {name: len(getattr(here, name)) for name in names}

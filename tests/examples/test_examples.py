@@ -143,7 +143,8 @@ def lines_of(path):
 def test_every_example_is_tested_short_and_numbered_in_a_row():
     found = sorted(path for path in EXAMPLES.iterdir() if path.is_file())
     assert [path.name[:3] for path in found] == [f"{number:02}_" for number in range(1, len(found) + 1)]
-    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("*.py"))
+    folders = (Path(__file__).parent, Path(__file__).parents[1] / "survival")
+    tests = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     assert [path.name for path in found if path.stem not in tests] == []
     assert all(len(lines_of(path)) < 60 for path in found)
     assert all("You will see" in path.read_text() for path in found)

@@ -21,7 +21,7 @@ from overlap.runtime.calls.exchanges import Exchanges  # noqa: E402
 from overlap.runtime.calls.objects import Objects  # noqa: E402
 from overlap.runtime.calls.reductions import ReductionCalls  # noqa: E402
 from overlap.torch import DataParallel, ProcessGroup, Sharded  # noqa: E402
-from overlap.torch.reductions import ReductionCalls as TorchReductions  # noqa: E402
+from overlap.torch.reductions import Reductions as TorchReductions  # noqa: E402
 from overlap.torch.tensors import view_of  # noqa: E402
 from overlap.torch.transfers import Transfers  # noqa: E402
 

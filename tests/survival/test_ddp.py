@@ -15,6 +15,7 @@ from overlap.torch import next_world
 from tests.faults.job import Job
 
 PROGRAM = str(Path(__file__).with_name("ddp.py"))
+EXAMPLE = Path(__file__).parents[2] / "examples" / "25_pytorch_survives.py"
 STEPS = 30
 
 
@@ -78,3 +79,16 @@ def test_an_error_of_a_rank_is_no_loss(run):
 def test_without_a_witness_nobody_goes_on():
     with pytest.raises(UsageError, match="overlap run --survive"):
         next_world(RuntimeError("a rank is lost"), step=3)
+
+
+@pytest.mark.slow
+def test_the_example(tmp_path):
+    """25_pytorch_survives."""
+    job = Job(tmp_path, "--survive", "--processes", "3", program=str(EXAMPLE))
+    try:
+        assert job.end() == 0, job.err
+        assert job.out.count("processes (0, 2) go on after step 20") == 2
+        assert len(set(re.findall(r"of 2: (.*)", job.out))) == 1
+        job.check_nothing_is_left()
+    finally:
+        job.kill()
