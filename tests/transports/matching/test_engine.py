@@ -505,7 +505,12 @@ def test_of_messages_that_nobody_asked_for_only_whole_ones_outlive_their_sender(
         ),
         (PUSHING, [], (1, 1, 0, 5, LONG_BYTES), "peer pushed message 1 before message 0"),
         (PUSHING, [PUSHED], PUSHED, "peer pushed message 0 before message 1"),
-        (PUSHING, [], (0, 1, 0, 5, 2 * LONG_BYTES + 1), f"peer pushed message 0 of {2 * LONG_BYTES + 1} bytes"),
+        (
+            PUSHING,
+            [],
+            (0, 1, 0, 5, 2 * LONG_BYTES + 1),
+            f"peer pushed message 0 of {2 * LONG_BYTES + 1} bytes, not {2 * LONG_BYTES} at most",
+        ),
         (LIMITS, [], PUSHED, f"peer pushed message 0 of {LONG_BYTES} bytes, not 0 at most"),
         (
             PUSHING,
