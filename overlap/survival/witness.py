@@ -112,10 +112,12 @@ _locked: dict[Path, int] = {}  # descriptors that stay open: closing one would u
 
 
 def _lock(path: Path) -> None:
-    """Lock a file until this process ends, once."""
+    """Make a file that is locked from its first moment until this process ends, once."""
     if path not in _locked:
-        _locked[path] = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        draft = path.with_name(f"draft-{path.name}")
+        _locked[path] = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.lockf(_locked[path], fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the process: a fork has no part in it
+        draft.rename(path)  # others would take a file without a lock for that of a dead process
 
 
 def newest_world(folder: Path, attempt: int) -> Membership | None:
