@@ -27,7 +27,7 @@ _KILL_AT = 20  # step after whose end the victim is killed
 
 @dataclass
 class _Story:
-    """What the processes have printed."""
+    """Output of the processes, as far as it tells the story."""
 
     pids: dict[int, int] = field(default_factory=dict)
     history: list[tuple[list[int], int]] = field(default_factory=list)
