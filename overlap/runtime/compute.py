@@ -154,11 +154,15 @@ class ComputeFuture(OwnCode[T_co]):
         Its end is recorded first: an operation that uses its result may end before the loop delivers it.
         """
         self.unlock_arguments(value)
-        self.function, self.args, self.awaited = None, (), []
+        self._forget()
         if self.state < DONE:
             now_ns = self.context.now_ns()
             self.context.flight.ended(self.record, now_ns if failure is None else -now_ns)
         settle(self, value, failure)
+
+    def _forget(self) -> None:
+        """Release the function and its arguments: the queue holds a cancelled compute until its turn."""
+        self.function, self.args, self.awaited = None, (), []
 
     def cancel(self) -> bool:
         """Withdraw the function, unless it has been called; see `Future.cancel`."""
@@ -166,6 +170,7 @@ class ComputeFuture(OwnCode[T_co]):
         if not settle(self, None, failure, before=RUNNING):
             return self.cancelled()
         self.unlock_arguments()
+        self._forget()
         self.context.flight.ended(self.record, -self.context.now_ns())
         if get_ident() == self.context.thread:
             deliver(self)

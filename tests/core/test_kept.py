@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -104,6 +105,24 @@ def test_ten_thousand(kind: Callable[..., Awaitable[None]], clock: Any) -> None:
     [(made, alive)] = overlap.run(main, ranks=1, clock=clock, cluster=cluster)
     assert made == TIMES
     assert alive <= 2  # of the last one
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_cancelled_behind_one_that_runs(clock: Any) -> None:
+    async def main(rank: overlap.Rank) -> object:
+        held: list[weakref.ref[Any]] = []
+        ended = threading.Event()
+        first = rank.compute(lambda *_: ended.wait(60) and None, seconds=1.0)
+        for _ in range(3):
+            await computes_that_are_cancelled(rank, held)
+        gc.collect()
+        alive = [each() for each in held]
+        ended.set()
+        await first
+        return alive
+
+    cluster = "local" if clock == "real" else "trn1.2xlarge"
+    assert overlap.run(main, ranks=1, clock=clock, cluster=cluster) == [[None, None, None]]
 
 
 @pytest.mark.slow
