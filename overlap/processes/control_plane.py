@@ -43,6 +43,7 @@ from .messages import (
     Broken,
     Busy,
     Called,
+    Closing,
     Disagreed,
     EndFailed,
     Failed,
@@ -273,6 +274,10 @@ class ControlPlane:
         """Say that a rank here keeps the loop of this process, and where, or that it does no more; any thread."""
         self._tell(Busy(rank=rank, place=cut(place, LINE_BYTES)))
 
+    def send_closing(self, rank: int) -> None:
+        """Say that a rank here receives no more messages."""
+        self._tell(Closing(rank=rank))
+
     def send_left(self, rank: int) -> None:
         """Say that a rank here has finished its program, and how many operations it issued on each communicator."""
         self._tell_announced()
@@ -364,6 +369,8 @@ class ControlPlane:
                     self._world.fail_elsewhere(said.culprit, _heard(said), said.doing)
                 case Issued():
                     self._issued.setdefault(said.rank, {}).update(said.counts)
+                case Closing():
+                    communicators.closing.add(said.rank)
                 case Finished():
                     if said.uncounted:
                         self._uncounted.add(said.rank)

@@ -194,6 +194,12 @@ class Finished(Tagged):
     uncounted: bool  # Whether the counts of `Issued` are incomplete
 
 
+class Closing(Tagged):
+    """A rank has closed its connection: it receives no more, and leaves once its own messages are read."""
+
+    rank: int
+
+
 class Issued(Tagged):
     """The number of operations that a rank which has finished issued on each communicator."""
 
@@ -273,7 +279,7 @@ class Stopped(Tagged):
 
 
 Saying: TypeAlias = (
-    Failed | Finished | Issued | Called | Disagreed | EndFailed | Broken | Unused | Busy | Quiet | Stopped
+    Failed | Closing | Finished | Issued | Called | Disagreed | EndFailed | Broken | Unused | Busy | Quiet | Stopped
 )  # fmt: skip
 
 # -- as bytes --------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class Communicators:
     Attributes:
         engine: Runs matched operations.
         left: World ranks that have finished their program.
+        closing: World ranks that receive no more messages, and wait until their own are read.
         unheard: Makers of errors that no operation is left to fail with, by id of the communicator: its operations were
             over on all ranks when ranks turned out to differ.
         later: Calls a function on the loop's thread at a time that programs cannot notice, unless the loop has ended;
@@ -43,6 +44,7 @@ class Communicators:
 
     engine: BaseEngine
     left: set[int]
+    closing: set[int]
     later: Callable[[Callable[[], None]], None]
     over = False
 
@@ -54,7 +56,7 @@ class Communicators:
             keeps: Number of communicators of messages to keep while none of their messages is in flight: to make one
                 takes longer than a small message.
         """
-        self.engine, self.left, self._keeps = engine, set[int](), keeps
+        self.engine, self.left, self.closing, self._keeps = engine, set[int](), set[int](), keeps
         self._resting: deque[Communicator] = deque()  # idle ones that are kept
         self._used: dict[Key, None] = {}  # idle ones that were closed last: a program may use a tag for each message
         self.unheard: dict[int, Callable[[], BaseException]] = {}

@@ -78,6 +78,9 @@ class OtherProcesses(Others, Protocol):
     def send_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
         """Report that a rank here has ended the world. Never raises."""
 
+    def send_closing(self, rank: int) -> None:
+        """Report that a rank here receives no more messages."""
+
     def send_left(self, rank: int) -> None:
         """Report that a rank here has finished its program."""
 
@@ -286,15 +289,17 @@ class World:
             context.flight.left()
 
     async def deliver(self) -> None:
-        """Wait until mail that threads have sent is read, or its receivers have finished.
+        """Wait until mail that threads have sent is read, or its receivers receive no more.
 
         Raises:
             DeadlineError: If it takes longer than a message's deadline.
         """
         post = self.post(sorted(self.local))
+        if self._others and post is not None and post.mailbox.sending():  # perhaps to a rank that does the same
+            self._others.send_closing(min(self.local))
         while post is not None and (receivers := post.mailbox.sending()):
             for receiver in receivers:
-                if post.ranks[receiver] in self.communicators.left:
+                if post.ranks[receiver] in self.communicators.left | self.communicators.closing:
                     post.mailbox.abandon(receiver)
             over_s, limit_s, site = post.limit
             if monotonic() >= over_s:
