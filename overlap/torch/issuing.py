@@ -120,7 +120,7 @@ class Issuing:
             begun = getattr(self._group, name)(*args, timeout_s=limit, call_site=site, **more)
         except UsageError as error:
             raise CallError(f"{error} (called at {line_of(site)})") from error
-        except Exception as error:
+        except OverlapError as error:  # what a handler of signals raises meanwhile leaves as it is
             raise backend_error(error) from error
         self._seq += 1
         return begun

@@ -79,7 +79,7 @@ def groups_destroyed() -> Any:
             parts += getattr(parts.pop(), "parts", ())[::-1]
         boards = parts[-1]._boards
         with boards.shelf._lock:
-            boards.shelf._sort_in()
+            boards.shelf._free_released()
         return [len(shared), len(shared.spanning), len(boards._open), boards.shelf._heap.lent_bytes]
 
     total()

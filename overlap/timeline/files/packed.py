@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from pathlib import Path
 from typing import BinaryIO
@@ -28,7 +29,7 @@ def beginning(path: Path) -> bytes:
 
 def is_profile(begin: bytes) -> bool:
     """Whether a text begins as PyTorch's profiler writes it."""
-    return b'"traceEvents"' in begin and b'"overlap"' not in begin and any(mark in begin for mark in _MARKS)
+    return b'"traceEvents"' in begin and not _OWN.search(begin) and any(mark in begin for mark in _MARKS)
 
 
 def unpacked(raw: BinaryIO) -> BinaryIO:
@@ -39,6 +40,7 @@ def unpacked(raw: BinaryIO) -> BinaryIO:
 
 
 _BEGIN_BYTES = 1 << 18
+_OWN = re.compile(rb'"overlap"\s*:')  # as a key: as a value it is the backend of a profiled job
 _MARKS = (
     b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"', b'"cpu_op"',
     b'"cuda_runtime"', b'"gpu_memcpy"', b'"user_annotation"', b'"python_function"',

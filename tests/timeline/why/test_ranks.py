@@ -57,6 +57,13 @@ def test_waiting_is_charged_to_the_late_rank_and_what_it_did(tmp_path):
     )
 
 
+def test_a_profile_of_a_job_with_our_backend_is_a_profile(tmp_path):
+    recordings = two_ranks()
+    for rec in recordings:
+        rec.header["distributedInfo"] |= {"backend": "overlap"}
+    assert write(tmp_path, recordings).origin == "PyTorch profiler"
+
+
 def test_clocks_of_two_hosts_are_aligned_on_the_ends_of_collectives(tmp_path):
     found = write(tmp_path, two_ranks(ahead=777_777))
     assert by_rank(found, 1)[0] == {"compute": 6_500, "waiting": 3_000, "wire": 500}
