@@ -80,7 +80,7 @@ def groups_destroyed() -> Any:
         boards = parts[-1]._boards
         with boards.shelf._lock:
             boards.shelf._free_released()
-        return [len(shared), len(shared.spanning), len(boards._open), boards.shelf._heap.lent_bytes]
+        return [len(shared), len(shared.spanning), len(boards._open), boards.shelf._heap.used_bytes]
 
     total()
     before, most = kept(), 0

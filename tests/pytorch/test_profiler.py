@@ -147,13 +147,13 @@ def test_a_profile_and_our_trace_of_one_job_show_one_communication(tmp_path: Pat
     done = subprocess.run(torchrun, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
-        theirs = [span for span in communication(tmp_path / f"rank{rank}.json", rank) if span.name != "barrier"]
+        theirs = [span for span in communication(tmp_path / f"rank{rank}.json", rank) if span.name != "overlap:barrier"]
         by_number = {(span.info.seq, span.info.op): span for span in communication(tmp_path / "ours.json", rank)}
-        collectives = [span for span in theirs if span.name not in ("send", "recv")]
+        collectives = [span for span in theirs if span.name not in ("overlap:send", "overlap:recv")]
         assert len(collectives) == 4 + 2 + 8 * 3 + 2
         ahead_ns = []
         for span in collectives:
             own = by_number[span.info.seq, span.info.op]
-            assert (own.info.nbytes, own.name) == (span.info.nbytes, span.name)
+            assert (own.info.nbytes, f"overlap:{own.name}") == (span.info.nbytes, span.name)
             ahead_ns.append((span.start_ns - own.info.issued_ns, span.end_ns - own.end_ns))
         assert max(begun for begun, _ in ahead_ns) < min(ended for _, ended in ahead_ns)
