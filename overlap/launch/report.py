@@ -88,8 +88,10 @@ def report(error: BaseException, *, command: bool = True) -> int:
         return _exit_code(error)
     if not _needs_no_traceback(cause):
         say("\n".join(narrowed(line, CARD_COLUMNS) for line in "".join(_without_machinery(cause)).split("\n")))
-    if not isinstance(error, RankFailedError):
-        return EXIT_FAILED
+        if not isinstance(error, RankFailedError):
+            return EXIT_FAILED
+    elif not isinstance(error, RankFailedError):  # the system has refused something to this package
+        return _print_report(f"{type(error).__name__}: {error}", EXIT_FAILED)
     # A rank that exits with 0 has failed too: it has left the others.
     told = "\n  ".join([str(error), *getattr(error, "__notes__", ())])
     return _print_report(told, _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED)

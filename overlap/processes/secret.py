@@ -39,9 +39,9 @@ def generate() -> bytes:
 
 def hand_over(secret: bytes) -> int:
     """Return a descriptor of a nameless file that holds the secret; children inherit it, and the caller closes it."""
-    if hasattr(os, "memfd_create"):
+    try:
         descriptor = os.memfd_create("overlap")
-    else:
+    except (AttributeError, OSError):  # not on this system, or forbidden in this container
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     os.write(descriptor, secret)

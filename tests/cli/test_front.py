@@ -9,7 +9,7 @@ import pytest
 
 from overlap import RankFailedError, StallError, UsageError, __version__
 from overlap.cli import COMMANDS, SUCCESSORS, main
-from overlap.launch import report
+from overlap.launch import processes, report
 from overlap.launch.output import OutputError
 
 
@@ -321,6 +321,14 @@ def test_output_that_cannot_be_written_is_told_in_one_line(process, script, argv
 def test_a_full_file_of_the_programs_own_is_not_the_output(capsys):
     assert report.report(raised(OSError(28, "No space left on device"))) == 1
     assert capsys.readouterr().err.endswith("OSError: [Errno 28] No space left on device\n")
+
+
+def test_what_the_system_refuses_to_the_launcher_is_reported(monkeypatch, overlap, script):
+    monkeypatch.setenv("OVERLAP_SECRET", "no such folder")
+    monkeypatch.setattr(processes, "hand_over", os.rmdir)  # has no frame that could be the program's
+    script("import overlap\nasync def main(rank): pass\noverlap.run(main)")
+    code, _, err = overlap("run", "--processes", "2", "train.py")
+    assert (code, err) == (1, "overlap: FileNotFoundError: [Errno 2] No such file or directory: b'no such folder'\n")
 
 
 @pytest.mark.parametrize(

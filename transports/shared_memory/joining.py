@@ -117,6 +117,7 @@ class MemoryJoining:
         identity = host_identity()
         if identity and self.members > 1:
             try:
+                self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self.segment = self._make_segment()
                 if self._mails:
                     allow_mail(self.segment.view)
@@ -138,8 +139,6 @@ class MemoryJoining:
     def _find_neighbours(self, identity: str, cards: list[tuple[str, str]]) -> None:
         neighbours = {i: name for i, (theirs, name) in enumerate(cards) if identity and theirs == identity}
         self._names = {i: name for i, name in neighbours.items() if i != self.member}
-        if self._names:
-            self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def _make_segment(self) -> Segment:
         """Make the segment of this process, at least the smallest useful one whatever the limit."""

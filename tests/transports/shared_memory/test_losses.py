@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -113,10 +114,11 @@ def test_who_cannot_share_memory_is_left_to_sockets_with_a_sentence(monkeypatch:
     run(main)
 
 
+@pytest.mark.parametrize(("owner", "call"), [(Segment, "make"), (os, "eventfd")])
 def test_a_process_that_has_no_memory_to_share_says_so_and_is_reached_by_sockets(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, owner: object, call: str
 ) -> None:
-    monkeypatch.setattr(Segment, "make", Mock(side_effect=OSError(27, "File too large")))
+    monkeypatch.setattr(owner, call, Mock(side_effect=OSError(27, "File too large")))
 
     async def main() -> None:
         host = Host()
