@@ -145,11 +145,18 @@ class Profile:
         return np.fromiter((bool(pattern.search(name)) for name in self.names), bool, len(self.names))
 
 
+class _Names(Table[str]):
+    """Numbers of names, which are cut at `MOST_NAME` characters."""
+
+    def __missing__(self, item: str) -> int:
+        return super().__missing__(item) if len(item) <= MOST_NAME else self[item[:MOST_NAME]]
+
+
 @dataclass(slots=True)
 class _Columns:
     """Columns that grow by a piece at a time."""
 
-    names: Table[str] = field(default_factory=Table[str])
+    names: _Names = field(default_factory=_Names)
     threads: Table[tuple[object, object]] = field(default_factory=Table[tuple[object, object]])
     pieces: list[list[NDArray[Any]]] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
@@ -171,29 +178,29 @@ class _Columns:
             self.backwards += (backwards := int((times_us[1] < 0).sum()))
             self.unreadable += int((~is_whole).sum()) - backwards
             known, kind, times_us = list(compress(known, is_whole.tolist())), kind[is_whole], times_us[:, is_whole]
-        args = [event.args or _NO_ARGS for event in known]
         names, threads, before = self.names, self.threads, len(self.names)
-        name = np.array([names[event.name[:MOST_NAME]] for event in known], np.int32)
+        name = np.array([names[event.name] for event in known], np.int32)
         if len(names) > before:
             new = dict(islice(names.items(), before, None))
             self.engines |= {number for text, number in new.items() if text == "pe_exe"}
             self.calls |= {number for text, number in new.items() if text.startswith(("gloo:", "c10d::"))}
         kind[(kind == DEVICE_NOTE) & np.isin(name, list(self.engines))] = KERNEL  # of MTIA only these compute
         start_ns = np.rint(times_us[0] * 1000).astype(np.int64)
-        self.pieces.append(
-            [
-                kind,
-                name,
-                start_ns,
-                start_ns + np.rint(times_us[1] * 1000).astype(np.int64),
-                np.array([threads[event.pid, event.tid] for event in known], np.int32),
-                _numbers([each.correlation for each in args]),
-                _numbers([each.sequence for each in args]),
-            ]
-        )
-        rows = {row for row, each in enumerate(args) if each.op is not None}
-        rows |= {row for row in np.flatnonzero(np.isin(name, list(self.calls))).tolist() if args[row].dims}
-        self.messages |= {self.count + row: _message(known[row].name, args[row]) for row in rows}
+        correlation, sequence = np.full((2, len(known)), -1, np.int64)
+        has_args = kind != PYTHON  # functions, which are most of a file, have none that count
+        rows = np.flatnonzero(has_args).tolist()
+        args = [event.args or _NO_ARGS for event in compress(known, has_args.tolist())]
+        correlation[has_args] = _numbers([fields.correlation for fields in args])
+        sequence[has_args] = _numbers([fields.sequence for fields in args])
+        end_ns = start_ns + np.rint(times_us[1] * 1000).astype(np.int64)
+        thread = np.array([threads[event.pid, event.tid] for event in known], np.int32)
+        self.pieces.append([kind, name, start_ns, end_ns, thread, correlation, sequence])
+        is_call = np.isin(name[has_args], list(self.calls)).tolist()
+        self.messages |= {
+            self.count + row: _message(known[row].name, fields)
+            for row, fields, calls in zip(rows, args, is_call, strict=True)
+            if fields.op is not None or (calls and fields.dims)
+        }
         self.count += len(known)
 
 

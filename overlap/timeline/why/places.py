@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...units import format_ns
+from ..columnar import runs
 from ..files.profile import NOTE, OPERATOR, PYTHON, Profile, Wholes
 from ..measure.intervals import counted
 from .windows import Rows, is_outermost
@@ -121,6 +122,7 @@ class Places:
         self._backward = profile.matching(_BACKWARD)
         self._no_place = profile.matching(_NOT_A_PLACE)
         self._forward = self._forwards()
+        self._levels: dict[int, list[Rows]] = {}
         self.has_python: bool = bool((profile.kind[self._rows] == PYTHON).any())
 
     def _forwards(self) -> dict[int, int]:
@@ -156,15 +158,7 @@ class Places:
         for thread in np.unique(threads).tolist():
             asked = np.flatnonzero(threads == thread)
             at_ns = instants_ns[asked]
-            rows = self._rows[(profile.thread[self._rows] == thread)]
-            order_ns = np.sort(at_ns)
-            low, high = (np.searchsorted(order_ns, each[rows]) for each in (profile.start_ns, profile.end_ns))
-            rows = rows[high > low]
-            for _ in range(_DEPTH):
-                if not len(rows):
-                    break
-                level = is_outermost(profile, rows)
-                outer, rows = rows[level], rows[~level]
+            for outer in self._levels_of(thread):
                 at = np.searchsorted(profile.start_ns[outer], at_ns, "right") - 1
                 inside = (at >= 0) & (at_ns < profile.end_ns[outer[at]]) & ~self._no_place[profile.name[outer[at]]]
                 row, mine = outer[at[inside]], asked[inside]
@@ -172,6 +166,24 @@ class Places:
                 is_backward = self._backward[profile.name[row]] & (backward[mine] < 0)
                 backward[mine[is_backward]] = row[is_backward]
         return keys, backward
+
+    def _levels_of(self, thread: int) -> list[Rows]:
+        """Return the rows of a thread in levels, the outermost first; those of a level do not overlap."""
+        if thread not in self._levels:
+            profile, rows = self._profile, self._rows[self._profile.thread[self._rows] == thread]
+            rows = rows[profile.start_ns[rows] < profile.end_ns[rows]]
+            depth = np.arange(len(rows)) - np.searchsorted(
+                np.sort(profile.end_ns[rows]), profile.start_ns[rows], "right"
+            )
+            by_depth = np.argsort(depth, kind="stable")
+            found: list[Rows] = []
+            for level in np.split(rows[by_depth], runs(depth[by_depth])[1:]):
+                while len(level) and len(found) < _DEPTH:
+                    is_outer = is_outermost(profile, level)  # rows that cross others may share their depth
+                    found.append(level[is_outer])
+                    level = level[~is_outer]
+            self._levels[thread] = found
+        return self._levels[thread]
 
     def _looked_up(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[Place]:
         chains = self._chains(threads, instants_ns)
