@@ -334,3 +334,12 @@ def test_plain_data_of_every_kind_is_read(protocol):
             "c": ["text", "é" * 300, {}, {"k": [{"l": (1, 2, 3, 4)}]}],
             7: [[i, str(i)] for i in range(400)]}  # fmt: skip
     assert plain(pickle.dumps(data, protocol)) == data
+
+
+def test_equal_dicts_of_a_pickle_differ_after_an_index_is_bound_again():
+    def text(letter, index):
+        return b"X\x01\x00\x00\x00" + letter + b"q" + index
+
+    same = b"}(h\x00h\x01u"
+    content = b"\x80\x02](" + text(b"k", b"\x00") + text(b"a", b"\x01") + same + text(b"b", b"\x01") + same + b"e."
+    assert plain(content) == pickle.loads(content) == ["k", "a", {"k": "a"}, "b", {"k": "b"}]
