@@ -8,6 +8,7 @@ import pytest
 import trio
 
 import overlap
+from overlap.cli import main
 from overlap.cli.timeline.tables import advice_text
 from overlap.config import overriding
 from overlap.errors import OverlapError, UsageError
@@ -199,3 +200,9 @@ def test_why_refuses_a_pipe(tmp_path):
     with pytest.raises(UsageError, match="is no regular file"):
         overlap.why(tmp_path / "pipe.json")
     writer.join()
+
+
+def test_the_command_names_the_one_that_explains_profiles(tmp_path, capsys):
+    path = written(tmp_path, profile(5))
+    assert main(["timeline", str(path)]) == 0
+    assert f"a profile of PyTorch: `overlap why {path}` names operators, modules and lines" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from ...errors import UsageError
 from ...launch.report import EXIT_FAILED
 from ...notice import notify
+from ...timeline.files.kineto import PROFILER
 from ...timeline.files.merge import merged, merged_header
 from ...timeline.files.parts import Part, pack_part
 from ...timeline.files.tracefile import read_trace, write_merged
@@ -22,7 +23,7 @@ from ...timeline.measure.verdict import Verdict, parse_limit, verdict_of
 from ...timeline.ranklist import listed, unlisted
 from ...timeline.replay.changes import parse_change
 from ...timeline.replay.prediction import Prediction, advise, neighbours, predict
-from ...timeline.spans import Timeline
+from ...timeline.spans import ORIGIN, Timeline
 from ..options import check_width
 from ..output import as_json, kept, output_path
 from ..pace import pace
@@ -120,6 +121,8 @@ def main(args: argparse.Namespace) -> int:
     timeline = merged([read_trace(file) for file in args.files])
     if wrong := oddities(timeline):
         notify(wrong)
+    if timeline.meta.get(ORIGIN) == PROFILER:
+        notify(f"a profile of PyTorch: `overlap why {args.files[0]}` names operators, modules and lines, and says why")
     step = _step(args.step, timeline)
     ranks = _ranks(args.ranks)
     kept_all = True

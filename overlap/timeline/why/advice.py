@@ -22,7 +22,7 @@ from .report import Advice
 
 MOST = 5
 WORTH = 0.05
-"""Part of a step: less is not worth a change."""
+"""Part of a step: less is not worth a change; twice that without a gain that steps show."""
 FEW_STEPS = 2
 """Steps from which a range of gains can be computed."""
 SMALL_BYTES = 64 * 1024
@@ -60,7 +60,12 @@ class Facts:
 
 def advice(facts: Facts) -> list[Advice]:
     """Return at most five changes, that with the largest cause first."""
-    found = [item for rule in _RULES for item in rule(facts)]
+    found = [
+        (ns, item)
+        for rule in _RULES
+        for ns, item in rule(facts)
+        if item.gain_least_ns is not None or ns >= 2 * WORTH * facts.step_ns or len(facts.steps) < FEW_STEPS
+    ]
     return [item for _, item in sorted(found, key=lambda each: -each[0])[:MOST]]
 
 

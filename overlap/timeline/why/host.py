@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
 from ..measure.intervals import Merged, clip, covered_ns, inside, intersect, subtract, union
 from . import causes
-from .windows import GRAPH, Rows, Work, joined, lost_launches, merged, outermost
+from .windows import GRAPH, STEP, Rows, Work, joined, lost_launches, merged, outermost
 
 QUEUED_NS = 20_000
 """A device begins queued work within this time of the end of the last."""
@@ -51,6 +51,7 @@ _DATA = re.compile(
 _BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 _END_CAPTURE = re.compile(r"StreamEndCapture")
 _EVENT_WAIT = re.compile(r"StreamWaitEvent")
+_MODULE = re.compile(r"^nn\.Module: ")
 _INSTANTIATE = re.compile(r"GraphInstantiate")
 
 
@@ -296,15 +297,14 @@ def host_gaps(profile: Profile, gaps: Merged, held: Sequence[tuple[str, Merged]]
         unknown: Whether a device was at work whose events are not recorded.
     """
     found, parts = _Found(), gaps
-    shown = profile.rows(PYTHON)
-    shown = shown if len(shown) else profile.rows(OPERATOR)
-    took_ns = np.bincount(profile.thread[shown], (profile.end_ns - profile.start_ns)[shown])
-    thread = int(took_ns.argmax()) if len(shown) else -1
-    shown = _on(profile, shown, thread)
+    thread, shown = _program(profile)
     for cause, cover in held:
         where = intersect(parts, cover)
         found.add(cause, where, thread=thread)
         parts = subtract(parts, cover)
+    silent = merged(profile, silent_modules(profile))
+    found.add(causes.UNKNOWN, intersect(parts, silent))
+    parts = subtract(parts, silent)
     low_ns = high_ns = _EVER.max  # of the thread's events
     if len(shown) and not unknown:
         low_ns, high_ns = int(profile.start_ns[shown[0]]), int(profile.end_ns[shown].max())
@@ -312,3 +312,28 @@ def host_gaps(profile: Profile, gaps: Merged, held: Sequence[tuple[str, Merged]]
     found.add(causes.PYTHON, clip(parts, (low_ns, high_ns)), thread=thread)
     found.add(causes.UNKNOWN, clip(parts, (high_ns, _EVER.max)), thread=thread)
     return found.pieces()
+
+
+def _program(profile: Profile) -> tuple[int, Rows]:
+    """Return the thread that shows what a program does, and its functions, or operators if no function is recorded.
+
+    It marks the steps, or else has the most operators: functions of other threads may run all the time.
+    """
+    functions, operators, notes = (profile.rows(kind) for kind in (PYTHON, OPERATOR, NOTE))
+    shown = functions if len(functions) else operators
+    if not len(shown):
+        return -1, shown
+    marks = notes[profile.matching(STEP)[profile.name[notes]]]
+    took_ns = (profile.end_ns - profile.start_ns)[operators].astype(np.float64)
+    score = np.bincount(profile.thread[operators], took_ns, len(profile.threads)).astype(np.float64)
+    score[profile.thread[marks]] = np.inf
+    threads = np.unique(profile.thread[shown])
+    thread = int(threads[score[threads].argmax()])
+    return thread, _on(profile, shown, thread)
+
+
+def silent_modules(profile: Profile) -> Rows:
+    """Return the modules that run on threads of which no operator is recorded."""
+    functions = profile.rows(PYTHON)
+    modules = functions[profile.matching(_MODULE)[profile.name[functions]]]
+    return modules[~np.isin(profile.thread[modules], profile.thread[profile.rows(OPERATOR)])]

@@ -10,13 +10,15 @@ from ...errors import UsageError
 from ...units import figure, figure_unit, format_bytes, format_ns
 from ..measure.intervals import clip, merge
 from ..ranklist import listed
-from .advice import FEW_STEPS, Facts, advice, is_launch_bound
+from .advice import FEW_STEPS, WORTH, Facts, advice, is_launch_bound
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
 from .places import top_places
 from .rank import RankReport
 from .ranks import Late, Ranks, link_gb_s, traffic
 from .report import Cause, Why, median_of, shares
 
+LONGER = 1.5
+"""Steps that take so many times the length of the shown one are named."""
 BUSY = 0.8
 """A device that computes for this part of a step is the limit."""
 
@@ -55,7 +57,8 @@ def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
         verdict=_sentence(facts, causes, walls[shown], missing, ranks.notes), origin="PyTorch profiler",
         ranks=tuple(report.rank for report in reports), world_size=max(report.world_size for report in reports),
         step=shown, step_ns=walls[shown], steps_ns={_name(at): walls[at] for at in sorted(walls, key=_number)},
-        causes=tuple(causes), advice=tuple(advice(facts)), undecided=tuple(undecided), notes=tuple(ranks.notes),
+        causes=tuple(causes), advice=tuple(advice(facts)), undecided=tuple(undecided),
+        notes=(*ranks.notes, *_longer(facts, walls)),
         traffic=tuple(asdict(each) for each in facts.traffic),
         costs=tuple(
             (report.rank, at, cause, ns)
@@ -191,7 +194,29 @@ def _busy(facts: Facts, unit_ns: int, name: str) -> str:
     if places:
         text += f", the largest part at {places[0]}"
     change = next((f"; try: {item.change}" for item in advice(facts) if item.cause == COMPUTE), "")
+    costs = facts.steps[facts.step]
+    other = max(costs, key=lambda cause: (cause != COMPUTE) * costs[cause])
+    if not change and other != COMPUTE and costs[other] >= WORTH * facts.step_ns:
+        return f"{text}; {costs[other] / facts.step_ns:.0%} are: {WORDING[other]}"
     return text + (change or f"; nothing but {'kernels' if facts.report.on_device else 'operators'} takes long")
+
+
+def _longer(facts: Facts, walls: Mapping[int | None, int]) -> list[str]:
+    """Return a line on steps far longer than the shown one, with the cause that grows most in the longest."""
+    longer = [at for at in walls if walls[at] >= LONGER * walls[facts.step]]
+    if not longer:
+        return []
+    longest = max(longer, key=lambda at: walls[at])
+    costs, usual = facts.steps[longest], facts.steps[facts.step]
+    cause = max(costs, key=lambda each: costs[each] - usual.get(each, 0))
+    more_ns = costs[cause] - usual.get(cause, 0)
+    places = top_places(facts.report.places.get(longest, {}).get(cause, ()), costs[cause], by_function=cause == COMPUTE)
+    where = f", the largest part at {places[0]}" if places else ""
+    return [
+        f"{len(longer)} of {len(walls)} steps take{'s' * (len(longer) == 1)} half as long again as this one, or more: "
+        f"step {longest} takes {format_ns(walls[longest])}, of which {WORDING[cause]} is {format_ns(more_ns)} "
+        f"more{where}"
+    ]
 
 
 _CLASSES = {

@@ -6,7 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -28,6 +28,8 @@ _NAME = 80
 _DUNDER = re.compile(r"^__(?!init__|next__|iter__|getitem__)\w+__$|^<")
 _FRAME = re.compile(r"^(?P<path>[^()]+\.py)\((?P<line>\d+)\): (?P<name>.+)$")
 _LIBRARY = re.compile(r"(^|/)(torch|torchvision|numpy|triton|importlib|<frozen)(/|$)|^<|^threading\.py|/lib/python3")
+_MOSTLY = 0.9
+"""Part of the time of a place from which on an operator is said to have it."""
 _INSTANCE = re.compile(r"_\d+$")
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function: ")
 _NOT_A_PLACE = re.compile(r"^(ProfilerStep#|PyTorch Profiler|enumerate\(DataLoader\)|gloo:|overlap:|nccl:)")
@@ -53,8 +55,9 @@ class Place:
             name = f"the backward of {name}"
         elif name and "->" in self.phase:  # a copy, between two kinds of memory
             name = f"{self.phase} under {name}"
-        parts = [name, self.operator if self.module else ""]
-        where = self.frame or (self.phase if self.phase not in (BACKWARD, "") and "->" not in self.phase else "")
+        note = self.phase if self.phase != BACKWARD and "->" not in self.phase else ""
+        parts = [name or note, self.operator if self.module else ""]
+        where = self.frame or (note if name else "")
         text = ", ".join(filter(None, parts))
         return f"{text} in {where}" if text and where else text or where
 
@@ -98,10 +101,25 @@ def top_places(
         ((sum(ns for _, ns in group), common(group), group) for group in groups.values()), key=lambda each: -each[0]
     )
     return [
-        f"{place} ({format_ns(ns)}{rank}{'' if place.operator else operators_of(group, ': ')})"
+        f"{_described(place, group)} ({format_ns(ns)}{rank}{operators_of(group, ': ') * _is_of_several(group)})"
         for ns, place, group in sums[:PLACES]
         if ns >= 0.01 * step_ns
     ]
+
+
+def _is_of_several(places: Sequence[tuple[Place, int]]) -> bool:
+    """Whether operators that are not the most expensive one have a part of the time that counts."""
+    sums: Counter[str] = Counter()
+    for place, ns in places:
+        sums[place.operator] += ns
+    return max(sums.values()) < _MOSTLY * sum(sums.values())
+
+
+def _described(place: Place, group: Sequence[tuple[Place, int]]) -> str:
+    """Return what places have in common; operators of one function are listed after it if they are several."""
+    if place.frame and _is_of_several(group):
+        return str(replace(place, operator="", module="" if place.operator else place.module))
+    return str(place)
 
 
 def operators_of(places: Sequence[tuple[Place, int]], lead: str = "") -> str:

@@ -16,7 +16,7 @@ from ...units import format_ns
 from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
 from .causes import COMM, COPY, NAMES, UNKNOWN
-from .host import LATENCY_NS, Pieces, computing, delays, device_gaps, host_gaps
+from .host import LATENCY_NS, Pieces, computing, delays, device_gaps, host_gaps, silent_modules
 from .places import Place, Places, threads_of
 from .windows import GRAPH, Rows, Work, issues_of, joined, merged, messages_of, notes_of, windows_of, work_of
 
@@ -117,6 +117,12 @@ def measure(profile: Profile) -> RankReport:
     base_ns = profile.base_ns
     report.exposed = [(base_ns + low, base_ns + high) for low, high in exposed]
     report.notes += [*_middle(profile, pieces), *notes_of(profile, work)]
+    if not work.on_device and len(modules := silent_modules(profile)):
+        count = len(np.unique(profile.thread[modules]))
+        report.notes.append(
+            f"modules run on {count} thread{'s' * (count > 1)} without recorded operators: "
+            "experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True) records them"
+        )
     sums = []
     for some, rows in ((pieces, None), computing(profile, work, compute)):
         shown, number = _places_of(profile, places, some, rows)

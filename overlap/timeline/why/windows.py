@@ -15,7 +15,7 @@ from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, 
 from ..measure.intervals import Interval, Merged, union
 
 Rows = NDArray[np.intp]
-_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _HOST_COMM = re.compile(r"^(gloo|overlap):\w+$")
 _PEER = re.compile(r"^Memcpy.*(PtoP|Peer)")
 """Copies between devices: collectives of copy engines have no kernel."""
@@ -99,7 +99,7 @@ def windows_of(profile: Profile, work: Work) -> dict[int | None, Interval]:
     """
     host: dict[int, Interval] = {}
     device: dict[int, Interval] = {}
-    marks = {number: int(match[1]) for number, name in enumerate(profile.names) if (match := _STEP.match(name))}
+    marks = {number: int(match[1]) for number, name in enumerate(profile.names) if (match := STEP.match(name))}
     for row in profile.rows(NOTE, DEVICE_NOTE).tolist():
         if (step := marks.get(int(profile.name[row]))) is not None:
             where = host if profile.kind[row] == NOTE else device  # a device has a mark on each stream

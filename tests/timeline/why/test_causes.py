@@ -294,8 +294,8 @@ def test_a_gain_within_the_noise_of_steps_is_not_given(tmp_path):
     rec, start = Recording(), 1_000
     for number, extra in enumerate((0, 3_000, 0)):  # a step that takes longer for no planted reason
         rec.step(number, start, start + 10_000 + extra)
-        busy(rec, start, start + 9_000 + extra)
-        rec.op("aten::mm", start + 9_000 + extra, start + 9_990 + extra)
+        busy(rec, start, start + 8_500 + extra)
+        rec.op("aten::mm", start + 8_500 + extra, start + 9_990 + extra)
         rec.kernel(start + 9_990 + extra, start + 10_000 + extra, launch=start + 9_980 + extra)
         start += 10_000 + extra
     found = overlap.why(rec.write(tmp_path / "t.json"))
