@@ -203,6 +203,6 @@ def test_why_refuses_a_pipe(tmp_path):
 
 
 def test_the_command_names_the_one_that_explains_profiles(tmp_path, capsys):
-    path = written(tmp_path, profile(5))
+    path = written(tmp_path, kineto(0, [event("cpu_op", "aten::mm", 0, 5)], world=1))
     assert main(["timeline", str(path)]) == 0
     assert f"a profile of PyTorch: `overlap why {path}` names operators, modules and lines" in capsys.readouterr().err
