@@ -13,9 +13,9 @@ from overlap.cli.timeline.tables import advice_text
 from overlap.config import overriding
 from overlap.errors import OverlapError, UsageError
 from overlap.timeline import TimelineView, breakdowns, merged, read_trace, verdict_of
-from overlap.timeline.measure.oddities import oddities
 from overlap.timeline.measure.operations import operations
 from overlap.timeline.replay.prediction import advise
+from overlap.timeline.why.oddities import oddities
 
 
 def written(tmp_path, document, name="t.json"):

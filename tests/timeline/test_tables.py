@@ -19,8 +19,8 @@ from overlap.errors import UsageError
 from overlap.timeline import Span, arrivals, verdict_of, write_trace
 from overlap.timeline.measure.critical_path import critical_path
 from overlap.timeline.measure.operations import operations
-from overlap.timeline.measure.stragglers import stragglers
-from overlap.timeline.measure.verdict import parse_limit
+from overlap.timeline.why.stragglers import stragglers
+from overlap.timeline.why.verdict import parse_limit
 from overlap.units import columns
 from tests.timeline.made import comm, compute, timeline_of, traces
 

@@ -18,12 +18,12 @@ from ...timeline.files.merge import merged, merged_header
 from ...timeline.files.parts import Part, pack_part
 from ...timeline.files.tracefile import read_trace, write_merged
 from ...timeline.measure.metrics import median_step
-from ...timeline.measure.oddities import oddities
-from ...timeline.measure.verdict import Verdict, parse_limit, verdict_of
 from ...timeline.ranklist import listed, unlisted
 from ...timeline.replay.changes import parse_change
 from ...timeline.replay.prediction import Prediction, advise, neighbours, predict
 from ...timeline.spans import ORIGIN, Timeline
+from ...timeline.why.oddities import oddities
+from ...timeline.why.verdict import Verdict, parse_limit, verdict_of
 from ..options import check_width
 from ..output import as_json, kept, output_path
 from ..pace import pace

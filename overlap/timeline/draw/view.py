@@ -11,10 +11,10 @@ import numpy as np
 from ...units import wrapped
 from ..measure.intervals import Interval, Merged, union
 from ..measure.metrics import Breakdown, Coverage, coverage, of_steps
-from ..measure.reasons import reasons
-from ..measure.verdict import Verdict, judge
 from ..ranklist import listed
 from ..spans import CUT, ENDED, Timeline
+from ..why.reasons import reasons
+from ..why.verdict import Verdict, judge
 from .axis import ruler
 from .folding import Fold, fold, table
 from .lanes import NO_WAITS, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane

@@ -11,7 +11,7 @@ from math import ceil
 from typing import TypeAlias
 
 from ...errors import UsageError
-from ..measure.verdict import LITTLE, OFTEN
+from ..why.verdict import LITTLE, OFTEN
 from .copies import boundaries, pack, update_together
 from .graph import Graph, Node, input_of, release
 from .machine import Machine

@@ -16,8 +16,8 @@ from ...notice import notify
 from ...units import figure, figure_unit, format_bytes, parse_bytes
 from ..measure.critical_path import critical_path
 from ..measure.metrics import breakdowns, median_step, windows_of
-from ..measure.verdict import Verdict, verdict_of
 from ..spans import ORIGIN, Timeline
+from ..why.verdict import Verdict, verdict_of
 from .buckets import least_bytes, series_of
 from .changes import Change, apply_changes, parse_change
 from .graph import Graph, Node

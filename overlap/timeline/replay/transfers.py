@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ..measure.verdict import LITTLE
+from ..why.verdict import LITTLE
 from .graph import Graph, Node
 
 

@@ -11,14 +11,14 @@ from ...errors import UsageError
 from ..files.merge import merged
 from ..files.tracefile import read_trace
 from ..measure.metrics import Breakdown, breakdowns, median_step
-from ..measure.oddities import oddities
-from ..measure.verdict import Verdict, verdict_of
 from ..ranklist import listed
 from ..replay.prediction import Prediction, advise, neighbours, predict
 from ..spans import ORIGIN, STARVED, Timeline
 from .advice import FEW_STEPS, MOST, WORTH, bounds
 from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
+from .oddities import oddities
 from .report import Advice, Cause, Why, shares
+from .verdict import Verdict, verdict_of
 
 ADVICE_S = 20.0
 """Time for replays."""

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..columnar import NONE, Mask, Rows, SpanColumns, Wholes, runs
+from ..measure.activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, Pieces, keepers
+from ..measure.intervals import Interval, counted, covered_ns, inside
+from ..measure.metrics import Coverage, coverage
 from ..spans import Timeline
-from .activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, Pieces, keepers
-from .intervals import Interval, counted, covered_ns, inside
-from .metrics import Coverage, coverage
 
 Doing: TypeAlias = Literal["compute", "program", "wire", "unknown"]
 
@@ -34,7 +34,7 @@ FOLLOWED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Reason:
     """Why communication was exposed on one rank, and for how long altogether."""
 
     victim: int  # The rank on which it was exposed
@@ -56,7 +56,7 @@ class Cause:
         return f"{self.name}{at}" if self.name else "not recorded"
 
 
-def causes(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Cause]:
+def causes(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Reason]:
     """Return the causes of all exposed communication, the most expensive first.
 
     Arguments and errors are those of `metrics.coverage`. Cost: a sort of the spans, and as many looks at what the last
@@ -65,7 +65,7 @@ def causes(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] 
     return reasons(timeline, coverage(timeline, step=step, ranks=ranks)).causes()
 
 
-def kept_loops(timeline: Timeline, covers: Sequence[Coverage]) -> list[Cause]:
+def kept_loops(timeline: Timeline, covers: Sequence[Coverage]) -> list[Reason]:
     """Return which ranks kept the event loops of some ranks, at which line and for how long, the longest first."""
     columns = timeline.columns
     rows = np.flatnonzero(columns.is_kind("program"))
@@ -78,13 +78,13 @@ def kept_loops(timeline: Timeline, covers: Sequence[Coverage]) -> list[Cause]:
             key = cover.rank, int(columns.rank[row]), int(columns.name[row])
             found[key] = found.get(key, 0) + ns
     causes = [
-        Cause(victim=victim, rank=rank, doing="program", name="", call_site=columns.texts[place], duration_ns=ns)
+        Reason(victim=victim, rank=rank, doing="program", name="", call_site=columns.texts[place], duration_ns=ns)
         for (victim, rank, place), ns in found.items()
     ]
     return sorted(causes, key=lambda one: (-one.duration_ns, one.victim, str(one)))
 
 
-def queues(timeline: Timeline, covers: Sequence[Coverage]) -> list[Cause]:
+def queues(timeline: Timeline, covers: Sequence[Coverage]) -> list[Reason]:
     """Return which operations were queued on some ranks while nothing was busy, and for how long, the longest first.
 
     While several were queued, each of them counts.
@@ -99,7 +99,7 @@ def queues(timeline: Timeline, covers: Sequence[Coverage]) -> list[Cause]:
             key = cover.rank, int(columns.name[row]), int(columns.call_site[row])
             found[key] = found.get(key, 0) + ns
     causes = [
-        Cause(
+        Reason(
             victim=victim, rank=None, doing="wire", name=columns.texts[name], call_site=columns.texts[place],
             duration_ns=ns,
         )
@@ -116,7 +116,7 @@ class Reasons:
     victim: Wholes
     start_ns: Wholes
     end_ns: Wholes
-    rank: Wholes  # `NONE` as `Cause.rank` is None
+    rank: Wholes  # `NONE` as `Reason.rank` is None
     doing: Wholes  # Index into the values of `Doing`
     name: Wholes
     call_site: Wholes
@@ -124,7 +124,7 @@ class Reasons:
     def __len__(self) -> int:
         return len(self.victim)
 
-    def causes(self) -> list[Cause]:
+    def causes(self) -> list[Reason]:
         """Add up the stretches of each rank that have one cause, the most expensive first."""
         keys = self.call_site, self.name, self.doing, self.rank, self.victim
         order = np.lexsort(keys)
@@ -136,7 +136,7 @@ class Reasons:
         found = map(self._cause, order[firsts][by_first].tolist(), sums_ns[by_first].tolist())
         return sorted(found, key=lambda one: (-one.duration_ns, one.victim, str(one)))
 
-    def within(self, window: Interval, victim: int) -> list[Cause]:
+    def within(self, window: Interval, victim: int) -> list[Reason]:
         """Return the causes on one rank in a window, the most expensive first."""
         start_ns, end_ns = np.maximum(self.start_ns, window[0]), np.minimum(self.end_ns, window[1])
         which = (self.victim == victim) & (start_ns < end_ns)
@@ -152,8 +152,8 @@ class Reasons:
     def _take(self, which: Mask | Rows) -> Reasons:
         return Reasons(texts=self.texts, **{name: getattr(self, name)[which] for name in _COLUMNS})
 
-    def _cause(self, at: int, duration_ns: int) -> Cause:
-        return Cause(
+    def _cause(self, at: int, duration_ns: int) -> Reason:
+        return Reason(
             victim=int(self.victim[at]),
             rank=None if self.rank[at] == NONE else int(self.rank[at]),
             doing=_DOING[self.doing[at]],

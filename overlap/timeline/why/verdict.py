@@ -11,9 +11,9 @@ import numpy as np
 
 from ...errors import UsageError, printable
 from ...units import figure, figure_unit, format_bytes, format_ns
+from ..measure.metrics import Breakdown, Coverage, coverage, issued_in, of_steps
 from ..spans import ORIGIN, Timeline
-from .metrics import Breakdown, Coverage, coverage, issued_in, of_steps
-from .reasons import Cause, Reasons, kept_loops, queues, reasons
+from .reasons import Reason, Reasons, kept_loops, queues, reasons
 
 _NAMED = 0.25
 """A rank is named if it alone caused this part of the waiting; the others are counted together."""
@@ -62,9 +62,9 @@ class Verdict:
     queued_ns: int  # Nothing was busy, while an operation was queued
     idle_ns: int  # Nothing was busy, and nothing was queued
     copy_ns: int = 0  # Only copies and sets of a device's memory ran
-    causes: tuple[Cause, ...]  # Of exposed communication over all ranks, the most expensive first
-    kept: tuple[Cause, ...]  # The ranks and lines that kept event loops, the most expensive first
-    queues: tuple[Cause, ...]  # The operations that were queued while nothing was busy, the longest first
+    causes: tuple[Reason, ...]  # Of exposed communication over all ranks, the most expensive first
+    kept: tuple[Reason, ...]  # The ranks and lines that kept event loops, the most expensive first
+    queues: tuple[Reason, ...]  # The operations that were queued while nothing was busy, the longest first
     small: Calls | None  # The operation that is called most, if it is called often and carries little
     issued: bool = False  # Whether operations were issued in it, whenever these ran
     torch: bool = False  # Whether it is a program of `torch.distributed`
@@ -86,11 +86,11 @@ class Verdict:
         """The part of communication for which its rank had compute; None if there was none."""
         return self.hideable_ns / self.comm_ns if self.comm_ns else None
 
-    def blamed(self) -> list[tuple[int | None, Cause, int]]:
+    def blamed(self) -> list[tuple[int | None, Reason, int]]:
         """Return the ranks that were waited for, what each mostly did then, and for how long; most expensive first."""
         return _by_rank([cause for cause in self.causes if cause.rank is not None or cause.doing == "unknown"])
 
-    def moved(self) -> list[tuple[Cause, int]]:
+    def moved(self) -> list[tuple[Reason, int]]:
         """Return the operations whose bytes were exposed on the wire, by place, most expensive first."""
         return _by_place(cause for cause in self.causes if cause.doing == "wire" and cause.rank is None)
 
@@ -181,16 +181,16 @@ class Verdict:
         return [f"{self._mean(self.wire_ns, unit_ns)} {where}{_mostly(moves)}"] if moves else []
 
 
-def _by_place(causes: Iterable[Cause]) -> list[tuple[Cause, int]]:
+def _by_place(causes: Iterable[Reason]) -> list[tuple[Reason, int]]:
     """Add up causes by name and place, the most expensive first."""
-    found: dict[tuple[str, str], tuple[Cause, int]] = {}
+    found: dict[tuple[str, str], tuple[Reason, int]] = {}
     for cause in causes:
         first, ns = found.get((cause.name, cause.call_site), (cause, 0))
         found[cause.name, cause.call_site] = first, ns + cause.duration_ns
     return sorted(found.values(), key=lambda each: (-each[1], str(each[0])))
 
 
-def _mostly(causes: Iterable[Cause]) -> str:
+def _mostly(causes: Iterable[Reason]) -> str:
     """Name the most expensive of some operations, in brackets; nothing if there are none."""
     places = _by_place(causes)
     return f" ({'mostly ' * (len(places) > 1)}{places[0][0]})" if places else ""
@@ -265,10 +265,10 @@ def _sum(rows: Sequence[Breakdown], name: str) -> int:
     return sum(getattr(row, name) for row in rows)
 
 
-def _by_rank(causes: Sequence[Cause]) -> list[tuple[int | None, Cause, int]]:
+def _by_rank(causes: Sequence[Reason]) -> list[tuple[int | None, Reason, int]]:
     """Add up causes by rank; the most expensive thing that a rank did stands for it."""
     totals: dict[int | None, int] = {}
-    did: dict[int | None, dict[str, tuple[int, Cause]]] = {}
+    did: dict[int | None, dict[str, tuple[int, Reason]]] = {}
     for cause in causes:
         totals[cause.rank] = totals.get(cause.rank, 0) + cause.duration_ns
         of = did.setdefault(cause.rank, {})
