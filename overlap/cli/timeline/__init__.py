@@ -141,7 +141,7 @@ def main(args: argparse.Namespace) -> int:
         verdict, kept_all = _shown(args, timeline, step, ranks)
     failed = [limit for limit in limits if limit.holds(verdict)]
     for limit in failed:
-        print(f"--fail-if: {limit.told(verdict)}", file=sys.stderr)
+        print(f"--fail-if: {limit.text(verdict)}", file=sys.stderr)
     return EXIT_FAILED if failed or not kept_all else 0
 
 

@@ -93,13 +93,13 @@ def _main(function: str, files: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()  # data of files has no cycles, and a search for them takes a quarter of the time
     module, _, name = function.partition(":")
-    read, found = getattr(import_module(module), name), []
+    read, results = getattr(import_module(module), name), []
     for file in files:
         try:
-            found.append(read(Path(file)))
+            results.append(read(Path(file)))
         except UsageError as error:
-            found.append(str(error))
-    sys.stdout.buffer.write(pickle.dumps(found))
+            results.append(str(error))
+    sys.stdout.buffer.write(pickle.dumps(results))
 
 
 if __name__ == "__main__":

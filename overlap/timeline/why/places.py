@@ -63,7 +63,7 @@ class Place:
 
 
 def common(places: Sequence[tuple[Place, int]]) -> Place:
-    """Return what places, each with its time, have in common: the parts that hold for most of the time."""
+    """Return the common place of places, each with its time: the parts that hold for most of the time."""
     total_ns = sum(ns for _, ns in places)
 
     def most(texts: Iterable[tuple[str, int]]) -> str:
@@ -116,7 +116,7 @@ def _is_of_several(places: Sequence[tuple[Place, int]]) -> bool:
 
 
 def _described(place: Place, group: Sequence[tuple[Place, int]]) -> str:
-    """Return what places have in common; operators of one function are listed after it if they are several."""
+    """Return the common place as text; several operators of one function are listed after it."""
     if place.frame and _is_of_several(group):
         return str(replace(place, operator="", module="" if place.operator else place.module))
     return str(place)
@@ -146,13 +146,13 @@ class Places:
     def _forwards(self) -> dict[int, int]:
         """Return the row of the last forward operator of each sequence number: operators without a node share it."""
         profile = self._profile
-        found: dict[int, int] = {}
+        forwards: dict[int, int] = {}
         rows = self._rows[(profile.sequence[self._rows] >= 0) & (profile.kind[self._rows] == OPERATOR)]
         backward = re.compile(r"Backward\d*$|^autograd::")
         is_backward = profile.matching(backward)
         for row in rows[~is_backward[profile.name[rows]]].tolist():
-            found[int(profile.sequence[row])] = row
-        return found
+            forwards[int(profile.sequence[row])] = row
+        return forwards
 
     def of(self, threads: Sequence[int], instants_ns: Wholes) -> list[Place]:
         """Return the place of each instant of a thread; a backward operator has the place of its forward."""
@@ -186,7 +186,7 @@ class Places:
         return keys, backward
 
     def _levels_of(self, thread: int) -> list[Rows]:
-        """Return the rows of a thread in levels, the outermost first; those of a level do not overlap."""
+        """Return the rows of a thread in levels, the outermost first; rows of one level do not overlap."""
         if thread not in self._levels:
             profile, rows = self._profile, self._rows[self._profile.thread[self._rows] == thread]
             rows = rows[profile.start_ns[rows] < profile.end_ns[rows]]
@@ -194,13 +194,13 @@ class Places:
                 np.sort(profile.end_ns[rows]), profile.start_ns[rows], "right"
             )
             by_depth = np.argsort(depth, kind="stable")
-            found: list[Rows] = []
+            levels: list[Rows] = []
             for level in np.split(rows[by_depth], runs(depth[by_depth])[1:]):
-                while len(level) and len(found) < _DEPTH:
+                while len(level) and len(levels) < _DEPTH:
                     is_outer = is_outermost(profile, level)  # rows that cross others may share their depth
-                    found.append(level[is_outer])
+                    levels.append(level[is_outer])
                     level = level[~is_outer]
-            self._levels[thread] = found
+            self._levels[thread] = levels
         return self._levels[thread]
 
     def _looked_up(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[Place]:
@@ -224,17 +224,17 @@ class Places:
     def _chains(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[list[int]]:
         """Return the rows that are around each instant, the outermost first."""
         profile = self._profile
-        found: list[list[int]] = [[] for _ in instants_ns]
+        chains: list[list[int]] = [[] for _ in instants_ns]
         for thread in np.unique(threads).tolist():
-            asked = np.flatnonzero(threads == thread)
-            asked = asked[np.argsort(instants_ns[asked], kind="stable")]
+            queries = np.flatnonzero(threads == thread)
+            queries = queries[np.argsort(instants_ns[queries], kind="stable")]
             rows = self._rows[profile.thread[self._rows] == thread]
-            first = np.searchsorted(instants_ns[asked], profile.start_ns[rows], "left")
-            stop = np.searchsorted(instants_ns[asked], profile.end_ns[rows], "left")
+            first = np.searchsorted(instants_ns[queries], profile.start_ns[rows], "left")
+            stop = np.searchsorted(instants_ns[queries], profile.end_ns[rows], "left")
             row, query = counted(first, np.maximum(stop, first))  # rows are in order of start, the longest first
-            for each, at in zip(rows[row].tolist(), asked[query].tolist(), strict=True):
-                found[at].append(each)
-        return found
+            for each, at in zip(rows[row].tolist(), queries[query].tolist(), strict=True):
+                chains[at].append(each)
+        return chains
 
     def _place(self, chain: list[int]) -> Place:
         profile = self._profile
