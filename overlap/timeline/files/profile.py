@@ -262,8 +262,8 @@ class _Text:
         self._file, self.data, self.ended, self.cut, self.bytes_read = file, b"", False, False, 0
 
     def more(self) -> bool:
-        """Read a piece; False at the end of the file, also if the file was cut off there."""
-        piece, self.cut = next_piece(self._file, PIECE_BYTES)
+        """Read a piece, longer ones while no event ends; False at the end of the file, also if it was cut off there."""
+        piece, self.cut = next_piece(self._file, max(PIECE_BYTES, len(self.data)))
         self.data += piece
         self.bytes_read += len(piece)
         self.ended = not piece

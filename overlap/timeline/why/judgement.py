@@ -239,7 +239,8 @@ def _why_unknown(facts: Facts) -> str:
 
 def _note(facts: Facts) -> str:
     """Return which events the file lacks, if it is known."""
-    return next((note for note in facts.report.notes if "recorded" in note), "")
+    notes = facts.report.notes
+    return next((note for word in ("left out", "recorded") for note in notes if word in note), "")
 
 
 def _undecided(facts: Facts, missing: Sequence[int]) -> list[str]:
