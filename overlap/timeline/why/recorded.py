@@ -27,11 +27,9 @@ REPLAYED_STEPS = 5
 OFF = 0.05
 """Part of a step by which replays are off, held against changed programs in virtual time (tests: test_replay)."""
 
-_WORDING = {
-    COMPUTE: "computing", WAIT: "waiting for a late rank", WIRE: "exposed communication on the wire",
-    COMM: "exposed communication (waiting or wire)", COPY: "copies and sets of memory",
-    LOOP: "the program keeps the event loop",
-    QUEUE: "operations are queued, and nothing runs", UNKNOWN: "idle: nothing runs, and nothing is queued",
+_WORDING = WORDING | {
+    COPY: "copies and sets of memory", QUEUE: "operations are queued, and nothing runs",
+    UNKNOWN: "idle: nothing runs, and nothing is queued",
 }  # fmt: skip
 
 
