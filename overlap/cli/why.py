@@ -8,12 +8,12 @@ import sys
 from ..errors import UsageError
 from ..explanation import explanation, why
 from ..notice import notify
-from ..timeline.measure.verdict import Limit, parse_limit
 from ..timeline.why.against import Comparison, compare
 from ..timeline.why.causes import WORDING
 from ..timeline.why.mcp import serve
 from ..timeline.why.page import markdown, text
 from ..timeline.why.report import SCHEMA_VERSION, Why
+from ..timeline.why.verdict import Limit, parse_limit
 from .output import as_json
 
 _DESCRIPTION = """\

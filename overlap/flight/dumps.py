@@ -13,10 +13,13 @@ import pickletools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
 from typing import Any
+
+import msgspec
 
 from ..errors import UsageError
 
@@ -119,7 +122,7 @@ def read_dump(path: Path) -> Dump:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"{path}: a dump has at most {MOST_BYTES >> 20} MiB")
         content = path.read_bytes()
-        root = plain(content) if content[:1] == b"\x80" else json.loads(content)
+        root = plain(content) if content[:1] == b"\x80" else msgspec.json.decode(content)
         if not isinstance(root, dict) or not isinstance(root.get("entries", []), list) or "version" not in root:
             raise ValueError("no dump of the flight recorder")
         version = _text(root["version"])[:20]
@@ -223,12 +226,16 @@ def _types(dtypes: Any) -> str:
 def _line(frames: Sequence[Any]) -> str:
     """Return the innermost frame of the user's program, else the innermost one."""
     frames = frames[:_MOST_FRAMES]
-    own = (frame for frame in frames if not _NOT_OF_THE_USER.search(_text(frame["filename"])))
-    found = next(own, frames[0] if frames else None)
+    found = next((frame for frame in frames if _is_users(frame["filename"])), frames[0] if frames else None)
     if not found or not found["filename"]:
         return ""
     name = re.split(r"[/\\]", _text(found["filename"]))[-1]
     return f"{name}:{int(found['line'])} in {_text(found['name'])}"[:_MOST_TEXT]
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_users(filename: Any) -> bool:
+    return not _NOT_OF_THE_USER.search(_text(filename))
 
 
 def plain(content: bytes) -> Any:
@@ -242,7 +249,14 @@ def plain(content: bytes) -> Any:
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
+    dicts: dict[bytes, dict[Any, Any]] = {}  # by the opcodes of their items: a stack of calls repeats its frames
     push, at, end = stack.append, 0, len(content)
+
+    def put(index: int) -> None:
+        if index in memo:
+            dicts.clear()
+        memo[index] = stack[-1]
+
     for _ in range(MOST_OPCODES):
         if at >= end:
             raise ValueError("pickle without an end")
@@ -252,10 +266,10 @@ def plain(content: bytes) -> Any:
             push(memo[content[at]])
             at += 1
         elif code == 0x71:  # BINPUT
-            memo[content[at]] = stack[-1]
+            put(content[at])
             at += 1
         elif code == 0x72:  # LONG_BINPUT
-            memo[_LONG(content, at)[0]] = stack[-1]
+            put(_LONG(content, at)[0])
             at += 4
         elif code in (0x58, 0x8C):  # BINUNICODE, SHORT_BINUNICODE
             begin = at + (4 if code == 0x58 else 1)
@@ -278,9 +292,18 @@ def plain(content: bytes) -> Any:
             push(memo[_LONG(content, at)[0]])
             at += 4
         elif code == 0x94:  # MEMOIZE
-            memo[len(memo)] = stack[-1]
+            put(len(memo))
         elif code == 0x7D:  # EMPTY_DICT
-            push({})
+            if (match := _SMALL_DICT.match(content, at)) is None:
+                push({})
+                continue
+            loads: bytes = match[3]
+            if loads not in dicts:
+                dicts[loads] = dict(_pairs([_loaded(each, memo) for each in _LOAD.findall(loads)]))
+            push(dict(dicts[loads]))
+            at = match.end()
+            if match[1] or match[2]:
+                put(match[1][0] if match[1] else _LONG(match[2], 0)[0])
         elif code == 0x5D:  # EMPTY_LIST
             push([])
         elif code == 0x61:  # APPEND
@@ -293,6 +316,12 @@ def plain(content: bytes) -> Any:
         else:
             at = _rare(content, at, stack)
     raise ValueError(f"more than {MOST_OPCODES} opcodes")
+
+
+def _loaded(load: bytes, memo: Mapping[int, Any]) -> Any:
+    if load[0] in _NUMBERS:
+        return _NUMBERS[load[0]][1](load, 1)[0]
+    return memo[load[1] if load[0] == 0x68 else _LONG(load, 1)[0]]
 
 
 def _rare(content: bytes, at: int, stack: list[Any]) -> int:
@@ -324,6 +353,10 @@ def _pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
     return zip(items[::2], items[1::2], strict=True)
 
 
+_LOAD = re.compile(rb"[hK].|M..|[jJ]....", re.DOTALL)
+"""BINGET, BININT1, BININT2, LONG_BINGET, BININT."""
+_SMALL_DICT = re.compile(rb"(?:q(.)|r(....))?\(((?:[hK].|M..|[jJ]....){2,64})u", re.DOTALL)
+"""Rest of a dict of such values after EMPTY_DICT: BINPUT or LONG_BINPUT, MARK, the values, SETITEMS."""
 _KEYS = {str, int, bool}
 _Step = Callable[[list[Any], list[Any]], object]
 _LONG = Struct("<I").unpack_from

@@ -23,6 +23,7 @@ PAGE_LINES, _WIDTH = 24, 110
 _MOST_FILES = 20_000
 MANY_BYTES = 16 << 20
 """Dumps that together have fewer bytes are read faster than processes start."""
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _UNTOLD = "cannot be told, because "
 
 
@@ -190,6 +191,7 @@ def _stuck(job: Job) -> Hang | None:
                     ranks=circle, calls=calls)  # fmt: skip
     awaits = job.awaits
     last = sorted({other for others in awaits.values() for other in others if not awaits.get(other)})
+    last = [rank for rank in last if rank in job.missing or not job.pending(rank)] or last
     return _behind(job, [rank for rank in last if rank in job.dumps] or last) if last else None
 
 
@@ -240,6 +242,14 @@ def _behind(job: Job, culprits: Sequence[int]) -> Hang:
         )
     else:
         state = f"it is still in {own} of {job.name(own)}{own.place}, which all of its members have called"
+    if len(waiters) < len(culprits):
+        state += f"; or {_names(waiters)} called an operation too many"
+    others = [
+        other for other in job.absent(waited) if other in job.dumps and other not in culprits and job.pending(other)
+    ]
+    for other in others[:2]:
+        call = job.pending(other)[0]
+        notes = [*notes, f"rank {other} has not called it either: it is in {call} of {job.name(call)}{call.place}"]
     missing = waited.kind in ("send", "recv")
     called = f"the other end of {operation}" if missing else operation
     first = f"rank {rank}: " if len(culprits) > 1 else ""
@@ -248,13 +258,19 @@ def _behind(job: Job, culprits: Sequence[int]) -> Hang:
                 notes=notes)  # fmt: skip
 
 
+def _names(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {listed(sorted(ranks))}"
+
+
 def _unexplained(job: Job) -> Hang:
     pending = [call for rank in job.dumps for call in job.pending(rank)]
     if pending:
         first = min(pending, key=lambda call: call.created_ns)
+        last = " or a rank whose dump is not here" if job.missing or not job.group(first)[1] else ""
+        last = " or roots that differ, which no dump has" if first.kind in _ROOTED else last
         why = (
             f"all known members have called {first} of {job.name(first)}{first.place}, and it has not ended: "
-            "the network, a device, or a rank whose dump is not here"
+            f"the network, a device{last}"
         )
         if not job.group(first)[1]:
             came = {rank for by_rank in job.calls.get(job.group(first), {}).values() for rank in by_rank}

@@ -3,7 +3,7 @@
 In the order data flows: `recording` records what a rank does; `span` is one interval of it, `columnar` many of them as
 numpy columns, and `spans` the timeline of a run. `measure/` computes figures from spans, `files/` turns spans into
 bytes and back, `draw/` turns figures into pictures, and `replay/` runs a recorded run again with something changed.
-`why/` says in one sentence why a job is slow.
+`why/` judges: in one sentence why a job is slow.
 `ranklist` reads and writes lists of ranks.
 
 All of it is pure. Importing this package loads the recording only: every program pays for that, few look at a timeline.
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from .files.merge import merged
     from .files.tracefile import read_trace, write_trace
     from .measure.metrics import Breakdown, breakdowns, median_step
-    from .measure.reasons import Cause, causes
-    from .measure.stragglers import Arrivals, arrivals, straggler
-    from .measure.verdict import Verdict, verdict_of
+    from .why.reasons import Reason, causes
+    from .why.stragglers import Arrivals, arrivals, straggler
+    from .why.verdict import Verdict, verdict_of
 
 __all__ = [
     "Arrivals",
     "Breakdown",
-    "Cause",
     "CollectiveInfo",
+    "Reason",
     "Recorder",
     "Span",
     "Timeline",
@@ -47,19 +47,19 @@ __all__ = [
 ]
 
 _LOADED_WHEN_USED = {
-    "Arrivals": "measure.stragglers",
+    "Arrivals": "why.stragglers",
     "Breakdown": "measure.metrics",
-    "Cause": "measure.reasons",
+    "Reason": "why.reasons",
     "TimelineView": "draw.view",
-    "Verdict": "measure.verdict",
-    "arrivals": "measure.stragglers",
+    "Verdict": "why.verdict",
+    "arrivals": "why.stragglers",
     "breakdowns": "measure.metrics",
-    "causes": "measure.reasons",
+    "causes": "why.reasons",
     "median_step": "measure.metrics",
     "merged": "files.merge",
     "read_trace": "files.tracefile",
-    "straggler": "measure.stragglers",
-    "verdict_of": "measure.verdict",
+    "straggler": "why.stragglers",
+    "verdict_of": "why.verdict",
     "write_trace": "files.tracefile",
 }
 

@@ -28,7 +28,7 @@ class Group(NamedTuple):
 
     name: str
     ranks: tuple[int, ...]  # In the group's order; of messages, the source and the destination
-    tag: int = 0  # Of messages
+    tag: int = 0  # tag of a message; 0 for collectives
 
 
 NOBODY = Group("", ())
@@ -66,7 +66,7 @@ _NO_INFO = CollectiveInfo(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SpanColumns:
-    """The columns of n spans; the fields of a `Span` and of its `CollectiveInfo` say what each column means."""
+    """Columns of n spans; the fields of a `Span` and of its `CollectiveInfo` give the meaning of each column."""
 
     texts: tuple[str, ...]  # The table of names, places and the like
     groups: tuple[Group, ...]  # The table of groups
@@ -115,7 +115,7 @@ class SpanColumns:
         return cast(Mask, self.kind == KINDS.index(kind))
 
     def of_kind(self, kind: Kind, rows: Rows) -> Rows:
-        """Return the rows among `rows` whose spans are of a kind."""
+        """Return the rows among `rows` of spans of a kind."""
         return cast(Rows, rows[self.kind[rows] == KINDS.index(kind)])
 
     @classmethod
@@ -127,7 +127,7 @@ class SpanColumns:
         """
         infos = [span.info or _NO_INFO for span in spans]
         texts, groups = Table[str](), Table[Group]()
-        told: dict[str, list[int]] = {
+        numbers: dict[str, list[int]] = {
             "rank": [span.rank for span in spans],
             "start_ns": [span.start_ns for span in spans],
             "end_ns": [span.end_ns for span in spans],
@@ -136,8 +136,8 @@ class SpanColumns:
             "awaited_ns": [_or_none(info.awaited_ns) for info in infos],
         }
         for name in ("met_ns", "seq", "nbytes", "priority"):
-            told[name] = [getattr(info, name) for info in infos]
-        told |= {
+            numbers[name] = [getattr(info, name) for info in infos]
+        numbers |= {
             "kind": [KINDS.index(span.kind) for span in spans],
             "role": [ROLES.index(span.role) for span in spans],
             "lane": [texts[span.lane] for span in spans],
@@ -148,7 +148,7 @@ class SpanColumns:
             "call_site": [texts[span.info.call_site if span.info else span.call_site] for span in spans],
             "group": [groups[Group(info.group, info.ranks, info.tag)] for info in infos],
         }
-        columns = {name: np.array(column, np.int64) for name, column in told.items()}
+        columns = {name: np.array(column, np.int64) for name, column in numbers.items()}
         return cls.of_named(columns, texts, groups)
 
     @classmethod
@@ -175,15 +175,15 @@ class SpanColumns:
         texts, groups = Table[str](), Table[Group]()
         texts[""], groups[NOBODY]
         none = np.zeros((len(WHOLES) + len(INDEXES), 0), np.int64)
-        found = [cls.of_table(0, none, (), ())]
+        joined_parts = [cls.of_table(0, none, (), ())]
         for part in parts:
             text_of, group_of = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
             for number in part._used_texts():
                 text_of[number] = texts[part.texts[number]]
             for number in np.unique(part.group).tolist():
                 group_of[number] = groups[part.groups[number]]
-            found.append(part._renumbered((), (), text_of, group_of))
-        columns = {name: np.concatenate([getattr(part, name) for part in found]) for name in _COLUMNS}
+            joined_parts.append(part._renumbered((), (), text_of, group_of))
+        columns = {name: np.concatenate([getattr(part, name) for part in joined_parts]) for name in _COLUMNS}
         return cls(texts=tuple(texts), groups=tuple(groups), **columns)
 
     def canonical(self) -> SpanColumns:
@@ -248,7 +248,7 @@ class SpanColumns:
         return [self.start_ns, self.rank, kind, lane, self.end_ns, name, seq]
 
     def near(self, window: Interval) -> Mask:
-        """Return which spans can matter to an instant inside a window: those that touch it, or touch such a span.
+        """Return which spans can matter to an instant inside a window: spans that touch it, or touch such a span.
 
         Every rank of an operation that touches the window takes part when its last rank comes, so that one look from
         the first to the last instant of such operations finds all of them.

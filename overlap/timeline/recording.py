@@ -64,13 +64,13 @@ class KeptSteps:
         Raises:
             ValueError: The text is none of these.
         """
-        found: dict[str, int] = {}
+        limits: dict[str, int] = {}
         for part in text.split(","):
             name, _, number = part.strip().partition(":")
-            if name not in ("last", "every") or name in found or not number.isdecimal() or int(number) < 1:
+            if name not in ("last", "every") or name in limits or not number.isdecimal() or int(number) < 1:
                 raise ValueError(f"expected last:N, every:N or both, with N from 1, got {text!r}")
-            found[name] = int(number)
-        return cls(last=found.get("last"), every=found.get("every", 1))
+            limits[name] = int(number)
+        return cls(last=limits.get("last"), every=limits.get("every", 1))
 
 
 class Recorder:
@@ -218,16 +218,17 @@ class _Rows:
             step = NONE if info is None else info
             return (start_ns, end_ns, NONE, 0, 0, 0, 0, step, NONE, *named, -1, none, none, none, self._nobody, role)
         if kind == "compute":
-            code, instruction, called_ns, of = cast(RawCompute, info)
-            place, step = self._place(code, instruction), NONE if of is None else of
+            code, instruction, called_ns, issue_step = cast(RawCompute, info)
+            place, step = self._place(code, instruction), NONE if issue_step is None else issue_step
             return (
                 start_ns, end_ns, called_ns, 0, 0, 0, 0, step, NONE, *named, -1, none, none, place, self._nobody, role,
             )  # fmt: skip
-        match, issued_ns, priority, code, instruction, *waits, of = cast(RawCollective, info)
+        match, issued_ns, priority, code, instruction, *waits, issue_step = cast(RawCollective, info)
         awaited_ns = waits[0] if waits and waits[0] is not None else NONE
         op, algorithm, group, seq, nbytes, dtype, met_ns = match
         return (
-            start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, NONE if of is None else of, awaited_ns, *named,
+            start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, NONE if issue_step is None else issue_step,
+                awaited_ns, *named,
             texts[op], texts[algorithm], self._dtype(dtype), self._place(code, instruction), self._group(group),
             role,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A span: one interval of what a rank did on one lane, its role, and the details of a collective."""
+"""A span: one interval of a rank's activity on one lane, its role, and the details of a collective."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ carries a bucket or goes from stage to stage; or it is other work of a strategy 
 
 
 class RoleName(str):
-    """The name of what the library issues itself, and its role: only the recorder looks at that.
+    """The name and role of an operation that the library issues itself: only the recorder looks at the role.
 
     It is a text like all names that programs give, so that their computes and operations carry nothing more.
     """
@@ -105,7 +105,7 @@ class Span:
 
     @property
     def called_ns(self) -> int:
-        """When the program called what the span shows: its start if the call is not known, and never later."""
+        """Instant of the call behind the span: its start if the call is not known, and never later."""
         issued_ns = self.issued_ns if self.info is None else self.info.issued_ns
         return self.start_ns if issued_ns is None else min(issued_ns, self.start_ns)
 

@@ -1,4 +1,4 @@
-"""The timeline of a run: its spans, in order, and what is known of the run as a whole."""
+"""The timeline of a run: its spans, in order, and facts about the run as a whole."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ from overlap.cli.demo.report import (
 from overlap.cli.demo.training import Comparison, Task, compare, fitting_bandwidth
 from overlap.data import digits
 from overlap.timeline import CollectiveInfo, Recorder, Span, Timeline, breakdowns, read_trace
-from overlap.timeline.measure.reasons import Cause
-from overlap.timeline.measure.verdict import Verdict
+from overlap.timeline.why.reasons import Reason
+from overlap.timeline.why.verdict import Verdict
 
 STEP = {"forward": 3, "loss": 1, "backward": 3, "update": 3}
 SMALL = ((9, 4), (4, 2), (128, 10))
@@ -452,7 +452,7 @@ HERE = "/home/somebody/.venv/lib/python3.11/site-packages/overlap/cli/demo/train
 
 
 def cause(rank, doing, name, ms):
-    return Cause(victim=0, rank=rank, doing=doing, name=name, call_site=f"{HERE}:145", duration_ns=ms * MS)
+    return Reason(victim=0, rank=rank, doing=doing, name=name, call_site=f"{HERE}:145", duration_ns=ms * MS)
 
 
 def verdict_on(*causes):

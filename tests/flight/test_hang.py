@@ -334,3 +334,36 @@ def test_plain_data_of_every_kind_is_read(protocol):
             "c": ["text", "é" * 300, {}, {"k": [{"l": (1, 2, 3, 4)}]}],
             7: [[i, str(i)] for i in range(400)]}  # fmt: skip
     assert plain(pickle.dumps(data, protocol)) == data
+
+
+def test_equal_dicts_of_a_pickle_differ_after_an_index_is_bound_again():
+    def text(letter, index):
+        return b"X\x01\x00\x00\x00" + letter + b"q" + index
+
+    same = b"}(h\x00h\x01u"
+    content = b"\x80\x02](" + text(b"k", b"\x00") + text(b"a", b"\x01") + same + text(b"b", b"\x01") + same + b"e."
+    assert plain(content) == pickle.loads(content) == ["k", "a", {"k": "a"}, "b", {"k": "b"}]
+
+
+def test_a_rank_that_is_in_a_group_of_unknown_members_is_not_blamed(tmp_path):
+    """Gloo lists no members: rank 1 may wait for rank 0 in their group."""
+    gloo = {"profiling_name": "gloo:all_reduce", "state": "scheduled"}
+    first = FIRST | gloo
+    pair = entry(1, group=("7", "pair"), line=50) | gloo
+    folder = write(tmp_path, [[first], [first, pair], [first, entry(2) | gloo], [first, entry(2) | gloo]])
+    found = judge([folder])
+    assert found.ranks == [0]
+    assert found.sentence.startswith("rank 0 is behind: it has not called all_reduce #2 ")
+    assert found.notes[-1] == (
+        "rank 1 has not called it either: it is in all_reduce #1 of float [8] of group 'pair' at train.py:50 in main"
+    )
+
+
+def test_one_rank_ahead_of_most_may_have_called_too_much(tmp_path):
+    folder = write(tmp_path, [[FIRST], [FIRST], [FIRST, entry(2)]])
+    assert sentence(folder).endswith("; or rank 2 called an operation too many")
+
+
+def test_roots_that_may_differ_are_named(tmp_path):
+    folder = write(tmp_path, [[FIRST, entry(2, "broadcast")], [FIRST, entry(2, "broadcast")]])
+    assert sentence(folder).endswith("the network, a device or roots that differ, which no dump has")

@@ -8,13 +8,14 @@ import pytest
 import trio
 
 import overlap
+from overlap.cli import main
 from overlap.cli.timeline.tables import advice_text
 from overlap.config import overriding
 from overlap.errors import OverlapError, UsageError
 from overlap.timeline import TimelineView, breakdowns, merged, read_trace, verdict_of
-from overlap.timeline.measure.oddities import oddities
 from overlap.timeline.measure.operations import operations
 from overlap.timeline.replay.prediction import advise
+from overlap.timeline.why.oddities import oddities
 
 
 def written(tmp_path, document, name="t.json"):
@@ -199,3 +200,9 @@ def test_why_refuses_a_pipe(tmp_path):
     with pytest.raises(UsageError, match="is no regular file"):
         overlap.why(tmp_path / "pipe.json")
     writer.join()
+
+
+def test_the_command_names_the_one_that_explains_profiles(tmp_path, capsys):
+    path = written(tmp_path, kineto(0, [event("cpu_op", "aten::mm", 0, 5)], world=1))
+    assert main(["timeline", str(path)]) == 0
+    assert f"a profile of PyTorch: `overlap why {path}` names operators, modules and lines" in capsys.readouterr().err

@@ -3,11 +3,11 @@
 from overlap.cli.timeline.tables import advice_text
 from overlap.timeline import Span, breakdowns
 from overlap.timeline.measure.critical_path import critical_path
-from overlap.timeline.measure.verdict import verdict_of
 from overlap.timeline.replay.changes import parse_change
 from overlap.timeline.replay.inference import graph_of
 from overlap.timeline.replay.prediction import advise, predict
 from overlap.timeline.replay.simulation import run_graph
+from overlap.timeline.why.verdict import verdict_of
 from tests.timeline.made import comm, compute, render_text, timeline_of
 
 PLACE = "train.py:50"

@@ -21,7 +21,7 @@ from overlap.timeline.columnar import INDEXES, KINDS, TEXTS
 from overlap.timeline.files import parts
 from overlap.timeline.files.merge import merged_columns, merged_header, on_clock
 from overlap.timeline.files.parts import Part, pack_part
-from overlap.timeline.measure.verdict import verdict_of
+from overlap.timeline.why.verdict import verdict_of
 
 
 def comm(rank: int, start_ns: int, end_ns: int, *, met_ns: int | None = None, seq: int = 0) -> Span:

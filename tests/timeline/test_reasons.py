@@ -11,7 +11,7 @@ from overlap.timeline import Span, breakdowns, causes
 from overlap.timeline.measure.activity import Activity
 from overlap.timeline.measure.meetings import PAIRED, last_rows
 from overlap.timeline.measure.metrics import coverage
-from overlap.timeline.measure.reasons import FOLLOWED, reasons, spent_ns
+from overlap.timeline.why.reasons import FOLLOWED, reasons, spent_ns
 from tests.timeline.made import LIMIT_NS, RANKS, comm, compute, timeline_of, traces
 
 

@@ -19,8 +19,8 @@ from overlap.errors import UsageError
 from overlap.timeline import Span, arrivals, verdict_of, write_trace
 from overlap.timeline.measure.critical_path import critical_path
 from overlap.timeline.measure.operations import operations
-from overlap.timeline.measure.stragglers import stragglers
-from overlap.timeline.measure.verdict import parse_limit
+from overlap.timeline.why.stragglers import stragglers
+from overlap.timeline.why.verdict import parse_limit
 from overlap.units import columns
 from tests.timeline.made import comm, compute, timeline_of, traces
 
@@ -210,12 +210,12 @@ def test_two_runs_are_compared():
 )
 def test_limits(text, holds, told):
     verdict, limit = verdict_of(one_late()), parse_limit(text)
-    assert (limit.holds(verdict), limit.told(verdict)) == (holds, told)
+    assert (limit.holds(verdict), limit.text(verdict)) == (holds, told)
 
 
 def test_of_what_there_is_not_no_limit_holds():
     verdict, limit = verdict_of(timeline_of(compute(0, 0, 5))), parse_limit("hidden < 10%")
-    assert (limit.holds(verdict), limit.told(verdict)) == (False, "hidden: there is none")
+    assert (limit.holds(verdict), limit.text(verdict)) == (False, "hidden: there is none")
 
 
 @pytest.mark.parametrize(

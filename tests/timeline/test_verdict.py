@@ -28,7 +28,7 @@ def test_operations_that_ran_before_the_computes_of_their_step_are_told():
         replace(comm(0, 11, 11, 20, ranks=(0,)), step=1),
         *(Span(rank=0, kind="step", lane="step", name="s", start_ns=s, end_ns=s + 10, step=s // 10) for s in (0, 10)),
     ]  # fmt: skip
-    told = verdict_of(timeline_of(*spans), step=1).told()
+    told = verdict_of(timeline_of(*spans), step=1).text()
     assert told == "step 30 ns: compute 30, idle 0; communication: what was issued in it ran before"
 
 

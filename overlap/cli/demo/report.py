@@ -196,7 +196,7 @@ def judged(found: Comparison, of: Gain, *, width: int) -> str:
 
 def verdict(view: TimelineView, *, width: int) -> str:
     """Return a verdict in lines of that width, at most four of 80 columns; places are told without their folders."""
-    told = _FOLDERS.sub("", view.verdict.told(named=1))
+    told = _FOLDERS.sub("", view.verdict.text(named=1))
     return "\n".join(wrapped(f"with overlap, {told}", width))
 
 

@@ -13,16 +13,17 @@ from typing import BinaryIO
 from ...errors import UsageError
 from ...launch.report import EXIT_FAILED
 from ...notice import notify
+from ...timeline.files.kineto import PROFILER
 from ...timeline.files.merge import merged, merged_header
 from ...timeline.files.parts import Part, pack_part
 from ...timeline.files.tracefile import read_trace, write_merged
 from ...timeline.measure.metrics import median_step
-from ...timeline.measure.oddities import oddities
-from ...timeline.measure.verdict import Verdict, parse_limit, verdict_of
 from ...timeline.ranklist import listed, unlisted
 from ...timeline.replay.changes import parse_change
 from ...timeline.replay.prediction import Prediction, advise, neighbours, predict
-from ...timeline.spans import Timeline
+from ...timeline.spans import ORIGIN, Timeline
+from ...timeline.why.oddities import oddities
+from ...timeline.why.verdict import Verdict, parse_limit, verdict_of
 from ..options import check_width
 from ..output import as_json, kept, output_path
 from ..pace import pace
@@ -120,6 +121,8 @@ def main(args: argparse.Namespace) -> int:
     timeline = merged([read_trace(file) for file in args.files])
     if wrong := oddities(timeline):
         notify(wrong)
+    if timeline.meta.get(ORIGIN) == PROFILER:
+        notify(f"a profile of PyTorch: `overlap why {args.files[0]}` names operators, modules and lines, and says why")
     step = _step(args.step, timeline)
     ranks = _ranks(args.ranks)
     kept_all = True
@@ -138,7 +141,7 @@ def main(args: argparse.Namespace) -> int:
         verdict, kept_all = _shown(args, timeline, step, ranks)
     failed = [limit for limit in limits if limit.holds(verdict)]
     for limit in failed:
-        print(f"--fail-if: {limit.told(verdict)}", file=sys.stderr)
+        print(f"--fail-if: {limit.text(verdict)}", file=sys.stderr)
     return EXIT_FAILED if failed or not kept_all else 0
 
 

@@ -12,10 +12,10 @@ from ...timeline.draw.picture import svg
 from ...timeline.draw.view import MIN_WIDTH, TimelineView
 from ...timeline.measure.critical_path import critical_path
 from ...timeline.measure.operations import operations
-from ...timeline.measure.stragglers import stragglers
-from ...timeline.measure.verdict import Verdict
 from ...timeline.replay.prediction import Prediction
 from ...timeline.spans import Timeline
+from ...timeline.why.stragglers import stragglers
+from ...timeline.why.verdict import Verdict
 from ...units import wrapped
 from ..console import Console
 from ..output import written

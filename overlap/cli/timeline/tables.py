@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from ...timeline.measure.critical_path import Link
 from ...timeline.measure.operations import Operations
-from ...timeline.measure.stragglers import Straggler
-from ...timeline.measure.verdict import Verdict
 from ...timeline.replay.prediction import AWAITS_LATER, Prediction
 from ...timeline.spans import ENDED
+from ...timeline.why.stragglers import Straggler
+from ...timeline.why.verdict import Verdict
 from ...units import columns, figure, figure_unit, format_bytes, parse_bytes, wrapped
 
 

@@ -14,11 +14,11 @@ from ...errors import UsageError
 from ...timeline.columnar import Table
 from ...timeline.measure.meetings import PAIRED
 from ...timeline.measure.metrics import median_step
-from ...timeline.measure.verdict import verdict_of
 from ...timeline.replay.graph import Node
 from ...timeline.replay.inference import graph_of
 from ...timeline.span import CollectiveInfo, Span
 from ...timeline.spans import CUT, ORIGIN, Timeline
+from ...timeline.why.verdict import verdict_of
 
 MoveKind: TypeAlias = Literal["compute", "collective", "message", "kept", "begin", "end"]
 

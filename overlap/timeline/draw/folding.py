@@ -64,7 +64,7 @@ def _point(row: Breakdown, wall_ns: int) -> tuple[float, ...]:
 
 
 def _grouped(rows: Sequence[Breakdown], points: Mapping[int, tuple[float, ...]], alike: float) -> list[list[Breakdown]]:
-    """Put each rank into the first group whose first rank is like it."""
+    """Put each rank into the first group with a first rank like it."""
     groups: list[list[Breakdown]] = []
     for row in rows:
         point = points[row.rank]
@@ -117,13 +117,13 @@ def table(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[
     return lines
 
 
-def _figures(one: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str]:
+def _figures(fold: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str]:
     def mean(sum_ns: int) -> str:
         return figure(sum_ns / len(ranks), unit_ns)
 
     hidden_ns, comm_ns = (sum(getattr(row, name) for row in ranks) for name in ("overlapped_ns", "comm_ns"))
     return [
-        one.label,
+        fold.label,
         mean(sum(row.wall_ns for row in ranks)),
         mean(sum(row.compute_ns for row in ranks)),
         mean(hidden_ns),
@@ -134,7 +134,7 @@ def _figures(one: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str]:
         mean(sum(row.copy_ns for row in ranks)),
         mean(sum(row.queued_ns for row in ranks)),
         mean(sum(row.idle_ns for row in ranks)),
-        f"{one.spread:.1%}" if len(ranks) > 1 else "",
+        f"{fold.spread:.1%}" if len(ranks) > 1 else "",
     ]
 
 

@@ -75,13 +75,13 @@ def _named(pieces: list[Piece], shade: str, waits: Waits, window: Interval, cell
         return pieces
     low, length = window[0], max(window[1] - window[0], 1)
     named: list[Piece] = []
-    at = 0
+    offset = 0
     for text, style in pieces:
         for run in re.split(f"({shade}+)", text):
             if run.startswith(shade):
-                first_ns, last_ns = (low + length * cell // cells for cell in (at, at + len(run)))
+                first_ns, last_ns = (low + length * cell // cells for cell in (offset, offset + len(run)))
                 run = _label(run, whom(waits, first_ns, last_ns))
-            at += len(run)
+            offset += len(run)
             named.append((run, style))
     return named
 

@@ -54,17 +54,17 @@ def page_data(timeline: Timeline, *, step: int | None = None, ranks: Iterable[in
     chosen = set(windows) if ranks is None else set(windows) & set(ranks)
     first_ns = min(windows[rank][0] for rank in chosen) if chosen else 0
     last_ns = max(windows[rank][1] for rank in chosen) if chosen else 0
-    shown = [
+    selected = [
         span
         for span in timeline.spans
         if span.rank in chosen and span.kind != "step" and span.end_ns > first_ns and span.start_ns < last_ns
     ]
-    left_out = max(len(shown) - SPANS_AT_MOST, 0)
+    left_out = max(len(selected) - SPANS_AT_MOST, 0)
     if left_out:
-        shown = sorted(shown, key=lambda span: -span.duration_ns)[:SPANS_AT_MOST]
+        selected = sorted(selected, key=lambda span: -span.duration_ns)[:SPANS_AT_MOST]
     lanes: dict[tuple[int, bool, str], list[Span]] = {}
     computed: dict[int, list[Interval]] = {}
-    for span in shown:
+    for span in selected:
         lanes.setdefault((span.rank, span.kind != "compute", span.lane), []).append(span)
         if span.kind == "compute":
             computed.setdefault(span.rank, []).append((span.start_ns, span.end_ns))

@@ -34,7 +34,7 @@ _FORMAT = """\
 
 
 def svg(view: TimelineView) -> str:
-    """Return the text of an SVG file; its title, for readers who cannot see it, is the verdict."""
+    """Return the text of an SVG file; its title, which screen readers read aloud, is the verdict."""
     from io import StringIO
 
     from rich.console import Console

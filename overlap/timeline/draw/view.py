@@ -11,10 +11,10 @@ import numpy as np
 from ...units import wrapped
 from ..measure.intervals import Interval, Merged, union
 from ..measure.metrics import Breakdown, Coverage, coverage, of_steps
-from ..measure.reasons import reasons
-from ..measure.verdict import Verdict, judge
 from ..ranklist import listed
 from ..spans import CUT, ENDED, Timeline
+from ..why.reasons import reasons
+from ..why.verdict import Verdict, judge
 from .axis import ruler
 from .folding import Fold, fold, table
 from .lanes import NO_WAITS, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
@@ -113,17 +113,17 @@ class TimelineView:
             label: Least width of the labels, for the same reason.
         """
         columns = max(self._width or width, MIN_WIDTH)
-        said = wrapped(str(self.verdict), columns)
-        folds = self._folded(height, len(said))
+        sentence = wrapped(str(self.verdict), columns)
+        folds = self._folded(height, len(sentence))
         two_lanes = len(folds) <= TWO_LANES_UP_TO
-        lanes = sum(len(self._streams.get(one.drawn, {})) for one in folds)
-        free = ROWS_WITHOUT_SCREEN * 4 if height is None else height - _LINES_BESIDE_ROWS - len(said) - len(folds)
+        lanes = sum(len(self._streams.get(fold.drawn, {})) for fold in folds)
+        free = ROWS_WITHOUT_SCREEN * 4 if height is None else height - _LINES_BESIDE_ROWS - len(sentence) - len(folds)
         streams = two_lanes and self._room is None and lanes + len(folds) <= free
-        covers = [self._covers[one.drawn] for one in folds]
+        covers = [self._covers[fold.drawn] for fold in folds]
         start_ns = min(cover.window[0] for cover in covers)
         window = start_ns, max(start_ns + length_ns, *(cover.window[1] for cover in covers))
-        wide = max(label, *(len(one.label) for one in folds))
-        heads = [(f"{one.label:>{wide}}", cover) for one, cover in zip(folds, covers, strict=True)]
+        wide = max(label, *(len(fold.label) for fold in folds))
+        heads = [(f"{fold.label:>{wide}}", cover) for fold, cover in zip(folds, covers, strict=True)]
         edges = wide + 3 + (len(_names(self._streams, covers, streams)) if two_lanes else 0)
         look = _Look(columns - edges, ascii or self._ascii, color, two_lanes, window, streams)
         mark = "|" if look.ascii else "╵"
@@ -135,12 +135,12 @@ class TimelineView:
                 columns, two_lanes=two_lanes, ascii=look.ascii, color=color, kept=any(len(each.kept) for each in covers)
             ),
             [],
-            *_lines(table([(one, [row for row in self._rows if row.rank in one.ranks]) for one in folds], columns)),
+            *_lines(table([(fold, [row for row in self._rows if row.rank in fold.ranks]) for fold in folds], columns)),
             [],
-            *_lines(said),
+            *_lines(sentence),
         ]
 
-    def _folded(self, height: int | None, said: int) -> list[Fold]:
+    def _folded(self, height: int | None, used_lines: int) -> list[Fold]:
         """Return the rows to draw."""
         blamed_ns = {rank: ns for rank, _, ns in self.verdict.blamed() if rank is not None}
         if self._all:
@@ -148,7 +148,7 @@ class TimelineView:
                 Fold(ranks=(rank,), drawn=rank, spread=0.0, blamed_ns=blamed_ns.get(rank, 0), culprit=False)
                 for rank in self._covers
             ]
-        room = ROWS_WITHOUT_SCREEN if height is None else (height - _LINES_BESIDE_ROWS - said) // _LINES_PER_ROW
+        room = ROWS_WITHOUT_SCREEN if height is None else (height - _LINES_BESIDE_ROWS - used_lines) // _LINES_PER_ROW
         room = room if self._room is None else self._room
         return fold(self._rows, blamed_ns, room=max(room, 1))
 
@@ -216,14 +216,14 @@ def _uncounted(rows: Sequence[Breakdown]) -> str:
 
 def _note(folds: Sequence[Fold]) -> str:
     """Return how the rows were chosen, as the end of the title."""
-    said = []
+    parts = []
     if len(folds) > 1 and folds[0].culprit:
-        said.append("who is waited for most is first")
+        parts.append("who is waited for most is first")
     if spread := max((one.spread for one in folds if len(one.ranks) > 1), default=None):
-        said.append(f"ranks in one row differ by at most {max(spread, 0.001):.1%} of the longest")
+        parts.append(f"ranks in one row differ by at most {max(spread, 0.001):.1%} of the longest")
     elif spread is not None:
-        said.append("ranks in one row are equal")
-    return "".join(f"; {text}" for text in said)
+        parts.append("ranks in one row are equal")
+    return "".join(f"; {text}" for text in parts)
 
 
 def _names(streams: Mapping[int, Mapping[str, Merged]], covers: Sequence[Coverage], shown: bool) -> str:
@@ -234,7 +234,7 @@ def _names(streams: Mapping[int, Mapping[str, Merged]], covers: Sequence[Coverag
 
 def _streams(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, dict[str, Merged]]:
     """Return when each stream of a rank was active, for ranks that do not have too many streams."""
-    found: dict[int, dict[str, Merged]] = {}
+    streams: dict[int, dict[str, Merged]] = {}
     columns = timeline.columns
     for rank, rows in columns.rows_by_rank(columns.is_kind("comm") & np.isin(columns.rank, list(covers))).items():
         window = covers[rank].window
@@ -242,8 +242,10 @@ def _streams(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, di
         lane_of = columns.lane[rows]
         lanes = {columns.texts[number]: rows[lane_of == number] for number in np.unique(lane_of).tolist()}
         if len(lanes) <= STREAMS_UP_TO:
-            found[rank] = {lane: union(columns.start_ns[on], columns.end_ns[on]) for lane, on in sorted(lanes.items())}
-    return found
+            streams[rank] = {
+                lane: union(columns.start_ns[on], columns.end_ns[on]) for lane, on in sorted(lanes.items())
+            }
+    return streams
 
 
 def _rank_lanes(cover: Coverage, look: _Look, waits: Waits) -> Sequence[_Line]:

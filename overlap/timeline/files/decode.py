@@ -101,25 +101,25 @@ def _left_out(columns: SpanColumns) -> str:
 
 def _columns_of(events: Sequence[_Event]) -> SpanColumns:
     args = [event.args for event in events]
-    known = [each.seq is not UNSET for each in args]
-    _check(events, [each for each in args if each.seq is not UNSET])
+    is_operation = [fields.seq is not UNSET for fields in args]
+    _check(events, [fields for fields in args if fields.seq is not UNSET])
     texts, groups = Table[str](), Table[tuple[str, str | UnsetType, int]]()
     texts[""], groups["", UNSET, 0]
-    told: dict[str, list[Any]] = {
+    numbers: dict[str, list[Any]] = {
         "rank": [event.pid for event in events],
         "kind": [_KIND_NUMBERS[cast(Any, event.cat)] for event in events],
-        "role": [_ROLE_NUMBERS[each.role] for each in args],
+        "role": [_ROLE_NUMBERS[fields.role] for fields in args],
         "name": [texts[event.name or ""] for event in events],
-        "op": [texts[each.op or ""] if has else -1 for each, has in zip(args, known, strict=True)],
-        "group": [groups[each.group or "", each.ranks, each.tag] for each in args],
+        "op": [texts[fields.op or ""] if has else -1 for fields, has in zip(args, is_operation, strict=True)],
+        "group": [groups[fields.group or "", fields.ranks, fields.tag] for fields in args],
     }
     for name in ("start_ns", "end_ns", "seq", "nbytes", "met_ns", "priority"):
-        told[name] = [getattr(each, name) or 0 for each in args]
+        numbers[name] = [getattr(fields, name) or 0 for fields in args]
     for name in ("step", "issued_ns", "awaited_ns"):
-        told[name] = [NONE if (number := getattr(each, name)) is UNSET else number for each in args]
+        numbers[name] = [NONE if (number := getattr(fields, name)) is UNSET else number for fields in args]
     for name in ("lane", "algorithm", "dtype", "call_site"):
-        told[name] = [texts[getattr(each, name) or ""] for each in args]
-    columns = {name: np.array(column, np.int64) for name, column in told.items()}
+        numbers[name] = [texts[getattr(fields, name) or ""] for fields in args]
+    columns = {name: np.array(column, np.int64) for name, column in numbers.items()}
     known_groups = Table[Group]()  # one group may be listed in several ways
     columns["group"] = np.array([known_groups[_group(*group)] for group in groups])[columns["group"]]
     return SpanColumns.of_named(columns, texts, known_groups)

@@ -57,15 +57,15 @@ def timeline_of(profile: Profile) -> Timeline:
     }  # fmt: skip
     columns["step"][len(rows) :] = list(steps)
     # Streams of one collective have other numbers on other ranks: one lane, for they must be matched.
-    found = messages_of(profile, work.comm)
-    columns["op"][operations] = [texts[each.op] for each in found]
-    columns["dtype"][operations] = [texts[each.dtype] for each in found]
+    messages = messages_of(profile, work.comm)
+    columns["op"][operations] = [texts[message.op] for message in messages]
+    columns["dtype"][operations] = [texts[message.dtype] for message in messages]
     for name in ("seq", "nbytes"):
-        columns[name][operations] = [getattr(each, name) for each in found]
+        columns[name][operations] = [getattr(message, name) for message in messages]
     world = tuple(range(profile.world_size))
     columns["group"][operations] = [
-        groups[Group(each.group or "world", each.ranks or world * (each.group_size in (0, len(world))))]
-        for each in found
+        groups[Group(message.group or "world", message.ranks or world * (message.group_size in (0, len(world))))]
+        for message in messages
     ]
     for name in ("issued_ns", "met_ns"):
         columns[name][operations] = columns["start_ns"][operations]

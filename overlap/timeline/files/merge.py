@@ -126,14 +126,14 @@ class _Meetings:
         firsts = runs(kind, seq)
         begins = np.zeros(len(order), np.intp)
         begins[firsts] = 1
-        of = np.empty(len(order), np.intp)
-        of[order] = np.cumsum(begins) - 1
+        numbers = np.empty(len(order), np.intp)
+        numbers[order] = np.cumsum(begins) - 1
         if len(firsts):
             sizes = np.array([len(ranks) for (_, ranks, _), _, _ in self._kinds])
             came = np.diff(np.append(firsts, len(order)))
             self._are_all = came == sizes[kind[firsts]]
             self._last_ns = np.maximum.reduceat(start_ns, firsts)
-        self._of = np.split(of, np.cumsum([each.shape[1] for each in self._noted])[:-1])
+        self._of = np.split(numbers, np.cumsum([each.shape[1] for each in self._noted])[:-1])
 
 
 def _sends(columns: SpanColumns) -> NDArray[np.bool_]:

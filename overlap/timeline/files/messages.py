@@ -37,7 +37,7 @@ _KERNEL_OPS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Fields of a collective's event: what the profiler has copied from the call to the kernel."""
+    """Fields of a collective's event, which the profiler has copied from the call to the kernel."""
 
     op: str
     group: str = ""

@@ -54,7 +54,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int  # Spans that no longer fitted
     meta: dict[str, str]  # Free text about the run
     ranks: tuple[int, ...] = ()  # Ranks with spans in a part, ascending
-    offset_ns: int = 0  # What the common clock showed when that of the process showed 0; readers of a part add it
+    offset_ns: int = 0  # time of the common clock when that of the process was 0; readers of a part add it
 
     @classmethod
     def of(cls, timeline: Timeline, *, offset_ns: int = 0) -> Header:
@@ -71,17 +71,17 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def checked_header(told: object, *, version: int, what: str) -> Header:
+def checked_header(fields: object, *, version: int, what: str) -> Header:
     """Return the header that was read.
 
     Raises:
         UsageError: A newer version than `version` has written it; the message names it `what`.
         msgspec.ValidationError: A field is missing or is not what it should be; it is named.
     """
-    written = told.get("version") if isinstance(told, Mapping) else None
+    written = fields.get("version") if isinstance(fields, Mapping) else None
     if isinstance(written, int) and written > version:
         raise UsageError(f"{what}a newer version (format {written}, this one reads up to {version})")
-    return msgspec.convert(told, Header)
+    return msgspec.convert(fields, Header)
 
 
 # -- parts ---------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def _read_block(file: BinaryIO) -> bytes:
 
 
 def begin_stream(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
-    """Return the beginning of a stream: what a timeline says of the run, and none of its spans."""
+    """Return the beginning of a stream: the header of a run, and none of its spans."""
     return MAGIC + _packed_header(timeline, offset_ns)
 
 
@@ -272,13 +272,13 @@ def _columns(rank: int, data: bytes) -> SpanColumns:
     """Return the spans of a rank that a block holds."""
     try:
         end = 4 + int.from_bytes(data[:4], "big")
-        told = msgspec.convert(msgpack.unpackb(data[4:end], unicode_errors="surrogatepass"), _BlockHeader)
-        if told.count < 0 or len(data) - end != told.count * _SPAN_BYTES:
+        block = msgspec.convert(msgpack.unpackb(data[4:end], unicode_errors="surrogatepass"), _BlockHeader)
+        if block.count < 0 or len(data) - end != block.count * _SPAN_BYTES:
             raise ValueError("columns that do not fit")
-        wholes = np.frombuffer(data, "<i8", len(WHOLES) * told.count, end).reshape(len(WHOLES), told.count)
-        indexes = np.frombuffer(data, "<i4", len(INDEXES) * told.count, end + wholes.nbytes)
-        table: list[Any] = [*wholes, *indexes.reshape(len(INDEXES), told.count)]
-        found = SpanColumns.of_table(rank, table, told.texts, told.groups)
+        wholes = np.frombuffer(data, "<i8", len(WHOLES) * block.count, end).reshape(len(WHOLES), block.count)
+        indexes = np.frombuffer(data, "<i4", len(INDEXES) * block.count, end + wholes.nbytes)
+        table: list[Any] = [*wholes, *indexes.reshape(len(INDEXES), block.count)]
+        found = SpanColumns.of_table(rank, table, block.texts, block.groups)
         _check(found)
         return found
     except (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException) as error:

@@ -145,11 +145,18 @@ class Profile:
         return np.fromiter((bool(pattern.search(name)) for name in self.names), bool, len(self.names))
 
 
+class _Names(Table[str]):
+    """Numbers of names, which are cut at `MOST_NAME` characters."""
+
+    def __missing__(self, item: str) -> int:
+        return super().__missing__(item) if len(item) <= MOST_NAME else self[item[:MOST_NAME]]
+
+
 @dataclass(slots=True)
 class _Columns:
     """Columns that grow by a piece at a time."""
 
-    names: Table[str] = field(default_factory=Table[str])
+    names: _Names = field(default_factory=_Names)
     threads: Table[tuple[object, object]] = field(default_factory=Table[tuple[object, object]])
     pieces: list[list[NDArray[Any]]] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
@@ -163,38 +170,38 @@ class _Columns:
         """Append the complete events of known kinds."""
         kind_of = _KINDS.get
         kind = np.array([kind_of(event.cat, -1) if event.ph == "X" else -1 for event in events], np.int8)
-        known = list(compress(events, (kind >= 0).tolist()))
+        chosen = list(compress(events, (kind >= 0).tolist()))
         kind = kind[kind >= 0]
-        times_us = np.array([[event.ts for event in known], [event.dur for event in known]], np.float64)
+        times_us = np.array([[event.ts for event in chosen], [event.dur for event in chosen]], np.float64)
         is_whole = (times_us[1] >= 0) & (np.abs(times_us) < _MOST_US).all(axis=0)
         if not is_whole.all():
             self.backwards += (backwards := int((times_us[1] < 0).sum()))
             self.unreadable += int((~is_whole).sum()) - backwards
-            known, kind, times_us = list(compress(known, is_whole.tolist())), kind[is_whole], times_us[:, is_whole]
-        args = [event.args or _NO_ARGS for event in known]
+            chosen, kind, times_us = list(compress(chosen, is_whole.tolist())), kind[is_whole], times_us[:, is_whole]
         names, threads, before = self.names, self.threads, len(self.names)
-        name = np.array([names[event.name[:MOST_NAME]] for event in known], np.int32)
+        name = np.array([names[event.name] for event in chosen], np.int32)
         if len(names) > before:
             new = dict(islice(names.items(), before, None))
             self.engines |= {number for text, number in new.items() if text == "pe_exe"}
             self.calls |= {number for text, number in new.items() if text.startswith(("gloo:", "c10d::"))}
         kind[(kind == DEVICE_NOTE) & np.isin(name, list(self.engines))] = KERNEL  # of MTIA only these compute
         start_ns = np.rint(times_us[0] * 1000).astype(np.int64)
-        self.pieces.append(
-            [
-                kind,
-                name,
-                start_ns,
-                start_ns + np.rint(times_us[1] * 1000).astype(np.int64),
-                np.array([threads[event.pid, event.tid] for event in known], np.int32),
-                _numbers([each.correlation for each in args]),
-                _numbers([each.sequence for each in args]),
-            ]
-        )
-        rows = {row for row, each in enumerate(args) if each.op is not None}
-        rows |= {row for row in np.flatnonzero(np.isin(name, list(self.calls))).tolist() if args[row].dims}
-        self.messages |= {self.count + row: _message(known[row].name, args[row]) for row in rows}
-        self.count += len(known)
+        correlation, sequence = np.full((2, len(chosen)), -1, np.int64)
+        has_args = kind != PYTHON  # functions, which are most of a file, have none that count
+        rows = np.flatnonzero(has_args).tolist()
+        args = [event.args or _NO_ARGS for event in compress(chosen, has_args.tolist())]
+        correlation[has_args] = _numbers([fields.correlation for fields in args])
+        sequence[has_args] = _numbers([fields.sequence for fields in args])
+        end_ns = start_ns + np.rint(times_us[1] * 1000).astype(np.int64)
+        thread = np.array([threads[event.pid, event.tid] for event in chosen], np.int32)
+        self.pieces.append([kind, name, start_ns, end_ns, thread, correlation, sequence])
+        is_call = np.isin(name[has_args], list(self.calls)).tolist()
+        self.messages |= {
+            self.count + row: _message(chosen[row].name, fields)
+            for row, fields, calls in zip(rows, args, is_call, strict=True)
+            if fields.op is not None or (calls and fields.dims)
+        }
+        self.count += len(chosen)
 
 
 _NO_ARGS = _Args()
@@ -249,14 +256,14 @@ _LEAD = re.compile(rb"[ \r\n\t,]*")
 
 
 class _Text:
-    """Text of a file, from the end of what was consumed on."""
+    """Text of a file that is not decoded yet."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.data, self.ended, self.cut, self.bytes_read = file, b"", False, False, 0
 
     def more(self) -> bool:
-        """Read a piece; False at the end of the file, also if the file was cut off there."""
-        piece, self.cut = next_piece(self._file, PIECE_BYTES)
+        """Read a piece, longer ones while no event ends; False at the end of the file, also if it was cut off there."""
+        piece, self.cut = next_piece(self._file, max(PIECE_BYTES, len(self.data)))
         self.data += piece
         self.bytes_read += len(piece)
         self.ended = not piece
@@ -305,7 +312,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _lead(data: bytes) -> int:
-    """Return the length of what separates events, at the beginning of a text."""
+    """Return the length of the separators of events at the beginning of a text."""
     return cast("re.Match[bytes]", _LEAD.match(data)).end()
 
 
@@ -332,34 +339,34 @@ def _decoded_piece(data: bytes, columns: _Columns) -> int:
 
 def _decoded_singly(data: bytes, columns: _Columns) -> tuple[int, bool]:
     """Decode event by event; return the bytes that are used, and whether the list ended there."""
-    text, at, decoder = data.decode("utf-8", "surrogateescape"), 0, json.JSONDecoder()
+    text, begin, decoder = data.decode("utf-8", "surrogateescape"), 0, json.JSONDecoder()
     events: list[_Event] = []
     closed = False
     while True:
-        match = _BETWEEN.match(text, at)
-        at = match.end() if match else at
-        if text[at : at + 1] == "]":
-            at, closed = at + 1, True
+        match = _BETWEEN.match(text, begin)
+        begin = match.end() if match else begin
+        if text[begin : begin + 1] == "]":
+            begin, closed = begin + 1, True
             break
         try:
-            found, at = decoder.raw_decode(text, at)
+            found, begin = decoder.raw_decode(text, begin)
         except (ValueError, RecursionError):
             break
         event = _lenient(found)
         columns.unreadable += event is None
         events += [event] if event is not None else []
     columns.add(events)
-    return len(text[:at].encode("utf-8", "surrogateescape")), closed
+    return len(text[:begin].encode("utf-8", "surrogateescape")), closed
 
 
-def _lenient(found: object) -> _Event | None:
+def _lenient(item: object) -> _Event | None:
     """Return an event as far as its fields are readable; None if it is no event."""
-    if not isinstance(found, Mapping):
+    if not isinstance(item, Mapping):
         return None
-    without = {name: value for name, value in found.items() if name != "args"}
+    without = {name: value for name, value in item.items() if name != "args"}
     for encode, fields in (
-        (msgspec.json.encode, found),
-        (_with_whole_characters, found),
+        (msgspec.json.encode, item),
+        (_with_whole_characters, item),
         (msgspec.json.encode, without),
     ):
         try:
@@ -374,18 +381,18 @@ def _with_whole_characters(fields: Mapping[str, object]) -> bytes:
 
 
 def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool) -> Profile:
-    parts = [list(each) for each in zip(*columns.pieces, strict=True)]
+    parts = [list(part) for part in zip(*columns.pieces, strict=True)]
     columns.pieces.clear()  # so that memory holds one column twice, not all
     joined: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
     if not columns.count:
         raise UsageError(f"{path}: no event of PyTorch's profiler in it" + " before it was cut off" * cut)
     order = np.lexsort((-joined[3], joined[2]))
-    place = np.empty(len(order), np.intp)
-    place[order] = np.arange(len(order))
+    position = np.empty(len(order), np.intp)
+    position[order] = np.arange(len(order))
     kind, name, start_ns, end_ns, thread, correlation, sequence = (joined.pop(0)[order] for _ in range(len(joined)))
     return Profile(
         path=path, header=header, kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, thread=thread,
         correlation=correlation, sequence=sequence, names=list(columns.names),
-        threads=list(columns.threads), messages={int(place[row]): each for row, each in columns.messages.items()},
+        threads=list(columns.threads), messages={int(position[row]): part for row, part in columns.messages.items()},
         backwards=columns.backwards, unreadable=columns.unreadable, cut=cut,
     )  # fmt: skip

@@ -99,13 +99,13 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
     if os.path.isfile(path) and is_profile(beginning(Path(path))):
         return timeline_of(read_profile(path))
     try:
-        with _opened(Path(path)) as (data, whole):
+        with _opened(Path(path)) as (data, is_complete):
             if data[: len(MAGIC)] == MAGIC:
                 return _stream(bytes(data))
-            found = read_end(data) if whole else None
+            found = read_end(data) if is_complete else None
             if found is not None:
                 return _with_columns(*found)
-            timeline, cut = _parsed(bytes(data), whole=whole)
+            timeline, cut = _parsed(bytes(data), whole=is_complete)
         return replace(timeline, meta=timeline.meta | {CUT: "only what is complete"}) if cut else timeline
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
@@ -170,27 +170,27 @@ def _opened(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
 
 
 def _parsed(data: bytes, *, whole: bool) -> tuple[Timeline, bool]:
-    """Return the timeline of a document, and whether it is only what is complete of one that was cut off."""
+    """Return the timeline of a document, and whether the document was cut off."""
     if b'"overlap"' in data:  # of others nothing is known, so that they cannot be checked as they are decoded
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
             document = _decoder.decode(data)
             if document.overlap is not None:
                 return document.timeline(), not whole
-    told, cut = _loaded(data, whole=whole)
-    if isinstance(told, dict) and isinstance(hardware := told.get("trace_events"), list):
+    content, cut = _loaded(data, whole=whole)
+    if isinstance(content, dict) and isinstance(hardware := content.get("trace_events"), list):
         return from_neuron(hardware), cut
-    events = told.get("traceEvents") if isinstance(told, dict) and "overlap" in told else None
-    if not isinstance(told, dict) or not isinstance(events, list):
+    events = content.get("traceEvents") if isinstance(content, dict) and "overlap" in content else None
+    if not isinstance(content, dict) or not isinstance(events, list):
         raise UsageError("not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron")
     known = [event for event in events if isinstance(event, dict)]
-    return msgspec.convert(told | {"traceEvents": known}, Document).timeline(), cut
+    return msgspec.convert(content | {"traceEvents": known}, Document).timeline(), cut
 
 
 _decoder = msgspec.json.Decoder(Document)
 
 
 def _loaded(data: bytes, *, whole: bool) -> tuple[Json, bool]:
-    """Return what JSON says, and whether it is only what is complete of a document that was cut off."""
+    """Return the content of JSON, or its complete part, and whether the document was cut off."""
     try:
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
             return cast(Json, msgspec.json.decode(data)), not whole

@@ -18,7 +18,7 @@ COMPUTE, PROGRAM, WIRE, WAITING = range(4)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Columns of n pieces of what a rank did: `doing` is one of the numbers above, `row` is that of the span."""
+    """Columns of n pieces of a rank's time: `doing` is one of the numbers above, `row` is that of the span."""
 
     start_ns: Wholes
     end_ns: Wholes
@@ -117,7 +117,7 @@ def keepers(columns: SpanColumns) -> Rows:
 
     One turn of a loop has a span on each rank of the process, on the lane "program" of the rank that kept it.
     """
-    found = np.arange(len(columns))
+    keeper = np.arange(len(columns))
     rows = np.flatnonzero(columns.is_kind("program"))
     lane = np.array([columns.texts[number] == "program" for number in columns.lane[rows].tolist()], bool)
     turns = zip(
@@ -125,8 +125,8 @@ def keepers(columns: SpanColumns) -> Rows:
     )
     keys = list(turns)
     kept = {key: row for key, row, mine in zip(keys, rows.tolist(), lane.tolist(), strict=True) if mine}
-    found[rows] = [kept.get(key, row) for key, row in zip(keys, rows.tolist(), strict=True)]
-    return found
+    keeper[rows] = [kept.get(key, row) for key, row in zip(keys, rows.tolist(), strict=True)]
+    return keeper
 
 
 def _covered(pieces: Pieces) -> Merged:

@@ -18,13 +18,13 @@ _DOING: tuple[Doing, ...] = ("compute", "program", "wire", "waiting")  # as `act
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A part of the path: what one rank did from one instant to another."""
+    """Part of the path: the activity of one rank from one instant to another."""
 
     rank: int
     start_ns: int
     end_ns: int
     doing: Doing  # "waiting" is for a rank that is not known
-    name: str  # Of the compute or operation, or ""; `call_site` is where that was called
+    name: str  # compute or operation, or ""; `call_site` is the line that called it
     call_site: str
 
     @property

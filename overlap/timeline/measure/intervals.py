@@ -97,7 +97,7 @@ def covered_ns(start_ns: Instants, end_ns: Instants, merged: Merged) -> Instants
     before_ns = np.cumsum(merged.end_ns - merged.start_ns)
 
     def until(at_ns: Instants) -> Instants:
-        begun = np.searchsorted(merged.start_ns, at_ns, "right") - 1  # the last interval that has begun by then
+        begun = np.searchsorted(merged.start_ns, at_ns, "right") - 1  # last interval with a start until then
         ahead_ns = np.maximum(merged.end_ns[begun] - at_ns, 0)
         return np.where(begun < 0, 0, before_ns[begun] - ahead_ns)
 

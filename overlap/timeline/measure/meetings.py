@@ -17,14 +17,14 @@ def meetings(columns: SpanColumns) -> Rows:
     between two ranks have the same numbers, but have met at different instants. Cost: a sort of the operations.
     """
     rows = np.flatnonzero(columns.is_operation)
-    found = np.full(len(columns), -1, np.intp)
+    numbers = np.full(len(columns), -1, np.intp)
     if len(rows):
         keys = _keys(columns.take(rows))
         order = np.lexsort(keys)
         first = np.zeros(len(rows), np.intp)
         first[runs(*(key[order] for key in keys))] = 1
-        found[rows[order]] = np.cumsum(first) - 1
-    return found
+        numbers[rows[order]] = np.cumsum(first) - 1
+    return numbers
 
 
 def _keys(operations: SpanColumns) -> list[Wholes]:
@@ -36,23 +36,23 @@ def _keys(operations: SpanColumns) -> list[Wholes]:
 
 
 def last_rows(columns: SpanColumns) -> Rows:
-    """Return, for each of n spans, the row of the span whose rank came last to the same operation.
+    """Return, for each of n spans, the row of the span of the rank that came last to the same operation.
 
     It is -1 where that is not known: for a span that is no operation, and for an operation that only one rank has
     recorded. Of several last ranks the lowest counts. Cost: two sorts of the operations.
     """
-    of = meetings(columns)
-    found = np.full(len(columns), -1, np.intp)
-    rows = np.flatnonzero(of >= 0)
+    meeting = meetings(columns)
+    last_row = np.full(len(columns), -1, np.intp)
+    rows = np.flatnonzero(meeting >= 0)
     if not len(rows):
-        return found
-    rows = rows[np.argsort(of[rows], kind="stable")]
-    of, firsts = of[rows], runs(of[rows])
+        return last_row
+    rows = rows[np.argsort(meeting[rows], kind="stable")]
+    meeting, firsts = meeting[rows], runs(meeting[rows])
     start_ns, rank = columns.start_ns[rows], columns.rank[rows]
-    is_last = start_ns == np.maximum.reduceat(start_ns, firsts)[of]
+    is_last = start_ns == np.maximum.reduceat(start_ns, firsts)[meeting]
     lowest = np.minimum.reduceat(np.where(is_last, rank, np.iinfo(np.int64).max), firsts)
-    is_last &= rank == lowest[of]
+    is_last &= rank == lowest[meeting]
     last = np.minimum.reduceat(np.where(is_last, rows, len(columns)), firsts)
     is_shared = np.minimum.reduceat(rank, firsts) != np.maximum.reduceat(rank, firsts)
-    found[rows] = np.where(is_shared, last, -1)[of]
-    return found
+    last_row[rows] = np.where(is_shared, last, -1)[meeting]
+    return last_row

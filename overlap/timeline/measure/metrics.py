@@ -181,9 +181,9 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
             return clip(union(start_ns[on], columns.end_ns[on]), window)
 
         compute = inside(columns.start_ns, "compute")
-        kept = subtract(inside(columns.start_ns, "program"), compute)
+        held = subtract(inside(columns.start_ns, "program"), compute)
         comm, transfer, called = (
-            subtract(inside(start_ns, "comm"), kept) for start_ns in (columns.start_ns, moved_ns, called_ns)
+            subtract(inside(start_ns, "comm"), held) for start_ns in (columns.start_ns, moved_ns, called_ns)
         )
         copy = subtract(inside(columns.start_ns, "copy"), compute)
         return Coverage(
@@ -194,7 +194,7 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
             comm=comm,
             transfer=transfer,
             called=called,
-            kept=kept,
+            kept=held,
             copy=subtract(copy, called) if len(copy) else copy,
         )
 
@@ -207,7 +207,7 @@ def breakdowns(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
 
 
 def of_steps(measured: Sequence[Measured]) -> list[Measured]:
-    """Return what was measured of ranks that mark steps: the others have no part in the figures of a step.
+    """Return the measures of ranks that mark steps: other ranks have no part in the figures of a step.
 
     If no rank does, and for the whole run, all are returned.
     """
@@ -215,7 +215,7 @@ def of_steps(measured: Sequence[Measured]) -> list[Measured]:
 
 
 def median_step(timeline: Timeline) -> int | None:
-    """The step whose wall time (its longest rank's) is the median one; None without steps. Of two, the shorter.
+    """Return the step of median wall time (its longest rank's); None without steps. Of two, the shorter.
 
     Of three and more the first one is left out: caches are cold in it, and whatever is made once is made there.
     """
@@ -261,15 +261,15 @@ def issued_in(timeline: Timeline, windows: Mapping[int, Interval], step: int | N
     columns = timeline.columns
     ranks = np.array(sorted(windows), np.int64)
     low_ns, high_ns = np.array([windows[rank] for rank in ranks.tolist()], np.int64).reshape(-1, 2).T
-    at = np.minimum(np.searchsorted(ranks, columns.rank), len(ranks) - 1)
-    ours = columns.is_operation & (ranks[at] == columns.rank)
-    found: Mask = ours & (low_ns[at] <= columns.start_ns) & (columns.start_ns < high_ns[at])
+    index = np.minimum(np.searchsorted(ranks, columns.rank), len(ranks) - 1)
+    ours = columns.is_operation & (ranks[index] == columns.rank)
+    begins_inside: Mask = ours & (low_ns[index] <= columns.start_ns) & (columns.start_ns < high_ns[index])
     if step is None:
-        return found
+        return begins_inside
     blocks, labelled = _blocks(columns), ours & (columns.step != NONE)
     begun_ns = np.array([blocks.get(rank, {}).get(step, windows[rank])[0] for rank in ranks.tolist()], np.int64)
-    issued = labelled & (columns.step == step) & (columns.called_ns >= begun_ns[at])
-    return np.where(np.isin(columns.rank, columns.rank[labelled]), issued, found)
+    issued = labelled & (columns.step == step) & (columns.called_ns >= begun_ns[index])
+    return np.where(np.isin(columns.rank, columns.rank[labelled]), issued, begins_inside)
 
 
 def _blocks(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
@@ -295,14 +295,14 @@ def _computed(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
     issued = columns.take(columns.is_kind("compute") & (columns.step != NONE))
     issued = issued.take(np.lexsort((issued.step, issued.rank)))
     firsts = runs(issued.rank, issued.step)
-    found: dict[int, dict[int, Interval]] = {}
+    intervals: dict[int, dict[int, Interval]] = {}
     if len(firsts):
         start_ns = np.minimum.reduceat(issued.start_ns, firsts)
         end_ns = np.maximum.reduceat(issued.end_ns, firsts)
         rows = (issued.rank[firsts], issued.step[firsts], start_ns, end_ns)
         for rank, step, first_ns, last_ns in zip(*(row.tolist() for row in rows), strict=True):
-            found.setdefault(rank, {})[step] = first_ns, last_ns
-    return found
+            intervals.setdefault(rank, {})[step] = first_ns, last_ns
+    return intervals
 
 
 def _windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -> dict[int, Interval]:

@@ -25,10 +25,10 @@ class Operations:
 
     op: str  # Name of the operation
     call_site: str  # "file:line", or ""
-    algorithm: str  # Which it was carried out with
+    algorithm: str  # algorithm of the operations
     ranks: int  # Size of the largest group
     count: int  # How many spans
-    nbytes: int  # Of all spans
+    nbytes: int  # sum over all spans
     queued_ns: int  # From the call to the start
     waiting_ns: int  # For the last rank
     transfer_ns: int  # In which bytes moved

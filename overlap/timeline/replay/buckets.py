@@ -1,4 +1,4 @@
-"""Buckets of another size: the bytes of a step's all-reduces, cut anew."""
+"""Buckets of another size: the bytes of a step's all-reduces, cut in other places."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from math import ceil
 from typing import TypeAlias
 
 from ...errors import UsageError
-from ..measure.verdict import LITTLE, OFTEN
+from ..why.verdict import LITTLE, OFTEN
 from .copies import boundaries, pack, update_together
 from .graph import Graph, Node, input_of, release
 from .machine import Machine
@@ -37,7 +37,7 @@ def rebucket(graph: Graph, nbytes: int) -> None:
         UsageError: If there are no all-reduces.
     """
     take_turns(graph, streams_of(graph, ("all_reduce",)))
-    found = fits(graph)
+    fitting = fits(graph)
     series = series_of(graph)
     if not series:
         raise UsageError("there are no all-reduces that could be buckets")
@@ -47,7 +47,7 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     if not series:
         raise UsageError("the all-reduces are buckets of that size already")
     gone: set[Node] = set()
-    made: list[Node] = []
+    joined: list[Node] = []
     ends: dict[Node, list[Node]] = {}
     for node in graph.nodes:
         if node.kind == "end":
@@ -63,16 +63,16 @@ def rebucket(graph: Graph, nbytes: int) -> None:
             for rank in nodes[0].ranks:
                 there = [[end for node in each for end in ends[node] if end.ranks == (rank,)] for each in shared]
                 update_together(computes.get((rank, step + 1), ()), there)
-        buckets = _cut(nodes, bounds[of_series], _prices(graph, nodes, found[kind_of(nodes[0])]), ends, makers)
+        buckets = _cut(nodes, bounds[of_series], _prices(graph, nodes, fitting[kind_of(nodes[0])]), ends, makers)
         for rank in nodes[0].ranks:
             of = rank, nodes[0].span.step
             before, after = cut.get(of, (0, 0))
             cut[of] = before + len(nodes), after + len(buckets)
-        made += buckets
+        joined += buckets
         gone.update(nodes)
     _issue_less(graph, gone, cut)
     graph.recut = True
-    graph.nodes = [node for node in graph.nodes if node not in gone] + made
+    graph.nodes = [node for node in graph.nodes if node not in gone] + joined
 
 
 def series_of(graph: Graph) -> dict[tuple[object, ...], list[Node]]:
@@ -81,21 +81,21 @@ def series_of(graph: Graph) -> dict[tuple[object, ...], list[Node]]:
     Those of two lines can if one of them begins before one of the other has ended. A loss that is summed once the
     gradients have come is no gradient.
     """
-    whole: dict[tuple[object, ...], list[Node]] = {}
+    series: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
         info = node.info if node.kind == "transfer" else None
         if info is not None and info.op == "all_reduce" and info.nbytes:
             key = node.span.step, info.group, node.ranks, node.span.lane, info.dtype
-            whole.setdefault(key, []).append(node)
+            series.setdefault(key, []).append(node)
     return {
         (*key, number): sorted(nodes, key=lambda node: (window_ns(node)[0], nbytes_of(node)))
-        for key, every in whole.items()
+        for key, every in series.items()
         for number, nodes in enumerate(_of_lines(every))
     }
 
 
 def _of_lines(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Part operations by the lines that issue them, except lines whose operations are under way at the same time."""
+    """Part operations by the lines that issue them, except lines with several operations under way at one time."""
     beside: dict[str, set[str]] = {}  # by line, all that belong with it
     until: dict[str, int] = {}  # by line, when the last of its operations so far has ended
     for node in sorted(nodes, key=_issued_ns):
@@ -121,7 +121,7 @@ def _issued_ns(node: Node) -> int:
 
 
 def _even(nodes: Sequence[Node], nbytes: int) -> list[int]:
-    """Return where buckets of exactly `nbytes` end that carry what some operations do, in bytes from their begin."""
+    """Return where buckets of exactly `nbytes` end that carry the bytes of some operations, from their begin."""
     total = sum(map(nbytes_of, nodes))
     return [*range(nbytes, total, nbytes), total]
 
@@ -131,7 +131,7 @@ def _ends_now(nodes: Sequence[Node]) -> list[int]:
 
 
 def _issue_less(graph: Graph, gone: Collection[Node], cut: Mapping[_Step, tuple[int, int]]) -> None:
-    """Shorten what many small operations cost their programs, by as much as there are fewer of them.
+    """Shorten the time that programs spend on many small operations, by as much as there are fewer of them.
 
     That is the time in which the lines of the operations kept an event loop, and the time that passes before each
     operation, and before each compute that every operation has: those called at least as often in the step. The time
@@ -151,21 +151,21 @@ def _issue_less(graph: Graph, gone: Collection[Node], cut: Mapping[_Step, tuple[
         for step, (before, after) in cut.items()
         if before >= OFTEN and after < before and sum(sizes[step]) < LITTLE * before
     }
-    each: list[Node] = [
+    sources: list[Node] = [
         arrival for node in gone for arrival, _ in node.after
         if arrival.kind == "arrival" and _step_of(arrival) in shares
     ]  # fmt: skip
     for step, computes in graph.computes().items():
         if step in shares:
             often = Counter(node.span.name for node in computes)
-            each += [node for node in computes if often[node.span.name] >= cut[step][0]]
-    issues = {node.after[0][0]: shares[_step_of(node)] for node in each}
+            sources += [node for node in computes if often[node.span.name] >= cut[step][0]]
+    issues = {node.after[0][0]: shares[_step_of(node)] for node in sources}
     places = {
         site: shares[_step_of(node)]
-        for node in each
+        for node in sources
         if (site := node.info.call_site if node.info else node.span.call_site)
     }
-    for node in each:
+    for node in sources:
         _hasten(node, shares[_step_of(node)])
     for issue, share in issues.items():
         if any(before in issues for before, _ in issue.after):
@@ -256,26 +256,26 @@ def _cut(
         buckets[-1].lane = nodes[0].lane
     for bucket, before in zip(buckets[max(WINDOW, most_at_once(nodes)) :], buckets, strict=False):
         bucket.after.append((before, 0))
-    at = 0
+    offset = 0
     for node in nodes:
-        first, final = bisect_right(bounds, at), bisect_left(bounds, at + nbytes_of(node))
-        made = [makers.of(each) if each.kind == "arrival" else [each] for each, _ in node.after]
+        first, final = bisect_right(bounds, offset), bisect_left(bounds, offset + nbytes_of(node))
+        sources = [makers.of(each) if each.kind == "arrival" else [each] for each, _ in node.after]
         for arrival, _ in node.after:
             release(arrival)  # or a bucket could wait for its own end
         for number in range(first, final + 1):
             buckets[number].spans += node.spans
             buckets[number].urgency = (*node.urgency, number)  # its last gradient's
-            share = min((bounds[number] - at) / max(nbytes_of(node), 1), 1.0)
+            share = min((bounds[number] - offset) / max(nbytes_of(node), 1), 1.0)
             whole = number == final
-            buckets[number].after += node.after if whole else [(by[ceil(share * len(by)) - 1], 0.0) for by in made]
-        at += nbytes_of(node)
+            buckets[number].after += node.after if whole else [(by[ceil(share * len(by)) - 1], 0.0) for by in sources]
+        offset += nbytes_of(node)
         for end in ends.get(node, ()):
             end.after[0] = (buckets[final], end.after[0][1])
     return buckets
 
 
 class _Makers:
-    """Finds the computes that have made what an all-reduce carries."""
+    """Finds the computes that have made the bytes of an all-reduce."""
 
     def __init__(self, graph: Graph) -> None:
         self._alike: dict[_Alike, list[Node]] = {}  # the computes of a rank, step and name
@@ -288,7 +288,7 @@ class _Makers:
                 alike.append(node)
 
     def of(self, arrival: Node) -> list[Node]:
-        """Return those of an all-reduce on one rank, in their order; the arrival itself if none show."""
+        """Return the computes of an all-reduce on one rank, in their order; the arrival itself if none show."""
         last = input_of(arrival)
         if last is None:
             return [arrival]

@@ -32,7 +32,7 @@ Apply: TypeAlias = Callable[[Graph], None]
 class Change:
     """One difference between a recorded run and its replay."""
 
-    text: str  # As a user would write it
+    text: str  # text of the change, as a user writes it
     what: str  # In words
     apply: Apply
 
@@ -119,7 +119,7 @@ def _compute(name: str | None, factor: float) -> tuple[str, Apply]:
 
 
 def _level_computes(graph: Graph) -> None:
-    """Share the computes of each step out evenly: those of each rank that has any take as long as the mean of all.
+    """Share the computes of each step out evenly: each rank with computes takes as long for them as the mean of all.
 
     Work is neither lost nor gained. Computes that kept an event loop stay: there, ranks of a process wait for each
     other's.
@@ -138,7 +138,7 @@ def _level_computes(graph: Graph) -> None:
 
 
 def _await_late(graph: Graph) -> None:
-    """Let programs await communication at the end of a step only; computes still wait for what they need.
+    """Let programs await communication at the end of a step only; computes still wait for their inputs.
 
     A trace says of each operation whether its program waited for it; where it says so of none, what a program seems to
     have waited for counts.
@@ -247,33 +247,33 @@ def _latency(value: str) -> tuple[str, Apply]:
 
 
 def _ranks(value: str) -> tuple[str, Apply]:
-    wanted = _count(value, "ranks", least=2)
+    count = _count(value, "ranks", least=2)
 
     def apply(graph: Graph) -> None:
         world = len({rank for node in graph.nodes for rank in node.ranks})
         machine = graph.meta.get("cluster", _UNMODELLED)
         if machine != _UNMODELLED and is_known(machine, graph.world_size):
-            line = _simulates(machine, graph.world_size, wanted, graph.meta.get("script", "SCRIPT"))
+            line = _simulates(machine, graph.world_size, count, graph.meta.get("script", "SCRIPT"))
             raise UsageError(f"the trace is of {machine}, whose wires are no ring; run the program there: {line}")
         for node, fit in _transfers(graph):
             here = len(node.ranks)
             if here != world or here < 2:
                 continue  # a group of its own, such as tensor parallel ranks, stays as it is
             latency_ns = min(fit.latency_ns, node.work_ns)
-            bytes_ratio = ((wanted - 1) / wanted) / ((here - 1) / here)
-            node.work_ns = latency_ns * (wanted - 1) / (here - 1) + (node.work_ns - latency_ns) * bytes_ratio
+            bytes_ratio = ((count - 1) / count) / ((here - 1) / here)
+            node.work_ns = latency_ns * (count - 1) / (here - 1) + (node.work_ns - latency_ns) * bytes_ratio
 
-    return f"{wanted} ranks, each with as much to compute, joined in a ring of the same wires", apply
+    return f"{count} ranks, each with as much to compute, joined in a ring of the same wires", apply
 
 
-def _simulates(machine: str, world_size: int, wanted: int, script: str) -> str:
+def _simulates(machine: str, world_size: int, new_size: int, script: str) -> str:
     """Return the line that simulates a program with as many ranks as wanted, as densely as on the recorded machine."""
     kind, _, count = machine.partition(" x")
-    if not count and is_known(machine, wanted):
-        return f'overlap simulate --cluster "{machine}" --ranks {wanted} {script}'
+    if not count and is_known(machine, new_size):
+        return f'overlap simulate --cluster "{machine}" --ranks {new_size} {script}'
     per = max(world_size // int(count), 1) if count.isdecimal() else world_size
-    nodes, rest = divmod(wanted, per)
-    ranks = f" --ranks {wanted}" if rest else ""
+    nodes, rest = divmod(new_size, per)
+    ranks = f" --ranks {new_size}" if rest else ""
     several = f" x{nodes + bool(rest)}" if nodes + bool(rest) > 1 else ""
     return f'overlap simulate --cluster "{kind}{several}"{ranks} {script}'
 

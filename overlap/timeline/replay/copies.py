@@ -21,7 +21,7 @@ FIRST_BYTES = 1 << 20
 
 
 def boundaries(graph: Graph, nodes: Sequence[Node], nbytes: int) -> list[int] | None:
-    """Return where buckets of `overlap.parallel` end that carry what some all-reduces do, in bytes from their begin.
+    """Return where buckets of `overlap.parallel` end that carry the bytes of some all-reduces, from their begin.
 
     A bucket is full with the gradient that makes it `nbytes` or more, and the first one with a MiB: no gradient is cut.
 
@@ -31,13 +31,13 @@ def boundaries(graph: Graph, nodes: Sequence[Node], nbytes: int) -> list[int] | 
     each_ns = _ns_per_byte(graph)
     if any(not _packing(node) or (nbytes_of(node) > nbytes and _packed(node, each_ns)) for node in nodes):
         return None
-    ends, begin, at = list[int](), 0, 0
+    ends, begin, offset = list[int](), 0, 0
     for node in nodes:
-        at += nbytes_of(node)
-        if at - begin >= (nbytes if ends else min(FIRST_BYTES, nbytes)):
-            ends.append(at)
-            begin = at
-    return ends if begin == at else [*ends, at]
+        offset += nbytes_of(node)
+        if offset - begin >= (nbytes if ends else min(FIRST_BYTES, nbytes)):
+            ends.append(offset)
+            begin = offset
+    return ends if begin == offset else [*ends, offset]
 
 
 def pack(graph: Graph, buckets: Iterable[Sequence[Node]]) -> None:
@@ -88,7 +88,7 @@ def convert(graph: Graph, nodes: Iterable[Node]) -> None:
 
 
 def _packing(node: Node) -> list[Node]:
-    """Return the computes that packed what an all-reduce carries, of each rank; none if the program did it itself."""
+    """Return the computes that packed the bytes of an all-reduce, of each rank; none if the program did it itself."""
     inputs = [input_of(each) for each, _ in node.after if each.kind == "arrival"]
     return [each for each in inputs if each is not None and each.span.role == "pack"]
 

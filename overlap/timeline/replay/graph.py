@@ -1,4 +1,4 @@
-"""Graph of a replay: pieces of work, and what each piece waits for."""
+"""Graph of a replay: pieces of work, and the pieces that each of them waits for."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ class Node:
     kind: NodeKind
     work_ns: float  # How long it takes; of a transfer, if no other shares a rank with it
     ranks: tuple[int, ...]  # On which it runs
-    spans: tuple[Span, ...] = ()  # Of the timeline; of a transfer those of all ranks, of a program's instant none
-    after: list[tuple[Node, float]] = field(default_factory=list)  # What it waits for, and the delay after that
-    likely: list[Node] = field(default_factory=list)  # What it probably waits for too, although the trace shows it not
-    # Of the transfers of one lane, the most urgent has the wires to itself; None: it shares them with all others.
+    spans: tuple[Span, ...] = ()  # spans of the timeline: of a transfer one of each rank, of a program's instant none
+    after: list[tuple[Node, float]] = field(default_factory=list)  # nodes that it waits for, and the delay after them
+    likely: list[Node] = field(
+        default_factory=list
+    )  # nodes that it probably waits for too, although the trace shows it not
+    # Lane of a transfer: the most urgent one of a lane has the wires to itself; None: it shares them with all others.
     lane: object = None
     urgency: tuple[int, ...] = ()  # In its lane; lower comes first
-    hidden_ns: float = 0.0  # Of its work, what passes while another of its lane has the wires, if it ever waits for one
-    held_ns: int = 0  # Of a transfer: until when event loops that programs kept held it up; 0 if none did
-    # Of a transfer: how much of its work was done when a rank had its part, by the identity of the rank's span; of the
-    # ranks that had theirs before the last one
+    hidden_ns: float = 0.0  # part of its work that passes while another of its lane has the wires, if it waits for one
+    held_ns: int = 0  # instant until which busy event loops delayed a transfer; 0 without one
+    # Parts of a transfer: how much of its work was done when a rank had its part, by the identity of the rank's
+    # span, for the ranks that had theirs before the last one
     early: dict[int, float] = field(default_factory=dict)
     place: int = -1  # Its number, while a graph runs
 
@@ -61,7 +63,7 @@ class Graph:
     windows: dict[object, int] = field(default_factory=dict)
     world_size: int = 0  # Ranks of the run
     virtual: bool = False  # Whether its time is that of a model
-    meta: Mapping[str, str] = field(default_factory=dict)  # Of the timeline
+    meta: Mapping[str, str] = field(default_factory=dict)  # metadata of the timeline
 
     def kept_loops(self) -> list[Node]:
         """Return the computes that programs ran on their event loops, in order of start."""
@@ -70,13 +72,13 @@ class Graph:
 
     def computes(self) -> dict[tuple[int, int | None], list[Node]]:
         """Return the computes of each rank and step, in order of start."""
-        found: dict[tuple[int, int | None], list[Node]] = {}
+        by_step: dict[tuple[int, int | None], list[Node]] = {}
         for node in self.nodes:
             if node.kind == "compute":
-                found.setdefault((node.ranks[0], node.span.step), []).append(node)
-        for nodes in found.values():
+                by_step.setdefault((node.ranks[0], node.span.step), []).append(node)
+        for nodes in by_step.values():
             nodes.sort(key=lambda node: (node.span.start_ns, node.span.end_ns))
-        return found
+        return by_step
 
 
 _FOLLOWED = 10_000  # calls of a program in one instant

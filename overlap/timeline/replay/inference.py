@@ -1,4 +1,4 @@
-"""Inference of dependencies: finds what each piece of a recorded run waited for.
+"""Inference of dependencies: finds the pieces that each piece of a recorded run waited for.
 
 A trace shows when things happened, not why. A piece that begins when another piece on its rank has ended, or a little
 later, is taken to have waited for it. A compute that in no step began before an operation had ended probably waits for
@@ -59,13 +59,13 @@ def _trimmed(timeline: Timeline) -> Timeline:
     marked = columns.is_kind("step")
     called = np.flatnonzero(columns.is_kind("comm") | marked)
     at_ns = np.concatenate([columns.called_ns[called], columns.end_ns[marked]])
-    of = np.concatenate([columns.rank[called], columns.rank[marked]])
+    ranks = np.concatenate([columns.rank[called], columns.rank[marked]])
     start_ns, end_ns = columns.start_ns.copy(), columns.end_ns.copy()
     keeper = keepers(columns)
     for row in np.unique(keeper[loops]).tolist():
         turn = loops[keeper[loops] == row]
         first, last = int(columns.start_ns[row]), int(columns.end_ns[row])
-        others = np.isin(of, columns.rank[turn]) & (of != columns.rank[row]) & (first < at_ns) & (at_ns < last)
+        others = np.isin(ranks, columns.rank[turn]) & (ranks != columns.rank[row]) & (first < at_ns) & (at_ns < last)
         late = at_ns[others] > (first + last) // 2
         start_ns[turn] = max(first, at_ns[others][~late].max(initial=first))
         end_ns[turn] = min(last, at_ns[others][late].min(initial=last))
@@ -81,13 +81,13 @@ def _kept_loops(timeline: Timeline) -> dict[int, Node]:
     spans: dict[int, list[Span]] = {}
     for row, keeper in zip(rows.tolist(), keepers(timeline.columns)[rows].tolist(), strict=True):
         spans.setdefault(keeper, []).append(timeline.spans[row])
-    found: dict[int, Node] = {}
+    nodes: dict[int, Node] = {}
     for keeper, members in spans.items():
         mine = timeline.spans[keeper]
         every = (mine, *(span for span in members if span is not mine))
         node = Node("compute", mine.duration_ns, (mine.rank,), every)
-        found |= {id(span): node for span in every}
-    return found
+        nodes |= {id(span): node for span in every}
+    return nodes
 
 
 def _hold_up(nodes: Sequence[Node], loops: Sequence[Node]) -> None:
@@ -136,15 +136,15 @@ class _Rank:
     ) -> None:
         self.rank, self.start_ns = rank, start_ns
         self.computes = {id(s): Node("compute", s.duration_ns, (rank,), (s,)) for s in spans if s.kind == "compute"}
-        kept = [(span, loops[id(span)]) for span in spans if id(span) in loops]
-        self.computes |= {id(span): loop for span, loop in kept if span is loop.span}
-        self.own_loops = [loop for span, loop in kept if span is loop.span]
+        kept_loops = [(span, loops[id(span)]) for span in spans if id(span) in loops]
+        self.computes |= {id(span): loop for span, loop in kept_loops if span is loop.span}
+        self.own_loops = [loop for span, loop in kept_loops if span is loop.span]
         self.comm = [span for span in spans if span.kind == "comm"]
         self.arrivals = {id(span): Node("arrival", 0, (rank,), (span,)) for span in self.comm}
         self.ends = {id(span): Node("end", 0, (rank,), (span,)) for span in self.comm}
         self.spans, self.transfers = spans, transfers
         over = [(span.end_ns, self.computes[id(span)]) for span in spans if span.kind == "compute"]
-        over += [(span.end_ns, loop) for span, loop in kept]
+        over += [(span.end_ns, loop) for span, loop in kept_loops]
         over += [(span.end_ns, self.ends[id(span)]) for span in self.comm]
         over.sort(key=lambda each: each[0])
         self.over: _Ends = [at for at, _ in over], [node for _, node in over]
@@ -165,19 +165,19 @@ class _Rank:
         Of several at that instant, take a node that was issued in time to be waited for, if there is one.
         """
         times, nodes = self.over
-        found: tuple[Node, int] | None = None
+        last: tuple[Node, int] | None = None
         for index in range(bisect_right(times, until_ns) - 1, bisect_right(times, after_ns) - 1, -1):
-            if found is not None and times[index] < found[1]:
+            if last is not None and times[index] < last[1]:
                 break
             if but is not None and (nodes[index].spans == but.spans or _share_a_stream(nodes[index], but)):
                 continue
             if nodes[index].span.called_ns <= issued_by_ns:
                 return nodes[index], times[index]
-            found = found or (nodes[index], times[index])
-        return found
+            last = last or (nodes[index], times[index])
+        return last
 
     def _last_awaited(self, after_ns: int, until_ns: int) -> tuple[Node, int] | None:
-        """Return the operation that ended last between two instants of those that the program waited for."""
+        """Return the last operation that ended between two instants and that the program waited for."""
         times, nodes = self.over
         for index in range(bisect_right(times, until_ns) - 1, bisect_right(times, after_ns) - 1, -1):
             if _awaited_by(nodes[index], until_ns):
@@ -194,7 +194,7 @@ class _Rank:
                 events.append((span.called_ns, 1, span))
         events.sort(key=lambda event: (event[0], -1 if event[2].step is None else event[2].step, event[1]))
         issued: dict[int, Node] = {}
-        begun: dict[int, Node] = {}
+        begins: dict[int, Node] = {}
         before: Node | None = None
         before_ns = self.start_ns
         own = sorted(self.own_loops, key=lambda loop: loop.span.end_ns, reverse=True)
@@ -216,9 +216,9 @@ class _Rank:
             if kind == 1:
                 issued[id(span)] = node
             elif kind == 0:
-                begun[id(span)] = node
+                begins[id(span)] = node
             else:
-                steps.append((begun[id(span)], node, span))
+                steps.append((begins[id(span)], node, span))
         return issued
 
     def _compute(self, issued: dict[int, Node]) -> None:
@@ -275,13 +275,13 @@ class _Rank:
             number = numbers[span.name, site, span.step] = numbers.get((span.name, site, span.step), -1) + 1
             first = bisect_left(times, span.called_ns)
             follow.setdefault((span.name, site, number), []).append((span, computes[first : first + _LOOKED_AT]))
-        found = []
+        users = []
         for same in follow.values():
             for place in range(min(len(later) for _, later in same)):
                 if all(later[place].start_ns >= span.end_ns for span, later in same):
-                    found += [(span, later[place]) for span, later in same]
+                    users += [(span, later[place]) for span, later in same]
                     break
-        return found
+        return users
 
 
 def _awaited_by(node: Node, at_ns: int) -> bool:
@@ -291,5 +291,5 @@ def _awaited_by(node: Node, at_ns: int) -> bool:
 
 
 def _share_a_stream(one: Node, other: Node) -> bool:
-    """Whether both are computes of one stream, whose order is known."""
+    """Whether both are computes of one stream, and so in a known order."""
     return one.kind == other.kind == "compute" and one.span.lane == other.span.lane

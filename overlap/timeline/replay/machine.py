@@ -19,7 +19,7 @@ from .transfers import streams_of, take_turns
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Price of an operation: alone, and behind another of its stream, whose bytes hide all but its own bytes."""
+    """Price of an operation: alone, and behind another of its stream, where only its own bytes count."""
 
     alone_s: float
     behind_s: float
@@ -110,11 +110,11 @@ def use_algorithm(graph: Graph, algorithm: str) -> None:
     if not streams:
         raise UsageError(f"there are no operations that could become {algorithm!r}")
     unseen = take_turns(graph, streams)
-    changed, known = False, set[str]()
+    changed, supported = False, set[str]()
     for node in (node for nodes in streams.values() for node in nodes):
         info = node.info
         assert info is not None
-        known.add(info.algorithm)
+        supported.add(info.algorithm)
         now, then = machine.taken(info, info.algorithm), machine.taken(info, algorithm)
         if info.algorithm == algorithm or now is None or then is None:
             continue
@@ -123,7 +123,7 @@ def use_algorithm(graph: Graph, algorithm: str) -> None:
         node.hidden_ns = max(node.work_ns - behind_ns * then.behind_s / now.behind_s, 0.0)
         changed = True
     if not changed:
-        names = ", ".join(map(repr, sorted(known)))
+        names = ", ".join(map(repr, sorted(supported)))
         raise UsageError(f"no operation could become {algorithm!r}; those recorded are {names}")
 
 

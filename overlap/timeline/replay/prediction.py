@@ -1,4 +1,4 @@
-"""Predictions: the verdict on a recorded run beside that on its replay with changes; and advice on what to change."""
+"""Predictions: verdicts on a recorded run and on its replay with changes; and advice."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ...notice import notify
 from ...units import figure, figure_unit, format_bytes, parse_bytes
 from ..measure.critical_path import critical_path
 from ..measure.metrics import breakdowns, median_step, windows_of
-from ..measure.verdict import Verdict, verdict_of
 from ..spans import ORIGIN, Timeline
+from ..why.verdict import Verdict, verdict_of
 from .buckets import least_bytes, series_of
 from .changes import Change, apply_changes, parse_change
 from .graph import Graph, Node
@@ -40,7 +40,7 @@ class Prediction:
     # depends on their size where only one size was seen. Both allow for as much as the replay is off.
     least_ns: int
     most_ns: int
-    timeline: Timeline  # Of the replay with the changes
+    timeline: Timeline  # timeline of the replay with the changes
     # Whether it holds only if programs await some operations later: those that share a bucket with a later gradient
     awaits_later: bool = False
 
@@ -89,7 +89,7 @@ class Baseline:
         self.measured: Verdict = verdict_of(timeline, step=self.step)
         graph = graph_of(timeline)
         alike = [fit for fit in fits(graph).values() if fit.sizes == 1]
-        # What part of a transfer may be latency, where a trace leaves that open. Of small ones nearly all is: at the
+        # Part of a transfer that may be latency, where a trace leaves that open. Of small ones nearly all is: at the
         # pace of their bytes a large one would take minutes
         shares = ((1.0,) if fit.latency_ns else (0.0, 1.0) for fit in alike)
         self.latency_shares: frozenset[float] = frozenset().union(*shares)
@@ -128,13 +128,13 @@ def predict(
         UsageError: If the timeline is empty, or a change finds nothing to change.
     """
     base = base or Baseline(timeline, step)
-    measured, replayed, at = base.measured, base.replayed, base.step
+    measured, replayed, base_step = base.measured, base.replayed, base.step
     graph = _changed(timeline, changes)
     careful = run_graph(graph, timeline, likely=True)
     others_ns = [base.wall_ns(graph, likely=False)]
     for share in () if graph.modelled else base.latency_shares:
         others_ns.append(base.wall_ns(_changed(timeline, changes, latency_share=share), likely=True))
-    predicted = verdict_of(careful, step=at)
+    predicted = verdict_of(careful, step=base_step)
     if graph.recut:
         predicted = replace(predicted, small=None)  # the spans are still those of the operations before
     off_ns = abs(replayed.wall_ns - measured.wall_ns)
@@ -195,33 +195,33 @@ def advise(
         UsageError: If the timeline is empty.
     """
     tell, begun_s = progress or (lambda done, total, what: None), monotonic()
-    at = median_step(timeline) if step is None else step
-    timeline = neighbours(timeline, at)
-    tell(0, 0, f"replaying {_named(at, timeline)} as it was")
-    base = Baseline(timeline, at)
-    found: dict[str, tuple[int, Change, float]] = {}  # with how long it took to try
+    shown_step = median_step(timeline) if step is None else step
+    timeline = neighbours(timeline, shown_step)
+    tell(0, 0, f"replaying {_named(shown_step, timeline)} as it was")
+    base = Baseline(timeline, shown_step)
+    results: dict[str, tuple[int, Change, float]] = {}  # with how long it took to try
     candidates = list(_candidates(timeline, base))
     for number, change in enumerate(candidates):
         since_s = monotonic()
         if since_s - begun_s > within_s * 2 / 3:
-            left = ", ".join(each.text for each in candidates[number:])
-            notify(f"after {within_s * 2 / 3:.0f} s, these are not tried; --what-if tries one: {left}")
+            untried = ", ".join(candidate.text for candidate in candidates[number:])
+            notify(f"after {within_s * 2 / 3:.0f} s, these are not tried; --what-if tries one: {untried}")
             break
         tell(number, len(candidates) + BEST, f"replaying it with {change.text}")
         with suppress(UsageError):  # the run has nothing of this kind to change
             gain_ns = base.gain_ns([change])
             kind = change.text.partition("=")[0]
-            if gain_ns > _bound_ns(timeline, at, kind):
+            if gain_ns > _bound_ns(timeline, shown_step, kind):
                 continue
-            if gain_ns >= _WORTH * base.replayed.wall_ns and (kind not in found or gain_ns > found[kind][0]):
-                found[kind] = gain_ns, change, monotonic() - since_s
-    best = sorted(found.values(), key=lambda each: (-each[0], each[1].text))[:BEST]
+            if gain_ns >= _WORTH * base.replayed.wall_ns and (kind not in results or gain_ns > results[kind][0]):
+                results[kind] = gain_ns, change, monotonic() - since_s
+    best = sorted(results.values(), key=lambda candidate: (-candidate[0], candidate[1].text))[:BEST]
     predictions: list[Prediction] = []
     for number, (_, change, tried_s) in enumerate(best):
         if predictions and monotonic() - begun_s + _CLOSER * tried_s > within_s:
-            left = ", ".join(each.text for _, each, _ in best[number:])
+            untried = ", ".join(candidate.text for _, candidate, _ in best[number:])
             notify(
-                f"after {monotonic() - begun_s:.0f} s, these gain less and are left out; --what-if tries one: {left}"
+                f"after {monotonic() - begun_s:.0f} s, these gain less and are left out; --what-if tries one: {untried}"
             )
             break
         tell(len(candidates) + number, len(candidates) + len(best), f"how sure the gain of {change.text} is")
@@ -266,27 +266,27 @@ def around(timeline: Timeline, step: int | None, *, most_spans: int, steps: int)
         most_spans: As many steps before it and after it are kept as have so many spans altogether.
         steps: At most so many before it, and after it.
     """
-    known, columns = timeline.steps(), timeline.columns
-    if step not in known:
+    recorded, columns = timeline.steps(), timeline.columns
+    if step not in recorded:
         return timeline
     spans = dict(zip(*(found.tolist() for found in np.unique(columns.step, return_counts=True)), strict=True))
-    place, beside = known.index(step), min(steps, len(known))
+    place, beside = recorded.index(step), min(steps, len(recorded))
     while True:
-        first = max(min(place - beside, len(known) - 2 * beside - 1), 0)
-        kept = known[first : first + 2 * beside + 1]
-        if not beside or sum(spans[each] for each in kept) <= most_spans:
+        first = max(min(place - beside, len(recorded) - 2 * beside - 1), 0)
+        chosen_steps = recorded[first : first + 2 * beside + 1]
+        if not beside or sum(spans[each] for each in chosen_steps) <= most_spans:
             break
         beside -= 1
-    if len(kept) == len(known):
+    if len(chosen_steps) == len(recorded):
         return timeline
-    inside = np.isin(columns.step, kept)
+    inside = np.isin(columns.step, chosen_steps)
     window = columns.start_ns[inside].min(), columns.end_ns[inside].max()
     loops = columns.is_kind("program") & (columns.start_ns < window[1]) & (columns.end_ns > window[0])
     return replace(timeline, spans=timeline.chosen(inside | loops))
 
 
 def _candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
-    """Return the changes to try; those of buckets first where a step has many small operations."""
+    """Return the changes to try; changes of buckets first where a step has many small operations."""
     kinds = (_buckets, _others) if base.measured.small else (_others, _buckets)
     for kind in kinds:
         yield from kind(timeline, base)
@@ -301,25 +301,25 @@ def _buckets(timeline: Timeline, base: Baseline) -> Iterator[Change]:
             nbytes = parse_bytes(size, argument="size")
             if nbytes >= least:
                 become = f"become{'s' * (len(reduced) == 1)} buckets in the order of the gradients"
-                yield _told(f"bucket_bytes={size}", f"{_spoken(reduced)} {become}")
+                yield _described(f"bucket_bytes={size}", f"{_spoken(reduced)} {become}")
             if nbytes >= total:
                 return  # of all that are larger, a step has one bucket as well
 
 
 def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
-    at, verdict = base.step, base.measured
+    step, verdict = base.step, base.measured
     kept = verdict.kept
     late = [f"rank {rank} is late: {cause}" for rank, cause, _ in verdict.blamed() if rank is not None]
-    yield _told("stragglers=none", late[0] if late else "")
+    yield _described("stragglers=none", late[0] if late else "")
     off = [f"rank {cause.rank} computes at {cause.call_site} beside the event loop" for cause in kept[:1]]
-    yield _told("loop=free", off[0] if off else "")
-    barriers = _barriers(timeline, at)
-    yield _told("barriers=none", f"no rank waits at the barrier at {barriers}" if barriers else "")
-    if not _in_pipeline(timeline, at):
+    yield _described("loop=free", off[0] if off else "")
+    barriers = _barriers(timeline, step)
+    yield _described("barriers=none", f"no rank waits at the barrier at {barriers}" if barriers else "")
+    if not _in_pipeline(timeline, step):
         yield parse_change("awaits=late")
     if not verdict.torch:  # whose programs have no means of these
         held = hold_ups(base.graph())
-        yield _told("updates=late", held[0].advice if held else "")
+        yield _described("updates=late", held[0].advice if held else "")
         yield parse_change("order=forward")
         yield parse_change("streams=apart")
     if (better := best_algorithm(timeline)) is not None:
@@ -330,15 +330,15 @@ def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     if not _moves_little(timeline):
         yield parse_change("bytes=0.5x")
     longest: dict[str, int] = {}
-    for link in critical_path(timeline, step=at):
+    for link in critical_path(timeline, step=step):
         if link.doing == "compute" and "'" not in link.name:
             longest[link.name] = longest.get(link.name, 0) + link.duration_ns
     for name in sorted(longest, key=lambda name: (-longest[name], name))[:_COMPUTES]:
         yield parse_change(f"compute '{name}'=0.5x")
 
 
-def _told(text: str, what: str) -> Change:
-    """Read a change, and say what it is in this run."""
+def _described(text: str, what: str) -> Change:
+    """Return a change, described in the words of this run."""
     change = parse_change(text)
     return replace(change, what=what) if what else change
 
@@ -371,7 +371,7 @@ def _barriers(timeline: Timeline, at: int | None) -> str:
 
 
 def _in_pipeline(timeline: Timeline, at: int | None) -> bool:
-    """Whether a step has messages between the stages of a `Pipeline`, whose waits are not the program's to move."""
+    """Whether a step has messages between the stages of a `Pipeline`: the program cannot move their waits."""
     messages = timeline.chosen(timeline.columns.is_kind("comm"))
     return any(span.role == "stage" for span in messages if at is None or span.step == at)
 

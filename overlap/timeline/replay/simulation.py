@@ -38,10 +38,10 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
         UsageError: Pieces wait for each other, and none of these waits was a guess; or more transfers of a lane are
             under way than it may work on at once.
     """
-    begun, over = _Run(graph, likely).times()
+    begins, over = _Run(graph, likely).times()
     if None in over:
         untie(graph)
-        begun, over = _Run(graph, likely).times()
+        begins, over = _Run(graph, likely).times()
     spans: list[Span] = []
     moved: list[_Moved] = []
     arrived: dict[Node, dict[_Side, float]] = {}  # when each side of a transfer had all that it carries
@@ -51,13 +51,13 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
             continue
         if node.kind == "compute":
             spans += node.spans
-            moved += [_moved(span, begun[node.place], end_ns) for span in node.spans]
+            moved += [_moved(span, begins[node.place], end_ns) for span in node.spans]
         elif node.kind == "end":
             transfer, span = node.after[0][0], node.span
             if transfer not in arrived:
                 arrived[transfer] = _arrived(transfer, over)
             spans.append(span)
-            moved.append(_carried(span, arrived[transfer][_side(span)], begun[transfer.place], end_ns))
+            moved.append(_carried(span, arrived[transfer][_side(span)], begins[transfer.place], end_ns))
     for first, last, span in graph.steps:
         first_ns, last_ns = over[first.place], over[last.place]
         if first_ns is not None and last_ns is not None:
@@ -71,7 +71,7 @@ def _side(span: Span) -> _Side:
 
 
 def _arrived(transfer: Node, over: Sequence[float | None]) -> dict[_Side, float]:
-    """Return when each side of a transfer began: a bucket that was cut anew does when the last of its gradients is."""
+    """Return when each side of a transfer began: a bucket of another cut does when the last of its gradients is."""
     found: dict[_Side, float] = {}
     for node, _ in transfer.after:
         if node.kind == "arrival":
@@ -103,8 +103,8 @@ class _Run:
     def __init__(self, graph: Graph, likely: bool) -> None:
         self._graph = graph
         nodes = graph.nodes
-        for place, node in enumerate(nodes):
-            node.place = place
+        for position, node in enumerate(nodes):
+            node.place = position
         # by place
         self._next: list[list[tuple[int, float]]] = [[] for _ in nodes]
         self._missing = [0] * len(nodes)
@@ -116,26 +116,26 @@ class _Run:
         self._since: dict[Node, float] = {}
         self._version: dict[Node, int] = {}
         self._hidden: dict[Node, float] = {}
-        # Of transfers: what is left of the work when a rank has its part, and the place of that end; the next one last
+        # Transfers: the rest of the work when a rank has its part, and the position of that end; the next one last
         self._early: dict[Node, list[tuple[float, int]]] = {}
         self._lanes = any(node.lane is not None for node in nodes)
         self._on: dict[int, dict[Node, None]] = {}
         following = self._next
-        for place, node in enumerate(nodes):
-            self._missing[place] = len(node.after)
+        for position, node in enumerate(nodes):
+            self._missing[position] = len(node.after)
             for before, delay_ns in node.after:
                 if (
                     delay_ns < 0
                     and before.kind == "transfer"
                     and (share := before.early.get(id(node.span))) is not None
                 ):
-                    self._early.setdefault(before, []).append(((1 - share) * before.work_ns, place))
-                else:  # of a bucket that was cut anew, nobody knows which rank has its part first
-                    following[before.place].append((place, max(delay_ns, 0.0)))
+                    self._early.setdefault(before, []).append(((1 - share) * before.work_ns, position))
+                else:  # of a bucket of another cut it is not known which rank has its part first
+                    following[before.place].append((position, max(delay_ns, 0.0)))
             if likely and node.likely:
-                self._missing[place] += len(node.likely)
+                self._missing[position] += len(node.likely)
                 for before in node.likely:
-                    following[before.place].append((place, 0.0))
+                    following[before.place].append((position, 0.0))
         for parts in self._early.values():
             parts.sort()
 
@@ -144,8 +144,8 @@ class _Run:
         nodes, missing, ready, following = self._graph.nodes, self._missing, self._ready, self._next
         over: list[float | None] = [None] * len(nodes)
         events, push, number = self._events, heappush, self._number
-        for place, node in enumerate(nodes):
-            if not missing[place]:
+        for position, node in enumerate(nodes):
+            if not missing[position]:
                 self._begin(node, float(self._graph.start_ns))
         while events:
             at_ns, _, node, version = heappop(events)
@@ -160,12 +160,12 @@ class _Run:
                     continue
                 self._leave(node, at_ns)
             over[node.place] = at_ns
-            for place, delay_ns in following[node.place]:
-                if at_ns + delay_ns > ready[place]:
-                    ready[place] = at_ns + delay_ns
-                missing[place] -= 1
-                if not missing[place]:
-                    later, begin_ns = nodes[place], ready[place]
+            for position, delay_ns in following[node.place]:
+                if at_ns + delay_ns > ready[position]:
+                    ready[position] = at_ns + delay_ns
+                missing[position] -= 1
+                if not missing[position]:
+                    later, begin_ns = nodes[position], ready[position]
                     due_ns = begin_ns if later.kind == "transfer" else begin_ns + later.work_ns
                     push(events, (due_ns, next(number), later, 0))
         return ready, over
@@ -186,14 +186,14 @@ class _Run:
         self._share(node, at_ns)
 
     def _reach(self, node: Node, at_ns: float) -> None:
-        """Let a rank have its part of a transfer, whose other ranks have not."""
-        left_ns, place = self._early[node].pop()
-        end = self._graph.nodes[place]
+        """Let a rank have its part of a transfer before the other ranks have theirs."""
+        left_ns, position = self._early[node].pop()
+        end = self._graph.nodes[position]
         self._left[node], self._since[node] = left_ns, at_ns
-        self._missing[place] -= 1
-        self._ready[place] = max(self._ready[place], at_ns)
-        if not self._missing[place]:
-            self._push(self._ready[place], end, 0)
+        self._missing[position] -= 1
+        self._ready[position] = max(self._ready[position], at_ns)
+        if not self._missing[position]:
+            self._push(self._ready[position], end, 0)
         self._push_on(node, at_ns)
 
     def _push_on(self, node: Node, at_ns: float) -> None:
@@ -217,7 +217,7 @@ class _Run:
             )
 
     def _share(self, changed: Node, at_ns: float) -> None:
-        """Assign every transfer on the ranks of a changed one its part of the wires anew."""
+        """Recompute the part of the wires of every transfer on the ranks of a changed one."""
         for node in {each: None for rank in changed.ranks for each in self._on[rank]}:
             passed_ns, rate = at_ns - self._since[node], self._rate[node]
             if not rate:  # behind another transfer, whose bytes hide a part of this one
@@ -311,7 +311,7 @@ def _knots(nodes: Iterable[Node]) -> list[list[Node]]:
     number: dict[Node, int] = {}
     low: dict[Node, int] = {}
     path: list[Node] = []
-    found: list[list[Node]] = []
+    knots: list[list[Node]] = []
     done: set[Node] = set()
     for root in waits:
         calls = [] if root in number else [(root, iter(waits[root]))]
@@ -335,5 +335,5 @@ def _knots(nodes: Iterable[Node]) -> list[list[Node]]:
                     knot = path[path.index(node) :] if path[-1] is not node else [node]
                     del path[-len(knot) :]
                     done.update(knot)
-                    found += [knot] if len(knot) > 1 else []
-    return found
+                    knots += [knot] if len(knot) > 1 else []
+    return knots

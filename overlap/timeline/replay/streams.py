@@ -61,14 +61,14 @@ def _site(node: Node) -> str:
 
 def _arrivals(graph: Graph) -> dict[_Lane, list[Node]]:
     """Return the arrivals at each stream of each rank, in order of issue."""
-    found: dict[_Lane, list[Node]] = {}
+    arrivals: dict[_Lane, list[Node]] = {}
     for node in graph.nodes:
         info = node.info if node.kind == "arrival" else None
         if info is not None and info.op in GENERATORS:
-            found.setdefault((node.ranks[0], node.span.lane), []).append(node)
-    for nodes in found.values():
+            arrivals.setdefault((node.ranks[0], node.span.lane), []).append(node)
+    for nodes in arrivals.values():
         nodes.sort(key=_issue_order)
-    return found
+    return arrivals
 
 
 def _issue_order(node: Node) -> tuple[int, int, int]:
@@ -117,7 +117,7 @@ def _released(graph: Graph) -> dict[Node, float]:
 
 
 def _model(graph: Graph, nodes: Sequence[Node], unseen: set[Node]) -> None:
-    """Complete what the trace does not show with the model of the machine.
+    """Complete the parts that the trace does not show, with the model of the machine.
 
     That is the part of an operation that others hide, and the time of an operation that never had the wires.
     """
@@ -142,7 +142,7 @@ def _by_step(nodes: Iterable[Node]) -> dict[int | None, list[Node]]:
     return found
 
 
-def _inputs(computes: Sequence[Node], arrivals: Sequence[Node], place: int) -> list[Node]:
+def _inputs(computes: Sequence[Node], arrivals: Sequence[Node], position: int) -> list[Node]:
     """Return the compute that was called last before an operation, where the trace does not show its input.
 
     Where a program calls all of a step at one instant, as in virtual time, take the computes named like the input of
@@ -153,7 +153,7 @@ def _inputs(computes: Sequence[Node], arrivals: Sequence[Node], place: int) -> l
         arrivals: Of the rank at the stream in the step, in order of issue.
         place: Of the operation in `arrivals`.
     """
-    called_ns = arrivals[place].span.called_ns
+    called_ns = arrivals[position].span.called_ns
     before = [node for node in computes if node.span.called_ns <= called_ns]
     last_ns = max((node.span.called_ns for node in before), default=0)
     at_once = [node for node in before if node.span.called_ns == last_ns]
@@ -163,7 +163,7 @@ def _inputs(computes: Sequence[Node], arrivals: Sequence[Node], place: int) -> l
     if first is None:
         return []
     alike = [node for node in computes if node.span.name == first.span.name]
-    return [alike[alike.index(first) + place * (len(alike) - alike.index(first)) // len(arrivals)]]
+    return [alike[alike.index(first) + position * (len(alike) - alike.index(first)) // len(arrivals)]]
 
 
 def _bound(
@@ -204,15 +204,15 @@ def forward_first(graph: Graph) -> None:
     for lane, nodes in plain.items():
         if not any(each.kind == "arrival" and waited_for_room(each) for node in nodes for each, _ in node.after):
             graph.windows[lane] = max(WINDOW, most_at_once(nodes))
-        for step, found in _by_step(sorted(nodes, key=lambda node: (node.span.called_ns, _seq(node)))).items():
-            for place, node in enumerate(reversed(found)):
-                node.urgency = (place, *node.urgency[1:])
-            for rank in found[0].ranks:
+        for step, in_step in _by_step(sorted(nodes, key=lambda node: (node.span.called_ns, _seq(node)))).items():
+            for position, node in enumerate(reversed(in_step)):
+                node.urgency = (position, *node.urgency[1:])
+            for rank in in_step[0].ranks:
                 later = [] if step is None else computes.get((rank, step + 1), [])
-                if later and max(span.end_ns for span in _on(rank, found)) > until_ns.get((rank, step), math.inf):
-                    forward = _forward(computes.get((rank, step), ()), _on(rank, found))
-                    for place, node in enumerate(reversed(found)):
-                        needed_by = later[min(int(place * forward / len(found)), len(later) - 1)]
+                if later and max(span.end_ns for span in _on(rank, in_step)) > until_ns.get((rank, step), math.inf):
+                    forward = _forward(computes.get((rank, step), ()), _on(rank, in_step))
+                    for position, node in enumerate(reversed(in_step)):
+                        needed_by = later[min(int(position * forward / len(in_step)), len(later) - 1)]
                         needed_by.likely.append(ends.get((node, rank), node))  # a piece of a cut bucket has no end
 
 
@@ -242,7 +242,7 @@ def _ends(graph: Graph, transfers: Collection[Node]) -> dict[tuple[Node, int], N
 
 
 def _forward(computes: Sequence[Node], gradients: Sequence[Span]) -> float:
-    """Return how many computes a forward pass has: those before the first gradient, without its own backward."""
+    """Return how many computes a forward pass has: all before the first gradient, without its own backward."""
     starts_ns = [span.start_ns for span in gradients]
     begun_ns = [node.span.start_ns for node in computes]
     before = sum(at_ns < min(starts_ns) for at_ns in begun_ns)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ..measure.verdict import LITTLE
+from ..why.verdict import LITTLE
 from .graph import Graph, Node
 
 
@@ -87,7 +87,7 @@ def take_turns(graph: Graph, streams: dict[object, list[Node]]) -> set[Node]:
     measured = dict(zip(transfers, measured_ns(transfers)[0], strict=True))
     for node in fresh:  # a transfer that ended while an older one moved has no time of its own
         node.work_ns = measured[node] or node.work_ns
-    return set(fresh) - _tell_apart(fresh)
+    return set(fresh) - _separable(fresh)
 
 
 def priority_of(node: Node) -> int:
@@ -153,7 +153,7 @@ def _first_of_lanes(nodes: Sequence[Node], running: Collection[int]) -> list[int
     return list(first.values())
 
 
-def _tell_apart(nodes: Iterable[Node]) -> set[Node]:
+def _separable(nodes: Iterable[Node]) -> set[Node]:
     ended_ns: dict[object, int] = {}
     alone: dict[object, list[Node]] = {}
     behind: dict[object, list[Node]] = {}
@@ -162,7 +162,7 @@ def _tell_apart(nodes: Iterable[Node]) -> set[Node]:
         last_ns = ended_ns.get(node.lane, begin_ns)
         (alone if begin_ns >= last_ns else behind).setdefault((*kind_of(node), nbytes_of(node)), []).append(node)
         ended_ns[node.lane] = max(last_ns, end_ns)
-    told: set[Node] = set()
+    marked: set[Node] = set()
     for kind in alone.keys() & behind.keys():
         medians = [median(node.work_ns for node in some[kind]) for some in (alone, behind)]
         hidden_ns = max(medians[0] - medians[1], 0.0)
@@ -170,5 +170,5 @@ def _tell_apart(nodes: Iterable[Node]) -> set[Node]:
             node.work_ns += hidden_ns
         for node in (*alone[kind], *behind[kind]):
             node.hidden_ns = hidden_ns
-            told.add(node)
-    return told
+            marked.add(node)
+    return marked

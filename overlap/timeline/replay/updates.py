@@ -27,19 +27,19 @@ class HoldUp:
 
     @property
     def what(self) -> str:
-        """For what they wait, and what they hold up."""
+        """Reduction that they wait for, and computes that they delay."""
         held = " and ".join(f"'{name}'" for name in self.others[:2])
         return f"waits for {self.operation} and holds up {held}"
 
     @property
     def advice(self) -> str:
-        """The change to the program that mends it."""
+        """Change to the program that avoids the wait."""
         place = f" ({self.call_site})" if self.call_site else ""
         return f"issue '{self.name}'{place} after the loop, or on a stream of its own: it {self.what}"
 
 
 def hold_ups(graph: Graph) -> list[HoldUp]:
-    """Return the lines whose computes wait for a reduction and hold up others, the most computes first."""
+    """Return the lines with computes that wait for a reduction and delay others, the most computes first."""
     waiting = _waiting(graph)
     others: dict[_Line, Counter[str]] = {}
     for lane in _lanes(graph):
@@ -84,7 +84,7 @@ def _lanes(graph: Graph) -> list[list[Node]]:
 
 
 def _waiting(graph: Graph) -> dict[_Line, str]:
-    """Return the lines whose computes waited for a reduction more often than not, with its name and place.
+    """Return the lines with computes that mostly waited for a reduction, with its name and place.
 
     Lines whose results travel are left out: such computes are part of a chain, and others need what they return. So are
     the updates of strategies, which wait for buckets: the program does not issue these.
@@ -115,19 +115,19 @@ def _passed(lane: Sequence[Node], waiting: dict[_Line, str]) -> list[tuple[Node,
 
     A compute that was issued only after it had begun, perhaps because the program awaited it, stays behind it.
     """
-    found = []
+    passed = []
     for place, node in enumerate(lane):
         if _line(node) not in waiting or node.span.step is None:
             continue
-        others = []
+        later = []
         for each in lane[place + 1 :]:
             if each.span.step != node.span.step or each.span.called_ns > node.span.start_ns:
                 break
             if _line(each) not in waiting:
-                others.append(each)
-        if others:
-            found.append((node, others))
-    return found
+                later.append(each)
+        if later:
+            passed.append((node, later))
+    return passed
 
 
 def _chain(lane: Sequence[Node], later: Sequence[Node]) -> None:

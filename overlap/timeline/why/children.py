@@ -5,6 +5,7 @@ They run a module of their own, and not the caller's script, which may call `ove
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -90,14 +91,15 @@ def _child(function: str, files: Sequence[Path], children: list[subprocess.Popen
 
 def _main(function: str, files: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.disable()  # data of files has no cycles, and a search for them takes a quarter of the time
     module, _, name = function.partition(":")
-    read, found = getattr(import_module(module), name), []
+    read, results = getattr(import_module(module), name), []
     for file in files:
         try:
-            found.append(read(Path(file)))
+            results.append(read(Path(file)))
         except UsageError as error:
-            found.append(str(error))
-    sys.stdout.buffer.write(pickle.dumps(found))
+            results.append(str(error))
+    sys.stdout.buffer.write(pickle.dumps(results))
 
 
 if __name__ == "__main__":

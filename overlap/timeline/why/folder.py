@@ -34,16 +34,16 @@ def explain(
     profiles = []
     for file in files:
         profiles += [file] if is_profile(beginning(file)) else []
-    others = [file for file in files if file not in profiles]
-    given = [file for file in others if file in map(Path, paths) or b'"traceEvents"' in beginning(file)]
-    if profiles and not given:
+    rest = [file for file in files if file not in profiles]
+    named = [file for file in rest if file in map(Path, paths) or b'"traceEvents"' in beginning(file)]
+    if profiles and not named:
         reports = measured(profiles, progress or (lambda done, count: None))
         found = judge(reports if len(reports) == 1 else [_ranked(report) for report in reports], step=step)
-        note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in others)}"
-        return replace(found, notes=(*found.notes, note)) if others else found
+        note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in rest)}"
+        return replace(found, notes=(*found.notes, note)) if rest else found
     if profiles:
         raise UsageError(
-            f"why: {given[0]} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"
+            f"why: {named[0]} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"
         )
     from .recorded import judge_timeline
 
@@ -63,13 +63,13 @@ def _inside(path: Path) -> list[Path]:
             raise UsageError(f"why: {path} is no regular file, and is read more than once: save it, and name that")
         return [path]
     inside = sorted(path.iterdir())
-    found = [each for each in inside if each.is_file() and each.name.endswith(ENDINGS)]
+    files = [each for each in inside if each.is_file() and each.name.endswith(ENDINGS)]
     folders = [each for each in inside if each.is_dir()]
-    if not found and len(folders) == 1:  # as archives are unpacked
+    if not files and len(folders) == 1:  # as archives are unpacked
         return _inside(folders[0])
-    if not found:
+    if not files:
         raise UsageError(f"why: no trace and no dump in {path}: expected files that end in {', '.join(ENDINGS[:3])}")
-    return found
+    return files
 
 
 def _report(path: Path) -> Why | None:

@@ -1,4 +1,4 @@
-"""Gaps of a device, divided by what the host did in them.
+"""Gaps of a device, divided by the host's activity in them.
 
 A gap ends with the work N, and L is the launch of N. Up to the start of L the host is the cause, whose thread of L
 shows what it did; from there on the device is.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
 from ..measure.intervals import Merged, clip, covered_ns, inside, intersect, subtract, union
 from . import causes
-from .windows import GRAPH, Rows, Work, joined, lost_launches, merged, outermost
+from .windows import GRAPH, STEP, Rows, Work, joined, lost_launches, merged, outermost
 
 QUEUED_NS = 20_000
 """A device begins queued work within this time of the end of the last."""
@@ -51,12 +51,13 @@ _DATA = re.compile(
 _BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 _END_CAPTURE = re.compile(r"StreamEndCapture")
 _EVENT_WAIT = re.compile(r"StreamWaitEvent")
+_MODULE = re.compile(r"^nn\.Module: ")
 _INSTANTIATE = re.compile(r"GraphInstantiate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """Pieces of gaps: disjoint intervals with one cause each, and the instant of a thread whose place is theirs."""
+    """Pieces of gaps: disjoint intervals with one cause each, and the instant of a thread that has their place."""
 
     start_ns: Wholes
     end_ns: Wholes
@@ -110,27 +111,27 @@ _NO_PIECES = Pieces(start_ns=_NONE, end_ns=_NONE, cause=_NONE.astype(np.int8), t
 
 def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pieces:
     """Divide the gaps of a device; the pieces add up to the gaps."""
-    rows, found = work.rows, _Found()
-    at = np.searchsorted(profile.start_ns[rows], gaps.end_ns, "left")
-    ended = at < len(rows)
-    row: Wholes = np.where(ended, rows[np.minimum(at, len(rows) - 1)], -1).astype(np.int64)
+    rows, result = work.rows, _Found()
+    following = np.searchsorted(profile.start_ns[rows], gaps.end_ns, "left")
+    ended = following < len(rows)
+    row: Wholes = np.where(ended, rows[np.minimum(following, len(rows) - 1)], -1).astype(np.int64)
     launch = np.where(ended, work.launch[row], -1)
-    known = launch >= 0
+    has_launch = launch >= 0
     begin_ns = profile.start_ns[launch]
     call_ns = profile.end_ns[launch] - begin_ns
     until_ns = np.where(call_ns > LONG_CALL_NS, profile.end_ns[launch], begin_ns)
-    until_ns = np.where(known, np.clip(until_ns, gaps.start_ns, gaps.end_ns), gaps.start_ns)
+    until_ns = np.where(has_launch, np.clip(until_ns, gaps.start_ns, gaps.end_ns), gaps.start_ns)
     rest = Merged(until_ns, gaps.end_ns)  # the device's part; may be empty
     length_ns = rest.end_ns - rest.start_ns
-    late = known & (begin_ns > gaps.start_ns)
+    late = has_launch & (begin_ns > gaps.start_ns)
     last = np.maximum.accumulate(profile.end_ns[rows])
     newest = np.maximum.accumulate(np.where(profile.end_ns[rows] == last, np.arange(len(rows)), 0))
-    before = rows[newest[np.maximum(np.minimum(at, len(rows)) - 1, 0)]]  # the work whose end began the gap
+    before = rows[newest[np.maximum(np.minimum(following, len(rows)) - 1, 0)]]  # the work whose end began the gap
     graphs = profile.matching(GRAPH)[profile.name[launch]]
-    in_graph = known & graphs & (profile.correlation[before] == profile.correlation[row])
+    in_graph = has_launch & graphs & (profile.correlation[before] == profile.correlation[row])
     limit_ns = np.where(late | (graphs & ~in_graph), LATENCY_NS, QUEUED_NS)
-    is_short = known & (length_ns <= limit_ns)
-    crosses = known & ~late & ~in_graph & (profile.thread[before] != profile.thread[row])
+    is_short = has_launch & (length_ns <= limit_ns)
+    crosses = has_launch & ~late & ~in_graph & (profile.thread[before] != profile.thread[row])
     is_event = crosses & (is_short | _follows_event_wait(profile, launch))
     for cause, chosen in (
         (causes.LAUNCH, is_short & late), (causes.EVENT, is_event), (causes.QUEUE, is_short & ~late & ~is_event),
@@ -138,16 +139,16 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
     ):  # fmt: skip
         chosen = chosen & (length_ns > 0)
         where = Merged(rest.start_ns[chosen], rest.end_ns[chosen])
-        mine = launch[chosen]
-        thread = np.where(mine >= 0, profile.thread[mine], -1)
-        found.add(cause, where, thread=thread, instant_ns=profile.start_ns[mine])
-    host = known & (until_ns > gaps.start_ns)
+        launches = launch[chosen]
+        thread = np.where(launches >= 0, profile.thread[launches], -1)
+        result.add(cause, where, thread=thread, instant_ns=profile.start_ns[launches])
+    host = has_launch & (until_ns > gaps.start_ns)
     launchers = np.unique(profile.thread[launch[host]]).astype(np.int64)
     for thread in launchers.tolist():
-        mine = host & (profile.thread[launch] == thread)
-        parts = Merged(gaps.start_ns[mine], until_ns[mine])
-        _divide(profile, work, found, parts, thread, launchers, busy)
-    return found.pieces()
+        launches = host & (profile.thread[launch] == thread)
+        parts = Merged(gaps.start_ns[launches], until_ns[launches])
+        _divide(profile, work, result, parts, thread, launchers, busy)
+    return result.pieces()
 
 
 def computing(profile: Profile, work: Work, compute: Merged) -> tuple[Pieces, Rows]:
@@ -184,13 +185,13 @@ def _follows_event_wait(profile: Profile, launch: Rows) -> NDArray[np.bool_]:
 
 
 def _divide(
-    profile: Profile, work: Work, found: _Found, parts: Merged, thread: int,
+    profile: Profile, work: Work, result: _Found, parts: Merged, thread: int,
     launchers: Wholes, busy: Merged,
 ) -> None:  # fmt: skip
-    """Divide the host's parts of gaps that a thread ended; what comes first in the list of classes has precedence."""
+    """Divide the host's parts of gaps that a thread ended; earlier classes have precedence."""
     calls = _on(profile, profile.rows(RUNTIME), thread)
     lost = _lost(profile, work, calls)
-    found.add(causes.UNKNOWN, intersect(parts, lost))
+    result.add(causes.UNKNOWN, intersect(parts, lost))
     parts = subtract(parts, lost)
     syncs = calls[_waits(profile, work, calls)]
     blocked_ns = covered_ns(profile.start_ns[syncs], profile.end_ns[syncs], busy)
@@ -198,9 +199,9 @@ def _divide(
         where = intersect(parts, cover)
         if cause == causes.SYNC and len(syncs):
             last = np.maximum(np.searchsorted(profile.start_ns[syncs], where.end_ns, "left") - 1, 0)
-            found.add(cause, where, thread=thread, instant_ns=profile.start_ns[syncs][last])
+            result.add(cause, where, thread=thread, instant_ns=profile.start_ns[syncs][last])
         else:
-            found.add(cause, where, thread=thread)
+            result.add(cause, where, thread=thread)
         parts = subtract(parts, cover)
     operators = profile.rows(OPERATOR)
     if len(_on(profile, operators, thread)):
@@ -208,10 +209,10 @@ def _divide(
         idle = subtract(parts, merged(profile, np.concatenate([others, calls])))
         is_long = idle.end_ns - idle.start_ns >= PYTHON_NS
         idle = Merged(idle.start_ns[is_long], idle.end_ns[is_long])
-        found.add(causes.PYTHON, idle, thread=thread)
+        result.add(causes.PYTHON, idle, thread=thread)
         parts = subtract(parts, idle)
         parts = _cut(profile, parts, outermost(profile, _on(profile, operators, thread)))
-    found.add(causes.LAUNCH, parts, thread=thread)
+    result.add(causes.LAUNCH, parts, thread=thread)
 
 
 def _cut(profile: Profile, parts: Merged, rows: Rows) -> Merged:
@@ -224,7 +225,7 @@ def _cut(profile: Profile, parts: Merged, rows: Rows) -> Merged:
 
 
 def _lost(profile: Profile, work: Work, calls: Rows) -> Merged:
-    """Return from launches whose work is not recorded to the next launches: the device may be busy."""
+    """Return the times from launches without recorded work to the next launches: the device may be busy."""
     known = np.isin(calls, work.launch[work.rows])
     lost = lost_launches(profile, work, calls)
     begins_ns = np.append(profile.start_ns[calls[known]], profile.end_ns.max())
@@ -295,20 +296,44 @@ def host_gaps(profile: Profile, gaps: Merged, held: Sequence[tuple[str, Merged]]
         held: Causes that hold while operators run, too, and when.
         unknown: Whether a device was at work whose events are not recorded.
     """
-    found, parts = _Found(), gaps
-    shown = profile.rows(PYTHON)
-    shown = shown if len(shown) else profile.rows(OPERATOR)
-    took_ns = np.bincount(profile.thread[shown], (profile.end_ns - profile.start_ns)[shown])
-    thread = int(took_ns.argmax()) if len(shown) else -1
-    shown = _on(profile, shown, thread)
+    result, parts = _Found(), gaps
+    thread, events = _program(profile)
     for cause, cover in held:
         where = intersect(parts, cover)
-        found.add(cause, where, thread=thread)
+        result.add(cause, where, thread=thread)
         parts = subtract(parts, cover)
+    silent = merged(profile, silent_modules(profile))
+    result.add(causes.UNKNOWN, intersect(parts, silent))
+    parts = subtract(parts, silent)
     low_ns = high_ns = _EVER.max  # of the thread's events
-    if len(shown) and not unknown:
-        low_ns, high_ns = int(profile.start_ns[shown[0]]), int(profile.end_ns[shown].max())
-    found.add(causes.UNKNOWN, clip(parts, (_EVER.min, low_ns)), thread=thread)
-    found.add(causes.PYTHON, clip(parts, (low_ns, high_ns)), thread=thread)
-    found.add(causes.UNKNOWN, clip(parts, (high_ns, _EVER.max)), thread=thread)
-    return found.pieces()
+    if len(events) and not unknown:
+        low_ns, high_ns = int(profile.start_ns[events[0]]), int(profile.end_ns[events].max())
+    result.add(causes.UNKNOWN, clip(parts, (_EVER.min, low_ns)), thread=thread)
+    result.add(causes.PYTHON, clip(parts, (low_ns, high_ns)), thread=thread)
+    result.add(causes.UNKNOWN, clip(parts, (high_ns, _EVER.max)), thread=thread)
+    return result.pieces()
+
+
+def _program(profile: Profile) -> tuple[int, Rows]:
+    """Return the thread of the program, and its functions, or operators if no function is recorded.
+
+    It marks the steps, or else has the most operators: functions of other threads may run all the time.
+    """
+    functions, operators, notes = (profile.rows(kind) for kind in (PYTHON, OPERATOR, NOTE))
+    events = functions if len(functions) else operators
+    if not len(events):
+        return -1, events
+    marks = notes[profile.matching(STEP)[profile.name[notes]]]
+    took_ns = (profile.end_ns - profile.start_ns)[operators].astype(np.float64)
+    score = np.bincount(profile.thread[operators], took_ns, len(profile.threads)).astype(np.float64)
+    score[profile.thread[marks]] = np.inf
+    threads = np.unique(profile.thread[events])
+    thread = int(threads[score[threads].argmax()])
+    return thread, _on(profile, events, thread)
+
+
+def silent_modules(profile: Profile) -> Rows:
+    """Return the modules that run on threads of which no operator is recorded."""
+    functions = profile.rows(PYTHON)
+    modules = functions[profile.matching(_MODULE)[profile.name[functions]]]
+    return modules[~np.isin(profile.thread[modules], profile.thread[profile.rows(OPERATOR)])]

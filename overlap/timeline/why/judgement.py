@@ -10,13 +10,15 @@ from ...errors import UsageError
 from ...units import figure, figure_unit, format_bytes, format_ns
 from ..measure.intervals import clip, merge
 from ..ranklist import listed
-from .advice import FEW_STEPS, Facts, advice, is_launch_bound
+from .advice import FEW_STEPS, WORTH, Facts, advice, is_launch_bound
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
 from .places import top_places
 from .rank import RankReport
 from .ranks import Late, Ranks, link_gb_s, traffic
 from .report import Cause, Why, median_of, shares
 
+LONGER = 1.5
+"""Steps that take so many times the length of the shown one are named."""
 BUSY = 0.8
 """A device that computes for this part of a step is the limit."""
 
@@ -35,32 +37,36 @@ def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
     _check(reports)
     ranks = Ranks(reports=list(reports))
     ranks.divide()
-    every = {at for report in reports for at in report.windows}
-    common = {at for at in every if all(at in report.windows for report in reports)} or every
+    every = {number for report in reports for number in report.windows}
+    common = {number for number in every if all(number in report.windows for report in reports)} or every
     walls = {
-        at: max(high - low for report in reports if at in report.windows for low, high in [report.windows[at]])
-        for at in common
+        number: max(
+            high - low for report in reports if number in report.windows for low, high in [report.windows[number]]
+        )
+        for number in common
     }
-    shown = median_of(walls) if step is None else step
-    if shown not in walls:
+    shown_step = median_of(walls) if step is None else step
+    if shown_step not in walls:
         raise UsageError(f"why: no step {step} is recorded; recorded are {listed(sorted(map(_number, walls)))}")
-    if not walls[shown]:
+    if not walls[shown_step]:
         raise UsageError(f"why: {reports[0].path}: what it records takes no time")
-    facts = _facts(reports, ranks, shown, sorted(walls, key=_number))
-    costs = facts.steps[shown]
+    facts = _facts(reports, ranks, shown_step, sorted(walls, key=_number))
+    costs = facts.steps[shown_step]
     causes = _causes(reports, facts, costs)
     missing = ranks.missing
     undecided = [*_undecided(facts, missing), *dict.fromkeys(note for report in reports for note in report.notes)]
     return Why(
-        verdict=_sentence(facts, causes, walls[shown], missing, ranks.notes), origin="PyTorch profiler",
+        verdict=_sentence(facts, causes, walls[shown_step], missing, ranks.notes), origin="PyTorch profiler",
         ranks=tuple(report.rank for report in reports), world_size=max(report.world_size for report in reports),
-        step=shown, step_ns=walls[shown], steps_ns={_name(at): walls[at] for at in sorted(walls, key=_number)},
-        causes=tuple(causes), advice=tuple(advice(facts)), undecided=tuple(undecided), notes=tuple(ranks.notes),
+        step=shown_step, step_ns=walls[shown_step],
+        steps_ns={_name(number): walls[number] for number in sorted(walls, key=_number)},
+        causes=tuple(causes), advice=tuple(advice(facts)), undecided=tuple(undecided),
+        notes=(*ranks.notes, *_longer(facts, walls)),
         traffic=tuple(asdict(each) for each in facts.traffic),
         costs=tuple(
-            (report.rank, at, cause, ns)
+            (report.rank, number, cause, ns)
             for report in reports
-            for at, found in report.costs_ns.items()
+            for number, found in report.costs_ns.items()
             for cause, ns in found.items()
         ),
     )  # fmt: skip
@@ -86,50 +92,51 @@ def _check(reports: Sequence[RankReport]) -> None:
         raise UsageError(f"why: the files are of different runs: world sizes {', '.join(map(str, sorted(worlds)))}")
 
 
-def _facts(reports: Sequence[RankReport], ranks: Ranks, shown: int | None, steps: Sequence[int | None]) -> Facts:
-    having = [report for report in reports if shown in report.windows]
-    worst = max(having, key=lambda report: _lost(report, shown))
-    exposed = clip(merge(worst.exposed), worst.windows[shown])
-    late = [late for late in ranks.late.values() if late.step == shown]
+def _facts(reports: Sequence[RankReport], ranks: Ranks, shown_step: int | None, steps: Sequence[int | None]) -> Facts:
+    having = [report for report in reports if shown_step in report.windows]
+    worst = max(having, key=lambda report: _lost(report, shown_step))
+    exposed = clip(merge(worst.exposed), worst.windows[shown_step])
+    late = [late for late in ranks.late.values() if late.step == shown_step]
     last = {
         at: max((each for each in ranks.late.values() if each.step == at), key=lambda each: each.waited_ns)
         for at in {each.step for each in ranks.late.values()}
     }
     of_ranks = {step: [report.costs_ns[step] for report in reports if step in report.costs_ns] for step in steps}
     return Facts(
-        report=worst, step=shown, places=worst.places[shown], late=late, last=last,
+        report=worst, step=shown_step, places=worst.places[shown_step], late=late, last=last,
         steps={step: shares(costs) for step, costs in of_ranks.items()}, ranks=of_ranks,
         traffic=traffic(
-            [call for call in worst.calls if call.step == shown], exposed, link_gb_s(worst.device, worst.world_size)
+            [call for call in worst.calls if call.step == shown_step], exposed,
+            link_gb_s(worst.device, worst.world_size),
         ),
     )  # fmt: skip
 
 
 def _lost(report: RankReport, step: int | None) -> int:
-    """Return what a rank itself lost: not by waiting for others."""
+    """Return the time that a rank lost by its own fault: not by waiting for others."""
     return sum(ns for cause, ns in report.costs_ns[step].items() if cause not in (COMPUTE, COMM, WAIT))
 
 
 def _causes(reports: Sequence[RankReport], facts: Facts, costs: Mapping[str, int]) -> list[Cause]:
     total_ns = sum(costs.values()) or 1
-    found = []
-    for cause, ns in sorted(costs.items(), key=lambda each: -each[1]):
+    causes = []
+    for cause, ns in sorted(costs.items(), key=lambda item: -item[1]):
         rank = f" on rank {facts.report.rank}" * (len(reports) > 1)
         places = top_places(facts.places.get(cause, ()), facts.step_ns, rank, by_function=cause == COMPUTE)
         if cause == UNKNOWN or (cause == COMM and WIRE in costs):  # the calls are those on the wire
             places = []
         elif cause in (COMM, WAIT, WIRE):
             places = [
-                f"{each.calls} {each.op}" + (f", {format_bytes(each.nbytes)}" if each.nbytes else "")
-                + f" ({format_ns(each.exposed_ns)} exposed)"
-                for each in facts.traffic[:3] if each.exposed_ns
+                f"{item.calls} {item.op}" + (f", {format_bytes(item.nbytes)}" if item.nbytes else "")
+                + f" ({format_ns(item.exposed_ns)} exposed)"
+                for item in facts.traffic[:3] if item.exposed_ns
             ]  # fmt: skip
         if cause == WAIT:
             places = [f"{late} ({format_ns(late.waited_ns)} of others)" for late in _worst(facts.late)]
-        found.append(Cause(
+        causes.append(Cause(
             cause=cause, text=WORDING[cause], duration_ns=ns, share=ns / total_ns, places=tuple(places),
         ))  # fmt: skip
-    return found
+    return causes
 
 
 def _worst(late: Sequence[Late]) -> list[Late]:
@@ -137,15 +144,15 @@ def _worst(late: Sequence[Late]) -> list[Late]:
 
 
 def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequence[int], notes: Sequence[str]) -> str:
-    """Return the one sentence on a job: the largest loss, its place, and what to try."""
+    """Return the one sentence on a job: the largest loss, its place, and a change to try."""
     name, unit_ns = figure_unit(wall_ns)
-    what = "the recording" if facts.step is None else f"step {facts.step}"
-    what += " of a file that was cut off" * any("cut off" in note for note in facts.report.notes)
+    subject = "the recording" if facts.step is None else f"step {facts.step}"
+    subject += " of a file that was cut off" * any("cut off" in note for note in facts.report.notes)
     loss = next((cause for cause in causes if cause.cause != COMPUTE), None)
     compute_ns, total_ns = facts.cost_ns(COMPUTE), facts.step_ns
     count = len(facts.ranks[facts.step])
     mean = "" if total_ns > 0.99 * wall_ns else f" on the longest rank, {figure(total_ns, unit_ns)} on average"
-    head = f"{what} takes {figure(wall_ns, unit_ns)} {name}{mean}: "
+    head = f"{subject} takes {figure(wall_ns, unit_ns)} {name}{mean}: "
     if loss is None or compute_ns >= BUSY * total_ns:
         return head + _busy(facts, unit_ns, name)
     found = advice(facts)
@@ -191,7 +198,29 @@ def _busy(facts: Facts, unit_ns: int, name: str) -> str:
     if places:
         text += f", the largest part at {places[0]}"
     change = next((f"; try: {item.change}" for item in advice(facts) if item.cause == COMPUTE), "")
+    costs = facts.steps[facts.step]
+    other = max(costs, key=lambda cause: (cause != COMPUTE) * costs[cause])
+    if not change and other != COMPUTE and costs[other] >= WORTH * facts.step_ns:
+        return f"{text}; {costs[other] / facts.step_ns:.0%} are: {WORDING[other]}"
     return text + (change or f"; nothing but {'kernels' if facts.report.on_device else 'operators'} takes long")
+
+
+def _longer(facts: Facts, walls: Mapping[int | None, int]) -> list[str]:
+    """Return a line on steps far longer than the shown one, with the cause that grows most in the longest."""
+    longer = [at for at in walls if walls[at] >= LONGER * walls[facts.step]]
+    if not longer:
+        return []
+    longest = max(longer, key=lambda at: walls[at])
+    costs, usual = facts.steps[longest], facts.steps[facts.step]
+    cause = max(costs, key=lambda each: costs[each] - usual.get(each, 0))
+    more_ns = costs[cause] - usual.get(cause, 0)
+    places = top_places(facts.report.places.get(longest, {}).get(cause, ()), costs[cause], by_function=cause == COMPUTE)
+    where = f", the largest part at {places[0]}" if places else ""
+    return [
+        f"{len(longer)} of {len(walls)} steps take{'s' * (len(longer) == 1)} half as long again as this one, or more: "
+        f"step {longest} takes {format_ns(walls[longest])}, of which {WORDING[cause]} is {format_ns(more_ns)} "
+        f"more{where}"
+    ]
 
 
 _CLASSES = {
@@ -210,24 +239,25 @@ def _why_unknown(facts: Facts) -> str:
 
 def _note(facts: Facts) -> str:
     """Return which events the file lacks, if it is known."""
-    return next((note for note in facts.report.notes if "recorded" in note), "")
+    notes = facts.report.notes
+    return next((note for word in ("left out", "recorded") for note in notes if word in note), "")
 
 
 def _undecided(facts: Facts, missing: Sequence[int]) -> list[str]:
-    found = []
+    sentences = []
     if missing and (ns := facts.cost_ns(COMM)):
         least_ns = sum(each.waits_at_least_ns for each in facts.traffic)
         more = f"; at least {format_ns(least_ns)} are waiting: some messages took longer than their bytes can explain"
-        found.append(
+        sentences.append(
             f"whether {format_ns(ns)} of communication are waiting or wire: of "
             f"{facts.report.world_size} ranks, {listed(missing)} {'is' if len(missing) == 1 else 'are'} not recorded"
             + more
             * (least_ns >= 0.05 * ns)
         )
     if facts.cost_ns(UNKNOWN) >= 0.05 * facts.step_ns and not _note(facts):
-        found.append(f"{format_ns(facts.cost_ns(UNKNOWN))} of the step: {_why_unknown(facts)}")
+        sentences.append(f"{format_ns(facts.cost_ns(UNKNOWN))} of the step: {_why_unknown(facts)}")
     if len(facts.steps) < FEW_STEPS:
-        found.append("gains: one step is recorded, so what differs between steps is unknown; record three or more")
+        sentences.append("gains: one step is recorded, so what differs between steps is unknown; record three or more")
     if facts.cost_ns(LAUNCH, PYTHON, SYNC) >= 0.1 * facts.step_ns and not facts.report.has_python:
-        found.append("the Python function: record with with_stack=True and with_modules=True")
-    return found
+        sentences.append("the Python function: record with with_stack=True and with_modules=True")
+    return sentences

@@ -17,7 +17,7 @@ _SMALL = 0.01
 
 
 def text(why: Why, width: int = 100) -> list[str]:
-    """Return the page: the sentence, the causes, advice, and what cannot be told; what is left out is counted."""
+    """Return the page: the sentence, causes, advice, and open questions; omitted advice is counted."""
     if why.hang is not None:
         return [printable(line) for line in why.hang["page"]]
     head = textwrap.wrap(printable(why.verdict), width, max_lines=4, placeholder=" ...")

@@ -6,13 +6,14 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...units import format_ns
+from ..columnar import runs
 from ..files.profile import NOTE, OPERATOR, PYTHON, Profile, Wholes
 from ..measure.intervals import counted
 from .windows import Rows, is_outermost
@@ -27,6 +28,8 @@ _NAME = 80
 _DUNDER = re.compile(r"^__(?!init__|next__|iter__|getitem__)\w+__$|^<")
 _FRAME = re.compile(r"^(?P<path>[^()]+\.py)\((?P<line>\d+)\): (?P<name>.+)$")
 _LIBRARY = re.compile(r"(^|/)(torch|torchvision|numpy|triton|importlib|<frozen)(/|$)|^<|^threading\.py|/lib/python3")
+_MOSTLY = 0.9
+"""Part of the time of a place from which on an operator is said to have it."""
 _INSTANCE = re.compile(r"_\d+$")
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function: ")
 _NOT_A_PLACE = re.compile(r"^(ProfilerStep#|PyTorch Profiler|enumerate\(DataLoader\)|gloo:|overlap:|nccl:)")
@@ -52,14 +55,15 @@ class Place:
             name = f"the backward of {name}"
         elif name and "->" in self.phase:  # a copy, between two kinds of memory
             name = f"{self.phase} under {name}"
-        parts = [name, self.operator if self.module else ""]
-        where = self.frame or (self.phase if self.phase not in (BACKWARD, "") and "->" not in self.phase else "")
+        note = self.phase if self.phase != BACKWARD and "->" not in self.phase else ""
+        parts = [name or note, self.operator if self.module else ""]
+        where = self.frame or (note if name else "")
         text = ", ".join(filter(None, parts))
         return f"{text} in {where}" if text and where else text or where
 
 
 def common(places: Sequence[tuple[Place, int]]) -> Place:
-    """Return what places, each with its time, have in common: the parts that hold for most of the time."""
+    """Return the common place of places, each with its time: the parts that hold for most of the time."""
     total_ns = sum(ns for _, ns in places)
 
     def most(texts: Iterable[tuple[str, int]]) -> str:
@@ -97,10 +101,25 @@ def top_places(
         ((sum(ns for _, ns in group), common(group), group) for group in groups.values()), key=lambda each: -each[0]
     )
     return [
-        f"{place} ({format_ns(ns)}{rank}{'' if place.operator else operators_of(group, ': ')})"
+        f"{_described(place, group)} ({format_ns(ns)}{rank}{operators_of(group, ': ') * _is_of_several(group)})"
         for ns, place, group in sums[:PLACES]
         if ns >= 0.01 * step_ns
     ]
+
+
+def _is_of_several(places: Sequence[tuple[Place, int]]) -> bool:
+    """Whether operators that are not the most expensive one have a part of the time that counts."""
+    sums: Counter[str] = Counter()
+    for place, ns in places:
+        sums[place.operator] += ns
+    return max(sums.values()) < _MOSTLY * sum(sums.values())
+
+
+def _described(place: Place, group: Sequence[tuple[Place, int]]) -> str:
+    """Return the common place as text; several operators of one function are listed after it."""
+    if place.frame and _is_of_several(group):
+        return str(replace(place, operator="", module="" if place.operator else place.module))
+    return str(place)
 
 
 def operators_of(places: Sequence[tuple[Place, int]], lead: str = "") -> str:
@@ -121,18 +140,19 @@ class Places:
         self._backward = profile.matching(_BACKWARD)
         self._no_place = profile.matching(_NOT_A_PLACE)
         self._forward = self._forwards()
+        self._levels: dict[int, list[Rows]] = {}
         self.has_python: bool = bool((profile.kind[self._rows] == PYTHON).any())
 
     def _forwards(self) -> dict[int, int]:
         """Return the row of the last forward operator of each sequence number: operators without a node share it."""
         profile = self._profile
-        found: dict[int, int] = {}
+        forwards: dict[int, int] = {}
         rows = self._rows[(profile.sequence[self._rows] >= 0) & (profile.kind[self._rows] == OPERATOR)]
         backward = re.compile(r"Backward\d*$|^autograd::")
         is_backward = profile.matching(backward)
         for row in rows[~is_backward[profile.name[rows]]].tolist():
-            found[int(profile.sequence[row])] = row
-        return found
+            forwards[int(profile.sequence[row])] = row
+        return forwards
 
     def of(self, threads: Sequence[int], instants_ns: Wholes) -> list[Place]:
         """Return the place of each instant of a thread; a backward operator has the place of its forward."""
@@ -156,15 +176,7 @@ class Places:
         for thread in np.unique(threads).tolist():
             asked = np.flatnonzero(threads == thread)
             at_ns = instants_ns[asked]
-            rows = self._rows[(profile.thread[self._rows] == thread)]
-            order_ns = np.sort(at_ns)
-            low, high = (np.searchsorted(order_ns, each[rows]) for each in (profile.start_ns, profile.end_ns))
-            rows = rows[high > low]
-            for _ in range(_DEPTH):
-                if not len(rows):
-                    break
-                level = is_outermost(profile, rows)
-                outer, rows = rows[level], rows[~level]
+            for outer in self._levels_of(thread):
                 at = np.searchsorted(profile.start_ns[outer], at_ns, "right") - 1
                 inside = (at >= 0) & (at_ns < profile.end_ns[outer[at]]) & ~self._no_place[profile.name[outer[at]]]
                 row, mine = outer[at[inside]], asked[inside]
@@ -172,6 +184,24 @@ class Places:
                 is_backward = self._backward[profile.name[row]] & (backward[mine] < 0)
                 backward[mine[is_backward]] = row[is_backward]
         return keys, backward
+
+    def _levels_of(self, thread: int) -> list[Rows]:
+        """Return the rows of a thread in levels, the outermost first; rows of one level do not overlap."""
+        if thread not in self._levels:
+            profile, rows = self._profile, self._rows[self._profile.thread[self._rows] == thread]
+            rows = rows[profile.start_ns[rows] < profile.end_ns[rows]]
+            depth = np.arange(len(rows)) - np.searchsorted(
+                np.sort(profile.end_ns[rows]), profile.start_ns[rows], "right"
+            )
+            by_depth = np.argsort(depth, kind="stable")
+            levels: list[Rows] = []
+            for level in np.split(rows[by_depth], runs(depth[by_depth])[1:]):
+                while len(level) and len(levels) < _DEPTH:
+                    is_outer = is_outermost(profile, level)  # rows that cross others may share their depth
+                    levels.append(level[is_outer])
+                    level = level[~is_outer]
+            self._levels[thread] = levels
+        return self._levels[thread]
 
     def _looked_up(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[Place]:
         chains = self._chains(threads, instants_ns)
@@ -194,17 +224,17 @@ class Places:
     def _chains(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[list[int]]:
         """Return the rows that are around each instant, the outermost first."""
         profile = self._profile
-        found: list[list[int]] = [[] for _ in instants_ns]
+        chains: list[list[int]] = [[] for _ in instants_ns]
         for thread in np.unique(threads).tolist():
-            asked = np.flatnonzero(threads == thread)
-            asked = asked[np.argsort(instants_ns[asked], kind="stable")]
+            queries = np.flatnonzero(threads == thread)
+            queries = queries[np.argsort(instants_ns[queries], kind="stable")]
             rows = self._rows[profile.thread[self._rows] == thread]
-            first = np.searchsorted(instants_ns[asked], profile.start_ns[rows], "left")
-            stop = np.searchsorted(instants_ns[asked], profile.end_ns[rows], "left")
+            first = np.searchsorted(instants_ns[queries], profile.start_ns[rows], "left")
+            stop = np.searchsorted(instants_ns[queries], profile.end_ns[rows], "left")
             row, query = counted(first, np.maximum(stop, first))  # rows are in order of start, the longest first
-            for each, at in zip(rows[row].tolist(), asked[query].tolist(), strict=True):
-                found[at].append(each)
-        return found
+            for each, at in zip(rows[row].tolist(), queries[query].tolist(), strict=True):
+                chains[at].append(each)
+        return chains
 
     def _place(self, chain: list[int]) -> Place:
         profile = self._profile

@@ -16,7 +16,7 @@ from ...units import format_ns
 from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
 from .causes import COMM, COPY, NAMES, UNKNOWN
-from .host import LATENCY_NS, Pieces, computing, delays, device_gaps, host_gaps
+from .host import LATENCY_NS, Pieces, computing, delays, device_gaps, host_gaps, silent_modules
 from .places import Place, Places, threads_of
 from .windows import GRAPH, Rows, Work, issues_of, joined, merged, messages_of, notes_of, windows_of, work_of
 
@@ -117,6 +117,12 @@ def measure(profile: Profile) -> RankReport:
     base_ns = profile.base_ns
     report.exposed = [(base_ns + low, base_ns + high) for low, high in exposed]
     report.notes += [*_middle(profile, pieces), *notes_of(profile, work)]
+    if not work.on_device and len(modules := silent_modules(profile)):
+        count = len(np.unique(profile.thread[modules]))
+        report.notes.append(
+            f"modules run on {count} thread{'s' * (count > 1)} without recorded operators: "
+            "experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True) records them"
+        )
     sums = []
     for some, rows in ((pieces, None), computing(profile, work, compute)):
         shown, number = _places_of(profile, places, some, rows)
@@ -128,16 +134,16 @@ def measure(profile: Profile) -> RankReport:
         ]
     for step, window in windows.items():
         costs: dict[str, int] = {}
-        found: dict[str, list[tuple[Place, int, int]]] = {}
-        for each in sums:
-            each.add(window, costs, found)
+        step_places: dict[str, list[tuple[Place, int, int]]] = {}
+        for part in sums:
+            part.add(window, costs, step_places)
         fixed = {COMM: exposed, COPY: alone}
         for cause, cover in fixed.items():
             costs[cause] = costs.get(cause, 0) + length(clip(cover, window))
         report.costs_ns[step] = {cause: ns for cause, ns in costs.items() if ns}
-        copied = [*found.get(COPY, ()), *_copy_places(profile, work, places, alone, window)]
-        found[COPY] = sorted(copied, key=lambda each: -each[1])
-        report.places[step] = found
+        copied = [*step_places.get(COPY, ()), *_copy_places(profile, work, places, alone, window)]
+        step_places[COPY] = sorted(copied, key=lambda part: -part[1])
+        report.places[step] = step_places
     report.windows = {step: (base_ns + low, base_ns + high) for step, (low, high) in windows.items()}
     return report
 
@@ -165,14 +171,14 @@ def _places_of(profile: Profile, places: Places, pieces: Pieces, rows: Rows | No
     """
     known = np.flatnonzero(pieces.thread >= 0)
     found, of_known = places.numbered(pieces.thread[known].astype(np.int32), pieces.instant_ns[known])
-    number, shown = np.full(len(pieces.thread), len(found), np.intp), [*found, _NOWHERE]
+    number, labels = np.full(len(pieces.thread), len(found), np.intp), [*found, _NOWHERE]
     number[known] = of_known
     if rows is not None:
-        is_empty = np.array([not str(place) for place in shown])[number]
+        is_empty = np.array([not str(place) for place in labels])[number]
         names, index = np.unique(profile.name[rows[is_empty]], return_inverse=True)
-        number[is_empty] = len(shown) + index
-        shown += [Place(operator=_short(profile.names[each])) for each in names.tolist()]
-    return shown, number
+        number[is_empty] = len(labels) + index
+        labels += [Place(operator=_short(profile.names[each])) for each in names.tolist()]
+    return labels, number
 
 
 def _short(kernel: str) -> str:
@@ -190,7 +196,7 @@ class _Costs:
         self._kind = kind.astype(np.int32)
         self._kinds = [(NAMES[each // len(places)], places[each % len(places)]) for each in kinds.tolist()]
 
-    def add(self, window: Interval, costs: dict[str, int], found: dict[str, list[tuple[Place, int, int]]]) -> None:
+    def add(self, window: Interval, costs: dict[str, int], places: dict[str, list[tuple[Place, int, int]]]) -> None:
         """Add the costs of a window by cause, and by place, the most expensive first."""
         low, high = window
         start_ns, end_ns = self._start_ns, self._end_ns
@@ -202,7 +208,7 @@ class _Costs:
             if counts[at]:
                 cause, place = self._kinds[at]
                 costs[cause] = costs.get(cause, 0) + int(sums_ns[at])
-                found.setdefault(cause, []).append((place, int(sums_ns[at]), int(counts[at])))
+                places.setdefault(cause, []).append((place, int(sums_ns[at]), int(counts[at])))
 
 
 _NOWHERE = Place()
@@ -215,14 +221,14 @@ def _copy_places(
     rows = work.copies[(profile.start_ns[work.copies] >= low) & (profile.start_ns[work.copies] < high)]
     took_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], alone)
     rows = rows[np.argsort(-took_ns, kind="stable")][:200]
-    found: dict[Place, tuple[int, int]] = {}
+    costs: dict[Place, tuple[int, int]] = {}
     for row, place in zip(rows.tolist(), _launch_places(profile, work, places, rows), strict=True):
         name = profile.names[profile.name[row]].split(" (")[-1].rstrip(")") or "copy"
         place = Place(operator=place.operator, module=place.module, frames=place.frames, phase=name)
         ns = int(covered_ns(profile.start_ns[[row]], profile.end_ns[[row]], alone)[0])
-        total_ns, count = found.get(place, (0, 0))
-        found[place] = total_ns + ns, count + 1
-    return sorted(((place, *sums) for place, sums in found.items()), key=lambda each: -each[1])
+        total_ns, count = costs.get(place, (0, 0))
+        costs[place] = total_ns + ns, count + 1
+    return sorted(((place, *sums) for place, sums in costs.items()), key=lambda each: -each[1])
 
 
 def _launch_places(profile: Profile, work: Work, places: Places, rows: Rows) -> list[Place]:
@@ -235,7 +241,7 @@ def _launch_places(profile: Profile, work: Work, places: Places, rows: Rows) -> 
 def _calls(
     profile: Profile, work: Work, windows: dict[int | None, Interval], exposed: Merged, places: Places
 ) -> list[Call]:
-    """Return the collectives of all steps; with a step, those that began in its window."""
+    """Return the collectives of all steps, each with the step in which it began."""
     rows, base_ns = work.comm, profile.base_ns
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
     messages = messages_of(profile, rows)
@@ -247,34 +253,34 @@ def _calls(
         for at, place in zip(known.tolist(), around, strict=True):
             where[at] = place
     waiters = _launch_places(profile, work, places, _waiters(profile, work, rows))
-    found = []
+    result = []
     for row, ns, place, waiter, message in zip(
         rows.tolist(), exposed_ns.tolist(), where, waiters, messages, strict=True
     ):
         at_ns = int(profile.start_ns[row])
-        found.append(Call(
+        result.append(Call(
             op=message.op, group=message.group, group_size=message.group_size, nbytes=message.nbytes,
             number=message.seq or 0, name=profile.names[profile.name[row]],
             start_ns=base_ns + at_ns, end_ns=base_ns + int(profile.end_ns[row]), exposed_ns=ns,
             step=next((step for step, (low, high) in windows.items() if low <= at_ns < high), None), place=place,
             waiter=waiter,
         ))  # fmt: skip
-    return found
+    return result
 
 
 def _waiters(profile: Profile, work: Work, comm: Rows) -> Rows:
     """Return for each row of communication the compute that waited for its end, or -1."""
-    found = np.full(len(comm), -1, np.intp)
+    waiters = np.full(len(comm), -1, np.intp)
     if not len(work.compute):
-        return found
+        return waiters
     end_ns = profile.end_ns[comm]
     at = np.searchsorted(profile.start_ns[work.compute], end_ns, "left")
     following = work.compute[np.minimum(at, len(work.compute) - 1)]
     launch = work.launch[following]
     queued = (at < len(work.compute)) & (launch >= 0) & (profile.start_ns[launch] < end_ns)
     waits = queued & (profile.start_ns[following] - end_ns <= LATENCY_NS)
-    found[waits] = following[waits]
-    return found
+    waiters[waits] = following[waits]
+    return waiters
 
 
 def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]) -> RankReport:

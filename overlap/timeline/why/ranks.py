@@ -36,12 +36,12 @@ class Late:
 
     @property
     def cause(self) -> str:
-        """What it did for most of the time."""
+        """Activity of the rank for most of the time."""
         return self.did.most_common(1)[0][0] if self.did else ""
 
     @property
     def doing(self) -> str:
-        """What it did for most of the time, with the place."""
+        """Activity of the rank for most of the time, with the place."""
         if self.cause not in WORDING:
             return self.cause or "doing something that is not recorded"
         place = next((text for text, _ in self.places.get(self.cause, Counter()).most_common(1)), "")
@@ -77,7 +77,7 @@ class Ranks:
         offsets = self._offsets(matches)
         waits: dict[int, dict[int, list[Interval]]] = {report.rank: {} for report in self.reports}
         judged: dict[int, list[Interval]] = {report.rank: [] for report in self.reports}
-        found: list[tuple[int, str, int, int]] = []  # the late rank, the operation, and from when to when it was
+        lateness: list[tuple[int, str, int, int]] = []  # the late rank, the operation, and from when to when it was
         broken = 0
         for calls in matches:
             starts = {rank: call.start_ns - offsets[rank] for rank, call in calls.items()}
@@ -90,7 +90,7 @@ class Ranks:
                 if rank != late and until_ns > call.start_ns:
                     waits[rank].setdefault(late, []).append((call.start_ns, until_ns))
             first_ns = min(starts.values())
-            found.append((late, calls[late].op, first_ns + offsets[late], met_ns + offsets[late]))
+            lateness.append((late, calls[late].op, first_ns + offsets[late], met_ns + offsets[late]))
         if broken > _OUT_OF_ORDER * len(matches):
             self.notes.append(
                 f"{broken} of {len(matches)} matched collectives end on a rank before another has begun: clocks do "
@@ -99,7 +99,7 @@ class Ranks:
             return
         for report in self.reports:
             self._divide_rank(report, waits[report.rank], merge(judged[report.rank]))
-        self._describe_late(found, offsets)
+        self._describe_late(lateness, offsets)
 
     def _matches(self) -> list[dict[int, Call]]:
         """Return synchronising collectives with all members of their group recorded."""
@@ -112,14 +112,14 @@ class Ranks:
             for call in report.calls:
                 if call.op in SYNCHRONISING and (call.group or not several):
                     by_key.setdefault((call.group, call.op, call.number), {})[report.rank] = call
-        whole = [
+        complete = [
             calls
             for calls in by_key.values()
             if len(calls) == (next(iter(calls.values())).group_size or world) and len(calls) > 1
         ]
-        same = [calls for calls in whole if len({call.nbytes for call in calls.values()}) == 1 or _is_uneven(calls)]
-        if len(same) < len(whole):
-            self.notes.append(f"{len(whole) - len(same)} collectives differ in size between ranks: left out")
+        same = [calls for calls in complete if len({call.nbytes for call in calls.values()}) == 1 or _is_uneven(calls)]
+        if len(same) < len(complete):
+            self.notes.append(f"{len(complete) - len(same)} collectives differ in size between ranks: left out")
         return same
 
     def _offsets(self, matches: Sequence[dict[int, Call]]) -> dict[int, int]:
@@ -148,25 +148,25 @@ class Ranks:
     def _divide_rank(self, report: RankReport, waits: dict[int, list[Interval]], judged: Merged) -> None:
         exposed = merge(report.exposed)
         for step, window in report.windows.items():
-            left = clip(exposed, window)
-            undecided_ns = length(subtract(left, judged))
-            left = intersect(left, judged)
+            rest = clip(exposed, window)
+            undecided_ns = length(subtract(rest, judged))
+            rest = intersect(rest, judged)
             waited_ns = 0
             for late, intervals in sorted(waits.items(), key=lambda each: each[0]):
                 cover = merge(intervals)
-                ns = length(intersect(left, cover))
-                left = subtract(left, cover)
+                ns = length(intersect(rest, cover))
+                rest = subtract(rest, cover)
                 waited_ns += ns
                 if ns:
                     self.late.setdefault((late, step), Late(rank=late, step=step)).waited_ns += ns
             costs = report.costs_ns[step]
             costs.pop(COMM, None)
-            for cause, ns in ((COMM, undecided_ns), (WAIT, waited_ns), (WIRE, length(left))):
+            for cause, ns in ((COMM, undecided_ns), (WAIT, waited_ns), (WIRE, length(rest))):
                 if ns:
                     costs[cause] = ns
 
     def _describe_late(self, found: Sequence[tuple[int, str, int, int]], offsets: Mapping[int, int]) -> None:
-        """Add what late ranks did between the first rank's arrival and their own."""
+        """Add the activity of late ranks between the first rank's arrival and their own."""
         reports = {report.rank: report for report in self.reports}
         for late, op, first_ns, met_ns in found:
             report = reports[late]
@@ -178,7 +178,9 @@ class Ranks:
             low_ns = report.windows[step][0]
             if first_ns < low_ns:
                 lag_ns = (
-                    report.begin_ns - offsets[late] - min(each.begin_ns - offsets[each.rank] for each in self.reports)
+                    report.begin_ns
+                    - offsets[late]
+                    - min(other.begin_ns - offsets[other.rank] for other in self.reports)
                 )
                 unseen_ns = max(min(report.begin_ns, low_ns) - first_ns, 0)
                 entry.did[f"not yet recorded (its recording begins {format_ns(lag_ns)} after the first)"] += unseen_ns
@@ -194,9 +196,11 @@ class Ranks:
             comm = clip(merge(report.exposed), (first_ns, met_ns))
             entry.did["in other communication"] += length(comm)
             entry.did[COMPUTE] += max(rest_ns - length(comm), 0)
-            others = [each.costs_ns[step] for each in self.reports if each is not report and step in each.costs_ns]
+            others = [other.costs_ns[step] for other in self.reports if other is not report and step in other.costs_ns]
             entry.costs_ns = report.costs_ns[step]
-            entry.others_ns = {cause: round(median(each.get(cause, 0) for each in others)) for cause in entry.costs_ns}
+            entry.others_ns = {
+                cause: round(median(other.get(cause, 0) for other in others)) for cause in entry.costs_ns
+            }
 
 
 def _is_uneven(calls: dict[int, Call]) -> bool:
@@ -246,22 +250,22 @@ def traffic(calls: Sequence[Call], exposed: Merged, link: float | None = None) -
     kinds: dict[tuple[str, str], list[Call]] = {}
     for call in calls:
         kinds.setdefault((call.op, call.group), []).append(call)
-    found = []
-    for (op, group), mine in kinds.items():
-        most = max(call.nbytes for call in mine)
-        best_ns = min(call.end_ns - call.start_ns for call in mine if call.nbytes == most)
-        size = mine[0].group_size
+    traffics = []
+    for (op, group), of_kind in kinds.items():
+        most = max(call.nbytes for call in of_kind)
+        best_ns = min(call.end_ns - call.start_ns for call in of_kind if call.nbytes == most)
+        size = of_kind[0].group_size
         speed = most / best_ns if most and best_ns else None
-        exposed_ns = length(intersect(merge((call.start_ns, call.end_ns) for call in mine), exposed))
+        exposed_ns = length(intersect(merge((call.start_ns, call.end_ns) for call in of_kind), exposed))
         factor = _BUS.get(op, 1.0) * (size - 1) / size if size > 1 else None
-        found.append(Traffic(
-            op=op, group=group, group_size=size, calls=len(mine), nbytes=sum(call.nbytes for call in mine),
-            total_ns=sum(call.end_ns - call.start_ns for call in mine),
+        traffics.append(Traffic(
+            op=op, group=group, group_size=size, calls=len(of_kind), nbytes=sum(call.nbytes for call in of_kind),
+            total_ns=sum(call.end_ns - call.start_ns for call in of_kind),
             exposed_ns=exposed_ns, algorithm_gb_s=speed,
             bus_gb_s=speed * factor if speed is not None and factor is not None else None,
-            link_gb_s=link, waits_at_least_ns=min(_least_wait(mine), exposed_ns),
+            link_gb_s=link, waits_at_least_ns=min(_least_wait(of_kind), exposed_ns),
         ))  # fmt: skip
-    return sorted(found, key=lambda each: (-each.exposed_ns, -each.total_ns))
+    return sorted(traffics, key=lambda each: (-each.exposed_ns, -each.total_ns))
 
 
 def _least_wait(calls: Sequence[Call]) -> int:

@@ -11,14 +11,14 @@ from ...errors import UsageError
 from ..files.merge import merged
 from ..files.tracefile import read_trace
 from ..measure.metrics import Breakdown, breakdowns, median_step
-from ..measure.oddities import oddities
-from ..measure.verdict import Verdict, verdict_of
 from ..ranklist import listed
 from ..replay.prediction import Prediction, advise, neighbours, predict
 from ..spans import ORIGIN, STARVED, Timeline
 from .advice import FEW_STEPS, MOST, WORTH, bounds
 from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
+from .oddities import oddities
 from .report import Advice, Cause, Why, shares
+from .verdict import Verdict, verdict_of
 
 ADVICE_S = 20.0
 """Time for replays."""
@@ -27,11 +27,9 @@ REPLAYED_STEPS = 5
 OFF = 0.05
 """Part of a step by which replays are off, held against changed programs in virtual time (tests: test_replay)."""
 
-_WORDING = {
-    COMPUTE: "computing", WAIT: "waiting for a late rank", WIRE: "exposed communication on the wire",
-    COMM: "exposed communication (waiting or wire)", COPY: "copies and sets of memory",
-    LOOP: "the program keeps the event loop",
-    QUEUE: "operations are queued, and nothing runs", UNKNOWN: "idle: nothing runs, and nothing is queued",
+_WORDING = WORDING | {
+    COPY: "copies and sets of memory", QUEUE: "operations are queued, and nothing runs",
+    UNKNOWN: "idle: nothing runs, and nothing is queued",
 }  # fmt: skip
 
 
@@ -56,10 +54,12 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
     """Return the report on a step of a timeline, or on the whole run."""
     verdict = verdict_of(timeline, step=step)
     steps: list[int | None] = [*timeline.steps()] or [None]
-    rows = {at: breakdowns(timeline, step=at) for at in steps}
-    costs = {at: [(row.rank, _costs(row, verdict)) for row in found if row.wall_ns] for at, found in rows.items()}
-    shown = shares([cost for _, cost in costs.get(step, [])])
-    total_ns = sum(shown.values()) or 1
+    rows = {number: breakdowns(timeline, step=number) for number in steps}
+    costs = {
+        number: [(row.rank, _costs(row, verdict)) for row in of_step if row.wall_ns] for number, of_step in rows.items()
+    }
+    mean_ns = shares([cost for _, cost in costs.get(step, [])])
+    total_ns = sum(mean_ns.values()) or 1
     wording = _WORDING | ({UNKNOWN: WORDING[UNKNOWN]} if verdict.foreign else {})
     starved = _starved(timeline)
     first = "" if starved is None else f"{starved.evidence}: {starved.change}; "
@@ -67,25 +67,28 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
         verdict=f"{first}{verdict}", origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
         world_size=timeline.world_size, step=step, step_ns=verdict.wall_ns,
         steps_ns={
-            "all" if at is None else str(at): max((row.wall_ns for row in found), default=0)
-            for at, found in rows.items()
+            "all" if number is None else str(number): max((row.wall_ns for row in of_step), default=0)
+            for number, of_step in rows.items()
         },
         causes=tuple(
             Cause(
                 cause=cause, text=wording[cause], duration_ns=ns, share=ns / total_ns, places=_places(verdict, cause)
             )
-            for cause, ns in sorted(shown.items(), key=lambda each: -each[1]) if ns
+            for cause, ns in sorted(mean_ns.items(), key=lambda each: -each[1]) if ns
         ),
         advice=tuple([*([starved] if starved else []), *_advice(timeline, verdict)][:MOST]),
         undecided=tuple(filter(None, [oddities(timeline)])),
         costs=tuple(
-            (rank, at, cause, ns) for at, found in costs.items() for rank, cost in found for cause, ns in cost.items()
+            (rank, number, cause, ns)
+            for number, of_step in costs.items()
+            for rank, cost in of_step
+            for cause, ns in cost.items()
         ),
     )  # fmt: skip
 
 
 def _starved(timeline: Timeline) -> Advice | None:
-    """Return the advice for ranks whose computes had less than a core; None if all had one, as far as is known."""
+    """Return the advice for ranks with less than a core for computes; None if all had one, as far as is known."""
     shares = dict(each.split(":", 1) for each in timeline.meta.get(STARVED, "").split())
     if not shares:
         return None
@@ -103,7 +106,7 @@ def _starved(timeline: Timeline) -> Advice | None:
 def _costs(row: Breakdown, verdict: Verdict) -> dict[str, int]:
     """Return the costs of a rank by cause; they add up to its wall time."""
     exposed = {COMM: row.exposed_ns} if verdict.partial else {WAIT: row.waiting_ns, WIRE: row.wire_ns}
-    found = {
+    costs = {
         COMPUTE: row.compute_ns,
         **exposed,
         LOOP: row.kept_ns,
@@ -111,7 +114,7 @@ def _costs(row: Breakdown, verdict: Verdict) -> dict[str, int]:
         QUEUE: row.queued_ns,
         UNKNOWN: row.idle_ns,
     }
-    return {cause: ns for cause, ns in found.items() if ns}
+    return {cause: ns for cause, ns in costs.items() if ns}
 
 
 def _places(verdict: Verdict, cause: str) -> tuple[str, ...]:
@@ -125,36 +128,38 @@ def _places(verdict: Verdict, cause: str) -> tuple[str, ...]:
 
 
 def _advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
-    """Return the changes whose replays are shorter by more than replays are off."""
+    """Return the changes with replays that are shorter by more than replays are off."""
     if verdict.step is None or not verdict.ranks:
         return []
-    found, begun_s = [], monotonic()
-    for one in advise(timeline, step=verdict.step, within_s=ADVICE_S)[:MOST]:
-        if one.gain_share >= WORTH:
-            text = one.changes[0].text
-            change = f'{one.changes[0].what}: `--what-if "{text}"` of `overlap timeline` shows it'
+    items, begun_s = [], monotonic()
+    for prediction in advise(timeline, step=verdict.step, within_s=ADVICE_S)[:MOST]:
+        if prediction.gain_share >= WORTH:
+            text = prediction.changes[0].text
+            change = f'{prediction.changes[0].what}: `--what-if "{text}"` of `overlap timeline` shows it'
             cause = next((cause for kind, cause in _CAUSES.items() if text.startswith(kind)), WIRE)
-            least, most, told = _gain(timeline, one, verdict.step, until_s=begun_s + ADVICE_S)
-            found.append(Advice(
-                cause=cause, change=change, place="", evidence=str(one),
+            least, most, told = _gain(timeline, prediction, verdict.step, until_s=begun_s + ADVICE_S)
+            items.append(Advice(
+                cause=cause, change=change, place="", evidence=str(prediction),
                 gain_least_ns=least, gain_most_ns=most, gain_text=told,
             ))  # fmt: skip
-    return found
+    return items
 
 
 def _gain(timeline: Timeline, first: Prediction, step: int, *, until_s: float) -> tuple[int | None, int | None, str]:
     """Return the bounds of a gain from replays of several steps, and their text."""
     replays = [first]
-    others = sorted(set(timeline.steps()[1:]) - {step}, key=lambda each: (abs(each - step), each))  # the first is cold
+    others = sorted(
+        set(timeline.steps()[1:]) - {step}, key=lambda prediction: (abs(prediction - step), prediction)
+    )  # the first is cold
     for other in others[: REPLAYED_STEPS - 1]:
         if monotonic() > until_s:
             break
         with suppress(UsageError):  # that step has nothing to change
             replays.append(predict(neighbours(timeline, other), first.changes, step=other))
-    walls = [each.measured.wall_ns for each in replays]
+    walls = [prediction.measured.wall_ns for prediction in replays]
     if len(replays) < FEW_STEPS:
         return None, None, f"not given: one step is recorded, which would be shorter by {first.gain_share:.0%}"
     off_ns = round(OFF * max(walls))
-    least = min(each.measured.wall_ns - each.most_ns for each in replays) - off_ns
-    most = max(each.measured.wall_ns - each.least_ns for each in replays) + off_ns
+    least = min(prediction.measured.wall_ns - prediction.most_ns for prediction in replays) - off_ns
+    most = max(prediction.measured.wall_ns - prediction.least_ns for prediction in replays) + off_ns
     return bounds([least, most], walls)

@@ -47,7 +47,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """The reason why a job is slow: what `overlap.why` returns."""
+    """The reason why a job is slow, which `overlap.why` returns."""
 
     verdict: str
     origin: str
@@ -104,28 +104,28 @@ class Why:
 
 
 def from_json(data: bytes | str) -> Why:
-    """Read what `overlap why --json` printed, also of older versions.
+    """Read the output of `overlap why --json`, also of older versions.
 
     Raises:
         UsageError: It is something else, or a newer version has written it.
     """
     try:
-        told = json.loads(data)
+        fields = json.loads(data)
     except ValueError as error:
         raise UsageError(f"why: not JSON: {error}") from error
-    if not isinstance(told, dict) or told.get("schema") != SCHEMA:
+    if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
         raise UsageError(f"why: not a report: it has no field 'schema' that is {SCHEMA!r}")
-    version = told.get("schema_version")
+    version = fields.get("schema_version")
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise UsageError(f"why: written by a newer version (format {version}; this one reads up to {SCHEMA_VERSION})")
     try:
-        return msgspec.convert(told, Why)
+        return msgspec.convert(fields, Why)
     except msgspec.ValidationError as error:
         raise UsageError(f"why: damaged report: {error}") from error
 
 
 def median_of(steps_ns: Mapping[int | None, int]) -> int | None:
-    """Return the step whose length is the median one; of two, the shorter."""
+    """Return the step of median length; of two, the shorter."""
     order = sorted(steps_ns, key=lambda step: (steps_ns[step], -1 if step is None else step))
     return order[(len(order) - 1) // 2]
 

@@ -15,7 +15,7 @@ from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, 
 from ..measure.intervals import Interval, Merged, union
 
 Rows = NDArray[np.intp]
-_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _HOST_COMM = re.compile(r"^(gloo|overlap):\w+$")
 _PEER = re.compile(r"^Memcpy.*(PtoP|Peer)")
 """Copies between devices: collectives of copy engines have no kernel."""
@@ -31,7 +31,7 @@ _LONG_LEAD = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Work of a rank: rows of a profile, in order of start. On a CPU, operators and what gloo's threads do."""
+    """Work of a rank: rows of a profile, in order of start. On a CPU, operators and events of gloo's threads."""
 
     compute: Rows
     comm: Rows
@@ -82,14 +82,14 @@ def _launches(profile: Profile, device: Rows) -> Rows:
     """Return the launch of each row; by correlation, which calls of the runtime and work of the device share."""
     calls = profile.rows(RUNTIME)
     calls = calls[profile.correlation[calls] >= 0]
-    found = np.full(len(profile.kind), -1, np.intp)
+    launch = np.full(len(profile.kind), -1, np.intp)
     if len(calls) and len(device):
         calls = calls[np.argsort(profile.correlation[calls], kind="stable")]
         numbers = profile.correlation[calls]
         at = np.minimum(np.searchsorted(numbers, profile.correlation[device]), len(numbers) - 1)
         same = numbers[at] == profile.correlation[device]
-        found[device[same]] = calls[at[same]]
-    return found
+        launch[device[same]] = calls[at[same]]
+    return launch
 
 
 def windows_of(profile: Profile, work: Work) -> dict[int | None, Interval]:
@@ -99,7 +99,7 @@ def windows_of(profile: Profile, work: Work) -> dict[int | None, Interval]:
     """
     host: dict[int, Interval] = {}
     device: dict[int, Interval] = {}
-    marks = {number: int(match[1]) for number, name in enumerate(profile.names) if (match := _STEP.match(name))}
+    marks = {number: int(match[1]) for number, name in enumerate(profile.names) if (match := STEP.match(name))}
     for row in profile.rows(NOTE, DEVICE_NOTE).tolist():
         if (step := marks.get(int(profile.name[row]))) is not None:
             where = host if profile.kind[row] == NOTE else device  # a device has a mark on each stream
@@ -179,7 +179,7 @@ def is_outermost(profile: Profile, rows: Rows) -> NDArray[np.bool_]:
 
 
 def messages_of(profile: Profile, comm: Rows) -> list[Message]:
-    """Return the message of each row of communication, with its number among those of its kind and group.
+    """Return the message of each row of communication, with its number in its kind and group.
 
     Without fields of the profiler, the name shows the operation; of ours, the call of c10d around it shows the size.
     """
@@ -189,7 +189,7 @@ def messages_of(profile: Profile, comm: Rows) -> list[Message]:
         for row in operators[profile.matching(_CALL)[profile.name[operators]]].tolist():
             calls.setdefault(int(profile.thread[row]), []).append(row)
     numbers: dict[tuple[str, str], int] = {}
-    found = []
+    messages = []
     sends = not profile.matching(_ALL_TO_ALL).any()  # NCCL has one kernel for messages and all-to-alls
     for row in comm.tolist():
         name, message = profile.names[profile.name[row]], profile.messages.get(row)
@@ -202,8 +202,8 @@ def messages_of(profile: Profile, comm: Rows) -> list[Message]:
             message = replace(call or Message(op=""), op=op)
         key = message.op, message.group
         numbers[key] = numbers.get(key, -1) + 1
-        found.append(message if message.seq is not None else replace(message, seq=numbers[key]))
-    return found
+        messages.append(message if message.seq is not None else replace(message, seq=numbers[key]))
+    return messages
 
 
 def issues_of(profile: Profile, work: Work, messages: Sequence[Message]) -> Rows:
@@ -215,13 +215,13 @@ def issues_of(profile: Profile, work: Work, messages: Sequence[Message]) -> Rows
     for row in work.calls.tolist():
         name = profile.names[profile.name[row]].removeprefix("c10d::")
         calls.setdefault(operation(name).strip("_"), []).append(row)
-    found = np.full(len(messages), -1, np.intp)
+    issues = np.full(len(messages), -1, np.intp)
     for op, of_op in calls.items():
         events = np.array([at for at, message in enumerate(messages) if message.op == op][-len(of_op) :], np.intp)
         issued = np.array(of_op[-len(events) :], np.intp)
         if len(events) and (profile.start_ns[issued] <= profile.start_ns[work.comm[events]]).all():
-            found[events] = issued
-    return found
+            issues[events] = issued
+    return issues
 
 
 def lost_launches(profile: Profile, work: Work, calls: Rows) -> Rows:
@@ -237,17 +237,17 @@ def lost_launches(profile: Profile, work: Work, calls: Rows) -> Rows:
     captures = np.searchsorted(begins, lost) > np.searchsorted(ends, lost)
     lost = lost[~captures]
     named = launches[np.isin(profile.correlation[launches], profile.correlation[recorded])]
-    found = [lost[:0]]
+    parts = [lost[:0]]
     for thread in np.unique(profile.thread[lost]).tolist():
         mine, others = (rows[profile.thread[rows] == thread] for rows in (lost, named))
         begins_ns = np.append(profile.start_ns[others], np.iinfo(np.int64).max)
         after = np.searchsorted(profile.end_ns[others], profile.start_ns[mine], "right")
-        found.append(mine[begins_ns[after] >= profile.end_ns[mine]])
-    return np.concatenate(found)
+        parts.append(mine[begins_ns[after] >= profile.end_ns[mine]])
+    return np.concatenate(parts)
 
 
 def notes_of(profile: Profile, work: Work) -> list[str]:
-    """Return what the file cannot show, and why."""
+    """Return the facts that the file cannot show, and why."""
     notes = []
     if profile.cut:
         notes.append("the file was cut off: only its complete events count")

@@ -294,8 +294,8 @@ def test_a_gain_within_the_noise_of_steps_is_not_given(tmp_path):
     rec, start = Recording(), 1_000
     for number, extra in enumerate((0, 3_000, 0)):  # a step that takes longer for no planted reason
         rec.step(number, start, start + 10_000 + extra)
-        busy(rec, start, start + 9_000 + extra)
-        rec.op("aten::mm", start + 9_000 + extra, start + 9_990 + extra)
+        busy(rec, start, start + 8_500 + extra)
+        rec.op("aten::mm", start + 8_500 + extra, start + 9_990 + extra)
         rec.kernel(start + 9_990 + extra, start + 10_000 + extra, launch=start + 9_980 + extra)
         start += 10_000 + extra
     found = overlap.why(rec.write(tmp_path / "t.json"))
@@ -543,3 +543,12 @@ def test_graphs_whose_kernels_are_not_recorded_are_not_the_hosts_fault(tmp_path)
     found = recorded(tmp_path, plant)
     assert costs(found) == {"compute": 3_000, "unrecorded": 6_495, "launch": 505}
     assert "3 of 3 launches of CUDA graphs have no recorded kernels" in found.verdict
+
+
+def test_events_that_are_left_out_are_the_reason_of_what_they_hide(tmp_path):
+    def plant(rec, start):
+        rec.kernel(start, start + 1_000, launch=start - 5)
+        rec.kernel(start + 8_000, start + 2_000, launch=start + 1_500)  # ends before it starts
+        rec.kernel(start + 9_000, start + 10_000, launch=start + 8_990)
+
+    assert "are lost: 3 events end before they start: left out" in recorded(tmp_path, plant).verdict

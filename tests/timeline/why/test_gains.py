@@ -73,3 +73,13 @@ def test_the_gain_of_a_rank_that_waits_anyway_is_none(tmp_path):
     found = overlap.why(tmp_path)
     assert found.cost_ns("python") > 0.05 * found.step_ns
     assert not [item for item in found.advice if item.cause == "python" and item.gain_least_ns]
+
+
+def test_the_least_gain_of_a_collection_leaves_out_what_the_profiler_adds_to_it(tmp_path):
+    rec = Recording(device="")
+    for number, start in enumerate((0, 10_000, 20_000)):
+        rec.note(f"ProfilerStep#{number}", start, start + 10_000)
+        rec.op("aten::mm", start, start + 4_000)
+        rec.frame("<built-in function collect>", start + 4_000, start + 10_000)
+    (item,) = overlap.why(rec.write(tmp_path / "t.json")).advice
+    assert (item.cause, item.gain_least_ns, item.gain_most_ns) == ("gc", 3_000_000, 6_000_000)

@@ -143,3 +143,77 @@ def test_other_files_of_a_folder_are_left_out_and_named(tmp_path):
     assert overlap.why(tmp_path).notes == ("left out, as they are no traces of PyTorch's profiler: config.json",)
     with pytest.raises(UsageError, match="name files of one kind"):
         overlap.why(tmp_path / "rank0.json", tmp_path / "config.json")
+
+
+def test_the_thread_that_marks_the_steps_shows_what_a_program_does(tmp_path):
+    def plant(rec, start):
+        rec.frame("train.py(40): log", start, start + 10_000)
+        rec.op("aten::mm", start, start + 1_000)
+        for depth in range(3):  # another thread is in its functions all the time
+            rec.frame(f"watch.py({depth}): watch", start, start + 10_000, tid=AUTOGRAD)
+
+    found = host(tmp_path, plant)
+    assert found.causes[0].places == ("train.py:40 (log) (9 ms)",)
+
+
+def test_modules_of_threads_without_operators_do_not_count_as_python(tmp_path):
+    def plant(rec, start):
+        rec.frame("train.py(40): serve", start, start + 10_000)
+        rec.frame("nn.Module: Linear_0", start + 1_000, start + 9_000, tid=AUTOGRAD)
+
+    found = host(tmp_path, plant)
+    assert costs(found) == {"unrecorded": 8_000, "python": 2_000}
+    assert "modules run on 1 thread without recorded operators: experimental_config" in found.verdict
+
+
+def test_a_note_of_the_user_is_a_part_of_a_place(tmp_path):
+    def plant(rec, start):
+        rec.frame("train.py(40): log", start, start + 10_000)
+        rec.note("fetch_from_s3", start, start + 9_000)
+        rec.op("aten::mm", start + 9_000, start + 10_000)
+
+    assert host(tmp_path, plant).causes[0].places == ("fetch_from_s3 in train.py:40 (log) (9 ms)",)
+
+
+def test_an_operator_has_the_time_of_a_function_only_if_it_takes_nearly_all(tmp_path):
+    def plant(rec, start):
+        rec.frame("train.py(12): step", start, start + 10_000)
+        rec.op("aten::mm", start, start + 8_000)
+        rec.op("aten::add", start + 8_000, start + 10_000)
+
+    assert host(tmp_path, plant).causes[0].places == ("train.py:12 (step) (10 ms: aten::mm, aten::add)",)
+
+
+def test_a_small_cause_without_a_gain_is_no_advice(tmp_path):
+    rec, start = Recording(device=""), 0
+    for number, length in enumerate((10_000, 14_000, 10_000)):
+        rec.note(f"ProfilerStep#{number}", start, start + length)
+        rec.frame("train.py(12): step", start, start + length)
+        rec.op("aten::mm", start, start + length - 600)
+        start += length
+    found = overlap.why(rec.write(tmp_path / "t.json"))
+    assert found.cost_ns("python") == 600_000
+    assert not found.advice
+
+
+def test_a_longer_step_is_named_with_what_takes_longer_in_it(tmp_path):
+    rec, start = Recording(device=""), 0
+    for number, waits in enumerate((0, 0, 9_000, 0)):
+        rec.note(f"ProfilerStep#{number}", start, start + 10_000 + waits)
+        rec.op("aten::mm", start, start + 10_000)
+        if waits:
+            rec.frame("train.py(40): validate", start + 10_000, start + 19_000)
+        start += 10_000 + waits
+    assert overlap.why(rec.write(tmp_path / "t.json")).notes == (
+        "1 of 4 steps takes half as long again as this one, or more: step 2 takes 19 ms, of which Python between "
+        "operators is 9 ms more, the largest part at train.py:40 (validate) (9 ms)",
+    )
+
+
+def test_what_takes_long_beside_kernels_is_named(tmp_path):
+    def plant(rec, start):
+        rec.kernel(start, start + 9_000, launch=start - 5)
+        rec.op("aten::mm", start + 9_000, start + 9_999)
+        rec.kernel(start + 9_990, start + 10_000, launch=start + 9_980)
+
+    assert recorded(tmp_path, plant).verdict.endswith("; 10% are: the host launches too slowly")

@@ -1,4 +1,4 @@
-"""Verdicts: how long a step takes, how much of it is exposed, why, and what could be hidden; and limits on them."""
+"""Verdicts: how long a step takes, how much of it is exposed or could be hidden, and why; and limits on them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from ...errors import UsageError, printable
 from ...units import figure, figure_unit, format_bytes, format_ns
+from ..measure.metrics import Breakdown, Coverage, coverage, issued_in, of_steps
 from ..spans import ORIGIN, Timeline
-from .metrics import Breakdown, Coverage, coverage, issued_in, of_steps
-from .reasons import Cause, Reasons, kept_loops, queues, reasons
+from .reasons import Reason, Reasons, kept_loops, queues, reasons
 
 _NAMED = 0.25
 """A rank is named if it alone caused this part of the waiting; the others are counted together."""
@@ -35,8 +35,8 @@ class Calls:
 
     name: str  # The one that all calls have, or else the operation
     call_site: str  # "file:line", or ""
-    number: int  # Of each rank, on average
-    nbytes: int  # Of each, on average
+    number: int  # calls of each rank, on average
+    nbytes: int  # bytes of each call, on average
 
     def __str__(self) -> str:
         at = f" at {self.call_site}" if self.call_site else ""
@@ -62,9 +62,9 @@ class Verdict:
     queued_ns: int  # Nothing was busy, while an operation was queued
     idle_ns: int  # Nothing was busy, and nothing was queued
     copy_ns: int = 0  # Only copies and sets of a device's memory ran
-    causes: tuple[Cause, ...]  # Of exposed communication over all ranks, the most expensive first
-    kept: tuple[Cause, ...]  # The ranks and lines that kept event loops, the most expensive first
-    queues: tuple[Cause, ...]  # The operations that were queued while nothing was busy, the longest first
+    causes: tuple[Reason, ...]  # reasons for exposed communication over all ranks, the most expensive first
+    kept: tuple[Reason, ...]  # The ranks and lines that kept event loops, the most expensive first
+    queues: tuple[Reason, ...]  # The operations that were queued while nothing was busy, the longest first
     small: Calls | None  # The operation that is called most, if it is called often and carries little
     issued: bool = False  # Whether operations were issued in it, whenever these ran
     torch: bool = False  # Whether it is a program of `torch.distributed`
@@ -86,37 +86,37 @@ class Verdict:
         """The part of communication for which its rank had compute; None if there was none."""
         return self.hideable_ns / self.comm_ns if self.comm_ns else None
 
-    def blamed(self) -> list[tuple[int | None, Cause, int]]:
-        """Return the ranks that were waited for, what each mostly did then, and for how long; most expensive first."""
+    def blamed(self) -> list[tuple[int | None, Reason, int]]:
+        """Return the ranks that others waited for, their main activity then, and how long; most expensive first."""
         return _by_rank([cause for cause in self.causes if cause.rank is not None or cause.doing == "unknown"])
 
-    def moved(self) -> list[tuple[Cause, int]]:
-        """Return the operations whose bytes were exposed on the wire, by place, most expensive first."""
+    def moved(self) -> list[tuple[Reason, int]]:
+        """Return the operations with bytes exposed on the wire, by place, most expensive first."""
         return _by_place(cause for cause in self.causes if cause.doing == "wire" and cause.rank is None)
 
     def __str__(self) -> str:
         """Return the verdict in one line, times in the unit of the step."""
-        return self.told()
+        return self.text()
 
     def _repr_html_(self) -> str:
         """Return the verdict as notebooks show it, with lines as long as the page allows."""
         return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
 
-    def told(self, *, named: int = 4) -> str:
+    def text(self, *, named: int = 4) -> str:
         """Return the verdict in one line, times in the unit of the step.
 
         Args:
             named: Name at most so many of the ranks that were waited for; with 1, name no queued operation either.
         """
         name, unit_ns = figure_unit(self.wall_ns)
-        what = "whole run" if self.step is None else "step"
+        subject = "whole run" if self.step is None else "step"
         if not self.ranks:
-            return f"{what}: nothing was recorded"
+            return f"{subject}: nothing was recorded"
         mean = self._mean(self.walls_ns, unit_ns)
         longest = figure(self.wall_ns, unit_ns)
         alike = self.wall_ns - self.walls_ns / self.ranks < _ALIKE * self.wall_ns
         mean = "" if alike else f" on the longest of {self.ranks} ranks; {mean} on average"
-        parts = [f"{what} {longest} {name}{mean}: compute {self._mean(self.compute_ns, unit_ns)}"]
+        parts = [f"{subject} {longest} {name}{mean}: compute {self._mean(self.compute_ns, unit_ns)}"]
         if not self.comm_ns:
             copies = [f", copies {self._mean(self.copy_ns, unit_ns)}"] if self.copy_ns else []
             told = [parts[0], *self._kept(unit_ns), *copies, f", {self._idle} {self._mean(self.idle_ns, unit_ns)}"]
@@ -163,17 +163,17 @@ class Verdict:
         return [f", event loop kept {self._mean(self.kept_ns, unit_ns)} ({share:.0%}): {most}by rank {rank} at {place}"]
 
     def _waits(self, unit_ns: int, named: int) -> list[str]:
-        told, rest_ns, rest = [], 0, 0
+        parts, rest_ns, rest = [], 0, 0
         for place, (rank, cause, ns) in enumerate(self.blamed()):
             if place and (ns < _NAMED * self.waiting_ns or place >= named):
                 rest_ns, rest = rest_ns + ns, rest + 1
             elif rank is None:
-                told.append(f"{self._mean(ns, unit_ns)} waiting for a rank that is not recorded")
+                parts.append(f"{self._mean(ns, unit_ns)} waiting for a rank that is not recorded")
             else:
-                told.append(f"{self._mean(ns, unit_ns)} waiting for rank {rank} ({cause})")
+                parts.append(f"{self._mean(ns, unit_ns)} waiting for rank {rank} ({cause})")
         if rest_ns:
-            told.append(f"{self._mean(rest_ns, unit_ns)} for {rest} other{'s' if rest > 1 else ''}")
-        return told
+            parts.append(f"{self._mean(rest_ns, unit_ns)} for {rest} other{'s' if rest > 1 else ''}")
+        return parts
 
     def _wires(self, unit_ns: int) -> list[str]:
         moves = [cause for cause in self.causes if cause.doing == "wire" and cause.rank is None]
@@ -181,28 +181,28 @@ class Verdict:
         return [f"{self._mean(self.wire_ns, unit_ns)} {where}{_mostly(moves)}"] if moves else []
 
 
-def _by_place(causes: Iterable[Cause]) -> list[tuple[Cause, int]]:
+def _by_place(causes: Iterable[Reason]) -> list[tuple[Reason, int]]:
     """Add up causes by name and place, the most expensive first."""
-    found: dict[tuple[str, str], tuple[Cause, int]] = {}
+    found: dict[tuple[str, str], tuple[Reason, int]] = {}
     for cause in causes:
         first, ns = found.get((cause.name, cause.call_site), (cause, 0))
         found[cause.name, cause.call_site] = first, ns + cause.duration_ns
     return sorted(found.values(), key=lambda each: (-each[1], str(each[0])))
 
 
-def _mostly(causes: Iterable[Cause]) -> str:
+def _mostly(causes: Iterable[Reason]) -> str:
     """Name the most expensive of some operations, in brackets; nothing if there are none."""
     places = _by_place(causes)
     return f" ({'mostly ' * (len(places) > 1)}{places[0][0]})" if places else ""
 
 
 def verdict_of(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> Verdict:
-    """Judge a timeline; arguments and errors are those of `metrics.coverage`."""
+    """Judge a timeline; arguments and errors as for `metrics.coverage`."""
     covers = coverage(timeline, step=step, ranks=ranks)
     return judge(timeline, covers, reasons(timeline, covers), step=step)
 
 
-def judge(timeline: Timeline, covers: Sequence[Coverage], found: Reasons, *, step: int | None) -> Verdict:
+def judge(timeline: Timeline, covers: Sequence[Coverage], stretches: Reasons, *, step: int | None) -> Verdict:
     """Return the verdict on some ranks, given their intervals and why communication was exposed.
 
     Ranks that mark no steps while others do count in no figure of a step; they may be waited for.
@@ -216,7 +216,7 @@ def judge(timeline: Timeline, covers: Sequence[Coverage], found: Reasons, *, ste
         wall_ns=max((row.wall_ns for row in rows), default=0),
         walls_ns=sum(row.wall_ns for row in rows),
         hideable_ns=sum(min(row.comm_ns, row.compute_ns) for row in rows),
-        causes=tuple(cause for cause in found.causes() if cause.victim in counted),
+        causes=tuple(cause for cause in stretches.causes() if cause.victim in counted),
         kept=tuple(kept_loops(timeline, covers)),
         queues=tuple(queues(timeline, covers)),
         small=_small(timeline, covers),
@@ -239,19 +239,19 @@ def _small(timeline: Timeline, covers: Sequence[Coverage]) -> Calls | None:
     windows = {cover.rank: cover.window for cover in covers}
     if not windows:
         return None
-    mine = columns.take(issued_in(timeline, windows, covers[0].step) & (columns.nbytes > 0))
-    keys = np.stack([mine.op, mine.call_site])  # of buckets, each has a name of its own
-    ops, of = np.unique(keys, axis=1, return_inverse=True)
+    operations = columns.take(issued_in(timeline, windows, covers[0].step) & (columns.nbytes > 0))
+    keys = np.stack([operations.op, operations.call_site])  # of buckets, each has a name of its own
+    ops, kind = np.unique(keys, axis=1, return_inverse=True)
     if not ops.size:
         return None
-    counts = np.bincount(of.reshape(-1))
+    counts = np.bincount(kind.reshape(-1))
     most = int(counts.argmax())
-    number, nbytes = round(counts[most] / len(windows)), int(mine.nbytes[of.reshape(-1) == most].mean())
+    number, nbytes = round(counts[most] / len(windows)), int(operations.nbytes[kind.reshape(-1) == most].mean())
     if number < OFTEN or nbytes >= LITTLE:
         return None
     op, site = ops[:, most].tolist()
-    names = np.unique(mine.name[of.reshape(-1) == most]).tolist()
-    name, site = mine.texts[names[0] if len(names) == 1 else op], mine.texts[site]
+    names = np.unique(operations.name[kind.reshape(-1) == most]).tolist()
+    name, site = operations.texts[names[0] if len(names) == 1 else op], operations.texts[site]
     return Calls(name=name, call_site=site, number=number, nbytes=nbytes)
 
 
@@ -265,10 +265,10 @@ def _sum(rows: Sequence[Breakdown], name: str) -> int:
     return sum(getattr(row, name) for row in rows)
 
 
-def _by_rank(causes: Sequence[Cause]) -> list[tuple[int | None, Cause, int]]:
-    """Add up causes by rank; the most expensive thing that a rank did stands for it."""
+def _by_rank(causes: Sequence[Reason]) -> list[tuple[int | None, Reason, int]]:
+    """Add up causes by rank; the most expensive activity of a rank represents it."""
     totals: dict[int | None, int] = {}
-    did: dict[int | None, dict[str, tuple[int, Cause]]] = {}
+    did: dict[int | None, dict[str, tuple[int, Reason]]] = {}
     for cause in causes:
         totals[cause.rank] = totals.get(cause.rank, 0) + cause.duration_ns
         of = did.setdefault(cause.rank, {})
@@ -312,7 +312,7 @@ class Limit:
         """Whether a value, in percent or nanoseconds as the bound is, meets the condition."""
         return value is not None and (value > self.bound if self.above else value < self.bound)
 
-    def told(self, verdict: Verdict) -> str:
+    def text(self, verdict: Verdict) -> str:
         """Return the figure of a verdict beside the bound, as text."""
         return self.described(self._value(verdict))
 
@@ -336,7 +336,7 @@ class Limit:
 
 
 def parse_limit(text: str, names: Sequence[str] = _NAMES) -> Limit:
-    """Read `NAME > BOUND` or `NAME < BOUND`; a name is one of those given.
+    """Read `NAME > BOUND` or `NAME < BOUND`, where NAME is one of `names`.
 
     Raises:
         UsageError: If the text is no condition, or the unit does not fit the name.

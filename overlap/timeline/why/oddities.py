@@ -9,7 +9,7 @@ from ..spans import LEFT_OUT, ORIGIN, Timeline
 
 
 def oddities(timeline: Timeline) -> str:
-    """Return in one line what is wrong with a timeline, and how it is shown; "" if nothing is wrong."""
+    """Return the faults of a timeline in one line, and how they are shown; "" without faults."""
     columns, ours = timeline.columns, ORIGIN not in timeline.meta
     found = [timeline.meta.get(LEFT_OUT, "")]
     if ours:  # a compute of another tool may be many kernels at once

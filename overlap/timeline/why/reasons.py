@@ -1,4 +1,4 @@
-"""Reasons for exposed communication: which rank was waited for, what that rank did, and which bytes were on the wire.
+"""Reasons for exposed communication: the rank that was waited for, its activity, and the bytes on the wire.
 
 Every nanosecond of exposed communication has one cause, so causes add up to it exactly. While any operation moves bytes
 the wire is the cause, and the oldest such operation stands for it; else the oldest operation that waits does, and the
@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..columnar import NONE, Mask, Rows, SpanColumns, Wholes, runs
+from ..measure.activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, Pieces, keepers
+from ..measure.intervals import Interval, counted, covered_ns, inside
+from ..measure.metrics import Coverage, coverage
 from ..spans import Timeline
-from .activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, Pieces, keepers
-from .intervals import Interval, counted, covered_ns, inside
-from .metrics import Coverage, coverage
 
 Doing: TypeAlias = Literal["compute", "program", "wire", "unknown"]
 
@@ -34,20 +34,20 @@ FOLLOWED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Reason:
     """Why communication was exposed on one rank, and for how long altogether."""
 
     victim: int  # The rank on which it was exposed
     rank: int | None  # The rank that it waited for in the end; None where bytes moved, or where it is not known
-    # What that rank did: it computed, it ran its program, or its own bytes moved. "wire" without a rank are the
+    # Activity of that rank: it computed, it ran its program, or its own bytes moved. "wire" without a rank are the
     # victim's own bytes.
     doing: Doing
-    name: str  # Of the compute or the operation; of a program, the operation that it had not come to
+    name: str  # compute or operation; of a program, the operation that it had not come to
     call_site: str  # Where that was called, or ""
     duration_ns: int
 
     def __str__(self) -> str:
-        """Say what was done, as in "compute 'tokenise' at train.py:31"."""
+        """Return the activity as text: "compute 'tokenise' at train.py:31"."""
         at = f" at {self.call_site}" if self.call_site else ""
         if self.doing == "compute":
             return f"compute '{self.name}'{at}"
@@ -56,7 +56,7 @@ class Cause:
         return f"{self.name}{at}" if self.name else "not recorded"
 
 
-def causes(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Cause]:
+def causes(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Reason]:
     """Return the causes of all exposed communication, the most expensive first.
 
     Arguments and errors are those of `metrics.coverage`. Cost: a sort of the spans, and as many looks at what the last
@@ -65,45 +65,45 @@ def causes(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] 
     return reasons(timeline, coverage(timeline, step=step, ranks=ranks)).causes()
 
 
-def kept_loops(timeline: Timeline, covers: Sequence[Coverage]) -> list[Cause]:
+def kept_loops(timeline: Timeline, covers: Sequence[Coverage]) -> list[Reason]:
     """Return which ranks kept the event loops of some ranks, at which line and for how long, the longest first."""
     columns = timeline.columns
     rows = np.flatnonzero(columns.is_kind("program"))
     keeper = keepers(columns)[rows]
-    found: dict[tuple[int, int, int], int] = {}
+    sums: dict[tuple[int, int, int], int] = {}
     for cover in covers if len(rows) else ():
         mine = np.flatnonzero((columns.rank[rows] == cover.rank) & (columns.start_ns[rows] < columns.end_ns[rows]))
         at, start_ns, end_ns = inside(columns.start_ns[rows[mine]], columns.end_ns[rows[mine]], cover.kept)
         for row, ns in zip(keeper[mine[at]].tolist(), (end_ns - start_ns).tolist(), strict=True):
             key = cover.rank, int(columns.rank[row]), int(columns.name[row])
-            found[key] = found.get(key, 0) + ns
+            sums[key] = sums.get(key, 0) + ns
     causes = [
-        Cause(victim=victim, rank=rank, doing="program", name="", call_site=columns.texts[place], duration_ns=ns)
-        for (victim, rank, place), ns in found.items()
+        Reason(victim=victim, rank=rank, doing="program", name="", call_site=columns.texts[place], duration_ns=ns)
+        for (victim, rank, place), ns in sums.items()
     ]
     return sorted(causes, key=lambda one: (-one.duration_ns, one.victim, str(one)))
 
 
-def queues(timeline: Timeline, covers: Sequence[Coverage]) -> list[Cause]:
+def queues(timeline: Timeline, covers: Sequence[Coverage]) -> list[Reason]:
     """Return which operations were queued on some ranks while nothing was busy, and for how long, the longest first.
 
     While several were queued, each of them counts.
     """
     columns = timeline.columns
     rows = np.flatnonzero(columns.is_kind("comm") & (columns.called_ns < columns.start_ns))
-    found: dict[tuple[int, int, int], int] = {}
+    sums: dict[tuple[int, int, int], int] = {}
     for cover in covers if len(rows) else ():
         mine = rows[columns.rank[rows] == cover.rank]
         waited_ns = covered_ns(columns.called_ns[mine], columns.start_ns[mine], cover.queued)
         for row, ns in zip(mine[waited_ns > 0].tolist(), waited_ns[waited_ns > 0].tolist(), strict=True):
             key = cover.rank, int(columns.name[row]), int(columns.call_site[row])
-            found[key] = found.get(key, 0) + ns
+            sums[key] = sums.get(key, 0) + ns
     causes = [
-        Cause(
+        Reason(
             victim=victim, rank=None, doing="wire", name=columns.texts[name], call_site=columns.texts[place],
             duration_ns=ns,
         )
-        for (victim, name, place), ns in found.items()
+        for (victim, name, place), ns in sums.items()
     ]  # fmt: skip
     return sorted(causes, key=lambda one: (-one.duration_ns, one.victim, str(one)))
 
@@ -116,7 +116,7 @@ class Reasons:
     victim: Wholes
     start_ns: Wholes
     end_ns: Wholes
-    rank: Wholes  # `NONE` as `Cause.rank` is None
+    rank: Wholes  # `NONE` as `Reason.rank` is None
     doing: Wholes  # Index into the values of `Doing`
     name: Wholes
     call_site: Wholes
@@ -124,7 +124,7 @@ class Reasons:
     def __len__(self) -> int:
         return len(self.victim)
 
-    def causes(self) -> list[Cause]:
+    def causes(self) -> list[Reason]:
         """Add up the stretches of each rank that have one cause, the most expensive first."""
         keys = self.call_site, self.name, self.doing, self.rank, self.victim
         order = np.lexsort(keys)
@@ -136,7 +136,7 @@ class Reasons:
         found = map(self._cause, order[firsts][by_first].tolist(), sums_ns[by_first].tolist())
         return sorted(found, key=lambda one: (-one.duration_ns, one.victim, str(one)))
 
-    def within(self, window: Interval, victim: int) -> list[Cause]:
+    def within(self, window: Interval, victim: int) -> list[Reason]:
         """Return the causes on one rank in a window, the most expensive first."""
         start_ns, end_ns = np.maximum(self.start_ns, window[0]), np.minimum(self.end_ns, window[1])
         which = (self.victim == victim) & (start_ns < end_ns)
@@ -152,13 +152,13 @@ class Reasons:
     def _take(self, which: Mask | Rows) -> Reasons:
         return Reasons(texts=self.texts, **{name: getattr(self, name)[which] for name in _COLUMNS})
 
-    def _cause(self, at: int, duration_ns: int) -> Cause:
-        return Cause(
-            victim=int(self.victim[at]),
-            rank=None if self.rank[at] == NONE else int(self.rank[at]),
-            doing=_DOING[self.doing[at]],
-            name=self.texts[self.name[at]],
-            call_site=self.texts[self.call_site[at]],
+    def _cause(self, row: int, duration_ns: int) -> Reason:
+        return Reason(
+            victim=int(self.victim[row]),
+            rank=None if self.rank[row] == NONE else int(self.rank[row]),
+            doing=_DOING[self.doing[row]],
+            name=self.texts[self.name[row]],
+            call_site=self.texts[self.call_site[row]],
             duration_ns=duration_ns,
         )
 
@@ -179,32 +179,32 @@ def reasons(timeline: Timeline, covers: Sequence[Coverage]) -> Reasons:
     return found
 
 
-def _name_excess(found: Reasons, columns: SpanColumns, covers: Sequence[Coverage], first_ns: int) -> None:
+def _name_excess(stretches: Reasons, columns: SpanColumns, covers: Sequence[Coverage], first_ns: int) -> None:
     """Name the compute that made a rank late instead of the compute that it was at, if that did not make it late.
 
     A compute makes a rank late if the rank has spent more time on it than the victim by the end of a wait, and at least
     half of all that the victim has waited for the rank by then. What runs later, or in a window before, does not count.
     """
-    of = np.flatnonzero((found.doing == COMPUTE) & (found.rank != NONE))
-    of = of[np.lexsort((found.rank[of], found.victim[of]))]
-    if not len(of):
+    rows = np.flatnonzero((stretches.doing == COMPUTE) & (stretches.rank != NONE))
+    rows = rows[np.lexsort((stretches.rank[rows], stretches.victim[rows]))]
+    if not len(rows):
         return
-    rank, victim, end_ns = found.rank[of], found.victim[of], found.end_ns[of]
+    rank, victim, end_ns = stretches.rank[rows], stretches.victim[rows], stretches.end_ns[rows]
     firsts = runs(victim, rank)
-    waited_ns = np.cumsum(end_ns - found.start_ns[of])
+    waited_ns = np.cumsum(end_ns - stretches.start_ns[rows])
     before_ns = np.append(0, waited_ns)[firsts]
-    waited_ns -= np.repeat(before_ns, np.diff(np.append(firsts, len(of))))
+    waited_ns -= np.repeat(before_ns, np.diff(np.append(firsts, len(rows))))
     begun_ns = np.full(int(columns.rank.max()) + 1, first_ns)
     begun_ns[[cover.rank for cover in covers]] = [cover.window[0] for cover in covers]
-    named = np.stack([found.name[of], found.call_site[of]])
-    own_ns, most_ns, most = np.zeros(len(of), np.int64), np.zeros(len(of), np.int64), named.copy()
+    named = np.stack([stretches.name[rows], stretches.call_site[rows]])
+    own_ns, most_ns, longest = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64), named.copy()
     for computes in _alike(columns.take(columns.is_kind("compute"))):
         more_ns = spent_ns(computes, begun_ns, rank, end_ns) - spent_ns(computes, begun_ns, victim, end_ns)
         key = np.array([[computes.name[0]], [computes.call_site[0]]])
         is_own, is_more = (named == key).all(axis=0), more_ns > most_ns
-        own_ns[is_own], most_ns[is_more], most[:, is_more] = more_ns[is_own], more_ns[is_more], key
+        own_ns[is_own], most_ns[is_more], longest[:, is_more] = more_ns[is_own], more_ns[is_more], key
     late = (2 * own_ns < waited_ns) & (2 * most_ns >= waited_ns)
-    found.name[of[late]], found.call_site[of[late]] = most[:, late]
+    stretches.name[rows[late]], stretches.call_site[rows[late]] = longest[:, late]
 
 
 def _alike(spans: SpanColumns) -> list[SpanColumns]:
@@ -254,7 +254,7 @@ class _Search:
         self._found: list[tuple[Wholes | Rows, ...]] = []  # place of the victim, then `_COLUMNS`
 
     def run(self, covers: Sequence[Coverage]) -> None:
-        """Find the reasons for what is exposed on each rank."""
+        """Find the reasons for exposed communication on each rank."""
         parts = [self._activity.oldest(cover.rank, cover.exposed) for cover in covers]
         place = np.repeat(np.arange(len(covers)), [len(part) for part in parts])
         victims = np.array([cover.rank for cover in covers], np.int64)
@@ -280,23 +280,25 @@ class _Search:
         known = (last >= 0) & (waits.passed != rank[:, None]).all(axis=1)
         self._add_operations(waits.take(~known), _UNKNOWN)
         waits, last, rank = waits.take(known), last[known], rank[known]
-        at, under = self._between(rank, waits)
-        of, whom = waits.take(at), rank[at]
-        self._add_gaps(waits, last, at, under)
+        index, under = self._between(rank, waits)
+        behind, whom = waits.take(index), rank[index]
+        self._add_gaps(waits, last, index, under)
         name, place = self._columns.name[under.row], self._columns.call_site[under.row]
         busy = (under.doing == COMPUTE) | (under.doing == WIRE)
-        self._add(of, under, busy, whom, under.doing, name, place)
-        self._add(of, under, under.doing == PROGRAM, self._columns.rank[under.row], PROGRAM, self._none, name)
-        passed = np.concatenate([of.passed, whom[:, None]], axis=1)
+        self._add(behind, under, busy, whom, under.doing, name, place)
+        self._add(behind, under, under.doing == PROGRAM, self._columns.rank[under.row], PROGRAM, self._none, name)
+        passed = np.concatenate([behind.passed, whom[:, None]], axis=1)
         further = self._activity.last[under.row]
         follows = (further >= 0) & (passed != self._columns.rank[further][:, None]).all(axis=1)
         follows &= (under.doing == WAITING) & (passed.shape[1] < FOLLOWED)
         stuck = (under.doing == WAITING) & ~follows  # in a circle of ranks that wait for each other, or in a long chain
-        self._add(of, under, stuck, whom, PROGRAM, self._columns.name[last[at]], self._columns.call_site[last[at]])
-        return _Waits(of.place, under.start_ns, under.end_ns, under.row, passed).take(follows)
+        self._add(
+            behind, under, stuck, whom, PROGRAM, self._columns.name[last[index]], self._columns.call_site[last[index]]
+        )
+        return _Waits(behind.place, under.start_ns, under.end_ns, under.row, passed).take(follows)
 
     def _between(self, rank: Wholes, waits: _Waits) -> tuple[Rows, Pieces]:
-        """Return what ranks did during waits, in order, and before it the number of the wait."""
+        """Return the activity of ranks during waits, in order, and before it the number of the wait."""
         by_rank = np.argsort(rank, kind="stable")
         firsts = runs(rank[by_rank])
         ats, parts = [np.zeros(0, np.intp)], [NO_PIECES]
@@ -304,29 +306,29 @@ class _Search:
             pieces = self._activity.pieces(int(rank[which[0]]))
             start_ns, end_ns = waits.start_ns[which], waits.end_ns[which]
             first = np.searchsorted(pieces.end_ns, start_ns, "right")
-            at, number = counted(first, np.searchsorted(pieces.start_ns, end_ns, "left"))
+            index, number = counted(first, np.searchsorted(pieces.start_ns, end_ns, "left"))
             part = pieces.take(number)
-            begun_ns, ended_ns = np.maximum(part.start_ns, start_ns[at]), np.minimum(part.end_ns, end_ns[at])
-            ats.append(which[at])
+            begun_ns, ended_ns = np.maximum(part.start_ns, start_ns[index]), np.minimum(part.end_ns, end_ns[index])
+            ats.append(which[index])
             parts.append(Pieces(begun_ns, ended_ns, part.doing, part.row))
-        at, under = np.concatenate(ats), Pieces.joined(parts)
-        order = np.lexsort((under.start_ns, at))
-        return at[order], under.take(order)
+        index, under = np.concatenate(ats), Pieces.joined(parts)
+        order = np.lexsort((under.start_ns, index))
+        return index[order], under.take(order)
 
     def _add_gaps(self, waits: _Waits, last: Rows, at: Rows, under: Pieces) -> None:
         """Add the time in which the last ranks did nothing: only their programs can have run, up to their own calls."""
         every = np.arange(len(last))
-        of = np.concatenate([every, at])
+        index = np.concatenate([every, at])
         start_ns = np.concatenate([waits.start_ns, under.end_ns])  # of the wait, and of what comes after each piece
-        order = np.argsort(of, kind="stable")
-        of, start_ns = of[order], start_ns[order]
-        end_ns = waits.end_ns[of]
-        same = of[1:] == of[:-1]
+        order = np.argsort(index, kind="stable")
+        index, start_ns = index[order], start_ns[order]
+        end_ns = waits.end_ns[index]
+        same = index[1:] == index[:-1]
         begun_ns = np.concatenate([waits.start_ns, under.start_ns])[order]
         end_ns[:-1] = np.where(same, begun_ns[1:], end_ns[:-1])
-        gaps = Pieces(start_ns, end_ns, np.full(len(of), PROGRAM), last[of])
+        gaps = Pieces(start_ns, end_ns, np.full(len(index), PROGRAM), last[index])
         whom, name, site = (getattr(self._columns, each)[gaps.row] for each in ("rank", "name", "call_site"))
-        self._add(waits.take(of), gaps, start_ns < end_ns, whom, PROGRAM, name, site)
+        self._add(waits.take(index), gaps, start_ns < end_ns, whom, PROGRAM, name, site)
 
     def _add_operations(self, waits: _Waits, doing: int) -> None:
         """Add operations that are a reason themselves."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..columnar import SpanColumns, Wholes, runs
+from ..measure.intervals import covered_ns
+from ..measure.meetings import PAIRED, meetings
+from ..measure.metrics import coverage, issued_in, windows_of
 from ..spans import Timeline
-from .intervals import covered_ns
-from .meetings import PAIRED, meetings
-from .metrics import coverage, issued_in, windows_of
 from .verdict import Verdict
 
 
@@ -35,7 +35,7 @@ class Straggler:
     arrivals: Arrivals  # How often the rank was late
     exposed_ns: int  # How long others waited for it with nothing to compute, added up
     slow_ns: int  # How much longer its bytes moved than the bytes of the fastest rank of the same operation, added up
-    doing: str  # What made it late, or what it mostly did when others waited for it, or ""
+    doing: str  # compute that made it late, or its main activity while others waited for it, or ""
 
 
 def arrivals(timeline: Timeline, *, step: int | None = None) -> list[Arrivals]:
@@ -55,20 +55,20 @@ def arrivals(timeline: Timeline, *, step: int | None = None) -> list[Arrivals]:
 
 def _arrivals(ranks: Wholes, found: SpanColumns) -> list[Arrivals]:
     paired = [number for number, text in enumerate(found.texts) if text in PAIRED]
-    of, met = _by_meeting(found.take(~np.isin(found.op, paired)))
-    firsts = runs(of)
-    is_shared = np.diff(np.append(firsts, len(of))) > 1
-    met, of = met.take(is_shared[of]), of[is_shared[of]]
-    firsts = runs(of)
+    meeting, met = _by_meeting(found.take(~np.isin(found.op, paired)))
+    firsts = runs(meeting)
+    is_shared = np.diff(np.append(firsts, len(meeting))) > 1
+    met, meeting = met.take(is_shared[meeting]), meeting[is_shared[meeting]]
+    firsts = runs(meeting)
     counts = np.zeros((3, len(ranks)), np.int64)
     if len(firsts):
-        begins = np.zeros(len(of), np.intp)
+        begins = np.zeros(len(meeting), np.intp)
         begins[firsts] = 1
-        of = np.cumsum(begins) - 1
+        meeting = np.cumsum(begins) - 1
         late_ns = np.maximum.reduceat(met.start_ns, firsts)
-        candidates = np.where(met.start_ns == late_ns[of], met.rank, np.iinfo(np.int64).max)
+        candidates = np.where(met.start_ns == late_ns[meeting], met.rank, np.iinfo(np.int64).max)
         late = np.searchsorted(ranks, np.minimum.reduceat(candidates, firsts))
-        waited_ns = np.add.reduceat(late_ns[of] - met.start_ns, firsts)
+        waited_ns = np.add.reduceat(late_ns[meeting] - met.start_ns, firsts)
         np.add.at(counts[0], np.searchsorted(ranks, met.rank), 1)
         np.add.at(counts[1], late, waited_ns > 0)
         np.add.at(counts[2], late, waited_ns)
@@ -100,14 +100,14 @@ def stragglers(timeline: Timeline, verdict: Verdict, *, step: int | None = None)
     return sorted(found, key=lambda one: (-one.exposed_ns, -one.slow_ns, one.arrivals.rank))
 
 
-def _slow_ns(ranks: Wholes, found: SpanColumns) -> dict[int, int]:
+def _slow_ns(ranks: Wholes, operations: SpanColumns) -> dict[int, int]:
     """Return, by rank, how much longer its bytes moved than the bytes of the fastest rank of each operation."""
-    of, found = _by_meeting(found)
+    of, operations = _by_meeting(operations)
     if not len(of):
         return {}
-    taken_ns = found.end_ns - found.met_ns
+    taken_ns = operations.end_ns - operations.met_ns
     slow_ns = np.zeros(len(ranks), np.int64)
-    np.add.at(slow_ns, np.searchsorted(ranks, found.rank), taken_ns - np.minimum.reduceat(taken_ns, runs(of))[of])
+    np.add.at(slow_ns, np.searchsorted(ranks, operations.rank), taken_ns - np.minimum.reduceat(taken_ns, runs(of))[of])
     return dict(zip(ranks.tolist(), slow_ns.tolist(), strict=True))
 
 
