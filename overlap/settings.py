@@ -408,6 +408,11 @@ class Settings:
         help="go on in a smaller world when a process is lost: the others meet again and call main again",
         off="the loss of a process ends the run (default)",
     )  # fmt: skip
+    spares: int | None = option(
+        default="0",
+        read=index, metavar="K", nodes=True,
+        help="with --survive: K more processes wait, and take the places of processes that are lost",
+    )  # fmt: skip
     log_dir: str | None = option(
         default="the terminal",
         read=str, metavar="DIR", help="what node I prints goes to DIR/node-I.log, not to the terminal", nodes=True,

@@ -64,6 +64,8 @@ def fitted(config: RunConfig) -> RunConfig:
     place = find_place()
     if place is not None:
         _check_launcher(config, place)
+    elif config.spares and not (config.survive and (config.processes or config.nnodes or 1) > 1):
+        raise UsageError("--spares: they take the places of lost processes; give --survive and --processes 2 or more")
     if config.processes is not None and place is None:
         config = _on_processes(config, config.processes)
         if config.ranks is None:  # the program says it
@@ -179,6 +181,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
             mpiexec=find_mpiexec() if config.transport == "mpi" else None,
             bind=config.bind is not False,
             witness=witness,
+            spares=config.spares or 0,
         )
         killed = oom_kills()
         outcome = _run_again(what, config) if config.max_restarts else trio.run(launch, what)

@@ -73,7 +73,8 @@ async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callab
         try:
             secret = hand_over(what.secret)
             kept.callback(os.close, secret)
-            for node, cores in zip(what.here, _cores(what), strict=True):
+            nodes = [*what.here, *range(what.nodes, what.nodes + what.spares)]
+            for node, cores in zip(nodes, _cores(what), strict=True):
                 log = kept.enter_context(Log(what.log_path(node))) if what.log_dir else None
                 seat = taken.get(node)
                 try:
@@ -102,7 +103,8 @@ async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callab
 def _cores(what: LaunchSpec) -> Sequence[frozenset[int]]:
     """Return the cores to which each process is bound; none: unbound."""
     several = len(what.here) > 1
-    return shares_here(len(what.here)) if what.bind and several else [frozenset()] * len(what.here)
+    members = shares_here(len(what.here)) if what.bind and several else [frozenset()] * len(what.here)
+    return [*members, *[frozenset()] * what.spares]  # no core is kept for a process that waits
 
 
 class _Watch:
@@ -144,12 +146,19 @@ class _Watch:
             await member.drain_reports()
             for relay in member.relays:
                 relay.hurry()
-            if returncode != 0 or member.vanished():
+            if member.waits_as_spare():
+                self.survived.append(member)
+                if returncode != 0 and not member.stopped:
+                    reason = member.status.line if member.status else f"exit code {returncode}"
+                    self._what.report(f"{member.name} is lost, the others go on: {reason}")
+            elif returncode != 0 or member.vanished():
                 if self._is_survived(member):
                     self._what.report(f"{member.name} is lost; the others go on")
                     self.survived.append(member)
                 else:
                     self._failed(member)
+            if not self._members_run():
+                self._stop(signal.SIGTERM, [spare for spare in self._running() if spare.waits_as_spare()])
             self._look_for_the_missing()
 
     async def _watch_helper(self, node: int, seat: Seat) -> None:
@@ -217,7 +226,7 @@ class _Watch:
 
     def _is_survived(self, member: NodeProcess) -> bool:
         """Whether the others go on after the end of a process: it said nothing, or they have gone on without it."""
-        if self._what.witness is None or self._ending or self.asked is not None or not self._running():
+        if self._what.witness is None or self._ending or self.asked is not None or not self._members_run():
             return False
         if member.status is None:
             return not member.has_yet_to_come()
@@ -232,8 +241,9 @@ class _Watch:
             self._nursery.start_soon(self._end_the_others, member)
 
     async def _end_the_others(self, first: NodeProcess) -> None:
-        if first.was_killed():  # nothing that the others will say can make it another's fault
-            self._stop(signal.SIGTERM, [member for member in self._running() if member.has_yet_to_come()])
+        killed = first.was_killed()  # nothing that the others will say can make it another's fault
+        late = [member for member in self._running() if member.has_yet_to_come()]
+        self._stop(signal.SIGTERM, [member for member in late if killed or member.waits_as_spare()])
         with trio.move_on_after(SEARCH_S):
             await self._found.wait()
         with trio.move_on_after(PEACE_S):
@@ -283,6 +293,9 @@ class _Watch:
             if len(due) == len(late):
                 return
             await trio.sleep(LOOK_S)
+
+    def _members_run(self) -> bool:
+        return any(not member.waits_as_spare() for member in self._running())
 
     def _running(self) -> list[NodeProcess]:
         return [member for member in self.members if member.process.returncode is None]

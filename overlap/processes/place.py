@@ -77,7 +77,7 @@ class Place:
     """Where a process stands in a world of several processes."""
 
     source: str  # Who started it: "overlap run", "torchrun", "Open MPI", "MPICH" or "Slurm"
-    process: int  # Index of this process
+    process: int  # Index of this process; `processes` and above: a spare, which waits for a place
     processes: int  # Number of processes, at least 2
     ranks_per_process: int  # Number of ranks that each process hosts
     node: int  # The machine it runs on; a node has `processes // nodes` processes, in order
@@ -231,7 +231,7 @@ def _own(environ: Mapping[str, str]) -> Row | None:
     nodes = number(environ, "OVERLAP_NNODES", at_least=1)
     if nodes is None:
         raise UsageError(f"OVERLAP_NODE_RANK={process} needs OVERLAP_NNODES, the number of nodes")
-    if process >= nodes:
+    if process >= nodes + (number(environ, "OVERLAP_SPARES") or 0):
         raise UsageError(f"OVERLAP_NODE_RANK={process}: nodes are numbered from 0, and OVERLAP_NNODES={nodes}")
     ranks = number(environ, "OVERLAP_NPROC_PER_NODE", at_least=1) or 1
     _check_names(environ, {"RANK": process * ranks, "WORLD_SIZE": nodes * ranks})

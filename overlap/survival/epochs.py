@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -23,17 +25,20 @@ from ..processes.life import Keeper, WorldSetup, alone, among, live
 from ..processes.member import MemberLostError
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
-from ..processes.status import tell_launcher
+from ..processes.status import Entering, Leaving, tell_launcher
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
-from .agreement import Membership, lost_members, proposal_of
+from ..version import version
+from .agreement import Membership, State, has_state, lost_members, proposal_of, state_of
 from .witness import WITNESS, Report, Witness
 
 T = TypeVar("T")
 
 #: How often a survivor looks for reports and decisions.
 LOOK_S = 0.002
+#: How often a spare looks whether a world takes it, and a world that lacks members for spares.
+WAIT_S = 0.01
 #: A process that a survivor calls lost, and that lives, has so long to report.
 SUSPECT_S = 1.0
 #: A process that lives and does not report counts as lost after so long: a compute in it cannot be interrupted.
@@ -41,7 +46,6 @@ REPORT_S = 60.0
 #: Numbers of worlds from one epoch to the next: more than one program runs.
 _EPOCH = 1 << 10
 
-_LOSSES = {kind.__name__ for kind in (PeerLostError, MemberLostError, *TransportError.__subclasses__())}
 
 _runs = count()
 _last: list[Membership] = []  # the newest world of the last run of this program
@@ -50,6 +54,18 @@ _member: list[int] = []  # number of this process in its first world
 
 class EpochClosedError(OverlapError):
     """The others went on without this process, which was stopped or cut off for too long."""
+
+
+class StateLostError(OverlapError):
+    """All processes that had the state of the job were lost before newcomers had received it."""
+
+
+class SpareReadyError(OverlapError):
+    """An epoch ends because a spare is ready, and the world has fewer members than at first: no failure."""
+
+
+_ENDS = (PeerLostError, MemberLostError, TransportError, SpareReadyError)
+_LOSSES = {kind.__name__ for kind in (*_ENDS, *TransportError.__subclasses__())}
 
 
 async def live_epochs(
@@ -76,9 +92,14 @@ async def live_epochs(
     Raises:
         EpochClosedError: The others went on without this process.
         RankFailedError: A rank raised an error of its own: that is no loss.
+        StateLostError: No process that lives has the state.
+        SystemExit: This process was a spare, and the run has ended without it.
+        UsageError: This process is a spare, and runs another program than the others.
     """
     run = SurvivingRun(place, wanted)
     try:
+        if run.state is State.WAITS and not await run.wait():
+            raise SystemExit(0)
         while True:
             try:
                 results = await run.epoch(main, args, keeper, begun, told_to_end)
@@ -104,7 +125,7 @@ class SurvivingRun:
         witness: Decides on the next ones.
         place: Of this process in the present world.
         epochs: Memory of each rank of this process.
-        has_begun: Whether the processes of the present world have met.
+        state: JOINS until the processes of the present world have met, then TRAINS.
     """
 
     member: int
@@ -112,7 +133,7 @@ class SurvivingRun:
     witness: Witness
     place: Place
     epochs: list[Epoch]
-    has_begun: bool
+    state: State
 
     def __init__(self, place: Place, wanted: RunConfig) -> None:
         if not _member:
@@ -123,19 +144,47 @@ class SurvivingRun:
         self.world = Membership(epoch=0, members=members, step=0)
         folder = _folder()
         self.witness = Witness(folder, attempt(), self._number, self.member, self.world)
-        self.place, self._listener, self._meets_again = place, _listen(place), False
+        self.place, self._listener, self._size = place, _listen(place), place.processes
         state_dir = wanted.state_dir or str(folder / "state")
         self._wanted = wanted.changed(place.source, ranks=place.world_size, state_dir=state_dir)
         self.epochs = [Epoch(survives=True, members=members) for _ in place.ranks]
-        self.has_begun = False
+        self.state = State.JOINS if self.member in members else State.WAITS
+        if self.state is State.JOINS:
+            self.witness.program(_program())
         self._finished: dict[int, object] = {}
         self._used: list[socket.socket] = []  # listened in earlier worlds
 
     def close(self) -> None:
         """Let this process count as ended for this run."""
         _last[:] = [self.world]
+        if self.state is not State.WAITS:
+            tell_launcher(Leaving(world=1))
         for listener in (self._listener, *self._used):
             listener.close()
+
+    # -- as a spare ----------------------------------------------------------------------------------------------------
+
+    async def wait(self) -> bool:
+        """Wait until a world takes this spare; return False if the run ends without it.
+
+        Raises:
+            EpochClosedError: A world took this process, and has gone on without it since.
+            UsageError: The members run another program, or another version of overlap.
+        """
+        while (program := self.witness.program()) is None:
+            await trio.sleep(WAIT_S)
+        if program != (own := _program()):
+            raise UsageError(f"spare: process {self.member} runs {own}, the others {program}; it cannot join them")
+        while True:
+            self.witness.offer()
+            record = self.witness.record()
+            if (state := state_of(self.member, None, record, reported=False)) is not State.WAITS:
+                self._follow_to(record, state)
+                tell_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
+                return True
+            if self.witness.has_finished(record.epoch):
+                return False
+            await trio.sleep(WAIT_S)
 
     # -- one epoch -----------------------------------------------------------------------------------------------------
 
@@ -155,10 +204,12 @@ class SurvivingRun:
             return result
 
         def begin(world: World) -> None:
-            self.has_begun = True
+            self.state = State.TRAINS
             begun(world)
+            if self.member == self.world.members[0] and len(self.world.members) < self._size:
+                nursery.start_soon(self._watch_spares, world)
 
-        self.has_begun, self._finished = False, {}
+        self._finished = {}
         place, wanted = self.place, self._wanted
         failure: Exception | None = None
         results: list[T] = []
@@ -182,7 +233,7 @@ class SurvivingRun:
 
     async def _open(self) -> AbstractAsyncContextManager[WorldSetup]:
         place = self.place
-        if not self._meets_again:
+        if not self.world.epoch:
             return among(place, self._wanted)
         if place.processes == 1:
             return alone(self._wanted)
@@ -190,6 +241,7 @@ class SurvivingRun:
 
         world = self._number + _EPOCH * self.world.epoch
         meeting = await rendezvous(place, world, "survivors", self._wanted)
+        meeting = replace(meeting, fresh=False)  # the witness belongs to one attempt
         return among(place, self._wanted, meeting=meeting, on_lost=self._pass_on)
 
     def _pass_on(self, lost: MemberLost) -> None:
@@ -198,11 +250,18 @@ class SurvivingRun:
 
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
         """Give up joining when a process has ended that is waited for, or has given up itself."""
-        while not self.has_begun:
+        while self.state is State.JOINS:
             await trio.sleep(LOOK_S)
             if self._gone() or self.witness.reports(self.world.epoch, self.world.members):
                 joining.cancel()
                 return
+
+    async def _watch_spares(self, world: World) -> None:
+        """End a world that has fewer members than at first once a spare is ready."""
+        while not (ready := self.witness.spares() - {*self.world.members, *self.world.lost}):
+            await trio.sleep(WAIT_S)
+        names = ", ".join(map(str, sorted(ready)))
+        world.leave(SpareReadyError(f"process {names} is ready to join; the epoch ends after the step that is agreed"))
 
     def _gone(self) -> set[int]:
         return {member for member in self.world.members if self.witness.is_dead(member)}
@@ -213,13 +272,13 @@ class SurvivingRun:
         """Whether the others can go on after an error: a process or a wire was lost, and no rank failed by itself."""
         if isinstance(error, UsageError):
             return False
-        if not self.has_begun:  # it did not come together
+        if self.state is State.JOINS:  # it did not come together
             newer = self.witness.record().epoch > self.world.epoch
             return newer or bool(self._gone() or self.witness.reports(self.world.epoch, self.world.members))
         cause = error.cause if isinstance(error, RankFailedError) else error
         if isinstance(cause, RemoteError):
             return cause.type_name in _LOSSES
-        return isinstance(cause, (PeerLostError, MemberLostError, TransportError))
+        return isinstance(cause, _ENDS)
 
     async def follow(self, loss: Exception) -> list[object] | None:
         """Agree on the next world, and take a place in it.
@@ -230,30 +289,28 @@ class SurvivingRun:
         Raises:
             EpochClosedError: The others went on without this process.
         """
-        suspects = self._suspects(loss)
-        step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=self.world.step)
-        if self.place.listener is not None and self.world.epoch:  # whoever met in this world may still listen there
+        suspects, before = self._suspects(loss), self.world
+        self.state = State.REPORTS
+        step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=before.step)
+        if self.place.listener is not None and before.epoch:  # whoever met in this world may still listen there
             self._used.append(self._listener)
             self._listener = _listen(self.place)
         host, port = self._listener.getsockname()[:2]
-        self.witness.report(self.world.epoch, Report(step=step, endpoint=(host, port)))
+        report = Report(step=step, endpoint=(host, port), lacks=not all(map(self._has_state, self.epochs)))
+        self.witness.report(before.epoch, report)
         record = await self._agree(suspects)
         if record is None:
             return [self._finished[rank] for rank in self.place.ranks]
-        if self.member not in record.members:
-            raise EpochClosedError(
-                f"process {self.member} was stopped or cut off: processes {list(record.members)} went on without it "
-                f"from step {record.step}, in epoch {record.epoch}"
-            )
+        self._follow_to(record, state_of(self.member, before, record, reported=True))
         if record.members[0] == self.member:
-            lost = [member for member in self.world.members if member not in record.members]
-            notify(
-                f"lost process{'es' * (len(lost) > 1)} {', '.join(map(str, lost)) or 'no'}: {in_one_line(loss)}; "
-                f"going on with {len(record.members)} of {len(self.world.members)} processes"
-                + (f" after step {record.step}" if record.step else "")
-            )
-        self._enter(record)
+            notify(_description(before, record, in_one_line(loss), size=self._size))
         return None
+
+    def _has_state(self, epoch: Epoch) -> bool:
+        """Whether a rank has the state: that of its model, or what a program without a model keeps in the memory."""
+        if epoch.survivor is not None:
+            return has_state(self.member, self.world, prepared=epoch.survivor.prepared)
+        return has_state(self.member, self.world, prepared=int(bool(epoch.memory)))
 
     def _suspects(self, loss: Exception) -> set[int]:
         """Return the processes that this one has lost, though they may live."""
@@ -275,13 +332,32 @@ class SurvivingRun:
                 suspect_s=SUSPECT_S, report_s=REPORT_S,
             )  # fmt: skip
             steps = {member: report.step for member, report in reports.items()}
-            proposal = proposal_of(self.world, steps, lost)
+            lacking = {member for member, report in reports.items() if report.lacks}
+            proposal = proposal_of(
+                self.world, steps, lost, lacking=lacking, spares=self.witness.spares(), size=self._size
+            )
             if proposal is None or not self.witness.propose(proposal):
                 await trio.sleep(LOOK_S)
         return record
 
-    def _enter(self, record: Membership) -> None:
-        """Take this process's place in the next world."""
+    def _follow_to(self, record: Membership, state: State) -> None:
+        """Take this process's place in the next world.
+
+        Raises:
+            EpochClosedError: It has none.
+            StateLostError: No member of that world has the state.
+        """
+        self.state = state
+        if state is State.OUT:
+            raise EpochClosedError(
+                f"process {self.member} was stopped or cut off: processes {list(record.members)} went on without it "
+                f"from step {record.step}, in epoch {record.epoch}"
+            )
+        if len(record.newcomers) == len(record.members):
+            raise StateLostError(
+                f"the state of step {record.step} is lost: processes {list(record.lost)} were lost before processes "
+                f"{list(record.members)} had received it; start the job again from its last checkpoint"
+            )
         reports = self.witness.reports(record.epoch - 1, record.members)
         processes, process = len(record.members), record.members.index(self.member)
         nodes = processes if self.place.nodes == self.place.processes else 1
@@ -296,10 +372,14 @@ class SurvivingRun:
         )
         renumber(self.place)
         self._wanted = self._wanted.changed(ranks=self.place.world_size)
-        self.world, self._meets_again = record, True
+        self.world, each = record, self.place.ranks_per_process
+        joined = tuple(range((processes - len(record.newcomers)) * each, processes * each))
         for epoch in self.epochs:
-            epoch.number, epoch.step, epoch.members = record.epoch, record.step, record.members
-            if epoch.survivor is not None:
+            epoch.number, epoch.step, epoch.members, epoch.joined = record.epoch, record.step, record.members, joined
+            if self.member in record.newcomers:
+                epoch.survivor = None
+                epoch.memory.clear()
+            elif epoch.survivor is not None:
                 epoch.survivor.advance(record.step)
 
 
@@ -307,6 +387,29 @@ def _folder() -> Path:
     if not (folder := os.environ.get(WITNESS)):
         raise UsageError("survive: processes need a witness; start them with `overlap run --survive --processes N`")
     return Path(folder)
+
+
+def _description(before: Membership, after: Membership, reason: str, *, size: int) -> str:
+    """Return the line for the user on a new epoch."""
+    lost = [member for member in before.members if member not in after.members]
+    joined = [member for member in after.members if member not in before.members]
+    parts = [f"lost {_processes(lost)}: {reason}"] if lost or not joined else []
+    parts += [f"{_processes(joined)} join{'s' * (len(joined) == 1)}"] if joined else []
+    going = f"going on with {len(after.members)} of {len(before.members)} processes"
+    going += f" after step {after.step}" if after.step else ""
+    ended = len(after.members) < len(before.members) == size and any(member >= size for member in after.lost)
+    return "; ".join([*parts, going, *["no spare is left"] * ended])
+
+
+def _processes(members: list[int]) -> str:
+    return f"process{'es' * (len(members) > 1)} {', '.join(map(str, members)) or 'no'}"
+
+
+def _program() -> str:
+    """Return the name of the program that runs here, with a digest of its text, and the version of overlap."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path and Path(path).is_file() else "no file"
+    return f"{path or sys.argv[0]} ({digest}) with overlap {version()}"
 
 
 def _listen(place: Place) -> socket.socket:

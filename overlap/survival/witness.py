@@ -3,7 +3,9 @@
 ::
 
     FOLDER/attempt-0/alive-2            locked by member 2 as long as it lives; the kernel unlocks it at its end
-                     run-0/report-3-2   report of member 2 in epoch 3: its agreed step, and where it would listen
+                     run-0/program      program of the first members, which spares must have as well
+                           spare-5      process 5 is ready to join; touched by it while it waits
+                           report-3-2   report of member 2 in epoch 3: its agreed step, and where it would listen
                            epoch-4      the world of epoch 4
                            finished-4   the world of epoch 4 has ended well
 
@@ -20,13 +22,16 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import monotonic_ns
 
 from .agreement import Membership, accepts
 
 #: Variable that names the folder to the processes of a job.
 WITNESS = "OVERLAP_WITNESS"
+#: A spare that has not touched its file for so long is stopped, or starved: no world takes it.
+_FRESH_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,7 @@ class Report:
 
     step: int  # Greatest agreed step
     endpoint: tuple[str, int]  # Where the member listens, for the case that it is the first of the next world
+    lacks: bool = False  # Whether the member is a newcomer that has no state yet
 
 
 class Witness:
@@ -69,7 +75,7 @@ class Witness:
 
     def report(self, epoch: int, report: Report) -> None:
         """Leave the report of this member, once in an epoch."""
-        self._create(f"report-{epoch}-{self._member}", {"step": report.step, "endpoint": report.endpoint})
+        self._create(f"report-{epoch}-{self._member}", asdict(report))
 
     def reports(self, epoch: int, members: Iterable[int]) -> dict[int, Report]:
         """Return the reports of an epoch, by member."""
@@ -78,8 +84,30 @@ class Witness:
 
     def propose(self, proposal: Membership) -> bool:
         """Make a proposal the record, if it may follow it and is the first of its epoch."""
-        world = {"members": proposal.members, "step": proposal.step}
-        return accepts(self.record(), proposal) and self._create(f"epoch-{proposal.epoch}", world)
+        return accepts(self.record(), proposal) and self._create(f"epoch-{proposal.epoch}", asdict(proposal))
+
+    def program(self, own: str | None = None) -> str | None:
+        """Return the program that the members run; None: none has named it. A member names its own if none has."""
+        if own is not None:
+            self._create("program", {"program": own})
+        with suppress(FileNotFoundError):
+            return str(json.loads((self._folder / "program").read_text())["program"])
+        return None
+
+    def offer(self) -> None:
+        """Note that this process is ready to join, now; a spare repeats it while it waits."""
+        now_ns, path = monotonic_ns(), self._folder / f"spare-{self._member}"
+        path.touch(mode=0o600)
+        os.utime(path, ns=(now_ns, now_ns))  # of the clock that all processes of a host share
+
+    def spares(self) -> set[int]:
+        """Return the processes that are ready to join, or were before a world took them."""
+        oldest_ns, found = monotonic_ns() - _FRESH_NS, set()
+        for path in self._folder.glob("spare-*"):
+            member = int(path.name.removeprefix("spare-"))
+            if path.stat().st_mtime_ns >= oldest_ns and not self.is_dead(member):
+                found.add(member)
+        return found
 
     def finish(self, epoch: int) -> None:
         """Note that the world of an epoch has ended well: all its ranks have finished their programs."""
@@ -104,7 +132,7 @@ class Witness:
     def _read(self, name: str) -> Report | None:
         with suppress(FileNotFoundError):
             content = json.loads((self._folder / name).read_text())
-            return Report(step=content["step"], endpoint=tuple(content["endpoint"]))
+            return Report(**content | {"endpoint": tuple(content["endpoint"])})
         return None
 
 
@@ -138,4 +166,5 @@ def _newest(folder: Path) -> Membership | None:
     if not epochs:
         return None
     content = json.loads((folder / f"epoch-{max(epochs)}").read_text())
-    return Membership(epoch=max(epochs), members=tuple(content["members"]), step=content["step"])
+    lists = {name: tuple(content[name]) for name in ("members", "newcomers", "lost")}
+    return Membership(epoch=content["epoch"], step=content["step"], **lists)

@@ -27,6 +27,7 @@ from ..embedded.connection import Connection
 from ..errors import UsageError
 from ..processes.place import Place, find_place
 from ..processes.status import Entering, Leaving, tell_launcher
+from ..survival.agreement import State
 from ..survival.epochs import SurvivingRun
 
 _END_S = 2.0  # within which a world that has lost a process ends here
@@ -50,6 +51,10 @@ class _Steps:
     """Steps of a program that keeps its state itself."""
 
     done: int = field(default=0)
+
+    @property
+    def prepared(self) -> int:
+        return self.done
 
     def report(self) -> int:
         return self.done
@@ -102,7 +107,7 @@ def enter(connection: Connection) -> None:
         return
     if not _run:
         _run.append(SurvivingRun(place, RunConfig.from_environment(os.environ)))
-        _run[0].has_begun = True
+    _run[0].state = State.TRAINS
     number = _run[0].world.epoch + 1
     tell_launcher(Entering(world=number, joined=True, ranks_each=place.ranks_per_process))
 
