@@ -66,19 +66,22 @@ def _backward(images: Floats, labels: Labels, pace_s: float, weights: Floats) ->
 
 def replayed(history: Sequence[tuple[Sequence[int], int]], steps: int) -> str:
     """Return the digest of a run in one process with that history: members of each world, and the step before it."""
-    memory = {member: Epoch(survives=True) for member in history[0][0]}
+    memory = {member: Epoch(survives=True) for members, _ in history for member in members}
 
-    async def again(rank: Rank, members: Sequence[int], begin: int, end: int) -> str:
+    async def again(rank: Rank, members: Sequence[int], joined: Sequence[int], begin: int, end: int) -> str:
         rank.epoch = memory[members[rank.rank]]
-        rank.epoch.step = begin
+        rank.epoch.step, rank.epoch.joined = begin, tuple(joined)
         if rank.epoch.survivor is not None:
             rank.epoch.survivor.report()
             rank.epoch.survivor.advance(begin)
         return await train(rank, end, lambda line: None, 0.0)
 
     ends = [begin for _, begin in history[1:]] + [steps]
+    before = history[0][0]
     for (members, begin), end in zip(history, ends, strict=True):
-        digests = run(again, members, begin, end, ranks=len(members))
+        joined = [rank for rank, member in enumerate(members) if member not in before]
+        digests = run(again, members, joined, begin, end, ranks=len(members))
+        before = members
     return digests[0]
 
 
