@@ -158,7 +158,7 @@ class _Watch:
                 else:
                     self._failed(member)
             if not self._members_run():
-                self._stop(signal.SIGTERM, [spare for spare in self._running() if spare.waits_as_spare()])
+                self._end_spares()
             self._look_for_the_missing()
 
     async def _watch_helper(self, node: int, seat: Seat) -> None:
@@ -293,6 +293,14 @@ class _Watch:
             if len(due) == len(late):
                 return
             await trio.sleep(LOOK_S)
+
+    def _end_spares(self) -> None:
+        """End the spares of a job whose members have all ended."""
+        self._stop(signal.SIGTERM)
+        for spare in self._running():
+            if spare.is_stopped():
+                self._end_stopped(spare)
+        self._nursery.start_soon(self._kill_late)
 
     def _members_run(self) -> bool:
         return any(not member.waits_as_spare() for member in self._running())

@@ -6,8 +6,8 @@ It holds the newest world.
 States of a member of epoch e: TRAINS, until it learns of a loss; REPORTS: its report of epoch e (its greatest agreed
 step) is with the witness; then JOINS the world of epoch e + 1, or is OUT, because that world lacks it. A survivor
 proposes the next world once all members that it believes alive have reported. Only the first proposal of an epoch
-becomes the record; every other survivor reads the record and follows it. A spare WAITS until a record names it, and then
-JOINS. Spares take no part in a decision: they neither report nor propose.
+becomes the record; every other survivor reads the record and follows it. A spare WAITS until a record names it, and
+then JOINS. Spares take no part in a decision: they neither report nor propose.
 
 * No two worlds of one epoch: the witness accepts one proposal of epoch e + 1, and only while it holds epoch e.
 * No return to an old epoch: a member that is not in the record is OUT, at whatever time it reads the record. The record
@@ -99,8 +99,8 @@ class Progress:
 def accepts(record: Membership, proposal: Membership) -> bool:
     """Whether a proposal may follow the record.
 
-    It is of the next epoch; its members are in the record, or are newcomers that were never lost; and all members of the
-    record that it leaves out are lost from then on.
+    It is of the next epoch; its members are in the record, or are newcomers that were never lost; and all members of
+    the record that it leaves out are lost from then on.
     """
     before, after = set(record.members), set(proposal.members)
     follows = proposal.epoch == record.epoch + 1 and bool(after) and len(after) == len(proposal.members)

@@ -10,19 +10,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
 import trio
 
-from transports import TransportError
-
 from ..config import RunConfig
-from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, RemoteError, UsageError, in_one_line
+from ..errors import PeerError, RankFailedError, UsageError, in_one_line
 from ..flight.folder import attempt
 from ..notice import notify
 from ..processes.life import Keeper, WorldSetup, alone, among, live
-from ..processes.member import MemberLostError
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
 from ..processes.status import Entering, Leaving, tell_launcher
@@ -31,6 +29,7 @@ from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..version import version
 from .agreement import Membership, State, has_state, lost_members, proposal_of, state_of
+from .endings import EpochClosedError, NotMetError, SpareReadyError, StateLostError, description, is_end
 from .witness import WITNESS, Report, Witness
 
 T = TypeVar("T")
@@ -39,6 +38,8 @@ T = TypeVar("T")
 LOOK_S = 0.002
 #: How often a spare looks whether a world takes it, and a world that lacks members for spares.
 WAIT_S = 0.01
+#: All processes of a world after the first must have met within so long, or one is stopped: they are all ready.
+JOIN_S = 10.0
 #: A process that a survivor calls lost, and that lives, has so long to report.
 SUSPECT_S = 1.0
 #: A process that lives and does not report counts as lost after so long: a compute in it cannot be interrupted.
@@ -50,22 +51,6 @@ _EPOCH = 1 << 10
 _runs = count()
 _last: list[Membership] = []  # the newest world of the last run of this program
 _member: list[int] = []  # number of this process in its first world
-
-
-class EpochClosedError(OverlapError):
-    """The others went on without this process, which was stopped or cut off for too long."""
-
-
-class StateLostError(OverlapError):
-    """All processes that had the state of the job were lost before newcomers had received it."""
-
-
-class SpareReadyError(OverlapError):
-    """An epoch ends because a spare is ready, and the world has fewer members than at first: no failure."""
-
-
-_ENDS = (PeerLostError, MemberLostError, TransportError, SpareReadyError)
-_LOSSES = {kind.__name__ for kind in (*_ENDS, *TransportError.__subclasses__())}
 
 
 async def live_epochs(
@@ -171,9 +156,8 @@ class SurvivingRun:
             EpochClosedError: A world took this process, and has gone on without it since.
             UsageError: The members run another program, or another version of overlap.
         """
-        while (program := self.witness.program()) is None:
-            await trio.sleep(WAIT_S)
-        if program != (own := _program()):
+        await _until(self.witness.program)
+        if (program := self.witness.program()) != (own := _program()):
             raise UsageError(f"spare: process {self.member} runs {own}, the others {program}; it cannot join them")
         while True:
             self.witness.offer()
@@ -226,7 +210,7 @@ class SurvivingRun:
                     failure = error
             nursery.cancel_scope.cancel()
         if joining.cancelled_caught:
-            failure = PeerLostError("a process was lost before all had met", culprit=-1)
+            failure = NotMetError(late=not self._has_fallen_apart())
         if failure is not None:
             raise failure
         return results
@@ -249,19 +233,19 @@ class SurvivingRun:
         tell_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
 
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
-        """Give up joining when a process has ended that is waited for, or has given up itself."""
-        while self.state is State.JOINS:
-            await trio.sleep(LOOK_S)
-            if self._gone() or self.witness.reports(self.world.epoch, self.world.members):
-                joining.cancel()
-                return
+        """Give up joining when a process has ended that is waited for, has given up itself, or does not come."""
+        with trio.move_on_after(JOIN_S if self.world.epoch else inf):
+            await _until(lambda: self.state is not State.JOINS or self._has_fallen_apart(), LOOK_S)
+        if self.state is State.JOINS:
+            joining.cancel()
+
+    def _has_fallen_apart(self) -> bool:
+        return bool(self._gone() or self.witness.reports(self.world.epoch, self.world.members))
 
     async def _watch_spares(self, world: World) -> None:
         """End a world that has fewer members than at first once a spare is ready."""
-        while not (ready := self.witness.spares() - {*self.world.members, *self.world.lost}):
-            await trio.sleep(WAIT_S)
-        names = ", ".join(map(str, sorted(ready)))
-        world.leave(SpareReadyError(f"process {names} is ready to join; the epoch ends after the step that is agreed"))
+        await _until(lambda: self.witness.spares() - {*self.world.members, *self.world.lost})
+        world.leave(SpareReadyError("a spare is ready to join"))
 
     def _gone(self) -> set[int]:
         return {member for member in self.world.members if self.witness.is_dead(member)}
@@ -274,11 +258,8 @@ class SurvivingRun:
             return False
         if self.state is State.JOINS:  # it did not come together
             newer = self.witness.record().epoch > self.world.epoch
-            return newer or bool(self._gone() or self.witness.reports(self.world.epoch, self.world.members))
-        cause = error.cause if isinstance(error, RankFailedError) else error
-        if isinstance(cause, RemoteError):
-            return cause.type_name in _LOSSES
-        return isinstance(cause, _ENDS)
+            return newer or isinstance(error, NotMetError) or self._has_fallen_apart()
+        return is_end(error)
 
     async def follow(self, loss: Exception) -> list[object] | None:
         """Agree on the next world, and take a place in it.
@@ -301,9 +282,12 @@ class SurvivingRun:
         record = await self._agree(suspects)
         if record is None:
             return [self._finished[rank] for rank in self.place.ranks]
+        if isinstance(loss, NotMetError) and loss.late and record.lost == before.lost:
+            raise loss  # all are there, and cannot meet: another epoch would not help
         self._follow_to(record, state_of(self.member, before, record, reported=True))
         if record.members[0] == self.member:
-            notify(_description(before, record, in_one_line(loss), size=self._size))
+            spares = self._size if self._wanted.spares else 0
+            notify(description(before, record, in_one_line(loss), full=spares))
         return None
 
     def _has_state(self, epoch: Epoch) -> bool:
@@ -315,6 +299,8 @@ class SurvivingRun:
     def _suspects(self, loss: Exception) -> set[int]:
         """Return the processes that this one has lost, though they may live."""
         cause = loss.cause if isinstance(loss, RankFailedError) else loss
+        if isinstance(cause, NotMetError) and cause.late:
+            return set(self.world.members) - {self.member}
         if isinstance(cause, PeerError) and cause.culprit >= 0:
             return {self.world.members[cause.culprit // self.place.ranks_per_process]}
         return set()
@@ -389,20 +375,9 @@ def _folder() -> Path:
     return Path(folder)
 
 
-def _description(before: Membership, after: Membership, reason: str, *, size: int) -> str:
-    """Return the line for the user on a new epoch."""
-    lost = [member for member in before.members if member not in after.members]
-    joined = [member for member in after.members if member not in before.members]
-    parts = [f"lost {_processes(lost)}: {reason}"] if lost or not joined else []
-    parts += [f"{_processes(joined)} join{'s' * (len(joined) == 1)}"] if joined else []
-    going = f"going on with {len(after.members)} of {len(before.members)} processes"
-    going += f" after step {after.step}" if after.step else ""
-    ended = len(after.members) < len(before.members) == size and any(member >= size for member in after.lost)
-    return "; ".join([*parts, going, *["no spare is left"] * ended])
-
-
-def _processes(members: list[int]) -> str:
-    return f"process{'es' * (len(members) > 1)} {', '.join(map(str, members)) or 'no'}"
+async def _until(condition: Callable[[], object], every_s: float = WAIT_S) -> None:
+    while not condition():  # noqa: ASYNC110  other processes make it true
+        await trio.sleep(every_s)
 
 
 def _program() -> str:

@@ -1,6 +1,8 @@
 """Model of a job that survives: members as generators over the pure agreement, a witness, and faults by seed.
 
-A spare waits for a record that names it, and gets its weights from the first member of that world. A member yields at each await of the protocol, where it may be killed, or stopped for a time. Time is the number of
+A spare waits for a record that names it, and gets its weights from the first member of that world.
+
+A member yields at each await of the protocol, where it may be killed, or stopped for a time. Time is the number of
 turns. What a member applies is a list of (step, members whose gradients are in its mean): its weights.
 """
 
