@@ -25,7 +25,7 @@ class NotMetError(OverlapError):
     """
 
     def __init__(self, *, late: bool) -> None:
-        super().__init__("a process was lost before all had met")
+        super().__init__("a process has not come in time" if late else "a process was lost before all had met")
         self.late = late
 
 

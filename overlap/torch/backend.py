@@ -76,6 +76,7 @@ def _create(options: Any, _: object = None) -> ProcessGroup:
             options.group_size,
             store=options.store if options.group_size > 1 else None,
             timeout_s=timeout.total_seconds(),
+            job=surviving.job_of_world(),
         )
     except OverlapError as error:
         raise backend_error(error) from error
