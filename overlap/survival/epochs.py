@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -27,17 +25,15 @@ from ..processes.status import Entering, Leaving, tell_launcher
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
-from ..version import version
 from .agreement import Membership, State, has_state, lost_members, proposal_of, state_of
 from .endings import EpochClosedError, NotMetError, SpareReadyError, StateLostError, description, is_end
+from .spare import program_here, until, wait_for_world
 from .witness import WITNESS, Report, Witness
 
 T = TypeVar("T")
 
 #: How often a survivor looks for reports and decisions.
 LOOK_S = 0.002
-#: How often a spare looks whether a world takes it, and a world that lacks members for spares.
-WAIT_S = 0.01
 #: All processes of a world after the first must have met within so long, or one is stopped: they are all ready.
 JOIN_S = 10.0
 #: A process that a survivor calls lost, and that lives, has so long to report.
@@ -135,14 +131,14 @@ class SurvivingRun:
         self.epochs = [Epoch(survives=True, members=members) for _ in place.ranks]
         self.state = State.JOINS if self.member in members else State.WAITS
         if self.state is State.JOINS:
-            self.witness.program(_program())
+            self.witness.program(program_here())
         self._finished: dict[int, object] = {}
         self._used: list[socket.socket] = []  # listened in earlier worlds
 
     def close(self) -> None:
         """Let this process count as ended for this run."""
         _last[:] = [self.world]
-        if self.state is not State.WAITS:
+        if self.member >= self._size and self.state is not State.WAITS:  # members tell it of the first world they join
             tell_launcher(Leaving(world=1))
         for listener in (self._listener, *self._used):
             listener.close()
@@ -156,19 +152,11 @@ class SurvivingRun:
             EpochClosedError: A world took this process, and has gone on without it since.
             UsageError: The members run another program, or another version of overlap.
         """
-        await _until(self.witness.program)
-        if (program := self.witness.program()) != (own := _program()):
-            raise UsageError(f"spare: process {self.member} runs {own}, the others {program}; it cannot join them")
-        while True:
-            self.witness.offer()
-            record = self.witness.record()
-            if (state := state_of(self.member, None, record, reported=False)) is not State.WAITS:
-                self._follow_to(record, state)
-                tell_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
-                return True
-            if self.witness.has_finished(record.epoch):
-                return False
-            await trio.sleep(WAIT_S)
+        if (record := await wait_for_world(self.witness, self.member)) is None:
+            return False
+        self._follow_to(record, state_of(self.member, None, record, reported=False))
+        tell_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
+        return True
 
     # -- one epoch -----------------------------------------------------------------------------------------------------
 
@@ -235,7 +223,7 @@ class SurvivingRun:
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
         """Give up joining when a process has ended that is waited for, has given up itself, or does not come."""
         with trio.move_on_after(JOIN_S if self.world.epoch else inf):
-            await _until(lambda: self.state is not State.JOINS or self._has_fallen_apart(), LOOK_S)
+            await until(lambda: self.state is not State.JOINS or self._has_fallen_apart(), LOOK_S)
         if self.state is State.JOINS:
             joining.cancel()
 
@@ -244,7 +232,7 @@ class SurvivingRun:
 
     async def _watch_spares(self, world: World) -> None:
         """End a world that has fewer members than at first once a spare is ready."""
-        await _until(lambda: self.witness.spares() - {*self.world.members, *self.world.lost})
+        await until(lambda: self.witness.spares() - {*self.world.members, *self.world.lost})
         world.leave(SpareReadyError("a spare is ready to join"))
 
     def _gone(self) -> set[int]:
@@ -373,18 +361,6 @@ def _folder() -> Path:
     if not (folder := os.environ.get(WITNESS)):
         raise UsageError("survive: processes need a witness; start them with `overlap run --survive --processes N`")
     return Path(folder)
-
-
-async def _until(condition: Callable[[], object], every_s: float = WAIT_S) -> None:
-    while not condition():  # noqa: ASYNC110  other processes make it true
-        await trio.sleep(every_s)
-
-
-def _program() -> str:
-    """Return the name of the program that runs here, with a digest of its text, and the version of overlap."""
-    path = getattr(sys.modules["__main__"], "__file__", None)
-    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path and Path(path).is_file() else "no file"
-    return f"{path or sys.argv[0]} ({digest}) with overlap {version()}"
 
 
 def _listen(place: Place) -> socket.socket:
