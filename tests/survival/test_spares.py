@@ -34,7 +34,7 @@ def start(tmp_path):
         job.kill()
 
 
-def ready(job, spare):
+def ready(job: Job, spare: int) -> Path:
     """Return the file by which a spare that waits is known, once it is there."""
     limit_s = time.monotonic() + LIMIT_S
     while not (found := [*Path("/dev/shm").glob(f"witness-{job.process.pid}-*/attempt-0/run-0/spare-{spare}")]):
