@@ -64,8 +64,8 @@ def fitted(config: RunConfig) -> RunConfig:
     place = find_place()
     if place is not None:
         _check_launcher(config, place)
-    elif config.spares and not (config.survive and (config.processes or config.nnodes or 1) > 1):
-        raise UsageError("--spares: they take the places of lost processes; give --survive and --processes 2 or more")
+    elif config.sources.get("spares") == "--spares":  # the variable is inherited by what a member starts
+        _check_spares(config)
     if config.processes is not None and place is None:
         config = _on_processes(config, config.processes)
         if config.ranks is None:  # the program says it
@@ -251,6 +251,11 @@ def _check_range(config: RunConfig) -> None:
     """Refuse a range of nodes without restarts, which alone start fewer of them."""
     if getattr(config.nnodes, "fewest", config.nnodes) != config.nnodes and not config.max_restarts:
         raise UsageError(f"--nnodes {config.nnodes}: fewer are tried only with --max-restarts; give it too")
+
+
+def _check_spares(config: RunConfig) -> None:
+    if config.spares and not (config.survive and (config.processes or config.nnodes or 1) > 1):
+        raise UsageError("--spares: they take the places of lost processes; give --survive and --processes 2 or more")
 
 
 def _share(config: RunConfig, nodes: int) -> int:

@@ -35,14 +35,13 @@ T = TypeVar("T")
 #: How often a survivor looks for reports and decisions.
 LOOK_S = 0.002
 #: All processes of a world after the first must have met within so long, or one is stopped: they are all ready.
-JOIN_S = 10.0
+JOIN_S = 15.0
 #: A process that a survivor calls lost, and that lives, has so long to report.
 SUSPECT_S = 1.0
 #: A process that lives and does not report counts as lost after so long: a compute in it cannot be interrupted.
 REPORT_S = 60.0
 #: Numbers of worlds from one epoch to the next: more than one program runs.
 _EPOCH = 1 << 10
-
 
 _runs = count()
 _last: list[Membership] = []  # the newest world of the last run of this program
@@ -178,7 +177,8 @@ class SurvivingRun:
         def begin(world: World) -> None:
             self.state = State.TRAINS
             begun(world)
-            if self.member == self.world.members[0] and len(self.world.members) < self._size:
+            first, size = self.world.members[0], len(self.world.members)
+            if self._wanted.spares and self.member == first and size < self._size:
                 nursery.start_soon(self._watch_spares, world)
 
         self._finished = {}
@@ -232,8 +232,12 @@ class SurvivingRun:
 
     async def _watch_spares(self, world: World) -> None:
         """End a world that has fewer members than at first once a spare is ready."""
-        await until(lambda: self.witness.spares() - {*self.world.members, *self.world.lost})
+        await until(self._spares)
         world.leave(SpareReadyError("a spare is ready to join"))
+
+    def _spares(self) -> set[int]:
+        """Spares that are ready; the witness is not asked in a job without spares."""
+        return self.witness.spares() - {*self.world.members, *self.world.lost} if self._wanted.spares else set()
 
     def _gone(self) -> set[int]:
         return {member for member in self.world.members if self.witness.is_dead(member)}
@@ -307,9 +311,7 @@ class SurvivingRun:
             )  # fmt: skip
             steps = {member: report.step for member, report in reports.items()}
             lacking = {member for member, report in reports.items() if report.lacks}
-            proposal = proposal_of(
-                self.world, steps, lost, lacking=lacking, spares=self.witness.spares(), size=self._size
-            )
+            proposal = proposal_of(self.world, steps, lost, lacking=lacking, spares=self._spares(), size=self._size)
             if proposal is None or not self.witness.propose(proposal):
                 await trio.sleep(LOOK_S)
         return record

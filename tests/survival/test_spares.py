@@ -22,10 +22,7 @@ def start(tmp_path):
     def begin(*options, epochs, program=PROGRAM, **variables):
         arguments = [f"-{epochs}"]
         jobs.append(job := Job(tmp_path, "--survive", *options, program=str(program), arguments=arguments, **variables))
-        processes, spares = int(options[1]), int(options[options.index("--spares") + 1])
-        for spare in range(processes, processes + spares * ("READY" not in variables)):
-            ready(job, spare)
-        for process in range(processes):
+        for process in range(int(options[1])):
             job.until(f"[node {process}] first step of epoch 0")
         return job
 
@@ -83,6 +80,12 @@ def test_spares_take_the_places_of_the_lost(start, options, losses, sizes):
     assert [len(found.strip(",").split(", ")) for found in ranks] == [each * len(losses[0])] * taken * each
     assert all(found.strip(",").endswith(str(sizes[0] * each - 1)) for found in ranks)
     assert job.err.count("no spare is ready") == int(sizes[-1] < sizes[0])
+
+
+def test_a_spare_that_is_not_needed_ends_with_the_job(start):
+    job = start("--processes", "2", "--spares", "1", epochs=0)
+    check_end(job, [2])
+    assert job.err == ""
 
 
 def test_a_spare_that_dies_while_it_joins_costs_an_epoch(start):
