@@ -231,7 +231,7 @@ class NodeProcess:
 
     @property
     def name(self) -> str:
-        """The node and its ranks, for messages."""
+        """The process and its ranks, for messages."""
         if self.waits_as_spare():
             return f"spare {self.node} (pid {self.process.pid})"
         return self.ending().name
@@ -350,7 +350,7 @@ class LaunchSpec:
     def log_path(self, node: int) -> str:
         """Return where the output of a node goes; each attempt has a file of its own."""
         again = f".restart-{self.attempt}" if self.attempt else ""
-        return f"{self.log_dir}/node-{node}{again}.log"
+        return f"{self.log_dir}/process-{node}{again}.log"
 
     def __repr__(self) -> str:
         return f"<LaunchSpec of nodes {list(self.here)} of {self.nodes}, job {self.job!r}>"

@@ -91,7 +91,7 @@ def _kill(job: Job, draw: random.Random, epoch: int, victim: int) -> int:
     until_ns = perf_counter_ns() + int(draw.uniform(0, _LONGEST_S) * 1e9)
     while perf_counter_ns() < until_ns:
         job.pump(job.began_s)  # returns at once
-    found = re.search(rf"\[node {victim}\] epoch 0 .* pid (\d+)", job.out)
+    found = re.search(rf"\[process {victim}\] epoch 0 .* pid (\d+)", job.out)
     assert found is not None
     os.kill(int(found[1]), signal.SIGKILL)
     return perf_counter_ns()

@@ -23,7 +23,7 @@ def start(tmp_path):
         arguments = [f"-{epochs}"]
         jobs.append(job := Job(tmp_path, "--survive", *options, program=str(program), arguments=arguments, **variables))
         for process in range(int(options[1])):
-            job.until(f"[node {process}] first step of epoch 0")
+            job.until(f"[process {process}] first step of epoch 0")
         return job
 
     yield begin
@@ -40,7 +40,7 @@ def ready(job: Job, spare: int) -> Path:
 
 
 def kill(job, *members, number=signal.SIGKILL):
-    pids = [re.search(rf"\[node {member}\] (epoch|spare) .* pid (\d+)", job.out)[2] for member in members]
+    pids = [re.search(rf"\[process {member}\] (epoch|spare) .* pid (\d+)", job.out)[2] for member in members]
     for pid in pids:
         os.kill(int(pid), number)
 
@@ -134,7 +134,7 @@ def test_a_spare_with_another_program_is_refused(start, tmp_path):
 def test_a_state_that_nobody_has_ends_the_job_by_name(start):
     job = start("--processes", "2", "--spares", "1", epochs=2, HANGS="2")
     kill(job, 0)
-    job.until("[node 2] joined (1,)")
+    job.until("[process 2] joined (1,)")
     kill(job, 1)
     assert job.end() == 1
     lost = r"the state of step \d+ is lost: processes \[0, 1\] were lost before processes \[2\] had received it"

@@ -80,7 +80,7 @@ def demonstrate(console: Console, *, steps: int, width: int, ascii: bool) -> boo
 def _run(console: Console, steps: int, folder: str) -> tuple[_Story, int, str]:
     command = [sys.executable, "-c", boot(), "run", "--survive", "--processes", "2", "--spares", "1"]
     command += ["--log-dir", folder, "-m", "overlap.cli.demo.survivor", str(steps), folder]
-    story, logs = _Story(), [Path(folder, f"node-{member}.log") for member in (_VICTIM, _SURVIVOR, _SPARE)]
+    story, logs = _Story(), [Path(folder, f"process-{member}.log") for member in (_VICTIM, _SURVIVOR, _SPARE)]
     read = [0] * len(logs)
     with tempfile.TemporaryFile("w+") as errors:
         job = subprocess.Popen(command, stdout=errors, stderr=errors)
