@@ -14,7 +14,7 @@ import trio
 from ..errors import OverlapError, UsageError
 from ..processes.secret import hand_over
 from ..signals import ASKING
-from ..survival.witness import newest_world
+from ..survival.witness import has_survivor, newest_world
 from .binding import kept_to, shares_here
 from .mpi import LOOK_S, STOPPED_S, Seat, seats
 from .nodeprocess import LaunchSpec, NodeProcess
@@ -83,9 +83,7 @@ async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callab
                             process(what, node, secret=secret, screen=watch.screen, log=log, seat=seat)
                         )
                 except OSError as error:  # too many files or processes, too little memory
-                    raise UsageError(
-                        f"the process of node {node} cannot be started: {error.strerror or error}"
-                    ) from error
+                    raise UsageError(f"process {node} cannot be started: {error.strerror or error}") from error
             await watch.run(signals)
         finally:
             for member in watch.members:
@@ -168,7 +166,7 @@ class _Watch:
         """
         lost = await seat.lost()
         if not self._ending and self.asked is None and not any(member.has_ended() for member in self.members):
-            self._ending, self.lost = True, f"node {node}: {lost}"
+            self._ending, self.lost = True, f"process {node}: {lost}"
             self._stop(signal.SIGTERM)
             await self._kill_late()
 
@@ -228,9 +226,10 @@ class _Watch:
         """Whether the others go on after the end of a process: it said nothing, or they have gone on without it."""
         if self._what.witness is None or self._ending or self.asked is not None or not self._members_run():
             return False
+        folder = Path(self._what.witness)
         if member.status is None:
-            return not member.has_yet_to_come()
-        world = newest_world(Path(self._what.witness), self._what.attempt)
+            return has_survivor(folder, member.node) and not member.has_yet_to_come()
+        world = newest_world(folder, self._what.attempt)
         return world is not None and member.node not in world.members
 
     def _failed(self, member: NodeProcess) -> None:
@@ -272,7 +271,7 @@ class _Watch:
     async def _explain(self) -> None:
         await trio.sleep(PATIENCE_S)
         if running := self._running():
-            names = ", ".join(f"node {member.node}" for member in running)
+            names = ", ".join(f"process {member.node}" for member in running)
             limit = f"up to {self._what.grace_s:g} s"
             self._what.report(f"waiting {limit} for {names} to end; once more, and they are killed at once")
 
@@ -288,7 +287,7 @@ class _Watch:
             }
             due = [member for member in late if owed_s[member] <= over_s]
             for member in due:
-                self._what.report(f"node {member.node} did not end within {grace_s:g} s and is killed")
+                self._what.report(f"process {member.node} did not end within {grace_s:g} s and is killed")
             self._stop(signal.SIGKILL, due)
             if len(due) == len(late):
                 return

@@ -154,6 +154,18 @@ def lost_members(
     return (late - reports) | (set(world.members) & dead)
 
 
+def is_minority(world: Membership, *, lost: Set[int], ended: Set[int]) -> bool:
+    """Whether less than half of a world is left, and lost members may live: a larger part may go on without this one.
+
+    Args:
+        world: The world that lost members.
+        lost: Members that count as lost.
+        ended: Those of them whose processes have certainly ended.
+    """
+    alive = [member for member in world.members if member not in lost]
+    return bool(lost - ended) and 2 * len(alive) < len(world.members)
+
+
 def proposal_of(
     world: Membership,
     reports: Mapping[int, int],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from math import inf
-from pathlib import Path
 from typing import TypeVar
 
 import trio
@@ -25,19 +24,21 @@ from ..processes.status import Entering, Leaving, tell_launcher
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
-from .agreement import Membership, State, has_state, lost_members, proposal_of, state_of
+from ..timeline.sequence import in_first_world
+from .agreement import Membership, State, has_state, is_minority, lost_members, proposal_of, state_of
 from .endings import EpochClosedError, NotMetError, SpareReadyError, StateLostError, description, is_end
+from .hosts import has_several_hosts, listening_at, local_address, witness_folder, witness_of
 from .spare import program_here, until, wait_for_world
-from .witness import WITNESS, Report, Witness
+from .witness import Report, Witness
 
 T = TypeVar("T")
 
-#: How often a survivor looks for reports and decisions.
-LOOK_S = 0.002
 #: All processes of a world after the first must have met within so long, or one is stopped: they are all ready.
 JOIN_S = 15.0
 #: A process that a survivor calls lost, and that lives, has so long to report.
 SUSPECT_S = 1.0
+#: Less than half of a world, which cannot know that the others have ended, lets them decide first for so long.
+MINORITY_S = 10.0
 #: A process that lives and does not report counts as lost after so long: a compute in it cannot be interrupted.
 REPORT_S = 60.0
 #: Numbers of worlds from one epoch to the next: more than one program runs.
@@ -77,6 +78,7 @@ async def live_epochs(
         UsageError: This process is a spare, and runs another program than the others.
     """
     run = SurvivingRun(place, wanted)
+    keeper.member, keeper.goes_on = run.member, run.is_loss
     try:
         if run.state is State.WAITS and not await run.wait():
             raise SystemExit(0)
@@ -88,12 +90,13 @@ async def live_epochs(
                     raise
                 loss = error
             else:
-                run.witness.finish(run.world.epoch)
+                await run.witness.on(lambda: run.witness.finish(run.world.epoch))
                 return results
             if (kept := await run.follow(loss)) is not None:
                 return kept  # type: ignore[return-value]
     finally:
         run.close()
+        await keeper.keep_rest()
 
 
 class SurvivingRun:
@@ -122,9 +125,14 @@ class SurvivingRun:
         self._number = next(_runs)
         members = _last[-1].members if _last else tuple(range(place.processes))
         self.world = Membership(epoch=0, members=members, step=0)
-        folder = _folder()
-        self.witness = Witness(folder, attempt(), self._number, self.member, self.world)
-        self.place, self._listener, self._size = place, _listen(place), place.processes
+        folder = witness_folder()
+        assert place.endpoint is not None, "overlap run says where processes meet"
+        self._address = local_address(place.endpoint) if has_several_hosts() else place.endpoint[0]
+        self.witness = witness_of(
+            folder, attempt(), self._number, self.member, self.world, address=self._address, limit_s=wanted.lost_after_s
+        )
+        self.place, self._listener, self._size = place, listening_at(self._address), place.processes
+        self._each_host = place.processes // place.nodes
         state_dir = wanted.state_dir or str(folder / "state")
         self._wanted = wanted.changed(place.source, ranks=place.world_size, state_dir=state_dir)
         self.epochs = [Epoch(survives=True, members=members) for _ in place.ranks]
@@ -132,11 +140,13 @@ class SurvivingRun:
         if self.state is State.JOINS:
             self.witness.program(program_here())
         self._finished: dict[int, object] = {}
+        self._reason = "joined"  # Beginning of the present epoch, for the timeline
         self._used: list[socket.socket] = []  # listened in earlier worlds
 
     def close(self) -> None:
         """Let this process count as ended for this run."""
         _last[:] = [self.world]
+        self.witness.close()
         if self.member >= self._size and self.state is not State.WAITS:  # members tell it of the first world they join
             tell_launcher(Leaving(world=1))
         for listener in (self._listener, *self._used):
@@ -153,7 +163,8 @@ class SurvivingRun:
         """
         if (record := await wait_for_world(self.witness, self.member)) is None:
             return False
-        self._follow_to(record, state_of(self.member, None, record, reported=False))
+        reports = self.witness.reports(record.epoch - 1, record.members)
+        self._follow_to(record, state_of(self.member, None, record, reported=False), reports)
         tell_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
         return True
 
@@ -176,6 +187,8 @@ class SurvivingRun:
 
         def begin(world: World) -> None:
             self.state = State.TRAINS
+            if self.world.epoch:
+                world.show(f"epoch {self.world.epoch}: {self._reason}")
             begun(world)
             first, size = self.world.members[0], len(self.world.members)
             if self._wanted.spares and self.member == first and size < self._size:
@@ -183,6 +196,10 @@ class SurvivingRun:
 
         self._finished = {}
         place, wanted = self.place, self._wanted
+        most = (self._size + (wanted.spares or 0)) * place.ranks_per_process
+        keeper.numbered = partial(
+            in_first_world, members=self.world.members, ranks_each=place.ranks_per_process, world_size=most
+        )
         failure: Exception | None = None
         results: list[T] = []
         async with trio.open_nursery() as nursery:
@@ -223,7 +240,9 @@ class SurvivingRun:
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
         """Give up joining when a process has ended that is waited for, has given up itself, or does not come."""
         with trio.move_on_after(JOIN_S if self.world.epoch else inf):
-            await until(lambda: self.state is not State.JOINS or self._has_fallen_apart(), LOOK_S)
+            async with self.witness.watching(self.world.members):
+                while self.state is State.JOINS and not await self.witness.on(self._has_fallen_apart):  # noqa: ASYNC110
+                    await trio.sleep(self.witness.look_s)
         if self.state is State.JOINS:
             joining.cancel()
 
@@ -267,19 +286,22 @@ class SurvivingRun:
         step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=before.step)
         if self.place.listener is not None and before.epoch:  # whoever met in this world may still listen there
             self._used.append(self._listener)
-            self._listener = _listen(self.place)
+            self._listener = listening_at(self._address)
         host, port = self._listener.getsockname()[:2]
         report = Report(step=step, endpoint=(host, port), lacks=not all(map(self._has_state, self.epochs)))
-        self.witness.report(before.epoch, report)
-        record = await self._agree(suspects)
+        await self.witness.on(lambda: self.witness.report(before.epoch, report))
+        async with self.witness.watching(before.members):
+            record = await self._agree(suspects)
         if record is None:
             return [self._finished[rank] for rank in self.place.ranks]
         if isinstance(loss, NotMetError) and loss.late and record.lost == before.lost:
             raise loss  # all are there, and cannot meet: another epoch would not help
-        self._follow_to(record, state_of(self.member, before, record, reported=True))
+        reports = await self.witness.on(lambda: self.witness.reports(before.epoch, record.members))
+        self._follow_to(record, state_of(self.member, before, record, reported=True), reports)
+        spares = self._size if self._wanted.spares else 0
+        self._reason = description(before, record, in_one_line(loss), full=spares)
         if record.members[0] == self.member:
-            spares = self._size if self._wanted.spares else 0
-            notify(description(before, record, in_one_line(loss), full=spares))
+            notify(self._reason)
         return None
 
     def _has_state(self, epoch: Epoch) -> bool:
@@ -300,23 +322,33 @@ class SurvivingRun:
     async def _agree(self, suspects: set[int]) -> Membership | None:
         """Return the next world, once the witness has decided on it; None: the present one has ended well."""
         began_s = trio.current_time()
-        while (record := self.witness.record()).epoch == self.world.epoch:
-            if self.witness.has_finished(self.world.epoch) and len(self._finished) == len(self.epochs):
-                return None
+        while (record := await self.witness.on(self.witness.record)).epoch == self.world.epoch:
             waited_s = trio.current_time() - began_s
-            reports = self.witness.reports(self.world.epoch, self.world.members)
-            lost = lost_members(
-                self.world, dead=self._gone(), suspects=suspects, reports=reports.keys(), waited_s=waited_s,
-                suspect_s=SUSPECT_S, report_s=REPORT_S,
-            )  # fmt: skip
-            steps = {member: report.step for member, report in reports.items()}
-            lacking = {member for member, report in reports.items() if report.lacks}
-            proposal = proposal_of(self.world, steps, lost, lacking=lacking, spares=self._spares(), size=self._size)
-            if proposal is None or not self.witness.propose(proposal):
-                await trio.sleep(LOOK_S)
+            if await self.witness.on(partial(self._look, suspects, waited_s)):
+                return None
+            await trio.sleep(self.witness.look_s)
         return record
 
-    def _follow_to(self, record: Membership, state: State) -> None:
+    def _look(self, suspects: set[int], waited_s: float) -> bool:
+        """Propose the next world if all that live have reported; return whether the present one has ended well."""
+        if self.witness.has_finished(self.world.epoch) and len(self._finished) == len(self.epochs):
+            return True
+        reports = self.witness.reports(self.world.epoch, self.world.members)
+        lost = lost_members(
+            self.world, dead=self._gone(), suspects=suspects, reports=reports.keys(), waited_s=waited_s,
+            suspect_s=SUSPECT_S, report_s=REPORT_S,
+        )  # fmt: skip
+        ended = {member for member in lost if self.witness.has_ended(member)}
+        if waited_s < MINORITY_S and is_minority(self.world, lost=lost, ended=ended):
+            return False
+        steps = {member: report.step for member, report in reports.items()}
+        lacking = {member for member, report in reports.items() if report.lacks}
+        proposal = proposal_of(self.world, steps, lost, lacking=lacking, spares=self._spares(), size=self._size)
+        if proposal is not None:
+            self.witness.propose(proposal)
+        return False
+
+    def _follow_to(self, record: Membership, state: State, reports: Mapping[int, Report]) -> None:
         """Take this process's place in the next world.
 
         Raises:
@@ -334,14 +366,16 @@ class SurvivingRun:
                 f"the state of step {record.step} is lost: processes {list(record.lost)} were lost before processes "
                 f"{list(record.members)} had received it; start the job again from its last checkpoint"
             )
-        reports = self.witness.reports(record.epoch - 1, record.members)
         processes, process = len(record.members), record.members.index(self.member)
-        nodes = processes if self.place.nodes == self.place.processes else 1
+        hosts = [member // self._each_host for member in record.members]
+        nodes = (
+            len(set(hosts)) if {hosts.count(host) for host in hosts} == {processes // len(set(hosts))} else processes
+        )
         self.place = replace(
             self.place,
             process=process,
             processes=processes,
-            node=process if nodes > 1 else 0,
+            node=process * nodes // processes,
             nodes=nodes,
             endpoint=reports[record.members[0]].endpoint,
             listener=self._listener.fileno() if process == 0 else None,
@@ -357,15 +391,3 @@ class SurvivingRun:
                 epoch.memory.clear()
             elif epoch.survivor is not None:
                 epoch.survivor.advance(record.step)
-
-
-def _folder() -> Path:
-    if not (folder := os.environ.get(WITNESS)):
-        raise UsageError("survive: processes need a witness; start them with `overlap run --survive --processes N`")
-    return Path(folder)
-
-
-def _listen(place: Place) -> socket.socket:
-    """Listen where this process would be the first of the next world."""
-    assert place.endpoint is not None, "overlap run says where processes meet"
-    return socket.create_server((place.endpoint[0], 0))

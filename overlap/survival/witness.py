@@ -20,13 +20,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic_ns
+from typing import Any, TypeVar, cast
 
 from .agreement import Membership, accepts
+
+T = TypeVar("T")
 
 #: Variable that names the folder to the processes of a job.
 WITNESS = "OVERLAP_WITNESS"
@@ -54,11 +57,34 @@ class Witness:
         first: The world of epoch 0.
     """
 
+    #: How often a survivor looks for reports and decisions.
+    look_s: float = 0.002
+
     def __init__(self, folder: Path, attempt: int, run: int, member: int, first: Membership) -> None:
         self._members, self._member, self._first = _attempt_folder(folder, attempt), member, first
         self._folder = self._members / f"run-{run}"
+        folder.mkdir(mode=0o700, exist_ok=True)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _lock(self._members / f"alive-{member}")
+        self._show_life()
+
+    def close(self) -> None:
+        """End the use of the witness in this run."""
+
+    def _show_life(self) -> None:
+        _lock(self._members / f"alive-{self._member}")
+
+    async def on(self, call: Callable[[], T]) -> T:
+        """Return the result of a call that reads or writes the folder: here it takes microseconds."""
+        return call()
+
+    @asynccontextmanager
+    async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
+        """Learn of the end of members, for the length of the block: here the kernel knows at any time."""
+        yield
+
+    def has_ended(self, member: int) -> bool:
+        """Whether a process has certainly ended; one that is dead may be on a host that is cut off."""
+        return self.is_dead(member)
 
     def is_dead(self, member: int) -> bool:
         """Whether the process of a member has ended; False for one that has not come yet."""
@@ -90,9 +116,8 @@ class Witness:
         """Return the program that the members run; None: none has named it. A member names its own if none has."""
         if own is not None:
             self._create("program", {"program": own})
-        with suppress(FileNotFoundError):
-            return str(json.loads((self._folder / "program").read_text())["program"])
-        return None
+        content = self._content(self._folder / "program")
+        return None if content is None else str(content["program"])
 
     def offer(self) -> None:
         """Note that this process is ready to join, now; a spare repeats it while it waits."""
@@ -122,17 +147,20 @@ class Witness:
         draft = self._folder / f"draft-{self._member}"
         draft.write_text(json.dumps(content))
         try:
-            os.link(draft, self._folder / name)
-        except FileExistsError:
-            return False
+            with suppress(FileExistsError):  # NFS: also if the answer to the call that created it was lost
+                os.link(draft, self._folder / name)
+            return draft.stat().st_nlink == 2
         finally:
             draft.unlink()
-        return True
 
     def _read(self, name: str) -> Report | None:
-        with suppress(FileNotFoundError):
-            content = json.loads((self._folder / name).read_text())
+        if (content := self._content(self._folder / name)) is not None:
             return Report(**content | {"endpoint": tuple(content["endpoint"])})
+        return None
+
+    def _content(self, path: Path) -> dict[str, Any] | None:
+        with suppress(FileNotFoundError):
+            return cast("dict[str, Any]", json.loads(path.read_text()))
         return None
 
 
@@ -146,6 +174,11 @@ def _lock(path: Path) -> None:
         _locked[path] = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.lockf(_locked[path], fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the process: a fork has no part in it
         draft.rename(path)  # others would take a file without a lock for that of a dead process
+
+
+def has_survivor(folder: Path, member: int) -> bool:
+    """Whether a process takes part in a run that survives: by `--survive`, or because its program asks for it."""
+    return any(folder.rglob(f"alive-{member}"))
 
 
 def newest_world(folder: Path, attempt: int) -> Membership | None:

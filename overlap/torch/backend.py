@@ -23,7 +23,6 @@ from ..errors import OverlapError, UsageError
 from ..processes.connect import introduced
 from ..processes.place import Place, find_place
 from ..runtime.rank import Rank
-from ..survival.witness import WITNESS
 from . import surviving
 from .errors import backend_error
 from .process_group import ProcessGroup
@@ -83,7 +82,7 @@ def _create(options: Any, _: object = None) -> ProcessGroup:
     connection.describe(torch="yes")
     if not ranks:
         _JOINED[:] = [connection]
-        if WITNESS in os.environ:
+        if surviving.is_asked():
             surviving.enter(connection)
     # forks of multiprocessing end without the exit handlers that a connection counts on
     Finalize(None, _at_exit, (weakref.ref(connection),), exitpriority=0)
@@ -132,7 +131,7 @@ def _close(connection: Connection) -> None:
     if connection.error is None:
         with suppress(OverlapError):  # the waiter of an operation has been given its error
             connection.close()
-    if WITNESS in os.environ:
+    if surviving.is_asked():
         surviving.leave()
     if (error := connection.unheard) is not None:
         raise backend_error(error)

@@ -112,6 +112,11 @@ def present_world() -> NextWorld:
     return NextWorld(epoch=world.epoch, members=world.members, step=world.step, source=next(newest, 0))
 
 
+def is_asked() -> bool:
+    """Whether this program was started by `overlap run --survive`."""
+    return bool(RunConfig.from_environment(os.environ).survive)
+
+
 def enter(connection: Connection) -> None:
     """Let the witness and the launcher of a job know that this process has joined a world."""
     _connection[:] = [connection]

@@ -10,6 +10,7 @@ from overlap.survival.agreement import (
     State,
     accepts,
     has_state,
+    is_minority,
     lost_members,
     proposal_of,
     state_of,
@@ -155,3 +156,12 @@ def test_progress_enforces_the_order_of_a_step() -> None:
     assert progress.following(5).agreed == 5
     with pytest.raises(AssertionError, match="next world begins after step 6"):
         progress.following(6)
+
+
+@pytest.mark.parametrize(
+    ("lost", "ended", "waits"),
+    [({1, 2}, set(), False), ({1, 2, 3}, {1, 2}, True), ({1, 2, 3}, {1, 2, 3}, False), ({3}, set(), False)],
+)
+def test_less_than_half_waits_for_others_that_may_live(lost, ended, waits):
+    world = Membership(epoch=0, members=(0, 1, 2, 3), step=0)
+    assert is_minority(world, lost=lost, ended=ended) is waits
