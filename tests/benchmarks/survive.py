@@ -29,6 +29,7 @@ __all__ = ["KILLS", "figures"]
 KILLS = 200
 _AIM_NS, _WORST_AIM_NS = 500_000_000, 2_000_000_000
 _SPARE_KILLS = 10  # with a spare that takes the place of the killed process
+_UNUSED_RUNS, _UNUSED_STEPS = 10, 100
 _LONGEST_S = 0.1  # between a first step and the next kill
 _SETS = {
     "4 x 1, shared memory": (4, 1, []),
@@ -57,9 +58,36 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
     pauses["spare"] = [pause for found, _ in joins for pause in found]
     yield time_of("survive/spare", f"2 x 1, a spare joins: death to next step, {len(joins)} kills",
                   Times.of(pauses["spare"]), _AIM_NS, wrong=sum(differs for _, differs in joins))  # fmt: skip
+    yield from _unused()
     every = [each for found in pauses.values() for each in found]
     yield time_of("survive/worst", f"the slowest of {len(every)}", Times.of([max(every)]), _WORST_AIM_NS)
     yield f"sorted, the last ten: {', '.join(format_ns(each) for each in sorted(every)[-10:])}"
+
+
+def _unused() -> Iterator[Figure | str]:
+    """Train without losses, with `--survive` and without, in turns: no gradient travels under the next forward then."""
+    found: dict[str, list[int]] = {"--no-survive": [], "--survive": []}
+    for turn in range(_UNUSED_RUNS):
+        for option in sorted(found, reverse=turn % 2 == 1):
+            found[option].append(_step_ns(option))
+    times = {option: Times.of(samples) for option, samples in found.items()}
+    for option, each in times.items():
+        yield time_of(f"survive/unused {option}", f"2 x 1, no loss, {option}: a step", each)
+    yield f"a step with --survive takes {times['--survive'].over(times['--no-survive']):.2f} times as long as without"
+
+
+def _step_ns(option: str) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(Path(folder), option, "--processes", "2", program=training.__file__, arguments=[str(_UNUSED_STEPS)])
+        try:
+            if job.end() != 0:
+                raise AssertionError(f"{option}: {job.err[-2000:]}")
+        finally:
+            job.kill()
+    first, last = (
+        max(map(int, re.findall(rf"{at} at (\d+)", job.out))) for at in ("first step of epoch 0", "last step")
+    )
+    return (last - first) // (_UNUSED_STEPS - 1)
 
 
 def _job(

@@ -41,6 +41,7 @@ async def train(rank, steps, *, show=print):
                 await model[name]
             show(f"first step of epoch {epoch.number} at {perf_counter_ns()}", flush=True)
     weights = await model.finish()
+    show(f"last step at {perf_counter_ns()}", flush=True)
     return model.steps, hashlib.sha256(b"".join(weights[name].tobytes() for name in SIZES)).hexdigest()
 
 
