@@ -85,10 +85,6 @@ class SharedWitness(Witness):
         """Whether a process has ended, by the word of the kernel of its host."""
         return member in self._ended
 
-    def spares(self) -> set[int]:
-        """Return no process: spares are of one host so far."""
-        return set()
-
     async def on(self, call: Callable[[], T]) -> T:
         """Return the result of a call that reads or writes the folder; repeat one that fails, for a time.
 
