@@ -142,6 +142,24 @@ def test_a_process_that_was_stopped_for_too_long_is_left_behind(start):
     ("options", "reason"),
     [
         (["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:29555"], "add --witness DIR"),
+        (["--processes", "2", "--lost-after", "1"], "expected at least 2 seconds, got 1"),
+        (["--processes", "2", "--witness", "."], "--witness: on one host the launcher has the witness in memory"),
+        (["--no-survive", "--processes", "2", "--witness", "."], "--witness: it decides who goes on after a loss"),
+        (
+            [
+                "--nnodes",
+                "2",
+                "--node-rank",
+                "0",
+                "--rdzv-endpoint",
+                "127.0.0.1:29555",
+                "--witness",
+                ".",
+                "--spares",
+                "1",
+            ],
+            "--survive: on several hosts without --spares",
+        ),
         (["--processes", "2", "--transport", "mpi"], "MPI ends the whole job"),
     ],
 )
