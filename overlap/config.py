@@ -186,7 +186,7 @@ _FURTHER = frozenset(
     f"OVERLAP_{name}"
     for name in (
         *("SECRET", "SECRET_FILE", "RDZV_ENDPOINT", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "JOB"),
-        *("SECRET_FD", "LISTENER_FD", "LIFELINE_FD", "STATUS_FD", "MEMBER_PID", "RESTART", "WITNESS"),
+        *("SECRET_FD", "LISTENER_FD", "LIFELINE_FD", "STATUS_FD", "MEMBER_PID", "RESTART", "WITNESS", "HOSTS"),
         "TRACEBACK",
     )
 )  # further variables: of `overlap.processes.place`, and of `overlap.launch.report`

@@ -57,6 +57,7 @@ def run(
     transport: Wires | None = None,
     algorithm: str | None = None,
     check: str | None = None,
+    survive: bool | None = None,
 ) -> list[T]:
     """Run `main(rank, *args)` on every rank and return their results in rank order: those of this process's ranks.
 
@@ -78,6 +79,10 @@ def run(
         check: "nan": look at everything that is sent, on its sender and before anything is added to it; the first rank
             with a NaN or an infinity fails with a `NonFiniteError`, which names the operation, the step and the line.
             64 MiB of float32 take 12 ms; nothing is looked at by default.
+        survive: Go on when a process is lost, as with `overlap run --survive`: the others meet in a smaller world, and
+            call `main` again. Of processes that `overlap run` has started on one host; several hosts also need
+            `--survive --witness DIR`. It changes nothing in one process, or in virtual time: their ranks are not lost
+            one by one.
 
     Raises:
         UsageError: At once, for arguments that cannot be meant.
@@ -90,7 +95,7 @@ def run(
     report_uncaught()
     asked = _asked(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
-        algorithm=algorithm, check=check,
+        algorithm=algorithm, check=check, survive=survive,
     )  # fmt: skip
     wanted = requested(main, args, asked)
     if (engine := _engine.get()) is not None:
@@ -131,6 +136,7 @@ async def run_async(
     transport: Wires | None = None,
     algorithm: str | None = None,
     check: str | None = None,
+    survive: bool | None = None,
 ) -> list[T]:
     """Do what `run` does, inside a Trio program. Cancelling it ends all ranks and leaves nothing behind.
 
@@ -145,7 +151,7 @@ async def run_async(
         raise UsageError("run_async: no Trio program runs here; use overlap.run, or overlap.connect beside asyncio")
     asked = _asked(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
-        algorithm=algorithm, check=check,
+        algorithm=algorithm, check=check, survive=survive,
     )  # fmt: skip
     wanted = requested(main, args, asked)
     if wanted.virtual is not None:

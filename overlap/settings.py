@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -125,6 +126,7 @@ def text_of(value: object) -> str:
 
 # -- checks of values, whoever gave them -----------------------------------------------------------------------------
 
+_SHORTEST_SILENCE_S = 2  # four signs of life
 _LONGEST_OUTAGE_S = 15  # seconds after which a process without rails is lost (`transports.efa`)
 
 
@@ -145,6 +147,13 @@ def check_outage(given_s: object) -> None:
     check_seconds("outage_s", given_s)
     if not 1 <= cast(float, given_s) <= _LONGEST_OUTAGE_S:
         raise UsageError(f"outage_s: expected from 1 to {_LONGEST_OUTAGE_S} seconds, got {given_s:g}")
+
+
+def check_lost_after(given_s: object) -> None:
+    """Refuse limits of silence that are shorter than some signs of life."""
+    check_seconds("lost_after_s", given_s)
+    if not _SHORTEST_SILENCE_S <= cast(float, given_s) < inf:
+        raise UsageError(f"lost_after_s: expected at least {_SHORTEST_SILENCE_S} seconds, got {given_s:g}")
 
 
 def check_trace(trace: object) -> None:
@@ -408,15 +417,32 @@ class Settings:
         help="go on in a smaller world when a process is lost: the others meet again and call main again",
         off="the loss of a process ends the run (default)",
     )  # fmt: skip
+    witness: str | None = option(
+        default="the memory of this host",
+        read=str, metavar="DIR", nodes=True, variable=False, check=partial(check_folder, "witness"),
+        help="with --survive on several hosts: a folder that all of them share, which decides who goes on",
+    )  # fmt: skip
+    lost_after_s: float | None = option(
+        rare=True,
+        default="15",
+        read=seconds, metavar="SECONDS", flag="--lost-after", check=check_lost_after, nodes=True,
+        help="a process that is silent or stopped for so long is lost, at least 2 s; default: 15, on another "
+        "host that answers 300",
+    )  # fmt: skip
+    spares: int | None = option(
+        default="0",
+        read=index, metavar="K", nodes=True,
+        help="with --survive: K more processes wait, and take the places of processes that are lost",
+    )  # fmt: skip
     log_dir: str | None = option(
         default="the terminal",
-        read=str, metavar="DIR", help="what node I prints goes to DIR/node-I.log, not to the terminal", nodes=True,
+        read=str, metavar="DIR", help="output of process I goes to DIR/process-I.log, not to the terminal", nodes=True,
         variable=False,
     )  # fmt: skip
     prefix: bool | None = option(
         rare=True,
         default="1 with several nodes",
-        read=switch, help="[node I] before each line (default with several nodes, but for mpi)",
+        read=switch, help="[process I] before each line (default with several, but for mpi)",
         off="lines as they are", nodes=True, variable=False,
     )  # fmt: skip
     unannounced: bool | None = option(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import trio
@@ -64,6 +65,8 @@ def fitted(config: RunConfig) -> RunConfig:
     place = find_place()
     if place is not None:
         _check_launcher(config, place)
+    elif config.sources.get("spares") == "--spares":  # the variable is inherited by what a member starts
+        _check_spares(config)
     if config.processes is not None and place is None:
         config = _on_processes(config, config.processes)
         if config.ranks is None:  # the program says it
@@ -82,15 +85,21 @@ def fitted(config: RunConfig) -> RunConfig:
 
 def _on_processes(config: RunConfig, processes: int) -> RunConfig:
     """Return the configuration of several processes of one node, each of which is started like a node."""
-    given = [name for name in ("nnodes", "ranks_per_process", "node_rank") if getattr(config, name) is not None]
-    if given:
+    hosts = 1
+    if config.node_rank is not None and config.ranks_per_process is None:
+        if config.max_restarts:
+            raise UsageError("--processes: --max-restarts on several hosts needs one process on each; leave one out")
+        hosts = config.nnodes or 1
+        processes *= hosts
+    elif given := [name for name in ("nnodes", "ranks_per_process", "node_rank") if getattr(config, name) is not None]:
         option = given[0].replace("_", "-")
         raise UsageError(f"--processes: those of this machine are meant, with --ranks in all; leave out --{option}")
     if config.ranks is None and config.cluster in (None, "local"):
         return config.changed("--processes", nnodes=processes)
     ranks = config.ranks or _share(config, 1)
     if ranks % processes:
-        raise UsageError(f"{ranks} ranks cannot be divided among --processes {processes}")
+        among = f"--nnodes {hosts} with --processes {config.processes}" if hosts > 1 else f"--processes {processes}"
+        raise UsageError(f"{ranks} ranks cannot be divided among {among}")
     return config.changed(None if config.ranks else "--processes", ranks=ranks).changed("--processes", nnodes=processes)
 
 
@@ -145,18 +154,21 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
     environ = {**without_membership(os.environ), **config.variables()}
     if nodes > 1:
         environ.pop("OVERLAP_RANKS", None)  # otherwise the program may set them
-    if config.processes is not None:
-        environ["OVERLAP_ONE_NODE"] = "1"
-        if config.ranks is None:
-            environ["OVERLAP_RANKS_OPEN"] = "1"
+    here, hosts = range(nodes), 1
+    if config.node_rank is not None:
+        each = config.processes or 1
+        here, hosts = range(config.node_rank * each, (config.node_rank + 1) * each), nodes // each
+    if config.processes is not None or hosts > 1:
+        environ["OVERLAP_HOSTS"] = str(hosts)
+    if config.processes is not None and config.ranks is None:
+        environ["OVERLAP_RANKS_OPEN"] = "1"
     environ.pop(VARIABLE, None)  # they inherit a descriptor of it, which their own children do not
     endpoint = _endpoint(config)
     secret = _secret(config, endpoint)
-    here = range(nodes) if config.node_rank is None else [config.node_rank]
     if config.log_dir is not None:
         _make_folder(config.log_dir)
     with (
-        _witness(config) as witness,
+        _witness(config, hosts) as witness,
         _listening(endpoint, here=0 in here, again=bool(config.max_restarts)) as (listener, bound),
     ):
         if witness is not None:
@@ -179,6 +191,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
             mpiexec=find_mpiexec() if config.transport == "mpi" else None,
             bind=config.bind is not False,
             witness=witness,
+            spares=config.spares or 0,
         )
         killed = oom_kills()
         outcome = _run_again(what, config) if config.max_restarts else trio.run(launch, what)
@@ -250,6 +263,11 @@ def _check_range(config: RunConfig) -> None:
         raise UsageError(f"--nnodes {config.nnodes}: fewer are tried only with --max-restarts; give it too")
 
 
+def _check_spares(config: RunConfig) -> None:
+    if config.spares and not (config.survive and (config.processes or config.nnodes or 1) > 1):
+        raise UsageError("--spares: they take the places of lost processes; give --survive and --processes 2 or more")
+
+
 def _share(config: RunConfig, nodes: int) -> int:
     """Return the ranks of each node, from those of the world."""
     ranks = config.ranks
@@ -310,19 +328,64 @@ def _colour(environ: Mapping[str, str]) -> bool:
 
 
 @contextmanager
-def _witness(config: RunConfig) -> Iterator[str | None]:
-    """Make the folder of the witness, in memory where the system has a folder there; None without `--survive`."""
+def _witness(config: RunConfig, hosts: int) -> Iterator[str | None]:
+    """Name the folder of the witness, in memory where the system has a folder there; None if no program can use it.
+
+    The first process makes it: a program may ask for it by `overlap.run(..., survive=True)`, of which nothing is known
+    here.
+    """
     if not config.survive:
-        yield None
-        return
-    if config.node_rank is not None:
-        raise UsageError("--survive: one machine so far: its witness is a folder; with several use --max-restarts")
+        if config.witness is not None:
+            raise UsageError("--witness: it decides who goes on after a loss; give --survive too")
+        if config.survive is False or hosts > 1 or config.transport == "mpi":
+            yield None
+            return
     if config.transport == "mpi":
         raise UsageError("--survive: MPI ends the whole job when a process is lost; use another --transport")
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    name = f"witness-{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=name, dir=memory, ignore_cleanup_errors=True) as folder:
+    if hosts > 1:
+        with _shared_witness(config, config.node_rank or 0) as folder:
+            yield str(folder)
+        return
+    if config.witness is not None:
+        raise UsageError("--witness: on one host the launcher has the witness in memory; leave it out")
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    made = Path(memory, f"witness-{os.getpid()}-{secrets.token_hex(8)}")
+    try:
+        yield str(made)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def _shared_witness(config: RunConfig, host: int) -> Iterator[Path]:
+    """Take the part of this host in the folder of the witness that the user names; the last to leave removes it."""
+    if config.witness is None:
+        raise UsageError(
+            "--survive: between hosts a folder decides who goes on: add --witness DIR, the same folder on a file "
+            "system that all of them share, such as NFS"
+        )
+    for option in ("max_restarts", "spares"):
+        if getattr(config, option):
+            raise UsageError(f"--survive: on several hosts without --{option.replace('_', '-')}; leave it out")
+    folder = Path(os.path.abspath(config.witness), f"witness-{_job(config)}")
+    mine = folder / f"host-{host}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        mine.touch(mode=0o600, exist_ok=False)
+    except FileExistsError:
+        raise UsageError(
+            f"--witness: {folder} is of a job that runs, or has lost this host; give all hosts another --job-id, or "
+            "remove the folder if that job has ended"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"--witness: {folder}: {error.strerror}; name a folder that exists on all hosts") from None
+    try:
         yield folder
+    finally:
+        with suppress(OSError):
+            mine.unlink()
+            if not [*folder.glob("host-*")]:
+                shutil.rmtree(folder)
 
 
 def boot() -> str:

@@ -35,6 +35,7 @@ examples:
   overlap timeline run.json                                 look at the trace
   overlap run --nnodes 2 --ranks-per-process 4 train.py        two processes with four ranks each, on this machine
   overlap run --ranks 8 --processes 8 train.py              a process for each rank, on this machine
+  overlap run --survive --processes 8 train.py              the others go on when a process is lost
   overlap run --max-restarts 3 --state-dir state train.py   started again if it fails, from its last rank.state.save
   overlap run --nnodes 2 --ranks-per-process 4 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 train.py
                                                             the first of two machines; the other has --node-rank 1

@@ -198,7 +198,9 @@ class _SpanKeeper(Keeper):
         self._wants = wanted.trace is not None
         self.part = b""
 
-    async def keep(self, timeline: Callable[[], Timeline], membership: Membership | None) -> None:
+    async def keep(
+        self, timeline: Callable[[], Timeline], membership: Membership | None, failure: Exception | None = None
+    ) -> None:
         """Pack what was recorded, on the clock of process 0."""
         if self._wants:
             with trio.CancelScope(shield=True):

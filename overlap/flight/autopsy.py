@@ -184,7 +184,7 @@ def _vanished(world: RecordedWorld) -> tuple[str, int | None] | None:
     if not silent:
         return None
     if len(silent) == len(world.flights) > 1:
-        pids = ", ".join(f"node {flight.process}: pid {flight.pid}" for flight in silent[:_MOST_SIGNS])
+        pids = ", ".join(f"process {flight.process}: pid {flight.pid}" for flight in silent[:_MOST_SIGNS])
         more = ", ..." if len(silent) > _MOST_SIGNS else ""
         who = f"{len(silent)} processes ({pids}{more})"
         told = f"{who} ended together without a word: by their launcher, the machine or the scheduler"
@@ -233,7 +233,7 @@ def _name(world: RecordedWorld, rank: int | None) -> str:
 
 def _process(flight: Flight) -> str:
     ranks = [record.rank for record in flight.ranks]
-    return f"node {flight.process} (rank{'s' * (len(ranks) > 1)} {listed(ranks)}, pid {flight.pid} on {flight.host})"
+    return f"process {flight.process} (rank{'s' * (len(ranks) > 1)} {listed(ranks)}, pid {flight.pid} on {flight.host})"
 
 
 def _where(world: RecordedWorld, rank: int) -> str:

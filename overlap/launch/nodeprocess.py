@@ -62,6 +62,7 @@ class NodeProcess:
     ) -> None:
         self.node, self._log = node, log
         self.ranks: range = _ranks(node, what.ranks_per_node)
+        self._is_spare = node >= what.nodes
         self.status: Status | None = None
         self.entering: Entering | None = None
         self.left: int = 0
@@ -134,7 +135,9 @@ class NodeProcess:
         return self.process.returncode == 0 and self._drained.is_set() and self.reached() < world
 
     def reached(self) -> int:
-        """Return the number of the last world that the process has entered; 0: none so far."""
+        """Return the number of the last world that the process has entered; 0: none so far. No spare is missed."""
+        if self.waits_as_spare():
+            return sys.maxsize
         return self.entering.world if self.entering else 0
 
     def vanished(self) -> bool:
@@ -150,6 +153,10 @@ class NodeProcess:
     def has_yet_to_come(self) -> bool:
         """Whether the process has entered no world so far: it imports, or its program is before `run`."""
         return self.entering is None
+
+    def waits_as_spare(self) -> bool:
+        """Whether it has been started as a spare, and no world has taken it."""
+        return self._is_spare and self.entering is None
 
     def was_killed(self) -> bool:
         """Whether a signal has ended it, which its launcher had not sent, before it said why."""
@@ -224,7 +231,9 @@ class NodeProcess:
 
     @property
     def name(self) -> str:
-        """The node and its ranks, for messages."""
+        """The process and its ranks, for messages."""
+        if self.waits_as_spare():
+            return f"spare {self.node} (pid {self.process.pid})"
         return self.ending().name
 
     def ending(self) -> Ending:
@@ -332,6 +341,7 @@ class LaunchSpec:
     report: Callable[[str], None]  # Prints lines for the user while the processes run
     attempt: int = 0  # How often they have been started before
     witness: str | None = None  # Folder of the witness, if the others go on when a process is lost
+    spares: int = 0  # Processes that wait to take the place of a lost one; their numbers follow those of the nodes
     mpiexec: str | None = (
         None  # Path of the mpiexec that gives the processes their seats in an MPI job, if they use one
     )
@@ -340,7 +350,7 @@ class LaunchSpec:
     def log_path(self, node: int) -> str:
         """Return where the output of a node goes; each attempt has a file of its own."""
         again = f".restart-{self.attempt}" if self.attempt else ""
-        return f"{self.log_dir}/node-{node}{again}.log"
+        return f"{self.log_dir}/process-{node}{again}.log"
 
     def __repr__(self) -> str:
         return f"<LaunchSpec of nodes {list(self.here)} of {self.nodes}, job {self.job!r}>"

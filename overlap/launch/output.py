@@ -28,10 +28,10 @@ TAIL_LINES = 12
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of terminals: cyan, yellow, magenta, green, blue, red
 
 
-def prefix_of(node: int, *, colour: bool) -> bytes:
-    """Return the prefix of each line of a node."""
-    text = f"[node {node}]"
-    return (f"\x1b[{_COLOURS[node % len(_COLOURS)]}m{text}\x1b[0m " if colour else f"{text} ").encode()
+def prefix_of(process: int, *, colour: bool) -> bytes:
+    """Return the prefix of each line of a process."""
+    text = f"[process {process}]"
+    return (f"\x1b[{_COLOURS[process % len(_COLOURS)]}m{text}\x1b[0m " if colour else f"{text} ").encode()
 
 
 class OutputError(OverlapError):

@@ -14,7 +14,7 @@ import trio
 from ..errors import OverlapError, UsageError
 from ..processes.secret import hand_over
 from ..signals import ASKING
-from ..survival.witness import newest_world
+from ..survival.witness import has_survivor, newest_world
 from .binding import kept_to, shares_here
 from .mpi import LOOK_S, STOPPED_S, Seat, seats
 from .nodeprocess import LaunchSpec, NodeProcess
@@ -73,7 +73,8 @@ async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callab
         try:
             secret = hand_over(what.secret)
             kept.callback(os.close, secret)
-            for node, cores in zip(what.here, _cores(what), strict=True):
+            nodes = [*what.here, *range(what.nodes, what.nodes + what.spares)]
+            for node, cores in zip(nodes, _cores(what), strict=True):
                 log = kept.enter_context(Log(what.log_path(node))) if what.log_dir else None
                 seat = taken.get(node)
                 try:
@@ -82,9 +83,7 @@ async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callab
                             process(what, node, secret=secret, screen=watch.screen, log=log, seat=seat)
                         )
                 except OSError as error:  # too many files or processes, too little memory
-                    raise UsageError(
-                        f"the process of node {node} cannot be started: {error.strerror or error}"
-                    ) from error
+                    raise UsageError(f"process {node} cannot be started: {error.strerror or error}") from error
             await watch.run(signals)
         finally:
             for member in watch.members:
@@ -102,7 +101,8 @@ async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callab
 def _cores(what: LaunchSpec) -> Sequence[frozenset[int]]:
     """Return the cores to which each process is bound; none: unbound."""
     several = len(what.here) > 1
-    return shares_here(len(what.here)) if what.bind and several else [frozenset()] * len(what.here)
+    members = shares_here(len(what.here)) if what.bind and several else [frozenset()] * len(what.here)
+    return [*members, *[frozenset()] * what.spares]  # no core is kept for a process that waits
 
 
 class _Watch:
@@ -144,12 +144,19 @@ class _Watch:
             await member.drain_reports()
             for relay in member.relays:
                 relay.hurry()
-            if returncode != 0 or member.vanished():
+            if member.waits_as_spare():
+                self.survived.append(member)
+                if returncode != 0 and not member.stopped:
+                    reason = member.status.line if member.status else f"exit code {returncode}"
+                    self._what.report(f"{member.name} is lost, the others go on: {reason}")
+            elif returncode != 0 or member.vanished():
                 if self._is_survived(member):
                     self._what.report(f"{member.name} is lost; the others go on")
                     self.survived.append(member)
                 else:
                     self._failed(member)
+            if not self._members_run():
+                self._end_spares()
             self._look_for_the_missing()
 
     async def _watch_helper(self, node: int, seat: Seat) -> None:
@@ -159,7 +166,7 @@ class _Watch:
         """
         lost = await seat.lost()
         if not self._ending and self.asked is None and not any(member.has_ended() for member in self.members):
-            self._ending, self.lost = True, f"node {node}: {lost}"
+            self._ending, self.lost = True, f"process {node}: {lost}"
             self._stop(signal.SIGTERM)
             await self._kill_late()
 
@@ -217,11 +224,12 @@ class _Watch:
 
     def _is_survived(self, member: NodeProcess) -> bool:
         """Whether the others go on after the end of a process: it said nothing, or they have gone on without it."""
-        if self._what.witness is None or self._ending or self.asked is not None or not self._running():
+        if self._what.witness is None or self._ending or self.asked is not None or not self._members_run():
             return False
+        folder = Path(self._what.witness)
         if member.status is None:
-            return not member.has_yet_to_come()
-        world = newest_world(Path(self._what.witness), self._what.attempt)
+            return has_survivor(folder, member.node) and not member.has_yet_to_come()
+        world = newest_world(folder, self._what.attempt)
         return world is not None and member.node not in world.members
 
     def _failed(self, member: NodeProcess) -> None:
@@ -232,8 +240,9 @@ class _Watch:
             self._nursery.start_soon(self._end_the_others, member)
 
     async def _end_the_others(self, first: NodeProcess) -> None:
-        if first.was_killed():  # nothing that the others will say can make it another's fault
-            self._stop(signal.SIGTERM, [member for member in self._running() if member.has_yet_to_come()])
+        killed = first.was_killed()  # nothing that the others will say can make it another's fault
+        late = [member for member in self._running() if member.has_yet_to_come()]
+        self._stop(signal.SIGTERM, [member for member in late if killed or member.waits_as_spare()])
         with trio.move_on_after(SEARCH_S):
             await self._found.wait()
         with trio.move_on_after(PEACE_S):
@@ -262,7 +271,7 @@ class _Watch:
     async def _explain(self) -> None:
         await trio.sleep(PATIENCE_S)
         if running := self._running():
-            names = ", ".join(f"node {member.node}" for member in running)
+            names = ", ".join(f"process {member.node}" for member in running)
             limit = f"up to {self._what.grace_s:g} s"
             self._what.report(f"waiting {limit} for {names} to end; once more, and they are killed at once")
 
@@ -278,11 +287,22 @@ class _Watch:
             }
             due = [member for member in late if owed_s[member] <= over_s]
             for member in due:
-                self._what.report(f"node {member.node} did not end within {grace_s:g} s and is killed")
+                self._what.report(f"process {member.node} did not end within {grace_s:g} s and is killed")
             self._stop(signal.SIGKILL, due)
             if len(due) == len(late):
                 return
             await trio.sleep(LOOK_S)
+
+    def _end_spares(self) -> None:
+        """End the spares of a job whose members have all ended."""
+        self._stop(signal.SIGTERM)
+        for spare in self._running():
+            if spare.is_stopped():
+                self._end_stopped(spare)
+        self._nursery.start_soon(self._kill_late)
+
+    def _members_run(self) -> bool:
+        return any(not member.waits_as_spare() for member in self._running())
 
     def _running(self) -> list[NodeProcess]:
         return [member for member in self.members if member.process.returncode is None]

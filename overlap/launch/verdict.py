@@ -45,11 +45,11 @@ class Ending:
 
     @property
     def name(self) -> str:
-        """The node and its ranks, for messages."""
+        """The process and its ranks, for messages."""
         if not self.ranks:
             return f"the process (pid {self.pid})"
         first, last = self.ranks[0], self.ranks[-1]
-        return f"node {self.node} ({f'rank {first}' if first == last else f'ranks {first}-{last}'}, pid {self.pid})"
+        return f"process {self.node} ({f'rank {first}' if first == last else f'ranks {first}-{last}'}, pid {self.pid})"
 
 
 def culprit(endings: Sequence[Ending]) -> Ending | None:

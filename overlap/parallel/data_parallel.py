@@ -141,7 +141,8 @@ class DataParallel(Bucketed[Averaged, Params]):
         self._all_hidden = False  # whether all gradients but the last were on all ranks when backward ended
         self._issued: deque[Future[dict[str, Array]]] = deque()  # updates that are not known to be done
         self._newest: dict[str, Future[dict[str, Array]]] = {}
-        first = self._first_weights(self._parameters) if self._parameters is fresh else []
+        joined = bool(rank.epoch.joined)  # ranks that need the weights and the state of the optimizer
+        first = self._first_weights(self._parameters, state=joined) if joined or self._parameters is fresh else []
         if first:
             begun = rank.compute(
                 lambda *_: self._parameters.views,

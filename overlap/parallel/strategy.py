@@ -171,13 +171,14 @@ class Strategy(ABC, Generic[Params]):
         told = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
         return agreement(self.rank, self.group, "params", told)
 
-    def _first_weights(self, parameters: Parameters) -> list[Future[object]]:
-        """Give all ranks the weights of the first one, after a comparison of their parameters."""
+    def _first_weights(self, parameters: Parameters, *, state: bool = False) -> list[Future[object]]:
+        """Give all ranks the weights of the first one, and its optimizer's state, after they compare parameters."""
         if self.group.size == 1:
             return []
         issued: list[Future[object]] = [self._alike()]
-        for flat in [each.view() for each in parameters.flat.values()]:
-            issued.append(
-                self.group.broadcast(flat, out=flat, name=RoleName("first weights", "library"), call_site=users_frame())
-            )
+        arrays = [*parameters.flat.values()]
+        arrays += [each for kept in parameters.state.values() for each in kept.values()] if state else []
+        name = RoleName("state for newcomers" if state else "first weights", "library")
+        for flat in [each.view() for each in arrays]:
+            issued.append(self.group.broadcast(flat, out=flat, name=name, call_site=users_frame()))
         return issued

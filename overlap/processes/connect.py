@@ -195,7 +195,7 @@ async def rendezvous(place: Place, world: int, machine: str, run: RunConfig) -> 
         secret=secret or user_secret(),
         tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
         timeout_s=run.join_timeout_s or JOIN_TIMEOUT_S,
-        patience=Patience(outage_s=run.outage_s) if run.outage_s else Patience(),
+        patience=Patience.given(lost_after_s=run.lost_after_s, outage_s=run.outage_s),
         process=identity(),
         ranks_each=place.ranks_per_process,
         detail=f"{ranks}, {machine}" + ", with --max-restarts" * restarts,

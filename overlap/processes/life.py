@@ -26,10 +26,12 @@ from ..config import RunConfig
 from ..diagnostics import calling, is_interrupt
 from ..errors import StallError, TraceWarning, UsageError, in_one_line
 from ..flight.folder import FlightFile, attempt, began, open_flight
+from ..notice import notify
 from ..runtime.blame.stall import STALL_S, StallLimits
 from ..runtime.epoch import Epoch
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
+from ..timeline.sequence import in_sequence
 from ..timeline.spans import Timeline
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ async def live(
                     _keep(flight, "stalled" if isinstance(failure, StallError) else "failed", in_one_line(failure))
                 if flight is not None:
                     flight.close(keep=flight.writer.ended)
-                await keeper.keep(world.timeline, joined.membership if joined else None)
+                await keeper.keep(world.timeline, joined.membership if joined else None, failure)
         if joined is not None and failure is None:
             await joined.leave()
     if failure is not None:
@@ -129,7 +131,8 @@ def _streamed(wanted: RunConfig, world: World, joined: Joined | None, keeper: Ke
     )
 
     membership = joined.membership if joined else None
-    path = part_path(os.path.abspath(wanted.trace), membership.member if membership else 0)
+    member = keeper.member if keeper.member is not None else membership.member if membership else 0
+    path = part_path(os.path.abspath(wanted.trace), member)
     path = path.with_name(f"{path.name}.part")
     offset_ns = membership.clock.offset_ns if membership else 0
 
@@ -280,31 +283,70 @@ def _spread(place: Place, cluster: str | topology.Cluster, *, told: str) -> topo
 
 
 class Keeper:
-    """Keeps the timeline of one run. A trace that cannot be written costs neither results nor the error that is due."""
+    """Keeps the timeline of one run. A trace that cannot be written costs neither results nor the error that is due.
+
+    Attributes:
+        member: Number of this process in names of files; None: that in its world.
+        goes_on: Whether another world of the run follows one that has failed with an error.
+        numbered: Gives the spans of a world the numbers of ranks that they have in the trace.
+    """
 
     def __init__(self, wanted: RunConfig) -> None:
         self._wanted = wanted
         self._trouble: str | None = None
+        self.member: int | None = None
+        self.goes_on: Callable[[Exception], bool] = lambda error: False
+        self.numbered: Callable[[Timeline], Timeline] = lambda timeline: timeline
+        self._earlier: list[Timeline] = []  # of worlds that another one has followed
 
     @property
     def has_failed(self) -> bool:
         """Whether the trace could not be written."""
         return self._trouble is not None
 
-    async def keep(self, timeline: Callable[[], Timeline], membership: Membership | None) -> None:
-        """Hand on what was recorded; of several processes, the first one writes it for all."""
+    async def keep(
+        self, timeline: Callable[[], Timeline], membership: Membership | None, failure: Exception | None = None
+    ) -> None:
+        """Hand on what was recorded; of several processes, the first one writes it for all, and that of all epochs.
+
+        Args:
+            timeline: Gives the spans.
+            membership: This process among those of its world; None if it is alone.
+            failure: The error that has ended the world.
+        """
         if self._wanted.watcher is not None:
             self._wanted.watcher(timeline())
         if self._wanted.trace is None:
             return
         with self._minding(), trio.CancelScope(shield=True):
+            numbered = self.numbered  # of this world
+            if failure is not None and self.goes_on(failure):
+                self._earlier.append(await trio.to_thread.run_sync(lambda: numbered(timeline())))
+                return
+            earlier, self._earlier = self._earlier, []
+
+            def whole() -> Timeline:
+                return in_sequence([*earlier, numbered(timeline())]) if earlier else numbered(timeline())
+
             if membership is None:  # in a thread: there may be much to write, and the loop may be the user's
-                await trio.to_thread.run_sync(self._write, timeline, self._wanted.trace)
+                await trio.to_thread.run_sync(self._write, whole, self._wanted.trace)
                 return
             from .traces import write_together
 
-            if await write_together(timeline, self._wanted.trace, membership):
+            if await write_together(whole, self._wanted.trace, membership):
                 trace_files.keep(self._wanted.trace)
+
+    async def keep_rest(self) -> None:
+        """Write the spans of worlds that no other has followed after all into a file of this process."""
+        if not self._earlier or self._wanted.trace is None:
+            return
+        from .traces import part_path
+
+        earlier, self._earlier = self._earlier, []
+        path = part_path(self._wanted.trace, self.member or 0)
+        with self._minding(), trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self._write, lambda: in_sequence(earlier), path)
+            notify(f"the trace of this process, until the others went on without it, is in {path}")
 
     def keep_now(self, timeline: Callable[[], Timeline]) -> None:
         """Do what `keep` does, for a world in virtual time, whose loop waits for nothing real."""

@@ -38,10 +38,10 @@ OVERLAP_SECRET_FD                           descriptor: the secret, see `secret`
 OVERLAP_LISTENER_FD                         descriptor, process 0 only: the socket that listens already
 OVERLAP_LIFELINE_FD                         descriptor: see `lifeline`
 OVERLAP_STATUS_FD                           descriptor: see `status`
-OVERLAP_ONE_NODE                            set with `--processes`: all of them are one node of the cluster
+OVERLAP_HOSTS                               set with `--processes` or several launchers: nodes of the cluster
 OVERLAP_RANKS_OPEN                          set with `--processes` alone: `overlap.run` says how many ranks there are
 OVERLAP_RESTART                             how often the world has been started before, if it may be again
-OVERLAP_WITNESS                             set with `--survive`: the folder of the witness, see `survival.witness`
+OVERLAP_WITNESS                             the folder of the witness of runs that survive, see `survival.witness`
 ==========================================  ==================================================================
 
 The process that takes them adds `OVERLAP_MEMBER_PID`, its own: what it starts inherits the variables, and is no
@@ -68,7 +68,7 @@ _OF_MEMBERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("OVERLAP_RDZV_ENDPOINT", "OVERLAP_NODE_RANK", "OVERLAP_NNODES", "OVERLAP_NPROC_PER_NODE", "OVERLAP_JOB"),
     *("OVERLAP_SECRET_FD", "OVERLAP_LISTENER_FD", "OVERLAP_LIFELINE_FD", "OVERLAP_STATUS_FD", "OVERLAP_MEMBER_PID"),
-    *("OVERLAP_RESTART", "OVERLAP_ONE_NODE", "OVERLAP_RANKS_OPEN", "OVERLAP_WITNESS"),
+    *("OVERLAP_RESTART", "OVERLAP_HOSTS", "OVERLAP_RANKS_OPEN", "OVERLAP_WITNESS"),
 )
 
 
@@ -77,7 +77,7 @@ class Place:
     """Where a process stands in a world of several processes."""
 
     source: str  # Who started it: "overlap run", "torchrun", "Open MPI", "MPICH" or "Slurm"
-    process: int  # Index of this process
+    process: int  # Index of this process; `processes` and above: a spare, which waits for a place
     processes: int  # Number of processes, at least 2
     ranks_per_process: int  # Number of ranks that each process hosts
     node: int  # The machine it runs on; a node has `processes // nodes` processes, in order
@@ -231,7 +231,7 @@ def _own(environ: Mapping[str, str]) -> Row | None:
     nodes = number(environ, "OVERLAP_NNODES", at_least=1)
     if nodes is None:
         raise UsageError(f"OVERLAP_NODE_RANK={process} needs OVERLAP_NNODES, the number of nodes")
-    if process >= nodes:
+    if process >= nodes + (number(environ, "OVERLAP_SPARES") or 0):
         raise UsageError(f"OVERLAP_NODE_RANK={process}: nodes are numbered from 0, and OVERLAP_NNODES={nodes}")
     ranks = number(environ, "OVERLAP_NPROC_PER_NODE", at_least=1) or 1
     _check_names(environ, {"RANK": process * ranks, "WORLD_SIZE": nodes * ranks})
@@ -279,9 +279,10 @@ def _share(ranks: int | None, row: Row) -> int:
 
 def _nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int] | None) -> tuple[int, int]:
     """Return how many nodes there are and which is this process's."""
-    if environ.get("OVERLAP_ONE_NODE"):
-        return 1, 0
     asked = number(environ, "OVERLAP_NNODES", at_least=1)
+    hosts = number(environ, "OVERLAP_HOSTS", at_least=1)
+    if hosts is not None and row.processes % hosts == 0:  # after losses they may have unequally many processes
+        asked = hosts
     if asked is not None and row.processes % asked:
         raise UsageError(f"OVERLAP_NNODES={asked}: does not divide the {row.processes} processes of {row.source}")
     alone = endpoint is not None and is_loopback(endpoint[0])

@@ -19,16 +19,33 @@ from ..kernel_facts import PROC, stat_of
 from .link import ControlLink
 from .sockets import OUTAGE_S
 
+#: A process that is silent for so long counts as lost, unless a run says otherwise.
+LOST_AFTER_S = 15.0
+#: A silence that is reported.
+SUSPECT_S = 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """Limits of silence: for how long a member may give no sign of life."""
 
     beat_s: float = 0.5  # Every member gives a sign of life this often
-    suspect_s: float = 5.0  # A silence this long is reported, once
-    silence_s: float = 15.0  # A silence this long is a loss
+    suspect_s: float = SUSPECT_S  # A silence this long is reported, once
+    silence_s: float = LOST_AFTER_S  # A silence this long is a loss
     answering_s: float = 300.0  # As `silence_s`, on another host that answers; as long as a deadlock may last
     outage_s: float = OUTAGE_S  # A host from which not even its kernel's acknowledgements arrive for so long is lost
+
+    @classmethod
+    def given(cls, *, lost_after_s: float | None, outage_s: float | None) -> Patience:
+        """Return the limits with those that a run gives; a process on another host gets no longer then."""
+        if lost_after_s is None:
+            return cls(outage_s=outage_s or OUTAGE_S)
+        return cls(
+            suspect_s=min(SUSPECT_S, lost_after_s / 2),
+            silence_s=lost_after_s,
+            answering_s=lost_after_s,
+            outage_s=outage_s or min(OUTAGE_S, lost_after_s),
+        )
 
 
 class ProcessState(Enum):

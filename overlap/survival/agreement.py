@@ -6,16 +6,21 @@ It holds the newest world.
 States of a member of epoch e: TRAINS, until it learns of a loss; REPORTS: its report of epoch e (its greatest agreed
 step) is with the witness; then JOINS the world of epoch e + 1, or is OUT, because that world lacks it. A survivor
 proposes the next world once all members that it believes alive have reported. Only the first proposal of an epoch
-becomes the record; every other survivor reads the record and follows it.
+becomes the record; every other survivor reads the record and follows it. A spare WAITS until a record names it, and
+then JOINS. Spares take no part in a decision: they neither report nor propose.
 
 * No two worlds of one epoch: the witness accepts one proposal of epoch e + 1, and only while it holds epoch e.
-* No return to an old epoch: a member that is not in the record is OUT, at whatever time it reads the record.
+* No return to an old epoch: a member that is not in the record is OUT, at whatever time it reads the record. The record
+  lists all members that were lost so far, and no later world may name one of them, also not as a spare.
 * No step lost or doubled: `Progress` lets a member apply a step only after all members have prepared it. So agreed
   steps differ by one at most, and each member that lags has prepared the next one. The next world begins after the
-  greatest reported step; a report closes the progress of its epoch, so nothing changes behind it.
+  greatest reported step; a report closes the progress of its epoch, so nothing changes behind it. A newcomer has no
+  state, and its report counts for no step, until it has prepared a step, which needs the whole state.
+* A source of the state: members that have the state come first in a world, newcomers last. So newcomers get it from
+  rank 0. A world of newcomers alone is on record as the end of the job: nobody has the state.
 * No endless wait: a survivor waits only for reports of members that it believes alive. Each of these reports, or counts
-  as lost after a limit, which ends the wait as well. A loss after the proposal makes one more epoch, and members are
-  finite.
+  as lost after a limit, which ends the wait as well. A loss after the proposal, also that of a newcomer, makes one
+  more epoch; members and spares are finite.
 
 A false suspicion excludes a member that lives; it never makes two worlds. Two members that suspect each other both
 propose, the first proposal is the record, and the other member is OUT.
@@ -27,8 +32,9 @@ from dataclasses import dataclass
 
 
 class State(enum.Enum):
-    """State of a member in its epoch."""
+    """State of a process: as a spare, or as a member of its epoch."""
 
+    WAITS = enum.auto()
     TRAINS = enum.auto()
     REPORTS = enum.auto()
     JOINS = enum.auto()
@@ -42,6 +48,8 @@ class Membership:
     epoch: int
     members: tuple[int, ...]
     step: int
+    newcomers: tuple[int, ...] = ()  # Members that have no state yet, the last ones
+    lost: tuple[int, ...] = ()  # Members of earlier worlds that no later world may have
 
 
 class Progress:
@@ -89,18 +97,36 @@ class Progress:
 
 
 def accepts(record: Membership, proposal: Membership) -> bool:
-    """Whether a proposal may follow the record: it is of the next epoch, all its members are in the record."""
-    members = set(proposal.members)
-    return proposal.epoch == record.epoch + 1 and bool(members) and members <= set(record.members)
+    """Whether a proposal may follow the record.
+
+    It is of the next epoch; its members are in the record, or are newcomers that were never lost; and all members of
+    the record that it leaves out are lost from then on.
+    """
+    before, after = set(record.members), set(proposal.members)
+    follows = proposal.epoch == record.epoch + 1 and bool(after) and len(after) == len(proposal.members)
+    added = after - before <= set(proposal.newcomers) - set(record.lost)
+    return follows and added and set(proposal.lost) == {*record.lost, *(before - after)}
 
 
-def state_of(member: int, world: Membership, record: Membership, *, reported: bool) -> State:
-    """State of a member of `world`, given the record of the witness."""
+def state_of(member: int, world: Membership | None, record: Membership, *, reported: bool) -> State:
+    """State of a process, given the record of the witness.
+
+    Args:
+        member: The process.
+        world: The world that it is a member of; None: it is a spare.
+        record: The newest world.
+        reported: Whether it has reported in `world`.
+    """
     if member not in record.members:
-        return State.OUT
-    if record.epoch > world.epoch:
+        return State.WAITS if world is None and member not in record.lost else State.OUT
+    if world is None or record.epoch > world.epoch:
         return State.JOINS
     return State.REPORTS if reported else State.TRAINS
+
+
+def has_state(member: int, world: Membership, *, prepared: int) -> bool:
+    """Whether a member has the state: from the beginning of its epoch, or since it has prepared a step there."""
+    return member not in world.newcomers or prepared > world.step
 
 
 def lost_members(
@@ -128,15 +154,49 @@ def lost_members(
     return (late - reports) | (set(world.members) & dead)
 
 
-def proposal_of(world: Membership, reports: Mapping[int, int], lost: Set[int]) -> Membership | None:
+def is_minority(world: Membership, *, lost: Set[int], ended: Set[int]) -> bool:
+    """Whether less than half of a world is left, and lost members may live: a larger part may go on without this one.
+
+    Args:
+        world: The world that lost members.
+        lost: Members that count as lost.
+        ended: Those of them whose processes have certainly ended.
+    """
+    alive = [member for member in world.members if member not in lost]
+    return bool(lost - ended) and 2 * len(alive) < len(world.members)
+
+
+def proposal_of(
+    world: Membership,
+    reports: Mapping[int, int],
+    lost: Set[int],
+    *,
+    lacking: Set[int] = frozenset(),
+    spares: Set[int] = frozenset(),
+    size: int = 0,
+) -> Membership | None:
     """Next world, or None while a member that counts as alive has not reported.
+
+    Members that have the state keep their order. Those that lack it follow, then spares by number.
 
     Args:
         world: The world that lost a member.
         reports: The agreed step of each member that has reported in this epoch.
         lost: Members that count as lost.
+        lacking: Members that have reported that they have no state.
+        spares: Spares that are ready.
+        size: Number of members that spares fill up to.
     """
-    alive = tuple(member for member in world.members if member not in lost)
+    alive = [member for member in world.members if member not in lost]
     if not alive or any(member not in reports for member in alive):
         return None
-    return Membership(epoch=world.epoch + 1, members=alive, step=max(reports[member] for member in alive))
+    holders = [member for member in alive if member not in lacking]
+    ready = sorted(set(spares) - {*world.members, *world.lost})
+    newcomers = [member for member in alive if member in lacking] + ready[: max(0, size - len(alive))]
+    return Membership(
+        epoch=world.epoch + 1,
+        members=(*holders, *newcomers),
+        step=max((reports[member] for member in holders), default=world.step),
+        newcomers=tuple(newcomers),
+        lost=(*world.lost, *(member for member in world.members if member in lost)),
+    )

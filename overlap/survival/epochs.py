@@ -2,54 +2,51 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from itertools import count
-from pathlib import Path
+from math import inf
 from typing import TypeVar
 
 import trio
 
-from transports import TransportError
-
 from ..config import RunConfig
-from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, RemoteError, UsageError, in_one_line
+from ..errors import PeerError, RankFailedError, UsageError, in_one_line
 from ..flight.folder import attempt
 from ..notice import notify
 from ..processes.life import Keeper, WorldSetup, alone, among, live
-from ..processes.member import MemberLostError
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
-from ..processes.status import tell_launcher
+from ..processes.status import Entering, Leaving, tell_launcher
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
-from .agreement import Membership, lost_members, proposal_of
-from .witness import WITNESS, Report, Witness
+from ..timeline.sequence import in_first_world
+from .agreement import Membership, State, has_state, is_minority, lost_members, proposal_of, state_of
+from .endings import EpochClosedError, NotMetError, SpareReadyError, StateLostError, description, is_end
+from .hosts import has_several_hosts, listening_at, local_address, witness_folder, witness_of
+from .spare import program_here, until, wait_for_world
+from .witness import Report, Witness
 
 T = TypeVar("T")
 
-#: How often a survivor looks for reports and decisions.
-LOOK_S = 0.002
+#: All processes of a world after the first must have met within so long, or one is stopped: they are all ready.
+JOIN_S = 15.0
 #: A process that a survivor calls lost, and that lives, has so long to report.
 SUSPECT_S = 1.0
+#: Less than half of a world, which cannot know that the others have ended, lets them decide first for so long.
+MINORITY_S = 10.0
 #: A process that lives and does not report counts as lost after so long: a compute in it cannot be interrupted.
 REPORT_S = 60.0
 #: Numbers of worlds from one epoch to the next: more than one program runs.
 _EPOCH = 1 << 10
 
-_LOSSES = {kind.__name__ for kind in (PeerLostError, MemberLostError, *TransportError.__subclasses__())}
-
 _runs = count()
 _last: list[Membership] = []  # the newest world of the last run of this program
 _member: list[int] = []  # number of this process in its first world
-
-
-class EpochClosedError(OverlapError):
-    """The others went on without this process, which was stopped or cut off for too long."""
 
 
 async def live_epochs(
@@ -76,9 +73,15 @@ async def live_epochs(
     Raises:
         EpochClosedError: The others went on without this process.
         RankFailedError: A rank raised an error of its own: that is no loss.
+        StateLostError: No process that lives has the state.
+        SystemExit: This process was a spare, and the run has ended without it.
+        UsageError: This process is a spare, and runs another program than the others.
     """
     run = SurvivingRun(place, wanted)
+    keeper.member, keeper.goes_on = run.member, run.is_loss
     try:
+        if run.state is State.WAITS and not await run.wait():
+            raise SystemExit(0)
         while True:
             try:
                 results = await run.epoch(main, args, keeper, begun, told_to_end)
@@ -87,12 +90,13 @@ async def live_epochs(
                     raise
                 loss = error
             else:
-                run.witness.finish(run.world.epoch)
+                await run.witness.on(lambda: run.witness.finish(run.world.epoch))
                 return results
             if (kept := await run.follow(loss)) is not None:
                 return kept  # type: ignore[return-value]
     finally:
         run.close()
+        await keeper.keep_rest()
 
 
 class SurvivingRun:
@@ -104,7 +108,7 @@ class SurvivingRun:
         witness: Decides on the next ones.
         place: Of this process in the present world.
         epochs: Memory of each rank of this process.
-        has_begun: Whether the processes of the present world have met.
+        state: JOINS until the processes of the present world have met, then TRAINS.
     """
 
     member: int
@@ -112,7 +116,7 @@ class SurvivingRun:
     witness: Witness
     place: Place
     epochs: list[Epoch]
-    has_begun: bool
+    state: State
 
     def __init__(self, place: Place, wanted: RunConfig) -> None:
         if not _member:
@@ -121,21 +125,48 @@ class SurvivingRun:
         self._number = next(_runs)
         members = _last[-1].members if _last else tuple(range(place.processes))
         self.world = Membership(epoch=0, members=members, step=0)
-        folder = _folder()
-        self.witness = Witness(folder, attempt(), self._number, self.member, self.world)
-        self.place, self._listener, self._meets_again = place, _listen(place), False
+        folder = witness_folder()
+        assert place.endpoint is not None, "overlap run says where processes meet"
+        self._address = local_address(place.endpoint) if has_several_hosts() else place.endpoint[0]
+        self.witness = witness_of(
+            folder, attempt(), self._number, self.member, self.world, address=self._address, limit_s=wanted.lost_after_s
+        )
+        self.place, self._listener, self._size = place, listening_at(self._address), place.processes
+        self._each_host = place.processes // place.nodes
         state_dir = wanted.state_dir or str(folder / "state")
         self._wanted = wanted.changed(place.source, ranks=place.world_size, state_dir=state_dir)
         self.epochs = [Epoch(survives=True, members=members) for _ in place.ranks]
-        self.has_begun = False
+        self.state = State.JOINS if self.member in members else State.WAITS
+        if self.state is State.JOINS:
+            self.witness.program(program_here())
         self._finished: dict[int, object] = {}
+        self._reason = "joined"  # Beginning of the present epoch, for the timeline
         self._used: list[socket.socket] = []  # listened in earlier worlds
 
     def close(self) -> None:
         """Let this process count as ended for this run."""
         _last[:] = [self.world]
+        self.witness.close()
+        if self.member >= self._size and self.state is not State.WAITS:  # members tell it of the first world they join
+            tell_launcher(Leaving(world=1))
         for listener in (self._listener, *self._used):
             listener.close()
+
+    # -- as a spare ----------------------------------------------------------------------------------------------------
+
+    async def wait(self) -> bool:
+        """Wait until a world takes this spare; return False if the run ends without it.
+
+        Raises:
+            EpochClosedError: A world took this process, and has gone on without it since.
+            UsageError: The members run another program, or another version of overlap.
+        """
+        if (record := await wait_for_world(self.witness, self.member)) is None:
+            return False
+        reports = self.witness.reports(record.epoch - 1, record.members)
+        self._follow_to(record, state_of(self.member, None, record, reported=False), reports)
+        tell_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
+        return True
 
     # -- one epoch -----------------------------------------------------------------------------------------------------
 
@@ -155,11 +186,20 @@ class SurvivingRun:
             return result
 
         def begin(world: World) -> None:
-            self.has_begun = True
+            self.state = State.TRAINS
+            if self.world.epoch:
+                world.show(f"epoch {self.world.epoch}: {self._reason}")
             begun(world)
+            first, size = self.world.members[0], len(self.world.members)
+            if self._wanted.spares and self.member == first and size < self._size:
+                nursery.start_soon(self._watch_spares, world)
 
-        self.has_begun, self._finished = False, {}
+        self._finished = {}
         place, wanted = self.place, self._wanted
+        most = (self._size + (wanted.spares or 0)) * place.ranks_per_process
+        keeper.numbered = partial(
+            in_first_world, members=self.world.members, ranks_each=place.ranks_per_process, world_size=most
+        )
         failure: Exception | None = None
         results: list[T] = []
         async with trio.open_nursery() as nursery:
@@ -175,14 +215,14 @@ class SurvivingRun:
                     failure = error
             nursery.cancel_scope.cancel()
         if joining.cancelled_caught:
-            failure = PeerLostError("a process was lost before all had met", culprit=-1)
+            failure = NotMetError(late=not self._has_fallen_apart())
         if failure is not None:
             raise failure
         return results
 
     async def _open(self) -> AbstractAsyncContextManager[WorldSetup]:
         place = self.place
-        if not self._meets_again:
+        if not self.world.epoch:
             return among(place, self._wanted)
         if place.processes == 1:
             return alone(self._wanted)
@@ -190,6 +230,7 @@ class SurvivingRun:
 
         world = self._number + _EPOCH * self.world.epoch
         meeting = await rendezvous(place, world, "survivors", self._wanted)
+        meeting = replace(meeting, fresh=False)  # the witness belongs to one attempt
         return among(place, self._wanted, meeting=meeting, on_lost=self._pass_on)
 
     def _pass_on(self, lost: MemberLost) -> None:
@@ -197,12 +238,25 @@ class SurvivingRun:
         tell_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
 
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
-        """Give up joining when a process has ended that is waited for, or has given up itself."""
-        while not self.has_begun:
-            await trio.sleep(LOOK_S)
-            if self._gone() or self.witness.reports(self.world.epoch, self.world.members):
-                joining.cancel()
-                return
+        """Give up joining when a process has ended that is waited for, has given up itself, or does not come."""
+        with trio.move_on_after(JOIN_S if self.world.epoch else inf):
+            async with self.witness.watching(self.world.members):
+                while self.state is State.JOINS and not await self.witness.on(self._has_fallen_apart):  # noqa: ASYNC110
+                    await trio.sleep(self.witness.look_s)
+        if self.state is State.JOINS:
+            joining.cancel()
+
+    def _has_fallen_apart(self) -> bool:
+        return bool(self._gone() or self.witness.reports(self.world.epoch, self.world.members))
+
+    async def _watch_spares(self, world: World) -> None:
+        """End a world that has fewer members than at first once a spare is ready."""
+        await until(self._spares)
+        world.leave(SpareReadyError("a spare is ready to join"))
+
+    def _spares(self) -> set[int]:
+        """Spares that are ready; the witness is not asked in a job without spares."""
+        return self.witness.spares() - {*self.world.members, *self.world.lost} if self._wanted.spares else set()
 
     def _gone(self) -> set[int]:
         return {member for member in self.world.members if self.witness.is_dead(member)}
@@ -213,13 +267,10 @@ class SurvivingRun:
         """Whether the others can go on after an error: a process or a wire was lost, and no rank failed by itself."""
         if isinstance(error, UsageError):
             return False
-        if not self.has_begun:  # it did not come together
+        if self.state is State.JOINS:  # it did not come together
             newer = self.witness.record().epoch > self.world.epoch
-            return newer or bool(self._gone() or self.witness.reports(self.world.epoch, self.world.members))
-        cause = error.cause if isinstance(error, RankFailedError) else error
-        if isinstance(cause, RemoteError):
-            return cause.type_name in _LOSSES
-        return isinstance(cause, (PeerLostError, MemberLostError, TransportError))
+            return newer or isinstance(error, NotMetError) or self._has_fallen_apart()
+        return is_end(error)
 
     async def follow(self, loss: Exception) -> list[object] | None:
         """Agree on the next world, and take a place in it.
@@ -230,34 +281,40 @@ class SurvivingRun:
         Raises:
             EpochClosedError: The others went on without this process.
         """
-        suspects = self._suspects(loss)
-        step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=self.world.step)
-        if self.place.listener is not None and self.world.epoch:  # whoever met in this world may still listen there
+        suspects, before = self._suspects(loss), self.world
+        self.state = State.REPORTS
+        step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=before.step)
+        if self.place.listener is not None and before.epoch:  # whoever met in this world may still listen there
             self._used.append(self._listener)
-            self._listener = _listen(self.place)
+            self._listener = listening_at(self._address)
         host, port = self._listener.getsockname()[:2]
-        self.witness.report(self.world.epoch, Report(step=step, endpoint=(host, port)))
-        record = await self._agree(suspects)
+        report = Report(step=step, endpoint=(host, port), lacks=not all(map(self._has_state, self.epochs)))
+        await self.witness.on(lambda: self.witness.report(before.epoch, report))
+        async with self.witness.watching(before.members):
+            record = await self._agree(suspects)
         if record is None:
             return [self._finished[rank] for rank in self.place.ranks]
-        if self.member not in record.members:
-            raise EpochClosedError(
-                f"process {self.member} was stopped or cut off: processes {list(record.members)} went on without it "
-                f"from step {record.step}, in epoch {record.epoch}"
-            )
+        if isinstance(loss, NotMetError) and loss.late and record.lost == before.lost:
+            raise loss  # all are there, and cannot meet: another epoch would not help
+        reports = await self.witness.on(lambda: self.witness.reports(before.epoch, record.members))
+        self._follow_to(record, state_of(self.member, before, record, reported=True), reports)
+        spares = self._size if self._wanted.spares else 0
+        self._reason = description(before, record, in_one_line(loss), full=spares)
         if record.members[0] == self.member:
-            lost = [member for member in self.world.members if member not in record.members]
-            notify(
-                f"lost process{'es' * (len(lost) > 1)} {', '.join(map(str, lost)) or 'no'}: {in_one_line(loss)}; "
-                f"going on with {len(record.members)} of {len(self.world.members)} processes"
-                + (f" after step {record.step}" if record.step else "")
-            )
-        self._enter(record)
+            notify(self._reason)
         return None
+
+    def _has_state(self, epoch: Epoch) -> bool:
+        """Whether a rank has the state: that of its model, or what a program without a model keeps in the memory."""
+        if epoch.survivor is not None:
+            return has_state(self.member, self.world, prepared=epoch.survivor.prepared)
+        return has_state(self.member, self.world, prepared=int(bool(epoch.memory)))
 
     def _suspects(self, loss: Exception) -> set[int]:
         """Return the processes that this one has lost, though they may live."""
         cause = loss.cause if isinstance(loss, RankFailedError) else loss
+        if isinstance(cause, NotMetError) and cause.late:
+            return set(self.world.members) - {self.member}
         if isinstance(cause, PeerError) and cause.culprit >= 0:
             return {self.world.members[cause.culprit // self.place.ranks_per_process]}
         return set()
@@ -265,51 +322,72 @@ class SurvivingRun:
     async def _agree(self, suspects: set[int]) -> Membership | None:
         """Return the next world, once the witness has decided on it; None: the present one has ended well."""
         began_s = trio.current_time()
-        while (record := self.witness.record()).epoch == self.world.epoch:
-            if self.witness.has_finished(self.world.epoch) and len(self._finished) == len(self.epochs):
-                return None
+        while (record := await self.witness.on(self.witness.record)).epoch == self.world.epoch:
             waited_s = trio.current_time() - began_s
-            reports = self.witness.reports(self.world.epoch, self.world.members)
-            lost = lost_members(
-                self.world, dead=self._gone(), suspects=suspects, reports=reports.keys(), waited_s=waited_s,
-                suspect_s=SUSPECT_S, report_s=REPORT_S,
-            )  # fmt: skip
-            steps = {member: report.step for member, report in reports.items()}
-            proposal = proposal_of(self.world, steps, lost)
-            if proposal is None or not self.witness.propose(proposal):
-                await trio.sleep(LOOK_S)
+            if await self.witness.on(partial(self._look, suspects, waited_s)):
+                return None
+            await trio.sleep(self.witness.look_s)
         return record
 
-    def _enter(self, record: Membership) -> None:
-        """Take this process's place in the next world."""
-        reports = self.witness.reports(record.epoch - 1, record.members)
+    def _look(self, suspects: set[int], waited_s: float) -> bool:
+        """Propose the next world if all that live have reported; return whether the present one has ended well."""
+        if self.witness.has_finished(self.world.epoch) and len(self._finished) == len(self.epochs):
+            return True
+        reports = self.witness.reports(self.world.epoch, self.world.members)
+        lost = lost_members(
+            self.world, dead=self._gone(), suspects=suspects, reports=reports.keys(), waited_s=waited_s,
+            suspect_s=SUSPECT_S, report_s=REPORT_S,
+        )  # fmt: skip
+        ended = {member for member in lost if self.witness.has_ended(member)}
+        if waited_s < MINORITY_S and is_minority(self.world, lost=lost, ended=ended):
+            return False
+        steps = {member: report.step for member, report in reports.items()}
+        lacking = {member for member, report in reports.items() if report.lacks}
+        proposal = proposal_of(self.world, steps, lost, lacking=lacking, spares=self._spares(), size=self._size)
+        if proposal is not None:
+            self.witness.propose(proposal)
+        return False
+
+    def _follow_to(self, record: Membership, state: State, reports: Mapping[int, Report]) -> None:
+        """Take this process's place in the next world.
+
+        Raises:
+            EpochClosedError: It has none.
+            StateLostError: No member of that world has the state.
+        """
+        self.state = state
+        if state is State.OUT:
+            raise EpochClosedError(
+                f"process {self.member} was stopped or cut off: processes {list(record.members)} went on without it "
+                f"from step {record.step}, in epoch {record.epoch}"
+            )
+        if len(record.newcomers) == len(record.members):
+            raise StateLostError(
+                f"the state of step {record.step} is lost: processes {list(record.lost)} were lost before processes "
+                f"{list(record.members)} had received it; start the job again from its last checkpoint"
+            )
         processes, process = len(record.members), record.members.index(self.member)
-        nodes = processes if self.place.nodes == self.place.processes else 1
+        hosts = [member // self._each_host for member in record.members]
+        nodes = (
+            len(set(hosts)) if {hosts.count(host) for host in hosts} == {processes // len(set(hosts))} else processes
+        )
         self.place = replace(
             self.place,
             process=process,
             processes=processes,
-            node=process if nodes > 1 else 0,
+            node=process * nodes // processes,
             nodes=nodes,
             endpoint=reports[record.members[0]].endpoint,
             listener=self._listener.fileno() if process == 0 else None,
         )
         renumber(self.place)
         self._wanted = self._wanted.changed(ranks=self.place.world_size)
-        self.world, self._meets_again = record, True
+        self.world, each = record, self.place.ranks_per_process
+        joined = tuple(range((processes - len(record.newcomers)) * each, processes * each))
         for epoch in self.epochs:
-            epoch.number, epoch.step, epoch.members = record.epoch, record.step, record.members
-            if epoch.survivor is not None:
+            epoch.number, epoch.step, epoch.members, epoch.joined = record.epoch, record.step, record.members, joined
+            if self.member in record.newcomers:
+                epoch.survivor = None
+                epoch.memory.clear()
+            elif epoch.survivor is not None:
                 epoch.survivor.advance(record.step)
-
-
-def _folder() -> Path:
-    if not (folder := os.environ.get(WITNESS)):
-        raise UsageError("survive: processes need a witness; start them with `overlap run --survive --processes N`")
-    return Path(folder)
-
-
-def _listen(place: Place) -> socket.socket:
-    """Listen where this process would be the first of the next world."""
-    assert place.endpoint is not None, "overlap run says where processes meet"
-    return socket.create_server((place.endpoint[0], 0))

@@ -3,7 +3,9 @@
 ::
 
     FOLDER/attempt-0/alive-2            locked by member 2 as long as it lives; the kernel unlocks it at its end
-                     run-0/report-3-2   report of member 2 in epoch 3: its agreed step, and where it would listen
+                     run-0/program      program of the first members, which spares must have as well
+                           spare-5      process 5 is ready to join; touched by it while it waits
+                           report-3-2   report of member 2 in epoch 3: its agreed step, and where it would listen
                            epoch-4      the world of epoch 4
                            finished-4   the world of epoch 4 has ended well
 
@@ -18,15 +20,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import monotonic_ns
+from typing import Any, TypeVar, cast
 
 from .agreement import Membership, accepts
 
+T = TypeVar("T")
+
 #: Variable that names the folder to the processes of a job.
 WITNESS = "OVERLAP_WITNESS"
+#: A spare that has not touched its file for so long is stopped, or starved: no world takes it.
+_FRESH_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +43,7 @@ class Report:
 
     step: int  # Greatest agreed step
     endpoint: tuple[str, int]  # Where the member listens, for the case that it is the first of the next world
+    lacks: bool = False  # Whether the member is a newcomer that has no state yet
 
 
 class Witness:
@@ -48,11 +57,34 @@ class Witness:
         first: The world of epoch 0.
     """
 
+    #: How often a survivor looks for reports and decisions.
+    look_s: float = 0.002
+
     def __init__(self, folder: Path, attempt: int, run: int, member: int, first: Membership) -> None:
         self._members, self._member, self._first = _attempt_folder(folder, attempt), member, first
         self._folder = self._members / f"run-{run}"
+        folder.mkdir(mode=0o700, exist_ok=True)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _lock(self._members / f"alive-{member}")
+        self._show_life()
+
+    def close(self) -> None:
+        """End the use of the witness in this run."""
+
+    def _show_life(self) -> None:
+        _lock(self._members / f"alive-{self._member}")
+
+    async def on(self, call: Callable[[], T]) -> T:
+        """Return the result of a call that reads or writes the folder: here it takes microseconds."""
+        return call()
+
+    @asynccontextmanager
+    async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
+        """Learn of the end of members, for the length of the block: here the kernel knows at any time."""
+        yield
+
+    def has_ended(self, member: int) -> bool:
+        """Whether a process has certainly ended; one that is dead may be on a host that is cut off."""
+        return self.is_dead(member)
 
     def is_dead(self, member: int) -> bool:
         """Whether the process of a member has ended; False for one that has not come yet."""
@@ -69,7 +101,7 @@ class Witness:
 
     def report(self, epoch: int, report: Report) -> None:
         """Leave the report of this member, once in an epoch."""
-        self._create(f"report-{epoch}-{self._member}", {"step": report.step, "endpoint": report.endpoint})
+        self._create(f"report-{epoch}-{self._member}", asdict(report))
 
     def reports(self, epoch: int, members: Iterable[int]) -> dict[int, Report]:
         """Return the reports of an epoch, by member."""
@@ -78,8 +110,29 @@ class Witness:
 
     def propose(self, proposal: Membership) -> bool:
         """Make a proposal the record, if it may follow it and is the first of its epoch."""
-        world = {"members": proposal.members, "step": proposal.step}
-        return accepts(self.record(), proposal) and self._create(f"epoch-{proposal.epoch}", world)
+        return accepts(self.record(), proposal) and self._create(f"epoch-{proposal.epoch}", asdict(proposal))
+
+    def program(self, own: str | None = None) -> str | None:
+        """Return the program that the members run; None: none has named it. A member names its own if none has."""
+        if own is not None:
+            self._create("program", {"program": own})
+        content = self._content(self._folder / "program")
+        return None if content is None else str(content["program"])
+
+    def offer(self) -> None:
+        """Note that this process is ready to join, now; a spare repeats it while it waits."""
+        now_ns, path = monotonic_ns(), self._folder / f"spare-{self._member}"
+        path.touch(mode=0o600)
+        os.utime(path, ns=(now_ns, now_ns))  # of the clock that all processes of a host share
+
+    def spares(self) -> set[int]:
+        """Return the processes that are ready to join, or were before a world took them."""
+        oldest_ns, found = monotonic_ns() - _FRESH_NS, set()
+        for path in self._folder.glob("spare-*"):
+            member = int(path.name.removeprefix("spare-"))
+            if path.stat().st_mtime_ns >= oldest_ns and not self.is_dead(member):
+                found.add(member)
+        return found
 
     def finish(self, epoch: int) -> None:
         """Note that the world of an epoch has ended well: all its ranks have finished their programs."""
@@ -94,17 +147,20 @@ class Witness:
         draft = self._folder / f"draft-{self._member}"
         draft.write_text(json.dumps(content))
         try:
-            os.link(draft, self._folder / name)
-        except FileExistsError:
-            return False
+            with suppress(FileExistsError):  # NFS: also if the answer to the call that created it was lost
+                os.link(draft, self._folder / name)
+            return draft.stat().st_nlink == 2
         finally:
             draft.unlink()
-        return True
 
     def _read(self, name: str) -> Report | None:
+        if (content := self._content(self._folder / name)) is not None:
+            return Report(**content | {"endpoint": tuple(content["endpoint"])})
+        return None
+
+    def _content(self, path: Path) -> dict[str, Any] | None:
         with suppress(FileNotFoundError):
-            content = json.loads((self._folder / name).read_text())
-            return Report(step=content["step"], endpoint=tuple(content["endpoint"]))
+            return cast("dict[str, Any]", json.loads(path.read_text()))
         return None
 
 
@@ -118,6 +174,11 @@ def _lock(path: Path) -> None:
         _locked[path] = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.lockf(_locked[path], fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the process: a fork has no part in it
         draft.rename(path)  # others would take a file without a lock for that of a dead process
+
+
+def has_survivor(folder: Path, member: int) -> bool:
+    """Whether a process takes part in a run that survives: by `--survive`, or because its program asks for it."""
+    return any(folder.rglob(f"alive-{member}"))
 
 
 def newest_world(folder: Path, attempt: int) -> Membership | None:
@@ -138,4 +199,5 @@ def _newest(folder: Path) -> Membership | None:
     if not epochs:
         return None
     content = json.loads((folder / f"epoch-{max(epochs)}").read_text())
-    return Membership(epoch=max(epochs), members=tuple(content["members"]), step=content["step"])
+    lists = {name: tuple(content[name]) for name in ("members", "newcomers", "lost")}
+    return Membership(epoch=content["epoch"], step=content["step"], **lists)

@@ -41,10 +41,11 @@ from .work import Work
 if TYPE_CHECKING:
     from .data_parallel import DataParallel
     from .sharded import Sharded
-    from .surviving import NextWorld, next_world
+    from .surviving import NextWorld, next_world, present_world
 
 __all__ = [
-    "DataParallel", "NextWorld", "ProcessGroup", "Sharded", "Work", "next_world", "record", "register", "world",
+    "DataParallel", "NextWorld", "ProcessGroup", "Sharded", "Work", "next_world", "present_world", "record", "register",
+    "world",
 ]  # fmt: skip
 
 # Programs of the backend alone, such as those with DDP, need no strategies; `overlap.parallel` takes long to load.
@@ -53,6 +54,7 @@ _LOADED_WHEN_USED = {
     "NextWorld": "surviving",
     "Sharded": "sharded",
     "next_world": "surviving",
+    "present_world": "surviving",
 }
 
 

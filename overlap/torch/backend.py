@@ -23,7 +23,6 @@ from ..errors import OverlapError, UsageError
 from ..processes.connect import introduced
 from ..processes.place import Place, find_place
 from ..runtime.rank import Rank
-from ..survival.witness import WITNESS
 from . import surviving
 from .errors import backend_error
 from .process_group import ProcessGroup
@@ -76,13 +75,14 @@ def _create(options: Any, _: object = None) -> ProcessGroup:
             options.group_size,
             store=options.store if options.group_size > 1 else None,
             timeout_s=timeout.total_seconds(),
+            job=surviving.job_of_world(),
         )
     except OverlapError as error:
         raise backend_error(error) from error
     connection.describe(torch="yes")
     if not ranks:
         _JOINED[:] = [connection]
-        if WITNESS in os.environ:
+        if surviving.is_asked():
             surviving.enter(connection)
     # forks of multiprocessing end without the exit handlers that a connection counts on
     Finalize(None, _at_exit, (weakref.ref(connection),), exitpriority=0)
@@ -131,7 +131,7 @@ def _close(connection: Connection) -> None:
     if connection.error is None:
         with suppress(OverlapError):  # the waiter of an operation has been given its error
             connection.close()
-    if WITNESS in os.environ:
+    if surviving.is_asked():
         surviving.leave()
     if (error := connection.unheard) is not None:
         raise backend_error(error)

@@ -25,9 +25,11 @@ import trio
 from ..config import RunConfig
 from ..embedded.connection import Connection
 from ..errors import UsageError
-from ..processes.place import Place, find_place
+from ..processes.place import DEFAULT_JOB, Place, find_place
 from ..processes.status import Entering, Leaving, tell_launcher
+from ..survival.agreement import State
 from ..survival.epochs import SurvivingRun
+from ..survival.witness import WITNESS
 
 _END_S = 2.0  # within which a world that has lost a process ends here
 
@@ -37,7 +39,7 @@ _run: list[SurvivingRun] = []  # of this program, once its first group has been 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextWorld:
-    """The world in which the processes that live go on."""
+    """The world in which the processes that live go on, with spares that have joined."""
 
     epoch: int  # Number of losses so far that have ended a world
     members: tuple[int, ...]  # Its processes in their order, by their numbers in the first world
@@ -50,6 +52,10 @@ class _Steps:
     """Steps of a program that keeps its state itself."""
 
     done: int = field(default=0)
+
+    @property
+    def prepared(self) -> int:
+        return self.done
 
     def report(self) -> int:
         return self.done
@@ -88,10 +94,27 @@ def next_world(error: BaseException, *, step: int) -> NextWorld:
         dist.destroy_process_group()
     run.epochs[0].survivor = _Steps(step)
     trio.run(run.follow, loss)
-    next_ = run.world
-    reports = run.witness.reports(next_.epoch - 1, next_.members)
-    newest = (rank for rank, member in enumerate(next_.members) if reports[member].step == next_.step)
-    return NextWorld(epoch=next_.epoch, members=next_.members, step=next_.step, source=next(newest))
+    return present_world()
+
+
+def present_world() -> NextWorld:
+    """Return the world that this process is in, as `next_world` does on the others; for a spare that has joined.
+
+    Raises:
+        UsageError: The program was not started by `overlap run --survive`, or has no world yet.
+    """
+    if not _run:
+        raise UsageError("present_world: call init_process_group first, in a program of `overlap run --survive`")
+    world, witness = _run[0].world, _run[0].witness
+    reports = witness.reports(world.epoch - 1, set(world.members) - set(world.newcomers))
+    steps = {member: report.step for member, report in reports.items()}
+    newest = (rank for rank, member in enumerate(world.members) if steps.get(member) == world.step)
+    return NextWorld(epoch=world.epoch, members=world.members, step=world.step, source=next(newest, 0))
+
+
+def is_asked() -> bool:
+    """Whether this program was started by `overlap run --survive`."""
+    return bool(RunConfig.from_environment(os.environ).survive)
 
 
 def enter(connection: Connection) -> None:
@@ -102,7 +125,7 @@ def enter(connection: Connection) -> None:
         return
     if not _run:
         _run.append(SurvivingRun(place, RunConfig.from_environment(os.environ)))
-        _run[0].has_begun = True
+    _run[0].state = State.TRAINS
     number = _run[0].world.epoch + 1
     tell_launcher(Entering(world=number, joined=True, ranks_each=place.ranks_per_process))
 
@@ -113,6 +136,21 @@ def leave() -> None:
         tell_launcher(Leaving(world=_run[0].world.epoch + 1))
 
 
+def job_of_world() -> str:
+    """Return the name under which the processes of the present world meet: a newcomer has met nobody before."""
+    epoch = _run[0].world.epoch if _run else 0
+    return f"{DEFAULT_JOB}-epoch-{epoch}" if epoch else DEFAULT_JOB
+
+
 def present_place() -> Place | None:
-    """Return the place of this process in a world after the first; None: it is still the first."""
+    """Return the place of this process in a world after the first; None: it is still the first. A spare waits for one.
+
+    Raises:
+        SystemExit: The job has ended without this spare.
+    """
+    place = None if _run or WITNESS not in os.environ else find_place(os.environ)
+    if place is not None and place.process >= place.processes:
+        _run.append(SurvivingRun(place, RunConfig.from_environment(os.environ)))
+        if not trio.run(_run[0].wait):
+            raise SystemExit(0)
     return _run[0].place if _run and _run[0].world.epoch else None

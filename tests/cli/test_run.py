@@ -192,7 +192,7 @@ def test_a_process_that_the_system_does_not_start_is_one_line(overlap, script, m
 
     monkeypatch.setattr(subprocess, "Popen", one)
     code, _, err = overlap("run", "--nnodes", "2", script("import time; time.sleep(60)"))
-    assert (code, err) == (2, "overlap: the process of node 1 cannot be started: Too many open files\n")
+    assert (code, err) == (2, "overlap: process 1 cannot be started: Too many open files\n")
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
@@ -255,7 +255,7 @@ def test_a_lost_process_is_named_with_the_ranks_that_the_program_says(process, s
     run = process("run", "--processes", "2", "--no-prefix", script(program))
     err = run.communicate(timeout=60)[1]
     assert run.returncode == 3
-    assert "node 1 (ranks 2-3, pid " in err
+    assert "process 1 (ranks 2-3, pid " in err
 
 
 def test_a_program_that_only_one_node_could_read_is_refused(overlap, script, monkeypatch):
@@ -536,15 +536,16 @@ def test_a_process_whose_loop_is_busy_is_the_odd_one_out_of_a_stall(process, scr
         r"\(\S*train.py", "(train.py", re.sub(r"has waited \d+ s for", "waits for", told)
     ).splitlines()
     assert busy == (
-        "[node 1] overlap: rank 1 has kept the event loop busy for N s at train.py:7; nothing else of it goes on; "
+        "[process 1] overlap: rank 1 has kept the event loop busy for N s at train.py:7; nothing else of it goes on; "
         "rank.compute or trio.to_thread would take that work off the loop; awaited at once, it still makes the others "
         "wait at their next operation: issue it early and await it late, or start it in a nursery"
     )
     assert stall[:4] == [
-        "[node 0] overlap: no progress for 2 s: rank 0 waits for rank 1, which keeps its event loop busy at train.py:7",
-        "[node 0]   rank 0: barrier #1 on group 'world' (train.py:8); waits for rank 1",
-        "[node 0]   rank 1: keeps its event loop busy at train.py:7",
-        "[node 0]   the run waits on; Ctrl-C ends it, as --give-up SECONDS would",
+        "[process 0] overlap: no progress for 2 s: rank 0 waits for rank 1, "
+        "which keeps its event loop busy at train.py:7",
+        "[process 0]   rank 0: barrier #1 on group 'world' (train.py:8); waits for rank 1",
+        "[process 0]   rank 1: keeps its event loop busy at train.py:7",
+        "[process 0]   the run waits on; Ctrl-C ends it, as --give-up SECONDS would",
     ]
 
 
@@ -572,7 +573,7 @@ def test_a_time_out_tells_of_a_node_that_computes_before_it_waits_for_it(process
     told = re.sub(r"\(\S*train.py", "(train.py", re.sub(r"has waited \d+ s for", "waits for", err))
     lines = re.sub(r"has run \d+ s", "runs", told).splitlines()
     assert (
-        "[node 1] overlap: waiting for compute 'tokenise' (train.py:10) of rank 1 to return: "
+        "[process 1] overlap: waiting for compute 'tokenise' (train.py:10) of rank 1 to return: "
         "a function cannot be interrupted"
     ) in lines
     first = lines.index(

@@ -37,7 +37,7 @@ NOT_RUN = {
     "planning.md": 2,
     "seeing.md": 1,
     "speed.md": 2,
-    "survive.md": 1,
+    "survive.md": 2,
     "testing.md": 1,
     "watch.md": 1,
     "why.md": 3,

@@ -102,9 +102,9 @@ def test_the_same_program_in_two_processes():
     shown = printed_by(
         "-m", "overlap", "run", "--nnodes", "2", "--ranks-per-process", "2", EXAMPLES / "05_many_processes.py"
     )
-    nodes = [line[: len("[node 0]")] for line in sorted(shown.splitlines())]
-    assert nodes == ["[node 0]", "[node 0]", "[node 1]", "[node 1]"]
-    assert sorted_lines(re.sub(r"^\[node \d\] ", "", shown, flags=re.M)) == ON_TWO_NODES
+    nodes = [line[: len("[process 0]")] for line in sorted(shown.splitlines())]
+    assert nodes == ["[process 0]", "[process 0]", "[process 1]", "[process 1]"]
+    assert sorted_lines(re.sub(r"^\[process \d\] ", "", shown, flags=re.M)) == ON_TWO_NODES
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def test_in_two_processes(name):
     command = ("-m", "overlap", "run", "--nnodes", "2", "--ranks-per-process", "2", EXAMPLES / f"{name}.py", 20)
     done = interpreters.run(*command, cwd=EXAMPLES.parent, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
-    losses = [float(loss) for loss in re.findall(r"^\[node 0\] .*loss (\d\.\d+)$", done.stdout, flags=re.M)]
+    losses = [float(loss) for loss in re.findall(r"^\[process 0\] .*loss (\d\.\d+)$", done.stdout, flags=re.M)]
     assert len(losses) == 2
     assert losses[-1] < GUESSING - 0.5
 

@@ -40,7 +40,7 @@ def kill_one(folder: Path, chance: Random, number: int) -> tuple[float, str]:
         os.kill(pid, signal.SIGKILL)
         named_s = one.until(f"pid {pid}")
         assert one.end() == 137, one.err
-        who = rf"overlap: node \d \(rank.* pid {pid}\) was killed by SIGKILL"
+        who = rf"overlap: process \d \(rank.* pid {pid}\) was killed by SIGKILL"
         assert re.search(who, one.err), one.err
         if moving:
             between = r"its program in step \d+, after "

@@ -27,7 +27,7 @@ WIRES = {
 
 RAISED = r"overlap: rank {rank} failed at train\.py:\d+: ValueError: on purpose"
 EXITED = r"overlap: rank {rank} failed at train\.py:\d+: SystemExit: 3"
-NODE = r"overlap: node 1 \(ranks 2-3, pid \d+\) "
+NODE = r"overlap: process 1 \(ranks 2-3, pid \d+\) "
 GRADIENT = r"gradient #\d+ on group 'world' \(train\.py:\d+\)"
 
 # fault, moment, transport, exit code, what stderr must say; those marked + are run every day

@@ -126,6 +126,6 @@ def test_a_job_through_a_proxy(tmp_path: Path, act: str, way: int, at: int) -> N
         assert "Traceback" not in err
         assert "wrong" not in out + err
         if code == 0:
-            assert out == f"[node {node}] right\n"
+            assert out == f"[process {node}] right\n"
         else:
             assert (code, f"process {1 - node}" in err) == (1, True), err

@@ -81,7 +81,7 @@ def test_a_process_that_was_killed_is_named_with_what_it_was_doing():
         flight(1, record(2, operation(since=3)), record(3, compute(since=3, started=4))),
     )
     assert told == [
-        "who:        node 1 (ranks 2-3, pid 4711 on host1) ended without a word: killed, or by os._exit",
+        "who:        process 1 (ranks 2-3, pid 4711 on host1) ended without a word: killed, or by os._exit",
         "where:      running compute 'think' (train.py:30) in step 12, for 6.0 s",
         "waited for: nobody; ranks 0-2 waited for it in all_reduce #41 on group 'world' (train.py:33)",
     ]
@@ -98,7 +98,8 @@ SENTENCES = {
     "killed": (
         [flight(0, record(0, operation(since=3)), ending=ending(rank=1, line=LOST)),
          flight(1, record(1, compute(since=3, started=4)))],
-        "node 1 (rank 1, pid 4711 on host1) ended without a word: killed, or by os._exit; rank 1 was running compute "
+        "process 1 (rank 1, pid 4711 on host1) ended without a word: killed, or by os._exit; "
+        "rank 1 was running compute "
         "'think' (train.py:30) in step 12, for 6.0 s; rank 0 waited for it in all_reduce #41 on group 'world' "
         "(train.py:33)",
     ),
@@ -116,7 +117,7 @@ SENTENCES = {
     ),
     "together": (
         [flight(0, record(0, operation(since=3))), flight(1, record(1, operation(since=3)))],
-        "2 processes (node 0: pid 4710, node 1: pid 4711) ended together without a word: by their launcher, the "
+        "2 processes (process 0: pid 4710, process 1: pid 4711) ended together without a word: by their launcher, the "
         "machine or the scheduler; 0 of 2 ranks had finished their programs, 2 operations were unfinished, the longest "
         "in all_reduce #41 on group 'world' (train.py:33), rank 0 for 0.0 ms",
     ),
@@ -235,7 +236,7 @@ def test_processes_that_all_vanish_have_no_culprit_of_their_own():
         flight(1, record(2, operation(since=3)), record(3, operation(since=5))),
     )
     assert told == [
-        "who:        2 processes (node 0: pid 4710, node 1: pid 4711) ended together without a word: by their "
+        "who:        2 processes (process 0: pid 4710, process 1: pid 4711) ended together without a word: by their "
         "launcher, the machine or the scheduler",
         "where:      0 of 4 ranks had finished their programs, 4 operations were unfinished",
         "waited for: longest in all_reduce #41 on group 'world' (train.py:33), rank 0 for 2.0 s",

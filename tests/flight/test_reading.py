@@ -106,7 +106,7 @@ def test_the_files_of_two_nodes_tell_which_was_killed(tmp_path, capsys):
     assert command(["why", str(tmp_path / "records")]) == 0
     head, who, where, waited, _, _, first, second = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"job j: 2 ranks, 2 nodes, \S*train.py, begun \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", head)
-    told = r"who:        node 1 \(rank 1, pid \d+ on .+\) ended without a word: killed, or by os._exit"
+    told = r"who:        process 1 \(rank 1, pid \d+ on .+\) ended without a word: killed, or by os._exit"
     assert re.fullmatch(told, who)
     program = r"where:      in its program in step 3, with nothing unfinished; recv #0 from rank 0 on group 'world' "
     assert re.fullmatch(program + r"had ended [\d.]+ m?s before", where)

@@ -511,7 +511,7 @@ def test_a_stopped_rank_is_ended_by_the_launcher_of_its_own_host(tmp_path: Path,
     ):
         told, err = there.communicate(timeout=120)[1], here.communicate(timeout=120)[1]
     assert (there.returncode, here.returncode) == (128 + signal.SIGKILL, 1)
-    assert f"overlap: node {rank} (rank {rank}, pid " in told
+    assert f"overlap: process {rank} (rank {rank}, pid " in told
     assert "has been stopped for 15 s, as SIGSTOP does, and is killed" in told
     assert f") on {socket.gethostname()} was stopped, as SIGSTOP does, and had to be killed\n" in told
     assert f"PeerLostError: process {rank} (rank {rank}) is lost: " in err

@@ -120,7 +120,7 @@ def test_what_a_member_starts_is_a_world_of_its_own(job, tmp_path):
     (tmp_path / "inner.py").write_text("from overlap.processes.place import find_place\nprint(find_place())")
     program = "import subprocess\nsubprocess.run([sys.executable, '-m', 'overlap', 'run', 'inner.py'], check=True)"
     code, out, err = job(program).end()
-    assert (code, sorted(out.splitlines()), err) == (0, ["[node 0] None", "[node 1] None"], "")
+    assert (code, sorted(out.splitlines()), err) == (0, ["[process 0] None", "[process 1] None"], "")
 
 
 def test_a_port_in_use_is_told_before_anything_starts(job):
@@ -181,7 +181,7 @@ os.write(2, b"one\\r\\ntwo")
     code, out, err = job(program, "--nnodes", "3").end()
     wanted = [f"{number} {'x' * (number * 37 % 5000)}" for number in range(200)] + ["\ufffd\x00last"]
     for node in range(3):
-        begin = f"[node {node}] "
+        begin = f"[process {node}] "
         assert [line[len(begin) :] for line in out.split("\n") if line.startswith(begin)] == wanted
         assert [line[len(begin) :] for line in err.split("\n") if line.startswith(begin)] == ["one", "two"]
     assert (code, out.count("\n"), err.count("\n")) == (0, 3 * len(wanted), 6)
@@ -190,7 +190,7 @@ os.write(2, b"one\\r\\ntwo")
 @pytest.mark.slow
 def test_the_first_node_reads_what_the_launcher_is_given(job):
     code, out, err = job("print(repr(sys.stdin.read()))").end(b"words")
-    assert (code, sorted(out.splitlines()), err) == (0, ["[node 0] 'words'", "[node 1] ''"], "")
+    assert (code, sorted(out.splitlines()), err) == (0, ["[process 0] 'words'", "[process 1] ''"], "")
 
 
 @pytest.mark.slow
@@ -199,8 +199,8 @@ def test_log_files_instead_of_the_terminal(job, tmp_path):
     code, out, err = job(program, "--nnodes", "2", "--log-dir", "logs/a").end()
     assert (code, out) == (1, "")
     assert err.startswith("Traceback (most recent call last):\n")
-    assert err.endswith("exited with code 1; all it printed is in logs/a/node-1.log\n")
-    logs = [(tmp_path / f"logs/a/node-{node}.log").read_text() for node in range(2)]
+    assert err.endswith("exited with code 1; all it printed is in logs/a/process-1.log\n")
+    logs = [(tmp_path / f"logs/a/process-{node}.log").read_text() for node in range(2)]
     assert logs[0] == "hello 0\n"
     assert logs[1].startswith("hello 1\nTraceback")
     assert logs[1].endswith("ValueError: no\n")
@@ -222,11 +222,11 @@ LAST = "print('bye', flush=True)\n"
 
 def test_the_error_of_the_culprit_is_told_last_and_ends_the_others(job):
     code, out, err = job(f"{LAST}if node:\n    raise ValueError('no')\ntime.sleep(600)").end()
-    assert (code, sorted(out.splitlines())) == (1, ["[node 0] bye", "[node 1] bye"])
+    assert (code, sorted(out.splitlines())) == (1, ["[process 0] bye", "[process 1] bye"])
     lines = err.splitlines()
     assert lines[:2] == ["Traceback (most recent call last):", '  File "train.py", line 5, in <module>']
     assert lines[-2] == "ValueError: no"
-    assert lines[-1].startswith("overlap: node 1 (rank 1, pid ")
+    assert lines[-1].startswith("overlap: process 1 (rank 1, pid ")
     assert lines[-1].endswith(") exited with code 1")
 
 
@@ -251,7 +251,7 @@ open("fifo").read()  # to the end of the other process
     found, _, err = job(program, "--nnodes", "2", "--ranks-per-process", "2").end()
     assert found == code
     assert err.count("\n") == 1
-    assert err.startswith("overlap: node 1 (ranks 2-3, pid ")
+    assert err.startswith("overlap: process 1 (ranks 2-3, pid ")
     assert told in err
 
 
@@ -305,7 +305,7 @@ WAIT = "print('up')\ntime.sleep(600)"
 )
 def test_a_signal_ends_the_nodes_in_peace(job, number, code, told):
     one = job(WAIT)
-    assert one.lines(2) == ["[node 0] up\n", "[node 1] up\n"]
+    assert one.lines(2) == ["[process 0] up\n", "[process 1] up\n"]
     one.process.send_signal(number)
     found, out, err = one.end()
     assert (found, out, without_patience(err)) == (code, "", [f"overlap: {told}"])
@@ -317,7 +317,7 @@ def test_a_signal_to_one_process_names_it(job):
     pids = {line.split()[1]: int(line.split()[2]) for line in one.lines(2)}
     os.kill(pids["1]"], signal.SIGINT)
     code, _, err = one.end()
-    named = f"overlap: node 1 (rank 1, pid {pids['1]']}) was interrupted by a SIGINT that its launcher had not sent"
+    named = f"overlap: process 1 (rank 1, pid {pids['1]']}) was interrupted by a SIGINT that its launcher had not sent"
     assert (code, without_patience(err)) == (130, [named])
 
 
@@ -362,7 +362,7 @@ def test_after_the_grace_they_are_killed(job):
     assert code == 130
     *told, last = without_patience(err)
     # first the one that has waited less for a processor
-    assert sorted(told) == [f"overlap: node {node} did not end within 0.1 s and is killed" for node in range(2)]
+    assert sorted(told) == [f"overlap: process {node} did not end within 0.1 s and is killed" for node in range(2)]
     assert last == "overlap: interrupted"
 
 

@@ -86,6 +86,9 @@ class Node:
     def has_yet_to_come(self):
         return self._waits_s < inf and self._waits is None
 
+    def waits_as_spare(self):
+        return False
+
     def was_killed(self):
         return self.process.returncode < 0 and self.status is None and not self.stopped
 
@@ -151,7 +154,7 @@ async def pressing(instants_s):
 
 
 def waits(*nodes):
-    names = ", ".join(f"node {node}" for node in nodes)
+    names = ", ".join(f"process {node}" for node in nodes)
     return f"waiting up to 30 s for {names} to end; once more, and they are killed at once"
 
 
@@ -178,7 +181,7 @@ def test_after_the_grace_who_is_left_is_killed():
     outcome, nodes, told, end_s = launched({"SIGINT": 29}, {"SIGINT": inf}, ctrl_c_s=[1])
     assert [node.got for node in nodes] == [[(1, SIGINT)], [(1, SIGINT), (1 + GRACE_S, SIGKILL)]]
     assert (end_s, outcome.endings) == (1 + GRACE_S, [0, 1])
-    assert told[1:] == [(1 + GRACE_S, "node 1 did not end within 30 s and is killed")]
+    assert told[1:] == [(1 + GRACE_S, "process 1 did not end within 30 s and is killed")]
 
 
 def test_a_node_that_a_crowded_host_keeps_from_running_has_the_grace_in_time_that_it_runs():
@@ -200,7 +203,7 @@ def test_a_failure_gives_the_others_time_to_find_out_and_then_tells_them():
     told_s = 3 + PEACE_S
     assert [node.got for node in nodes] == [[], [(told_s, SIGTERM)], [(told_s, SIGTERM), (told_s + GRACE_S, SIGKILL)]]
     assert (end_s, outcome.asked, outcome.endings) == (told_s + GRACE_S, None, [0, 1, 2])
-    assert told == [(end_s, "node 2 did not end within 30 s and is killed")]
+    assert told == [(end_s, "process 2 did not end within 30 s and is killed")]
     assert [node.stopped for node in nodes] == [False, True, True]
 
 

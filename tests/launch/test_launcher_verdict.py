@@ -70,7 +70,7 @@ def test_who_is_ended_after_its_last_word_has_the_exit_code_that_it_was_about_to
 def test_a_process_that_somebody_has_interrupted_is_named():
     text = "overlap: interrupted\n  rank 4 waits for rank 0\n  rank 5 computes\n"
     one = ended(1, 130, Status(cause=True, text=text, code=130))
-    named = "overlap: node 1 (ranks 4-7, pid 77){} was interrupted by a SIGINT that its launcher had not sent{}"
+    named = "overlap: process 1 (ranks 4-7, pid 77){} was interrupted by a SIGINT that its launcher had not sent{}"
     details = ["  rank 4 waits for rank 0", "  rank 5 computes"]
     assert card(one) == [named.format("", ""), *details]
     assert card(one, host="trn-7") == [named.format(" on trn-7", ""), *details]
@@ -86,7 +86,7 @@ def test_exit_codes_are_those_of_a_shell(returncode, code):
 def test_a_process_that_was_missed_has_failed():
     missed = ended(0, 0, missed=True)
     assert exit_code(missed) == 1
-    assert card(missed) == ["overlap: node 0 (ranks 0-3, pid 77) exited with code 0 without joining"]
+    assert card(missed) == ["overlap: process 0 (ranks 0-3, pid 77) exited with code 0 without joining"]
 
 
 def test_a_process_that_vanished_has_failed_and_is_the_cause():
@@ -94,7 +94,7 @@ def test_a_process_that_vanished_has_failed_and_is_the_cause():
     assert culprit([ended(0, 1, VICTIM), vanished]) is vanished
     assert exit_code(vanished) == 1
     assert card(vanished) == [
-        "overlap: node 1 (ranks 4-7, pid 77) exited with code 0 before its world had ended, as os._exit does"
+        "overlap: process 1 (ranks 4-7, pid 77) exited with code 0 before its world had ended, as os._exit does"
     ]
 
 
@@ -104,13 +104,13 @@ def test_a_process_that_hung_is_at_fault_and_its_accuser_tells():
     assert exit_code(found) == 1
     assert card(found) == [
         "overlap: rank 5 failed: PeerLostError",
-        "overlap: node 1 (ranks 4-7, pid 77) hung, and had to be stopped",
+        "overlap: process 1 (ranks 4-7, pid 77) hung, and had to be stopped",
     ]
 
 
 def test_a_process_that_stayed_stopped_did_not_want_for_memory():
     assert card(ended(1, -9, stopped=True)) == [
-        "overlap: node 1 (ranks 4-7, pid 77) was stopped, as SIGSTOP does, and had to be killed"
+        "overlap: process 1 (ranks 4-7, pid 77) was stopped, as SIGSTOP does, and had to be killed"
     ]
 
 
@@ -128,7 +128,7 @@ def test_the_card_ends_with_the_node():
     assert card(ended(1, 1, GUILTY)) == [
         "Traceback",
         "ValueError: bad",
-        "overlap: node 1 (ranks 4-7, pid 77) exited with code 1",
+        "overlap: process 1 (ranks 4-7, pid 77) exited with code 1",
     ]
 
 
@@ -137,19 +137,20 @@ def test_an_error_that_tells_who_failed_is_not_told_twice():
     assert card(ended(1, 1, told)) == ["Traceback", "overlap: rank 4 failed: ValueError: bad"]
     details = "overlap: the world did not finish\n  rank 0: recv\n  rank 4: has finished\n"
     assert card(ended(1, 1, Status(cause=True, text=details))) == details.splitlines()
-    where = "overlap: node 1 (ranks 4-7, pid 77) exited with code 1; all it printed is in l/node-1.log"
-    assert card(ended(1, 1, told, log="l/node-1.log"))[2:] == [where]
+    where = "overlap: process 1 (ranks 4-7, pid 77) exited with code 1; all it printed is in l/process-1.log"
+    assert card(ended(1, 1, told, log="l/process-1.log"))[2:] == [where]
 
 
 def test_the_card_of_a_process_that_said_nothing():
-    assert card(ended(0, 3, tail=["last words"], log="l/node-0.log")) == [
+    assert card(ended(0, 3, tail=["last words"], log="l/process-0.log")) == [
         "last words",
-        "overlap: node 0 (ranks 0-3, pid 77) exited with code 3, without saying why; all it printed is in l/node-0.log",
+        "overlap: process 0 (ranks 0-3, pid 77) exited with code 3, without saying why; "
+        "all it printed is in l/process-0.log",
     ]
 
 
 def test_the_card_of_signals():
-    begin = "overlap: node 0 (ranks 0-3, pid 77) was killed by "
+    begin = "overlap: process 0 (ranks 0-3, pid 77) was killed by "
     assert card(ended(0, -11)) == [begin + "SIGSEGV"]
     assert card(ended(0, -9)) == [
         begin + "SIGKILL; this launcher did not send it: somebody did, or memory ran out (`dmesg` of that machine says)"
@@ -173,7 +174,7 @@ def test_a_card_ends_with_the_last_signs_of_who_said_nothing():
     told = card(ended(0, -11, tail=[str(number) for number in range(60)]), signs=["rank 0 was in x", "rank 4 waited"])
     assert len(told) == 25
     assert told[-3:] == [
-        "overlap: node 0 (ranks 0-3, pid 77) was killed by SIGSEGV", "  rank 0 was in x", "  rank 4 waited"
+        "overlap: process 0 (ranks 0-3, pid 77) was killed by SIGSEGV", "  rank 0 was in x", "  rank 4 waited"
     ]  # fmt: skip
 
 

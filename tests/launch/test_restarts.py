@@ -29,7 +29,7 @@ RAISED = Ending(
     status=Status(cause=True, rank=1, text="Traceback ...\noverlap: rank 1 failed at train.py:8: ValueError: no\n"),
 )  # fmt: skip
 WELL = Ending(node=0, ranks=range(2), pid=4710, returncode=0)
-CRASH = "node 1 (ranks 2-3, pid 4711) was killed by SIGSEGV"
+CRASH = "process 1 (ranks 2-3, pid 4711) was killed by SIGSEGV"
 
 
 class Story:
@@ -92,7 +92,7 @@ def test_each_attempt_is_told_in_one_line():
         "restart 2 of 10, from step 40: rank 1 failed at train.py:8: ValueError: no",
         f"restart 3 of 10, from step 50: {CRASH}",
     ]
-    assert story.attempts == [f"logs/node-1{again}.log" for again in ("", ".restart-1", ".restart-2", ".restart-3")]
+    assert story.attempts == [f"logs/process-1{again}.log" for again in ("", ".restart-1", ".restart-2", ".restart-3")]
 
 
 def test_what_a_process_was_doing_that_died_without_a_word_is_told():
@@ -386,7 +386,7 @@ def test_a_world_whose_third_node_always_dies_goes_on_with_two(tmp_path):
         timeout=LIMIT_S,
     )
     assert (ended.returncode, ended.stdout) == (0, "2 13.0\n"), ended.stderr  # three steps of three ranks, two of two
-    assert "overlap: restart 2 of 5 in 1 s with 2 nodes, from step 3: node 2 (rank 2, pid " in ended.stderr
+    assert "overlap: restart 2 of 5 in 1 s with 2 nodes, from step 3: process 2 (rank 2, pid " in ended.stderr
 
 
 @pytest.mark.parametrize(

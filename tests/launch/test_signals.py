@@ -171,9 +171,9 @@ def test_all_nodes_of_a_launcher_end_so(start: Start, tmp_path: Path) -> None:
     job = start("-m", "overlap", "run", "--nnodes", "2", "--trace", "run.json", "--grace", str(LIMIT_S), "train.py")
     job.pid_of_one_that_is_up()
     code, out, err = job.ends(signal.SIGTERM)
-    assert (code, out) == (143, ["[node 0] finally 0", "[node 1] finally 1"])
+    assert (code, out) == (143, ["[process 0] finally 0", "[process 1] finally 1"])
     lines = [line for line in err.splitlines() if not line.startswith("overlap: waiting up to ")]
-    trace = "[node 0] overlap: trace in run.json; look at it with `overlap timeline run.json` or at ui.perfetto.dev"
+    trace = "[process 0] overlap: trace in run.json; look at it with `overlap timeline run.json` or at ui.perfetto.dev"
     assert lines == [trace, "overlap: ended by SIGTERM"]
     assert read_trace(tmp_path / "run.json").ranks() == [0, 1]
 
@@ -185,7 +185,7 @@ def test_a_node_that_somebody_else_tells_to_end_is_named(start: Start) -> None:
     code, _, err = job.ends()
     assert code == 143
     assert re.fullmatch(
-        r"overlap: node 0 \(rank 0, pid \d+\) was ended by SIGTERM, which its launcher had not sent\n"
+        r"overlap: process 0 \(rank 0, pid \d+\) was ended by SIGTERM, which its launcher had not sent\n"
         r"  rank 0 was in its program, after all_reduce #0 on group 'world' \(train.py:14\)\n"
         r"(  rank 1 waited for it in grad #1 on group 'world' \(train.py:21\)\n)?",
         err,
@@ -293,7 +293,7 @@ def test_a_launcher_passes_the_question_on_and_goes_on(start: Start) -> None:
     job.process.send_signal(signal.SIGUSR1)
     side = f"side at train.py:{line_of('sleep_forever')}"
     lines = job.told(side) + job.told(side)
-    asked = [re.fullmatch(r"\[node [01]\] overlap: asked by SIGUSR1, process (\d+):", line) for line in lines]
+    asked = [re.fullmatch(r"\[process [01]\] overlap: asked by SIGUSR1, process (\d+):", line) for line in lines]
     assert sorted(int(found[1]) for found in asked if found) == pids
     assert job.ends(signal.SIGTERM)[0] == 143
 

@@ -80,7 +80,7 @@ def test_the_timeline_shows_that_a_rail_was_lost_and_is_back(tmp_path: Path) -> 
         assert lost.start_ns == lost.end_ns < back.start_ns
         assert "lost" in lost.name
     for span in wires:
-        assert f"[node {span.rank}] overlap: {span.name}" in run.stderr
+        assert f"[process {span.rank}] overlap: {span.name}" in run.stderr
     drawn = timeline(tmp_path, "run.json")
     first_ns = read_trace(tmp_path / "run.json").spans[0].start_ns
     for span in wires:
@@ -102,7 +102,7 @@ def test_a_flipped_bit_names_the_operation_the_peer_and_the_place(tmp_path: Path
         r"process 0 \(rank 0\) is lost: the last connection to it was lost: a bad frame: bytes 0 to 400000 of the "
         r"message from rank 0 to rank 1, tag \d+, came damaged: the bytes do not match their checksum"
     )
-    assert re.search(rf"^\[node 1\] overlap: {what}$", run.stderr, re.MULTILINE)
+    assert re.search(rf"^\[process 1\] overlap: {what}$", run.stderr, re.MULTILINE)
     assert re.fullmatch(
         r"overlap: rank 1 failed at train.py:16: LinkLostError: message from rank 0 to rank 1 of gradients #1 on group "
         rf"'world' \(train.py:16\): {what}",

@@ -175,7 +175,7 @@ def test_one_trace_of_all_processes(tmp_path: Path) -> None:
     run = launched(tmp_path, program(tmp_path), "--nnodes", "2", "--ranks-per-process", "2", "--trace", "run.json")
     assert run.returncode == 0, run.stderr
     assert set(results(4, 2)) <= {line.partition("] ")[2] for line in run.stdout.splitlines()}
-    told = "[node 0] overlap: trace in run.json; look at it with `overlap timeline run.json` or "
+    told = "[process 0] overlap: trace in run.json; look at it with `overlap timeline run.json` or "
     assert any(line.startswith(told) for line in run.stderr.splitlines()), run.stderr  # a busy host may be told of too
     assert [path.name for path in tmp_path.glob("*.json")] == ["run.json"]
     timeline = read_trace(tmp_path / "run.json")
@@ -251,7 +251,8 @@ def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> N
     assert [launcher.returncode for launcher in launchers] == [1, 1]
     assert "process 1 (rank 1) is lost" in told[0]
     assert re.fullmatch(
-        r"overlap: node 1 \(rank 1, pid \d+\) on \S+ exited with code 0 before its world had ended, as os\._exit does\n"
+        r"overlap: process 1 \(rank 1, pid \d+\) on \S+ exited with code 0 before its world had ended, "
+        r"as os\._exit does\n"
         r"  rank 1 was in its program, after all_reduce #2 on group 'world' \(train.py:10\)\n"
         r"(  rank 0 waited for it in all_gather #3 on group 'world' \(train.py:13\)\n)?",
         told[1],
@@ -285,7 +286,7 @@ def test_a_process_that_is_killed_is_named_with_what_it_was_doing(tmp_path: Path
     run = launched(tmp_path, script, "--nnodes", "2", "--ranks-per-process", "2", "--flight-dir", "flights")
     assert run.returncode == 137
     lines = run.stderr.splitlines()
-    killed = next(number for number, line in enumerate(lines) if line.startswith("overlap: node 1 (ranks 2-3, pid "))
+    killed = next(number for number, line in enumerate(lines) if line.startswith("overlap: process 1 (ranks 2-3, pid "))
     assert re.search(
         r" was killed by SIGKILL; this launcher did not send it: somebody did, or memory ran out, it had [\d.]+ MiB "
         r"at most \(`dmesg` of that machine says\)$",
@@ -315,9 +316,9 @@ print("done")
 def test_a_process_that_ends_well_without_joining_is_not_waited_for(tmp_path: Path, worlds: int) -> None:
     (tmp_path / "absent.py").write_text(ABSENT.replace("WORLDS", str(worlds)))
     run = launched(tmp_path, Path("absent.py"), "--nnodes", "2", "--join-timeout", str(10 * LIMIT_S))
-    assert (run.returncode, run.stdout) == (1, "[node 1] done\n")
+    assert (run.returncode, run.stdout) == (1, "[process 1] done\n")
     assert re.fullmatch(
-        r"overlap: node 1 \(rank 1, pid \d+\) exited with code 0 without joining", run.stderr.splitlines()[-1]
+        r"overlap: process 1 \(rank 1, pid \d+\) exited with code 0 without joining", run.stderr.splitlines()[-1]
     )
 
 
@@ -342,8 +343,8 @@ def test_of_a_long_error_the_terminal_has_both_ends_and_the_log_has_all(tmp_path
     assert re.fullmatch(r"  \.\.\. 5\d\d lines left out \.\.\.", lines[12])
     assert any(line.startswith("ValueError: HEAD ") for line in lines[:12])
     assert lines[-3:-1] == ["TAIL", r"overlap: rank 1 failed at early.py:6: ValueError: HEAD \x1b[31mdetail ..."]
-    assert lines[-1].endswith(" exited with code 1; all it printed is in logs/node-1.log")
-    log = (tmp_path / "logs/node-1.log").read_text().splitlines()
+    assert lines[-1].endswith(" exited with code 1; all it printed is in logs/process-1.log")
+    log = (tmp_path / "logs/process-1.log").read_text().splitlines()
     assert log.count("detail") == 599
     assert log[-2:] == lines[-3:-1]
 
@@ -518,7 +519,8 @@ def test_a_helper_of_mpi_that_is_killed_ends_the_job_and_is_named(tmp_path: Path
     run = launched(tmp_path, script, "--transport", "mpi", "--nnodes", "2")
     assert run.returncode == 1
     assert re.search(
-        r"^overlap: --transport mpi: node [01]: the helper of mpiexec \(pid \d+\) that holds its place has ended, so "
+        r"^overlap: --transport mpi: process [01]: the helper of mpiexec \(pid \d+\) that holds its place "
+        r"has ended, so "
         r"MPI cannot go on; the job was ended$",
         run.stderr,
         re.M,

@@ -59,7 +59,7 @@ def start(program: Program, wire: str, cwd: Path) -> Python:
 
 def lines(printed: str) -> list[str]:
     """Return the lines of the processes of a job."""
-    return [re.sub(r"^\[node \d\] ", "", line) for line in printed.splitlines()]
+    return [re.sub(r"^\[process \d\] ", "", line) for line in printed.splitlines()]
 
 
 @clocks

@@ -7,7 +7,7 @@ import numpy as np
 
 import overlap
 
-MEMBER = os.environ["OVERLAP_NODE_RANK"]
+MEMBER = os.environ.get("OVERLAP_NODE_RANK", "0")
 LAST_EPOCH = int(sys.argv[1])
 MANNER = sys.argv[2] if len(sys.argv) > 2 else ""
 
@@ -28,4 +28,4 @@ async def main(rank):
     return epoch.members, epoch.memory["worlds"]
 
 
-print(f"result {overlap.run(main)}", flush=True)
+print(f"result {overlap.run(main, survive=True if MANNER == 'asks' else None)}", flush=True)

@@ -17,9 +17,9 @@ SHARDING = str(Path(__file__).with_name("sharding.py"))
 def start(tmp_path):
     jobs = []
 
-    def begin(*options, last_epoch=0, manner="", program=PROGRAM):
+    def begin(*options, last_epoch=0, manner="", program=PROGRAM, **variables):
         arguments = [str(last_epoch), manner] if program == PROGRAM else [manner]
-        jobs.append(Job(tmp_path, *options, program=program, arguments=arguments))
+        jobs.append(Job(tmp_path, *options, program=program, arguments=arguments, **variables))
         return jobs[-1]
 
     yield begin
@@ -77,6 +77,34 @@ def test_a_loss_ends_a_job_that_does_not_survive(start):
     check_nothing_is_left(job)
 
 
+def test_a_program_may_ask_to_survive(start):
+    job = start("--processes", "3", last_epoch=1, manner="asks")
+    job.until("goes on 0")
+    os.kill(pid_of(job, 0), signal.SIGKILL)
+    assert job.end() == 0, job.err
+    assert job.out.count(f"result {[((1, 2), [3, 2])]}") == 2
+    check_nothing_is_left(job)
+
+
+def test_an_option_wins_over_the_program(start):
+    job = start("--processes", "2", "--no-survive", last_epoch=1, manner="asks")
+    job.until("goes on 0")
+    os.kill(pid_of(job, 0), signal.SIGKILL)
+    assert job.end() == 128 + signal.SIGKILL
+
+
+def test_one_process_may_ask_as_well(start):
+    job = start(manner="asks")
+    assert job.end() == 0, job.err
+    assert f"result {[((), [2])] * 2}" in job.out
+
+
+def test_processes_of_another_launcher_have_no_witness(start):
+    job = start(manner="asks", RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    assert job.end() == 2
+    assert "survive: processes need a witness; start them with `overlap run --survive --processes N`" in job.err
+
+
 def test_the_loss_of_all_ends_the_job(start):
     job = start("--survive", "--processes", "2", last_epoch=9)
     job.until("goes on 0")
@@ -113,7 +141,25 @@ def test_a_process_that_was_stopped_for_too_long_is_left_behind(start):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:29555"], "one machine so far"),
+        (["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:29555"], "add --witness DIR"),
+        (["--processes", "2", "--lost-after", "1"], "expected at least 2 seconds, got 1"),
+        (["--processes", "2", "--witness", "."], "--witness: on one host the launcher has the witness in memory"),
+        (["--no-survive", "--processes", "2", "--witness", "."], "--witness: it decides who goes on after a loss"),
+        (
+            [
+                "--nnodes",
+                "2",
+                "--node-rank",
+                "0",
+                "--rdzv-endpoint",
+                "127.0.0.1:29555",
+                "--witness",
+                ".",
+                "--spares",
+                "1",
+            ],
+            "--survive: on several hosts without --spares",
+        ),
         (["--processes", "2", "--transport", "mpi"], "MPI ends the whole job"),
     ],
 )

@@ -35,7 +35,7 @@ def test_weights_are_those_of_the_history(tmp_path, options, killed):
     try:
         for epoch, member in enumerate(killed):
             job.until(f"first step of epoch {epoch}")
-            os.kill(int(re.search(rf"\[node {member}\] epoch 0 .* pid (\d+)", job.out)[1]), signal.SIGKILL)
+            os.kill(int(re.search(rf"\[process {member}\] epoch 0 .* pid (\d+)", job.out)[1]), signal.SIGKILL)
         assert job.end() == 0, job.err
         processes, each = int(options[1]), 2 if "--ranks" in options else 1
         history = history_of(job.out, each)

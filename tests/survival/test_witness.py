@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import threading
+from functools import partial, wraps
 
+import pytest
+import trio
+import trio.testing
+
+from overlap.survival import hosts
 from overlap.survival.agreement import Membership
+from overlap.survival.hosts import SharedWitness, WitnessError
 from overlap.survival.witness import Witness
+
+
+def in_trio(test):
+    @wraps(test)
+    def run(**fixtures):
+        trio.run(partial(test, **fixtures))
+
+    return run
+
+
+WORLD = Membership(epoch=0, members=(0, 1), step=0)
 
 
 def test_a_member_is_never_seen_without_its_lock(tmp_path, monkeypatch):
@@ -17,6 +37,77 @@ def test_a_member_is_never_seen_without_its_lock(tmp_path, monkeypatch):
         lock(file, how)
 
     monkeypatch.setattr(fcntl, "lockf", locked)
-    Witness(tmp_path, 0, 0, 1, Membership(epoch=0, members=(0, 1), step=0))
+    Witness(tmp_path, 0, 0, 1, WORLD)
     assert seen == []
     assert [path.name for path in tmp_path.rglob("alive-*")] == ["alive-1"]
+
+
+def test_a_file_is_its_writers_though_the_answer_to_the_link_was_lost(tmp_path, monkeypatch):
+    witness = Witness(tmp_path, 0, 0, 1, WORLD)
+    link = os.link
+
+    def answered_late(source, target):
+        link(source, target)
+        link(source, target)  # as a client of NFS that repeats its request
+
+    monkeypatch.setattr(os, "link", answered_late)
+    assert witness.propose(Membership(epoch=1, members=(1,), step=0, lost=(0,)))
+    monkeypatch.undo()
+    assert not witness._create("epoch-1", {})
+
+
+def shared(folder, member, *, limit_s=5.0):
+    return SharedWitness(folder, 0, 0, member, WORLD, address="127.0.0.1", limit_s=limit_s)
+
+
+@in_trio
+async def test_the_socket_of_a_process_shows_its_end(tmp_path):
+    one, other = shared(tmp_path, 0), shared(tmp_path, 1)
+    async with one.watching([0, 1]):
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert not one.is_dead(1)
+        other.close()
+        while not one.has_ended(1):  # noqa: ASYNC110
+            await trio.sleep(0.001)
+    async with one.watching([0, 1]):
+        while not one.has_ended(1):  # noqa: ASYNC110
+            await trio.sleep(0.001)
+    one.close()
+
+
+@in_trio
+async def test_a_host_that_gives_no_answer_is_dead_and_may_live(tmp_path, monkeypatch):
+    one, other = shared(tmp_path, 0), shared(tmp_path, 1)
+
+    async def cut(endpoint):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(hosts, "dial", cut)
+    async with one.watching([0, 1]):
+        while not one.is_dead(1):  # noqa: ASYNC110
+            await trio.sleep(0.001)
+    assert not one.has_ended(1)
+    one.close()
+    other.close()
+
+
+@in_trio
+async def test_a_folder_that_blocks_ends_the_process(tmp_path):
+    witness, free = shared(tmp_path, 0, limit_s=0.2), threading.Event()
+    with pytest.raises(WitnessError, match=r"process 0 cannot reach the witness in .*: it does not answer; it ends"):
+        await witness.on(free.wait)
+    free.set()
+    witness.close()
+
+
+@in_trio
+async def test_a_call_that_fails_for_a_moment_is_made_again(tmp_path):
+    witness, failures = shared(tmp_path, 0), [OSError("stale")]
+
+    def look():
+        if failures:
+            raise failures.pop()
+        return witness.record()
+
+    assert await witness.on(look) == WORLD
+    witness.close()

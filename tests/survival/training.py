@@ -41,24 +41,28 @@ async def train(rank, steps, *, show=print):
                 await model[name]
             show(f"first step of epoch {epoch.number} at {perf_counter_ns()}", flush=True)
     weights = await model.finish()
+    show(f"last step at {perf_counter_ns()}", flush=True)
     return model.steps, hashlib.sha256(b"".join(weights[name].tobytes() for name in SIZES)).hexdigest()
 
 
 def reference(history: list[tuple[list[int], int]], steps: int) -> list[tuple[int, str]]:
     """Return the results of a run in one process with a history of (members, step of their beginning)."""
-    memory = {member: Epoch(survives=True) for member in history[0][0]}
+    memory = {member: Epoch(survives=True) for members, _ in history for member in members}
     ends = [begin for _, begin in history[1:]] + [steps]
 
-    async def main(rank, members, begin, end):
+    async def main(rank, members, joined, begin, end):
         epoch = rank.epoch = memory[members[rank.rank]]
-        epoch.step = begin
+        epoch.step, epoch.joined = begin, joined
         if epoch.survivor is not None:
             epoch.survivor.report()
             epoch.survivor.advance(begin)
         return await train(rank, end, show=lambda *_, **__: None)
 
+    before = history[0][0]
     for (members, begin), end in zip(history, ends, strict=True):
-        results = overlap.run(main, members, begin, end, ranks=len(members))
+        joined = tuple(rank for rank, member in enumerate(members) if member not in before)
+        results = overlap.run(main, members, joined, begin, end, ranks=len(members))
+        before = members
     return results
 
 

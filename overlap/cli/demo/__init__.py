@@ -5,7 +5,7 @@
 #   model      the classifier: blocks, gradients, weights; pure numpy
 #   training   the two loops, and the run in which they take turns
 #   report     progress, figures, pictures and verdict
-#   survival   another demonstration: a process is killed, the other goes on;  survivor: one of these processes
+#   survival   another demonstration: a process is killed, a spare takes its place;  survivor: one of these processes
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ examples:
   overlap demo                                     8 ranks, links about half as busy as compute
   overlap demo --ranks 4 --bandwidth 100MB --trace demo.trace.json
   overlap timeline demo.trace.json --step 3        look closer
-  overlap demo --survive                           kill one of two processes; the other goes on
+  overlap demo --survive                           kill one of two processes; a spare takes its place
 
 examples/21_with_and_without.py of a checkout shows every training strategy like this, in virtual time.
 
@@ -58,7 +58,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ascii", action="store_true", help="draw in plain ASCII")
     parser.add_argument(
-        "--survive", action="store_true", help="kill one of two processes instead, and show how the other goes on"
+        "--survive", action="store_true", help="kill one of two processes instead, and show how a spare takes its place"
     )
     parser.add_argument("--trace", metavar="FILE", help="also write the timeline as a Chrome trace-event file")
 

@@ -1,4 +1,4 @@
-"""`overlap demo --survive`: trains on two processes, kills the first one, and shows how the other goes on."""
+"""`overlap demo --survive`: trains on two processes, kills the first one, and shows how a spare takes its place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..console import Console
 from ..nodes import boot
 from .survivor import replayed
 
-_VICTIM, _SURVIVOR = 0, 1
+_VICTIM, _SURVIVOR, _SPARE = 0, 1, 2
 _KILL_AT = 20  # step after whose end the victim is killed
 
 
@@ -32,21 +32,22 @@ class _Story:
     pids: dict[int, int] = field(default_factory=dict)
     history: list[tuple[list[int], int]] = field(default_factory=list)
     ends_ns: dict[int, int] = field(default_factory=dict)  # of steps of the survivor, by number
-    digest: str = ""
+    digests: dict[int, str] = field(default_factory=dict)  # of the weights at the end, by process
     killed_ns: int = 0
-    first_ns: int = 0  # the end of the first step of the survivor alone
+    first_ns: int = 0  # the end of the first step with the spare
 
     def hear(self, member: int, line: dict[str, object]) -> None:
         """Take one line of a process."""
         if "pid" in line and member not in self.pids:
             self.pids[member] = int(str(line["pid"]))
+        if "digest" in line:
+            self.digests[member] = str(line["digest"])
         if member != _SURVIVOR:
             return
         if "members" in line:
             self.history.append((list(line["members"]), int(str(line["step"]))))  # type: ignore[call-overload]
         elif "end" in line and self.killed_ns and len(self.history) == 2 and not self.first_ns:
             self.first_ns = int(str(line["at_ns"]))
-        self.digest = str(line.get("digest", ""))
 
 
 def demonstrate(console: Console, *, steps: int, width: int, ascii: bool) -> bool:
@@ -56,7 +57,9 @@ def demonstrate(console: Console, *, steps: int, width: int, ascii: bool) -> boo
         OverlapError: If the job fails.
     """
     steps = max(steps, 2 * _KILL_AT)
-    console.print(f"training on 2 processes for {steps} steps; the first one is killed after step {_KILL_AT}")
+    console.print(
+        f"training on 2 processes for {steps} steps, with a spare; the first one is killed after step {_KILL_AT}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         story, code, errors = _run(console, steps, folder)
         if code != 0 or not story.first_ns:
@@ -65,24 +68,22 @@ def demonstrate(console: Console, *, steps: int, width: int, ascii: bool) -> boo
     console.print("\nthe survivor, from its first step to its last; the gap is the loss:")
     console.print(TimelineView(timeline, width=width, ascii=ascii))
     pause, (members, step) = format_ns(story.first_ns - story.killed_ns), story.history[1]
+    names = " and ".join(map(str, members))
+    console.print(f"\nfrom the kill to the end of the next step: {pause}; processes {names} went on after step {step}")
+    same = story.digests == dict.fromkeys(members, replayed(story.history, steps))
     console.print(
-        f"\nfrom the kill to the end of the next step: {pause}; process {members[0]} went on after step {step}"
-    )
-    same = replayed(story.history, steps) == story.digest
-    console.print(
-        f"weights are {'equal to' if same else 'NOT EQUAL TO'} those of a run with the same history of members"
+        f"weights of both are {'equal to' if same else 'NOT EQUAL TO'} those of a run with the same history of members"
     )
     return same
 
 
 def _run(console: Console, steps: int, folder: str) -> tuple[_Story, int, str]:
-    command = [sys.executable, "-c", boot(), "run", "--survive", "--processes", "2", "--log-dir", folder]
-    story, logs = _Story(), [Path(folder, f"node-{member}.log") for member in range(2)]
-    read = [0, 0]
+    command = [sys.executable, "-c", boot(), "run", "--survive", "--processes", "2", "--spares", "1"]
+    command += ["--log-dir", folder, "-m", "overlap.cli.demo.survivor", str(steps), folder]
+    story, logs = _Story(), [Path(folder, f"process-{member}.log") for member in (_VICTIM, _SURVIVOR, _SPARE)]
+    read = [0] * len(logs)
     with tempfile.TemporaryFile("w+") as errors:
-        job = subprocess.Popen(
-            [*command, "-m", "overlap.cli.demo.survivor", str(steps), folder], stdout=errors, stderr=errors
-        )
+        job = subprocess.Popen(command, stdout=errors, stderr=errors)
         try:
             over = False
             while not over:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import trio
 
 from ...config import overriding
 from ...data import digits
@@ -23,6 +24,7 @@ from ...front import run
 from ...parallel import AdamW, DataParallel
 from ...runtime.epoch import Epoch
 from ...runtime.rank import Rank
+from ...survival.witness import WITNESS
 from ...timeline import Timeline
 from ...timeline.columnar import SpanColumns
 from ...timeline.files.tracefile import write_trace
@@ -30,6 +32,7 @@ from .model import Floats, Labels
 
 BATCH = 32  # images of each rank in a step
 _STEP_S = 0.005  # least time of a backward, so that steps can be seen beside the pause
+_READY_S = 20.0  # within which the spare has started
 
 Show = Callable[[dict[str, object]], None]
 
@@ -66,19 +69,22 @@ def _backward(images: Floats, labels: Labels, pace_s: float, weights: Floats) ->
 
 def replayed(history: Sequence[tuple[Sequence[int], int]], steps: int) -> str:
     """Return the digest of a run in one process with that history: members of each world, and the step before it."""
-    memory = {member: Epoch(survives=True) for member in history[0][0]}
+    memory = {member: Epoch(survives=True) for members, _ in history for member in members}
 
-    async def again(rank: Rank, members: Sequence[int], begin: int, end: int) -> str:
+    async def again(rank: Rank, members: Sequence[int], joined: Sequence[int], begin: int, end: int) -> str:
         rank.epoch = memory[members[rank.rank]]
-        rank.epoch.step = begin
+        rank.epoch.step, rank.epoch.joined = begin, tuple(joined)
         if rank.epoch.survivor is not None:
             rank.epoch.survivor.report()
             rank.epoch.survivor.advance(begin)
         return await train(rank, end, lambda line: None, 0.0)
 
     ends = [begin for _, begin in history[1:]] + [steps]
+    before = history[0][0]
     for (members, begin), end in zip(history, ends, strict=True):
-        digests = run(again, members, begin, end, ranks=len(members))
+        joined = [rank for rank, member in enumerate(members) if member not in before]
+        digests = run(again, members, joined, begin, end, ranks=len(members))
+        before = members
     return digests[0]
 
 
@@ -86,12 +92,23 @@ def main(steps: int, folder: str) -> None:
     """Train as one process."""
     member = int(os.environ["OVERLAP_NODE_RANK"])
     seen: list[Timeline] = []
+
+    async def begin(rank: Rank) -> str:
+        with trio.move_on_after(_READY_S):  # without a spare it goes on alone, and the story tells that
+            while not _has_spare():  # noqa: ASYNC110  another process makes it true
+                await trio.sleep(0.01)
+        return await train(rank, steps, _print, _STEP_S)
+
     with overriding(watcher=seen.append):
-        digests = run(train, steps, _print, _STEP_S)
+        digests = run(begin)
     _print({"digest": digests[0]})
     columns = [replace(each.columns, rank=np.full_like(each.columns.rank, member)) for each in seen]
     timeline = Timeline.of_columns(SpanColumns.joined(columns), world_size=seen[0].world_size)
     write_trace(timeline, Path(folder, f"process-{member}.json"))
+
+
+def _has_spare() -> bool:
+    return any(Path(os.environ[WITNESS]).glob("attempt-*/run-*/spare-*"))
 
 
 def _print(line: dict[str, object]) -> None:

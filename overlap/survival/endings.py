@@ -1,0 +1,65 @@
+"""Reasons that end an epoch or a run that survives, and the line for the user on the next epoch."""
+
+from __future__ import annotations
+
+from transports import TransportError
+
+from ..errors import OverlapError, PeerLostError, RankFailedError, RemoteError
+from ..processes.member import MemberLostError
+from .agreement import Membership
+
+
+class EpochClosedError(OverlapError):
+    """The others went on without this process, which was stopped or cut off for too long."""
+
+
+class StateLostError(OverlapError):
+    """All processes that had the state of the job were lost before newcomers had received it."""
+
+
+class NotMetError(OverlapError):
+    """A process was lost before all processes of a world had met.
+
+    Attributes:
+        late: Whether one lives that did not come: it is not known which.
+    """
+
+    def __init__(self, *, late: bool) -> None:
+        super().__init__("a process has not come in time" if late else "a process was lost before all had met")
+        self.late = late
+
+
+class SpareReadyError(OverlapError):
+    """An epoch ends because a spare is ready, and the world has fewer members than at first: no failure."""
+
+
+_ENDS = (PeerLostError, MemberLostError, TransportError, SpareReadyError)
+_NAMES = {kind.__name__ for kind in (*_ENDS, *TransportError.__subclasses__())}
+
+
+def is_end(error: Exception) -> bool:
+    """Whether an error ends an epoch only: a process or a wire was lost, or a spare joins, and no rank has failed."""
+    cause = error.cause if isinstance(error, RankFailedError) else error
+    return cause.type_name in _NAMES if isinstance(cause, RemoteError) else isinstance(cause, _ENDS)
+
+
+def description(before: Membership, after: Membership, reason: str, *, full: int) -> str:
+    """Return the line for the user on a new epoch.
+
+    Args:
+        before: The world that has ended.
+        after: The next one.
+        reason: Of the end.
+        full: Size of the first world, if there were spares.
+    """
+    lost = [member for member in before.members if member not in after.members]
+    joined = [member for member in after.members if member not in before.members]
+    parts = [f"lost {_processes(lost)}: {reason}"] if lost or not joined else []
+    parts += [f"{_processes(joined)} join{'s' * (len(joined) == 1)}"] if joined else []
+    going = f"going on with {len(after.members)} of {len(before.members)} processes"
+    going += f" after step {after.step}" if after.step else ""
+    return "; ".join([*parts, going, *["no spare is ready"] * (len(after.members) < len(before.members) == full)])
+
+
+def _processes(members: list[int]) -> str:
+    return f"process{'es' * (len(members) > 1)} {', '.join(map(str, members)) or 'no'}"

@@ -1,0 +1,202 @@
+"""Witness of a job on several hosts: a folder that all of them share, named by the user.
+
+The folder decides as on one host: a link of a name succeeds once, on NFS as well. The rest differs:
+
+* No lock: a file system may grant locks on each host alone, or free them late. Each process has a socket that listens,
+  and never accepts; the folder says where. The kernel of its host refuses or ends connections to it as soon as the
+  process has ended, and keeps them while it is stopped. No answer means that the host is lost, or cut off.
+* No trust in a directory that was read before: a client may cache it for a minute. A new file in it renews the cache.
+* No endless wait: a folder that cannot be reached may block a call for ever. Calls are made in a thread, with a limit.
+  A process that does not reach the folder ends, because the others may have gone on without it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from ..errors import OverlapError, UsageError
+from ..processes.silence import LOST_AFTER_S
+from ..processes.sockets import OUTAGE_S, dial
+from .agreement import Membership
+from .witness import WITNESS, Witness
+
+T = TypeVar("T")
+
+#: Variable that says to the processes of a job on how many hosts it was started.
+HOSTS = "OVERLAP_HOSTS"
+#: How often a process looks into the folder. A look takes a few messages to the server.
+_LOOK_S = 0.02
+#: Pause before a call of the file system is made again that has failed.
+_PAUSE_S = 0.2
+#: Connections to a process that wait to be accepted: one of each other process.
+_BACKLOG = 4096
+
+
+class WitnessError(OverlapError):
+    """The folder of the witness cannot be reached from this host: the others may go on without it."""
+
+
+class SharedWitness(Witness):
+    """The witness as a member on one of several hosts uses it.
+
+    Args:
+        folder: Folder of the job, the same on all hosts.
+        attempt: How often the job has been started before.
+        run: Index of the run of the program.
+        member: This member.
+        first: The world of epoch 0.
+        address: Address of this host that other hosts reach.
+        limit_s: A folder that cannot be reached for so long ends this process.
+    """
+
+    look_s = _LOOK_S
+
+    def __init__(
+        self, folder: Path, attempt: int, run: int, member: int, first: Membership, *, address: str, limit_s: float
+    ) -> None:
+        self._where, self._limit_s, self._address = folder, limit_s, address
+        self._ended: set[int] = set()
+        self._cut_off: set[int] = set()
+        try:
+            super().__init__(folder, attempt, run, member, first)
+        except OSError as error:
+            raise self._unreachable(error.strerror or str(error)) from error
+
+    def close(self) -> None:
+        """Let the other hosts see that this process has ended its run."""
+        self._sign.close()
+
+    def _show_life(self) -> None:
+        self._sign = listening_at(self._address, backlog=_BACKLOG)
+        self._create(f"alive-{self._member}", {"endpoint": self._sign.getsockname()[:2]})
+
+    def is_dead(self, member: int) -> bool:
+        """Whether a process has ended, or its host gave no answer, as far as `watching` knows."""
+        return member in self._ended or member in self._cut_off
+
+    def has_ended(self, member: int) -> bool:
+        """Whether a process has ended, by the word of the kernel of its host."""
+        return member in self._ended
+
+    async def on(self, call: Callable[[], T]) -> T:
+        """Return the result of a call that reads or writes the folder; repeat one that fails, for a time.
+
+        Raises:
+            WitnessError: The folder could not be reached in time.
+        """
+        reason = "it does not answer"
+
+        def renewed() -> T:
+            draft = self._folder / f"look-{self._member}"
+            draft.touch()
+            draft.unlink()
+            return call()
+
+        with trio.move_on_after(self._limit_s):
+            while True:
+                try:
+                    return await trio.to_thread.run_sync(renewed, abandon_on_cancel=True)
+                except OSError as error:
+                    reason = error.strerror or str(error)
+                await trio.sleep(_PAUSE_S)
+        raise self._unreachable(reason)
+
+    def _unreachable(self, reason: str) -> WitnessError:
+        return WitnessError(
+            f"process {self._member} cannot reach the witness in {self._where}: {reason}; it ends, because the others "
+            "may go on without it"
+        )
+
+    @asynccontextmanager
+    async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
+        """Learn of the end of members, for the length of the block."""
+        others = set(members) - {self._member}
+        self._ended -= others
+        self._cut_off -= others
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            for member in others:
+                nursery.start_soon(self._watch, member)
+            try:
+                yield
+            except Exception as error:  # raised outside, where the nursery does not wrap it
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _watch(self, member: int) -> None:
+        """Connect to the socket of a member, and wait for the end of that connection."""
+        while (endpoint := await self._endpoint(member)) is None:  # noqa: ASYNC110  another host writes it
+            await trio.sleep(self.look_s)
+        try:
+            with trio.fail_after(OUTAGE_S):
+                stream = await dial(endpoint)
+        except ConnectionRefusedError:
+            self._ended.add(member)
+            return
+        except (OSError, trio.TooSlowError):
+            self._cut_off.add(member)
+            return
+        async with stream:
+            try:
+                await stream.receive_some(1)
+                self._ended.add(member)
+            except trio.BrokenResourceError as error:
+                reset = isinstance(error.__cause__, ConnectionResetError)
+                (self._ended if reset else self._cut_off).add(member)
+
+    async def _endpoint(self, member: int) -> tuple[str, int] | None:
+        with suppress(WitnessError):  # the task that asks it for a decision raises that
+            content = await self.on(lambda: self._content(self._folder / f"alive-{member}"))
+            return None if content is None else tuple(content["endpoint"])
+        return None
+
+
+def witness_of(
+    folder: Path, attempt: int, run: int, member: int, first: Membership, *, address: str, limit_s: float | None
+) -> Witness:
+    """Return the witness of a job on one host or on several; takes what `SharedWitness` takes."""
+    if not has_several_hosts():
+        return Witness(folder, attempt, run, member, first)
+    return SharedWitness(folder, attempt, run, member, first, address=address, limit_s=limit_s or LOST_AFTER_S)
+
+
+def witness_folder() -> Path:
+    """Return the folder of the witness, as the launcher has named it.
+
+    Raises:
+        UsageError: It has named none.
+    """
+    if not (folder := os.environ.get(WITNESS)):
+        raise UsageError(
+            "survive: processes need a witness; start them with `overlap run --survive --processes N`, and on several "
+            "hosts with --witness DIR too"
+        )
+    return Path(folder)
+
+
+def has_several_hosts() -> bool:
+    """Whether the job of this process was started on several hosts."""
+    return int(os.environ.get(HOSTS) or 1) > 1
+
+
+def local_address(endpoint: tuple[str, int]) -> str:
+    """Return the address of this host from which an endpoint is reached."""
+    family, kind, protocol, _, address = socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def listening_at(address: str, *, backlog: int | None = None) -> socket.socket:
+    """Return a socket that listens at an address of this host, at a free port."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=backlog)
