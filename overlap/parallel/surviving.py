@@ -79,6 +79,11 @@ class SurvivingSteps:
 
     # -- after a loss --------------------------------------------------------------------------------------------------
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights and of the optimizer's state."""
+        return sum(piece.data.nbytes for piece in self.parameters.pieces())
+
     def report(self) -> int:
         """Return the greatest step that all ranks have prepared; nothing is applied after this call."""
         return self._progress.report()

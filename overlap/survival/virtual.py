@@ -18,8 +18,8 @@ T = TypeVar("T")
 Live: TypeAlias = Callable[[SimulatedBackend, int, Sequence[Epoch], Mapping[str, str]], Awaitable[list[T]]]
 """From a backend, the size of a world, the epochs of its ranks, and entries for its timeline, to the results."""
 
-EPOCH, AFTER, BEGAN = "epoch", "after step", "began (ns)"
-"""Entries of a timeline: the epoch of its world, the step after which it goes on, and the instant of its beginning."""
+EPOCH, AFTER, STATE = "epoch", "after step", "state (bytes)"
+"""Entries of a timeline: the epoch of its world, the step after which it goes on, and the bytes of a rank's state."""
 
 
 def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, size: int) -> list[T]:
@@ -45,8 +45,9 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
         backend = SimulatedBackend(
             assumptions, cluster, began_ns=began_ns, epoch=world.epoch, members=world.members
         )
-        described = {EPOCH: str(world.epoch), AFTER: str(world.step), BEGAN: str(began_ns)}
         members = [epochs[member] for member in world.members]
+        nbytes = max((epoch.survivor.nbytes for epoch in members if epoch.survivor), default=0)
+        described = {EPOCH: str(world.epoch), AFTER: str(world.step), STATE: str(nbytes)}
         try:
             with backend.going_wrong():
                 return backend.kernel.run(live, backend, len(members), members, described)
