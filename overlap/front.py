@@ -215,10 +215,10 @@ def _simulate(
     placed = cluster_of(wanted.cluster, wanted.ranks, told=wanted.told("ranks", "cluster"))
     size, steps = wanted.ranks or placed.world_size, KeptSteps.given(wanted.trace_steps)
 
-    async def live(clock: SimulatedBackend, size: int, epochs: Sequence[Epoch], described: Mapping[str, str]) -> list[T]:
-        world = clock.world(
-            size, placed, algorithm=wanted.algorithm, check=wanted.check, steps=steps, epochs=epochs
-        )
+    async def live(
+        clock: SimulatedBackend, size: int, epochs: Sequence[Epoch], described: Mapping[str, str]
+    ) -> list[T]:
+        world = clock.world(size, placed, algorithm=wanted.algorithm, check=wanted.check, steps=steps, epochs=epochs)
         world.described.update(described)
         clock.kernel.on_stall = world.deadlock
         if wanted.pulse is not None:

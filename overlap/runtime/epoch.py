@@ -7,10 +7,6 @@ from typing import Any, Protocol
 class Survivor(Protocol):
     """State in memory that goes on after a loss, such as a model."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the state on this rank."""
-
     def report(self) -> int:
         """Return the greatest step that all ranks have prepared; nothing is applied after this call."""
 

@@ -42,11 +42,9 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
     world, began_ns = Membership(epoch=0, members=tuple(range(size)), step=0), 0
     epochs = {member: Epoch(survives=True, members=world.members) for member in world.members}
     while True:
-        backend = SimulatedBackend(
-            assumptions, cluster, began_ns=began_ns, epoch=world.epoch, members=world.members
-        )
+        backend = SimulatedBackend(assumptions, cluster, began_ns=began_ns, epoch=world.epoch, members=world.members)
         members = [epochs[member] for member in world.members]
-        nbytes = max((epoch.survivor.nbytes for epoch in members if epoch.survivor), default=0)
+        nbytes = max(getattr(epoch.survivor, "nbytes", 0) for epoch in members)
         described = {EPOCH: str(world.epoch), AFTER: str(world.step), STATE: str(nbytes)}
         try:
             with backend.going_wrong():
@@ -70,11 +68,8 @@ def _next_world(world: Membership, epochs: Mapping[int, Epoch], ranks: frozenset
     lost = {world.members[rank] for rank in ranks}
     if not lost:
         return None
-    reports = {
-        member: epochs[member].survivor.report() if epochs[member].survivor else world.step
-        for member in world.members
-        if member not in lost
-    }
+    survivors = {member: epochs[member].survivor for member in world.members if member not in lost}
+    reports = {member: model.report() if model else world.step for member, model in survivors.items()}
     return proposal_of(world, reports, lost)
 
 

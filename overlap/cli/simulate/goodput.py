@@ -208,7 +208,7 @@ class _Measurement:
         return tuple(loss for loss, _ in costs), tuple(repeated for _, repeated in costs)
 
     def _loss(self, instant_s: float, unit: int) -> tuple[Loss, int]:
-        first, second = self._with_loss(instant_s, unit).runs[-2:]
+        second = self._with_loss(instant_s, unit).runs[-1]
         after, ends_s = int(second.timeline.meta[AFTER]), _ends_s(second.timeline)
         made = sum(end_s <= instant_s for end_s in self._ends_s)
         if after == 0:
@@ -220,9 +220,7 @@ class _Measurement:
         nbytes = int(second.timeline.meta[STATE])
         if nbytes:
             self.join_s = plan("broadcast", nbytes, self._cluster, range(self._ranks)).predicted_s
-        loss = Loss(
-            repeated_s=max(0.0, instant_s - self._ends_s[after - 1]), pause_s=ends_s[0] - step_s - instant_s
-        )
+        loss = Loss(repeated_s=max(0.0, instant_s - self._ends_s[after - 1]), pause_s=ends_s[0] - step_s - instant_s)
         return loss, max(0, made - after)
 
     def _with_loss(self, instant_s: float, unit: int) -> Simulation:

@@ -1,0 +1,366 @@
+"""Replicas of the shards of a ZeRO model on a neighbour, so that training goes on without a disk after a loss.
+
+After every K steps a rank copies its shard (parameters and optimizer state) and sends the copy to a neighbour, on
+another host where there is one, under the computes of the next steps. A replica is prepared on a rank when its own copy
+and its neighbour's have the right digest; complete when all ranks have prepared it, which a small all_reduce finds out.
+The copies of the last complete replica stay until then. After a loss the survivors share them out again, and go on from
+their step.
+
+Memory: four times the shard, for two replicas at once. Traffic: the shard, once in K steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from ..errors import OverlapError, UsageError
+from ..notice import notify
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.memory.arrays import metadata
+from ..runtime.rank import Rank
+from ..survival.agreement import Progress
+from ..timeline.span import RoleName
+from .buckets.scattered import Scattered, shares
+from .work import MemoryWork
+
+if TYPE_CHECKING:
+    from .tree import Array
+
+_STREAM = "overlap.replicas"
+_CHUNK_BYTES = 4 << 20  # urgent gradients overtake between two chunks
+_PRIORITY = 1 << 20  # behind the gradients of any model
+_ALIGNMENT = 64
+_TAIL_BYTES = 16  # digest, and the step
+_TAG = (1 << 24) - 7  # of messages between ranks that share out a replica
+
+
+class ReplicaLostError(UsageError):
+    """No replica can be made whole: ranks and their neighbours were lost, or a copy has changed in memory."""
+
+
+class _Layout:
+    """Places of the arrays of a shard in a flat buffer of bytes, the same for the shard of each rank.
+
+    Args:
+        buckets: Buckets of the model.
+        ranks: Number of ranks with a shard.
+    """
+
+    def __init__(self, buckets: Sequence[Scattered], ranks: int) -> None:
+        self.ranks = ranks
+        self.sizes: list[int] = []  # Elements of an array on all ranks together
+        self.starts: list[int] = []
+        self._dtypes: list[np.dtype[np.generic]] = []
+        start = 0
+        for bucket in buckets:
+            for array in bucket.arrays():
+                self.sizes.append(bucket.plan.size)
+                self.starts.append(start)
+                self._dtypes.append(array.dtype)
+                nbytes = shares(bucket.plan.size, ranks)[0] * array.itemsize
+                start += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        self.nbytes: int = start + _TAIL_BYTES
+
+    def shard(self, index: int, rank: int) -> slice:
+        """Return the elements of an array that a rank has."""
+        least, rest = divmod(self.sizes[index], self.ranks)
+        start = rank * least + min(rank, rest)
+        return slice(start, start + least + (rank < rest))
+
+    def view(self, flat: Array, index: int, elements: int) -> Array:
+        """Return an array in a flat buffer."""
+        start, dtype = self.starts[index], self._dtypes[index]
+        return flat[start : start + elements * dtype.itemsize].view(dtype)
+
+
+@dataclass(slots=True, kw_only=True)
+class Snapshot:
+    """Copies of shards after one step, as far as this rank has them."""
+
+    step: int
+    ranks: int  # Number of ranks that shared the state out
+    shards: dict[int, Array] = field(default_factory=dict)  # Flat copies by rank: the own one, and a neighbour's
+
+
+class _ReplicaProgress(Progress):
+    """Progress from replica to replica."""
+
+    def prepare(self, step: int) -> None:
+        """Note that this rank has all that it needs of a replica."""
+        self._check(step >= self.agreed, f"replica of step {step} prepared after {self.agreed}")
+        self.prepared = step
+
+
+class ShardReplicas:
+    """Replicas of a model on one rank in one epoch: `rank.epoch.survivor`.
+
+    Attributes:
+        rank: The rank.
+        every: Number of steps from one replica to the next.
+        complete: Copies of the last complete replica; None before the first.
+        repeated: Number of steps that were made again after the last loss.
+        made: Number of steps whose updates are done on this rank.
+    """
+
+    rank: Rank
+
+    def __init__(self, rank: Rank, group: Group, buckets: Sequence[Scattered], every: int) -> None:
+        if group.size != rank.world_size:
+            raise UsageError(f"group: {group.name} is not all ranks; --survive goes on with models of all ranks only")
+        earlier = rank.epoch.survivor
+        if earlier is not None and (not isinstance(earlier, ShardReplicas) or earlier.rank is rank):
+            raise UsageError("replicate: --survive goes on with one model in a program, and this is the second")
+        self.every, self.rank, self._group = every, rank, group
+        self.complete: Snapshot | None = None if earlier is None else earlier.complete
+        self.made: int = rank.epoch.step
+        self.repeated: int = 0 if earlier is None else earlier.made - rank.epoch.step
+        self._buckets = sorted(buckets, key=lambda bucket: bucket.plan.index)
+        self._layout = _Layout(self._buckets, group.size)
+        self._work, self._real = MemoryWork(rank), rank.empty(1).flags.writeable
+        self._progress = _ReplicaProgress(rank.epoch.step)
+        self._prepared: Snapshot | None = None
+        self._under_way: Future[None] | None = None
+        self._restored: Future[list[Array] | None] | None = None
+        self._updates: deque[tuple[int, list[Future[Array]]]] = deque()  # that are not known to be done, by step
+        self._spare: list[Array] = []  # buffers of replicas that are not needed any more
+        self._table: Future[list[list[int]]] = rank.spawn(self._share_table, name="replicas", errors="await")
+        rank.epoch.survivor = self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the shard of this rank."""
+        return sum(array.nbytes for bucket in self._buckets for array in bucket.arrays())
+
+    @property
+    def prepared(self) -> int:
+        """Step of the newest replica that this rank has."""
+        return self._progress.prepared
+
+    # -- while training ------------------------------------------------------------------------------------------------
+
+    def end_step(self, step: int) -> None:
+        """Issue a replica after the updates of a step, once in `every` steps."""
+        self._updates.append((step, [bucket.updated for bucket in self._buckets]))
+        self._count_steps()
+        if step % self.every == 0:
+            self.send(step)
+
+    def _count_steps(self) -> None:
+        while self._updates and all(update.done and not update.failed for update in self._updates[0][1]):
+            self.made = self._updates.popleft()[0]
+
+    def send(self, step: int) -> None:
+        """Issue the copy of this rank's shard, behind all updates, and its way to the neighbour."""
+        copy = self._work.compute(
+            partial(self._copy, step), self._under_way, name=RoleName("copy for a replica", "library"),
+            stream="optimizer", moved_bytes=2 * self.nbytes,
+        )  # fmt: skip
+        self._under_way = self.rank.spawn(self._send, step, copy, name=f"replica of step {step}", errors="await")
+
+    async def _send(self, step: int, copy: Future[Array]) -> None:
+        group, stream, size = self._group, self.rank.stream(_STREAM), self._group.size
+        distance = _distance([row[0] for row in await self._table])
+        own, name = await copy, RoleName(f"replica of step {step}", "library")
+        replica = Snapshot(step=step, ranks=size, shards={group.rank: own})
+        if size > 1:
+            other = self._buffer()
+            pairs = [(rank, (rank + distance) % size) for rank in range(size)]
+            for part in (slice(start, start + _CHUNK_BYTES) for start in range(0, own.size, _CHUNK_BYTES)):
+                await group.permute(own[part], pairs, out=other[part], stream=stream, priority=_PRIORITY, name=name)
+            replica.shards[(group.rank - distance) % size] = other
+        valid = await self._check(replica)
+        if valid == replica.shards.keys():
+            self._prepared = replica
+            self._progress.prepare(step)
+        ready = metadata([valid == replica.shards.keys()], np.int8)
+        if (await group.all_reduce(ready, op="min", stream=stream, priority=_PRIORITY, name=name))[0] or not self._real:
+            self._progress.agree(step)
+            before, self.complete, self._prepared = self.complete, replica, None
+            self._reuse(before)
+        else:
+            self._prepared = None
+            self._reuse(replica)
+            notify(f"replica of step {step} is dropped: a copy differs from its digest")
+
+    def _buffer(self) -> Array:
+        if self._spare:
+            return self._spare.pop()
+        made: Array = self.rank.empty(self._layout.nbytes, np.uint8)
+        return made
+
+    def _reuse(self, replica: Snapshot | None) -> None:
+        if replica is not None:
+            self._spare += [flat for flat in replica.shards.values() if flat.size == self._layout.nbytes]
+
+    def _check(self, replica: Snapshot | None) -> Future[set[int]]:
+        return self._work.compute(
+            partial(self._valid, replica), name=RoleName("check replica", "library"), stream=_STREAM,
+            moved_bytes=2 * self.nbytes,
+        )  # fmt: skip
+
+    # -- on compute streams --------------------------------------------------------------------------------------------
+
+    def _copy(self, step: int, *_: object) -> Array:
+        flat = self._buffer()
+        if self._real:
+            arrays = [array for bucket in self._buckets for array in bucket.arrays()]
+            for index, array in enumerate(arrays):
+                self._layout.view(flat, index, array.size)[:] = array
+            flat[-_TAIL_BYTES:] = _tail(flat, step)
+        return flat
+
+    def _valid(self, replica: Snapshot | None) -> set[int]:
+        """Return the ranks whose shards have the digest that they were sent with."""
+        if replica is None or not self._real:
+            return set() if replica is None else set(replica.shards)
+        step = replica.step
+        return {rank for rank, flat in replica.shards.items() if bytes(flat[-_TAIL_BYTES:]) == bytes(_tail(flat, step))}
+
+    # -- after a loss --------------------------------------------------------------------------------------------------
+
+    def report(self) -> int:
+        """Return the step of the newest replica that all ranks have; nothing is agreed after this call."""
+        self._count_steps()
+        self._updates.clear()
+        return self._progress.report()
+
+    def advance(self, step: int) -> None:
+        """Choose the replica of a step that all ranks have prepared."""
+        self._progress.following(step)
+        if self._prepared is not None and self._prepared.step == step:
+            self.complete = self._prepared
+        self._prepared = None
+
+    async def _share_table(self) -> list[list[int]]:
+        """Return of each rank: its node, step and number of shards of its replica, and ranks of the shards it has."""
+        complete = self.complete
+        valid = await self._check(complete)
+        step, ranks = (-1, 0) if complete is None else (complete.step, complete.ranks)
+        row = [self.rank.node, step, ranks, *sorted(valid), -1, -1][:5]
+        rows = await self._group.all_gather(
+            metadata([row], np.int64), stream=_STREAM, name=RoleName("replicas", "library")
+        )
+        return rows.tolist() if self._real else [row] * self._group.size
+
+    def restore(self, first: Callable[[], Awaitable[Sequence[Array]]]) -> Future[list[Array]]:
+        """Share out the state of the last complete replica among the ranks of this epoch, into the buckets.
+
+        Args:
+            first: Returns the weights of the first rank, for a loss before the first replica.
+
+        Returns:
+            A future of the weights by bucket: all in stages 1 and 2, this rank's shard in stage 3. It raises a
+            `ReplicaLostError` if no rank has a valid copy of some shard.
+        """
+        self._restored = self.rank.spawn(self._restore, first, name="state from replicas", errors="await")
+        return self._restored
+
+    async def _restore(self, first: Callable[[], Awaitable[Sequence[Array]]]) -> list[Array]:
+        step, group = self.rank.epoch.step, self._group
+        table = await self._table
+        before = max((ranks for _, at, ranks, *_ in table if at == step), default=0)
+        if not before and not step:
+            return [bucket.fill(flat) for bucket, flat in zip(self._buckets, await first(), strict=True)]
+        holders = [
+            next((rank for rank, row in enumerate(table) if row[1] == step and shard in row[3:]), None)
+            for shard in range(before)
+        ]
+        lost = [shard for shard, holder in enumerate(holders) if holder is None]
+        if lost or not before:
+            names = f"shards {', '.join(map(str, lost))} of {before} have" if before else "its state has"
+            raise ReplicaLostError(
+                f"replicate: step {step} cannot be made whole: {names} no valid copy on the ranks that live; save "
+                "checkpoints with Checkpoints(rank), and let main begin with `await checkpoints.restore(model)`"
+            )
+        await self._exchange(_Layout(self._buckets, before), [holder for holder in holders if holder is not None])
+        if group.rank == 0:
+            notify(f"going on from the replica of step {step}, {self.repeated} steps again (replicate={self.every})")
+        return [bucket.newest for bucket in self._buckets]
+
+    async def reason(self) -> str:
+        """Return why the state cannot be made whole; empty if it is. Then the buckets wait for another state."""
+        if self._restored is None:
+            return ""
+        try:
+            await self._restored
+        except ReplicaLostError as error:
+            with suppress(OverlapError):
+                await self._under_way  # type: ignore[misc]
+            for bucket in self._buckets:
+                bucket.begin_empty()
+            return str(error)
+        return ""
+
+    async def _exchange(self, before: _Layout, holders: Sequence[int]) -> None:
+        group, stream = self._group, self.rank.stream(_STREAM)
+        moves: list[Future[object]] = []
+        arrays = [array for bucket in self._buckets for array in bucket.arrays()]
+        name = RoleName("state from replicas", "library")
+        for index, array in enumerate(arrays):
+            own = self._layout.shard(index, group.rank)
+            for shard, holder in enumerate(holders):
+                there = before.shard(index, shard)
+                if holder != group.rank:
+                    if (part := _overlap(own, there)) is not None:
+                        moves.append(group.recv(_cut(array, own, part), holder, _TAG, stream=stream, name=name))
+                    continue
+                assert self.complete is not None
+                source = before.view(self.complete.shards[shard], index, there.stop - there.start)
+                for rank in range(group.size):
+                    part = _overlap(self._layout.shard(index, rank), there)
+                    if part is None:
+                        continue
+                    if rank != holder:
+                        moves.append(group.send(_cut(source, there, part), rank, _TAG, stream=stream, name=name))
+                    elif self._real:
+                        _cut(array, own, part)[:] = _cut(source, there, part)
+        for move in moves:
+            await move
+        for bucket in self._buckets:
+            if bucket.whole is not None and group.size > 1:
+                await bucket.gather_whole()
+
+    def drop(self, step: int) -> None:
+        """Forget replicas: the model goes on from elsewhere, after a step."""
+        self.complete = self._prepared = self._under_way = self._restored = None
+        self._progress = _ReplicaProgress(step)
+
+
+def _tail(flat: Array, step: int) -> Array:
+    digest = xxhash.xxh3_64_intdigest(flat[:-_TAIL_BYTES].data)
+    return np.array([digest, step], np.uint64).view(np.uint8)
+
+
+def _overlap(left: slice, right: slice) -> slice | None:
+    start, stop = max(left.start, right.start), min(left.stop, right.stop)
+    return slice(start, stop) if start < stop else None
+
+
+def _cut(array: Array, elements: slice, part: slice) -> Array:
+    """Return a part of an array that has some elements of a larger one."""
+    return array[part.start - elements.start : part.stop - elements.start]
+
+
+def _distance(nodes: Sequence[int]) -> int:
+    """Return the distance to the neighbour: the least with which most ranks have theirs on another node."""
+    size = len(nodes)
+    elsewhere = {
+        distance: sum(nodes[rank] != nodes[(rank + distance) % size] for rank in range(size))
+        for distance in range(1, size)
+    }
+    return max(elsewhere, key=lambda distance: (elsewhere[distance], -distance), default=0)
+
+
+async def reason_of(rank: Rank) -> str:
+    """Return why the state of the last replica cannot be made whole; empty if it is, or there are no replicas."""
+    survivor = rank.epoch.survivor
+    return await survivor.reason() if isinstance(survivor, ShardReplicas) else ""
