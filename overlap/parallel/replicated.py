@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import xxhash
@@ -28,12 +28,15 @@ from ..runtime.group import Group
 from ..runtime.memory.arrays import metadata
 from ..runtime.rank import Rank
 from ..survival.agreement import Progress
+from ..timeline.ranklist import listed
 from ..timeline.span import RoleName
 from .buckets.scattered import Scattered, shares
-from .work import MemoryWork
+from .work import MemoryWork, users_frame
 
 if TYPE_CHECKING:
-    from .tree import Array
+    from .tree import Array, Place
+
+T = TypeVar("T")
 
 _STREAM = "overlap.replicas"
 _CHUNK_BYTES = 4 << 20  # urgent gradients overtake between two chunks
@@ -132,8 +135,13 @@ class ShardReplicas:
         self._restored: Future[list[Array] | None] | None = None
         self._updates: deque[tuple[int, list[Future[Array]]]] = deque()  # that are not known to be done, by step
         self._spare: list[Array] = []  # buffers of replicas that are not needed any more
-        self._table: Future[list[list[int]]] = rank.spawn(self._share_table, name="replicas", errors="await")
+        frame = users_frame()
+        self._place: Place = frame.f_code, frame.f_lasti
+        self._table: Future[list[list[int]]] = self._task(self._share_table, name="replicas")
         rank.epoch.survivor = self
+
+    def _task(self, fn: Callable[..., Awaitable[T]], *args: object, name: str) -> Future[T]:
+        return self.rank.spawn(fn, *args, name=name, errors="await", call_site=self._place)
 
     @property
     def nbytes(self) -> int:
@@ -164,25 +172,26 @@ class ShardReplicas:
             partial(self._copy, step), self._under_way, name=RoleName("copy for a replica", "library"),
             stream="optimizer", moved_bytes=2 * self.nbytes,
         )  # fmt: skip
-        self._under_way = self.rank.spawn(self._send, step, copy, name=f"replica of step {step}", errors="await")
+        self._under_way = self._task(self._send, step, copy, name=f"replica of step {step}")
 
     async def _send(self, step: int, copy: Future[Array]) -> None:
         group, stream, size = self._group, self.rank.stream(_STREAM), self._group.size
         distance = _distance([row[0] for row in await self._table])
         own, name = await copy, RoleName(f"replica of step {step}", "library")
+        options: dict[str, Any] = {"stream": stream, "priority": _PRIORITY, "name": name, "call_site": self._place}
         replica = Snapshot(step=step, ranks=size, shards={group.rank: own})
         if size > 1:
             other = self._buffer()
             pairs = [(rank, (rank + distance) % size) for rank in range(size)]
             for part in (slice(start, start + _CHUNK_BYTES) for start in range(0, own.size, _CHUNK_BYTES)):
-                await group.permute(own[part], pairs, out=other[part], stream=stream, priority=_PRIORITY, name=name)
+                await group.permute(own[part], pairs, other[part], **options)
             replica.shards[(group.rank - distance) % size] = other
         valid = await self._check(replica)
         if valid == replica.shards.keys():
             self._prepared = replica
             self._progress.prepare(step)
         ready = metadata([valid == replica.shards.keys()], np.int8)
-        if (await group.all_reduce(ready, op="min", stream=stream, priority=_PRIORITY, name=name))[0] or not self._real:
+        if (await group.all_reduce(ready, op="min", **options))[0] or not self._real:
             self._progress.agree(step)
             before, self.complete, self._prepared = self.complete, replica, None
             self._reuse(before)
@@ -246,10 +255,9 @@ class ShardReplicas:
         valid = await self._check(complete)
         step, ranks = (-1, 0) if complete is None else (complete.step, complete.ranks)
         row = [self.rank.node, step, ranks, *sorted(valid), -1, -1][:5]
-        rows = await self._group.all_gather(
-            metadata([row], np.int64), stream=_STREAM, name=RoleName("replicas", "library")
+        return await self._group.gather_row(
+            row, name=RoleName("replicas", "library"), stream=_STREAM, call_site=self._place
         )
-        return rows.tolist() if self._real else [row] * self._group.size
 
     def restore(self, first: Callable[[], Awaitable[Sequence[Array]]]) -> Future[list[Array]]:
         """Share out the state of the last complete replica among the ranks of this epoch, into the buckets.
@@ -261,7 +269,7 @@ class ShardReplicas:
             A future of the weights by bucket: all in stages 1 and 2, this rank's shard in stage 3. It raises a
             `ReplicaLostError` if no rank has a valid copy of some shard.
         """
-        self._restored = self.rank.spawn(self._restore, first, name="state from replicas", errors="await")
+        self._restored = self._task(self._restore, first, name="state from replicas")
         return self._restored
 
     async def _restore(self, first: Callable[[], Awaitable[Sequence[Array]]]) -> list[Array]:
@@ -276,7 +284,7 @@ class ShardReplicas:
         ]
         lost = [shard for shard, holder in enumerate(holders) if holder is None]
         if lost or not before:
-            names = f"shards {', '.join(map(str, lost))} of {before} have" if before else "its state has"
+            names = f"shards {listed(lost)} of {before} have" if before else "its state has"
             raise ReplicaLostError(
                 f"replicate: step {step} cannot be made whole: {names} no valid copy on the ranks that live; save "
                 "checkpoints with Checkpoints(rank), and let main begin with `await checkpoints.restore(model)`"
@@ -305,22 +313,27 @@ class ShardReplicas:
         moves: list[Future[object]] = []
         arrays = [array for bucket in self._buckets for array in bucket.arrays()]
         name = RoleName("state from replicas", "library")
+        options: dict[str, Any] = {"stream": stream, "name": name, "call_site": self._place}
         for index, array in enumerate(arrays):
             own = self._layout.shard(index, group.rank)
             for shard, holder in enumerate(holders):
                 there = before.shard(index, shard)
                 if holder != group.rank:
                     if (part := _overlap(own, there)) is not None:
-                        moves.append(group.recv(_cut(array, own, part), holder, _TAG, stream=stream, name=name))
+                        moves.append(group.recv(_cut(array, own, part), holder, _TAG, **options))
                     continue
                 assert self.complete is not None
-                source = before.view(self.complete.shards[shard], index, there.stop - there.start)
+                elements = there.stop - there.start
+                if self._real:
+                    source = before.view(self.complete.shards[shard], index, elements)
+                else:
+                    source = self.rank.empty(elements, array.dtype)
                 for rank in range(group.size):
                     part = _overlap(self._layout.shard(index, rank), there)
                     if part is None:
                         continue
                     if rank != holder:
-                        moves.append(group.send(_cut(source, there, part), rank, _TAG, stream=stream, name=name))
+                        moves.append(group.send(_cut(source, there, part), rank, _TAG, **options))
                     elif self._real:
                         _cut(array, own, part)[:] = _cut(source, there, part)
         for move in moves:
