@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from random import Random
 from typing import Any
 
@@ -24,7 +26,7 @@ from ..parser import Parser
 from ..program import Program
 from .simulation import Simulation, simulate
 
-_LOSSES = 5  # measured losses, at instants that are spread over the program
+_LOSSES = 5  # measured losses
 _CALM = Faults(delay=0.0, loss=0.0, death=0.0, slow=0.0, reorder=False, survive=True)
 
 
@@ -64,21 +66,21 @@ class MeasuredGoodput:
     def page(self) -> Iterator[str]:
         """Yield the lines of the page."""
         job, result = self.job, self.goodput
-        steps = ", ".join(f"{_milliseconds(step_s)} with {units}" for units, step_s in self.steps_s.items())
+        steps = ", ".join(f"{format_s(step_s)} with {units}" for units, step_s in self.steps_s.items())
         pauses = [loss.pause_s for loss in job.losses]
         lost = [loss.pause_s + loss.repeated_s for loss in job.losses]
         yield f"{job.units} x {self.unit}, {job.spares} spare{'s' * (job.spares != 1)}, virtual time"
-        yield from field("goodput", f"{result.share:.2%} of full speed over {format_s(result.duration_s)}")
-        yield from field("  losses", f"{result.losses}, one in {format_s(job.between_s)}; {result.spares_used} spares "
+        yield from field("goodput", f"{result.share:.2%} of full speed over {_hours(result.duration_s)}")
+        yield from field("  losses", f"{result.losses}, one in {_hours(job.between_s)}; {result.spares_used} spares "
                          f"used, {result.units} of {job.units} at the end")  # fmt: skip
         yield from field("  repeated", f"{result.repeated_share:.3%} of the time")
         yield from field("  pauses", f"{result.pause_share:.3%} of the time")
         yield from field("  smaller", f"{result.smaller_share:.2%} of full speed, after losses without a spare")
         if result.ended_s is not None:
             reason = self.errors.get(result.units, "all are lost")
-            yield from field("  ended", f"after {format_s(result.ended_s)}: {reason}")
+            yield from field("  ended", f"after {_hours(result.ended_s)}: {reason}")
         yield from field("measured", f"a step takes {steps}")
-        yield from field("", f"{len(job.losses)} losses at instants spread over the program: {_span(lost)} lost each, "
+        yield from field("", f"{len(job.losses)} losses: {_span(lost)} lost each, "
                          f"of them {_span(pauses)} pause; {_span(self.repeated_steps)} steps repeated")  # fmt: skip
         if job.join_s:
             yield from field("", f"a spare receives the state in {format_s(job.join_s)}, by the cost model")
@@ -116,8 +118,8 @@ def _span(values: Any) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _milliseconds(step_s: float) -> str:
-    return format_s(step_s)
+def _hours(duration_s: float) -> str:
+    return format_s(duration_s) if duration_s < 3600 else f"{duration_s / 3600:.4g} h"
 
 
 def measured_goodput(program: Program, setting: Mapping[str, Any], args: argparse.Namespace) -> MeasuredGoodput:
@@ -200,10 +202,10 @@ class _Measurement:
         return (samples or units * self._each) / self.steps_s[units]
 
     def losses(self) -> tuple[tuple[Loss, ...], tuple[int, ...]]:
-        """Lose a unit at instants that are spread over the program; return the costs, and the repeated steps."""
+        """Lose a unit at instants in the second half of the program; return the costs, and the repeated steps."""
         ends_s, draw = self._ends_s, Random(f"{self._setting.get('seed', 0)}, losses")
-        length_s = ends_s[-2] - ends_s[0]
-        instants = [ends_s[0] + length_s * (index + draw.random()) / _LOSSES for index in range(_LOSSES)]
+        first_s, last_s = ends_s[(len(ends_s) - 2) // 2], ends_s[-2]
+        instants = [first_s + (last_s - first_s) * (index + draw.random()) / _LOSSES for index in range(_LOSSES)]
         costs = [self._loss(instant_s, draw.randrange(self.units)) for instant_s in instants]
         return tuple(loss for loss, _ in costs), tuple(repeated for _, repeated in costs)
 
@@ -234,7 +236,8 @@ class _Measurement:
             return replace(request, virtual=replace(request.virtual, faults=faults))
 
         try:
-            simulation = simulate(self._program, self._setting, change=change)
+            with redirect_stderr(StringIO()):  # each loss is reported there
+                simulation = simulate(self._program, self._setting, change=change)
         except UsageError:
             raise
         except OverlapError as error:
