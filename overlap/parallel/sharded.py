@@ -24,7 +24,7 @@ from .checkpoints.pieces import Piece, Tensors, state_name
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Stage, expected_memory
 from .replicated import ShardReplicas
-from .settings import Order, Settings, Unused, check_count
+from .settings import Batch, Order, Settings, Unused, check_count
 from .tree import Params, Place, flatten
 from .work import users_frame
 
@@ -88,6 +88,7 @@ class Sharded(Bucketed[Scattered, Params]):
         in_flight: int = 4,
         ahead: int = 2,
         replicate: int | None = None,
+        batch: Batch = "rank",
     ) -> None:
         """Take a share of the weights over.
 
@@ -123,6 +124,7 @@ class Sharded(Bucketed[Scattered, Params]):
             replicate: Under `overlap run --survive`, the number of steps after which each rank sends a copy of its part
                 to a neighbour, on another host where there is one, under the next computes. After a loss the survivors
                 go on from the last copies that all have. By default a loss needs a checkpoint.
+            batch: Whether the batch of each "rank" is constant when ranks are lost, or the "global" one; see `share`.
 
         Raises:
             UsageError: If an argument is invalid. At the first weight that is needed, if `params` differ.
@@ -135,7 +137,7 @@ class Sharded(Bucketed[Scattered, Params]):
         settings = Settings(
             bucket_bytes=bucket_bytes, order=order, hook=hook, exact=exact, clip_norm=clip_norm, clip_group=clip_group,
             clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,
-            ahead=ahead,
+            ahead=ahead, batch=batch,
         )  # fmt: skip
         check_optimizer("optimizer", optimizer)
         super().__init__(rank, params, group, settings)
