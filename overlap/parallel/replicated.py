@@ -42,6 +42,7 @@ _STREAM = "overlap.replicas"
 _CHUNK_BYTES = 4 << 20  # urgent gradients overtake between two chunks
 _PRIORITY = 1 << 20  # behind the gradients of any model
 _ALIGNMENT = 64
+_SOURCES = 2  # replicas of one step that ranks may differ in, as after a loss right at the beginning
 _TAIL_BYTES = 16  # digest, and the step
 _TAG = (1 << 24) - 7  # of messages between ranks that share out a replica
 
@@ -109,7 +110,8 @@ class ShardReplicas:
     Attributes:
         rank: The rank.
         every: Number of steps from one replica to the next.
-        complete: Copies of the last complete replica; None before the first.
+        complete: Copies of the last complete replica of this epoch; None before the first.
+        sources: Copies that the next epoch may begin with.
         repeated: Number of steps that were made again after the last loss.
         made: Number of steps whose updates are done on this rank.
     """
@@ -123,7 +125,9 @@ class ShardReplicas:
         if earlier is not None and (not isinstance(earlier, ShardReplicas) or earlier.rank is rank):
             raise UsageError("replicate: --survive goes on with one model in a program, and this is the second")
         self.every, self.rank, self._group = every, rank, group
-        self.complete: Snapshot | None = None if earlier is None else earlier.complete
+        self.complete: Snapshot | None = None
+        self.sources: list[Snapshot] = []
+        self._sources: list[Snapshot] = [] if earlier is None else earlier.sources
         self.made: int = rank.epoch.step
         self.repeated: int = 0 if earlier is None else earlier.made - rank.epoch.step
         self._buckets = sorted(buckets, key=lambda bucket: bucket.plan.index)
@@ -169,7 +173,7 @@ class ShardReplicas:
     def send(self, step: int) -> None:
         """Issue the copy of this rank's shard, behind all updates, and its way to the neighbour."""
         copy = self._work.compute(
-            partial(self._copy, step), self._under_way, name=RoleName("copy for a replica", "library"),
+            partial(self._copy, step), self._under_way, self._restored, name=RoleName("copy for a replica", "library"),
             stream="optimizer", moved_bytes=2 * self.nbytes,
         )  # fmt: skip
         self._under_way = self._task(self._send, step, copy, name=f"replica of step {step}")
@@ -210,7 +214,7 @@ class ShardReplicas:
         if replica is not None:
             self._spare += [flat for flat in replica.shards.values() if flat.size == self._layout.nbytes]
 
-    def _check(self, replica: Snapshot | None) -> Future[set[int]]:
+    def _check(self, replica: Snapshot) -> Future[set[int]]:
         return self._work.compute(
             partial(self._valid, replica), name=RoleName("check replica", "library"), stream=_STREAM,
             moved_bytes=2 * self.nbytes,
@@ -227,10 +231,10 @@ class ShardReplicas:
             flat[-_TAIL_BYTES:] = _tail(flat, step)
         return flat
 
-    def _valid(self, replica: Snapshot | None) -> set[int]:
+    def _valid(self, replica: Snapshot) -> set[int]:
         """Return the ranks whose shards have the digest that they were sent with."""
-        if replica is None or not self._real:
-            return set() if replica is None else set(replica.shards)
+        if not self._real:
+            return set(replica.shards)
         step = replica.step
         return {rank for rank, flat in replica.shards.items() if bytes(flat[-_TAIL_BYTES:]) == bytes(_tail(flat, step))}
 
@@ -245,19 +249,17 @@ class ShardReplicas:
     def advance(self, step: int) -> None:
         """Choose the replica of a step that all ranks have prepared."""
         self._progress.following(step)
-        if self._prepared is not None and self._prepared.step == step:
-            self.complete = self._prepared
-        self._prepared = None
+        complete = self._sources if self.complete is None else [self.complete]
+        self.sources = [source for source in (self._prepared, *complete) if source is not None and source.step == step]
 
     async def _share_table(self) -> list[list[int]]:
-        """Return of each rank: its node, step and number of shards of its replica, and ranks of the shards it has."""
-        complete = self.complete
-        valid = await self._check(complete)
-        step, ranks = (-1, 0) if complete is None else (complete.step, complete.ranks)
-        row = [self.rank.node, step, ranks, *sorted(valid), -1, -1][:5]
-        return await self._group.gather_row(
-            row, name=RoleName("replicas", "library"), stream=_STREAM, call_site=self._place
-        )
+        """Return of each rank: its node, and of each source the number of shards, and those with a valid copy here."""
+        row = [self.rank.node]
+        for source in self._sources:
+            row += [source.ranks, *sorted(await self._check(source)), -1, -1][:3]
+        row += [-1] * (1 + 3 * _SOURCES - len(row))
+        name = RoleName("replicas", "library")
+        return await self._group.gather_row(row, name=name, stream=self.rank.stream(_STREAM), call_site=self._place)
 
     def restore(self, first: Callable[[], Awaitable[Sequence[Array]]]) -> Future[list[Array]]:
         """Share out the state of the last complete replica among the ranks of this epoch, into the buckets.
@@ -275,21 +277,19 @@ class ShardReplicas:
     async def _restore(self, first: Callable[[], Awaitable[Sequence[Array]]]) -> list[Array]:
         step, group = self.rank.epoch.step, self._group
         table = await self._table
-        before = max((ranks for _, at, ranks, *_ in table if at == step), default=0)
-        if not before and not step:
+        holders = _holders(table)
+        if not holders and not step:
             return [bucket.fill(flat) for bucket, flat in zip(self._buckets, await first(), strict=True)]
-        holders = [
-            next((rank for rank, row in enumerate(table) if row[1] == step and shard in row[3:]), None)
-            for shard in range(before)
-        ]
-        lost = [shard for shard, holder in enumerate(holders) if holder is None]
-        if lost or not before:
-            names = f"shards {listed(lost)} of {before} have" if before else "its state has"
+        ranks = next((ranks for ranks, ranks_of in holders.items() if None not in ranks_of), None)
+        if ranks is None:
+            lost = [[shard for shard, rank in enumerate(ranks_of) if rank is None] for ranks_of in holders.values()]
+            names = f"shards {listed(lost[0])} of {next(iter(holders))}" if lost else "its shards"
             raise ReplicaLostError(
-                f"replicate: step {step} cannot be made whole: {names} no valid copy on the ranks that live; save "
-                "checkpoints with Checkpoints(rank), and let main begin with `await checkpoints.restore(model)`"
+                f"replicate: step {step} cannot be made whole: {names} have no valid copy on the ranks that live; "
+                "save checkpoints with Checkpoints(rank), and let main begin with `await checkpoints.restore(model)`"
             )
-        await self._exchange(_Layout(self._buckets, before), [holder for holder in holders if holder is not None])
+        self._sources = [source for source in self._sources if source.ranks == ranks]
+        await self._exchange(_Layout(self._buckets, ranks), [rank for rank in holders[ranks] if rank is not None])
         if group.rank == 0:
             notify(f"going on from the replica of step {step}, {self.repeated} steps again (replicate={self.every})")
         return [bucket.newest for bucket in self._buckets]
@@ -322,10 +322,9 @@ class ShardReplicas:
                     if (part := _overlap(own, there)) is not None:
                         moves.append(group.recv(_cut(array, own, part), holder, _TAG, **options))
                     continue
-                assert self.complete is not None
                 elements = there.stop - there.start
                 if self._real:
-                    source = before.view(self.complete.shards[shard], index, elements)
+                    source = before.view(self._sources[0].shards[shard], index, elements)
                 else:
                     source = self.rank.empty(elements, array.dtype)
                 for rank in range(group.size):
@@ -345,12 +344,25 @@ class ShardReplicas:
     def drop(self, step: int) -> None:
         """Forget replicas: the model goes on from elsewhere, after a step."""
         self.complete = self._prepared = self._under_way = self._restored = None
+        self._sources = []
         self._progress = _ReplicaProgress(step)
 
 
 def _tail(flat: Array, step: int) -> Array:
     digest = xxhash.xxh3_64_intdigest(flat[:-_TAIL_BYTES].data)
     return np.array([digest, step], np.uint64).view(np.uint8)
+
+
+def _holders(table: Sequence[Sequence[int]]) -> dict[int, list[int | None]]:
+    """Return the first rank with a copy of each shard, or None, by the number of shards of a replica."""
+    copies = {
+        (row[start], shard): rank
+        for rank, row in reversed([*enumerate(table)])
+        for start in range(1, len(row), 3)
+        for shard in row[start + 1 : start + 3]
+    }
+    numbers = sorted({row[start] for row in table for start in range(1, len(row), 3)} - {-1})
+    return {ranks: [copies.get((ranks, shard)) for shard in range(ranks)] for ranks in numbers}
 
 
 def _overlap(left: slice, right: slice) -> slice | None:

@@ -48,13 +48,18 @@ def sharded(rank, stage, every=EVERY):
     return Sharded(rank, params(), optimizer=AdamW(lr=0.01), **options)
 
 
-def reference(history, steps):
-    """Return the digest of a data parallel run with a history of (number of ranks, step of their beginning)."""
-    epochs = [Epoch(survives=True) for _ in range(history[0][0])]
+def reference(history, steps, members=None):
+    """Return the digest of a data parallel run with a history of (number of ranks, step of their beginning).
+
+    Args:
+        members: Ranks of each world, by their numbers in the first one; by default the first ones go on.
+    """
+    members = members or [range(ranks) for ranks, _ in history]
+    epochs = {member: Epoch(survives=True) for member in members[0]}
     ends = [begin for _, begin in history[1:]] + [steps]
 
-    async def main(rank, begin, end):
-        epoch = rank.epoch = epochs[rank.rank]
+    async def main(rank, world, begin, end):
+        epoch = rank.epoch = epochs[world[rank.rank]]
         epoch.step = begin
         if epoch.survivor is not None:
             epoch.survivor.report()
@@ -62,8 +67,8 @@ def reference(history, steps):
         model = DataParallel(rank, params(), optimizer=AdamW(lr=0.01), exact=True)
         return await train(model, end)
 
-    for (ranks, begin), end in zip(history, ends, strict=True):
-        digests = overlap.run(main, begin, end, ranks=ranks, clock="virtual")
+    for world, (ranks, begin), end in zip(members, history, ends, strict=True):
+        digests = overlap.run(main, world, begin, end, ranks=ranks, clock="virtual")
     assert len(set(digests)) == 1
     return digests[0]
 

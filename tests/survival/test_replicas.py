@@ -66,7 +66,7 @@ def test_a_flipped_bit_is_refused(monkeypatch):
     def flip(replicas, step):
         advance(replicas, step)
         if replicas._group.rank == 2:  # the neighbour of the dead one
-            replicas.complete.shards[1][100] ^= 1
+            replicas.sources[0].shards[1][100] ^= 1
 
     monkeypatch.setattr(ShardReplicas, "advance", flip)
     with pytest.raises(RankFailedError, match=r"shards 1 of 3 have no valid copy"):
@@ -77,7 +77,7 @@ def test_a_bit_that_is_flipped_on_the_way_leaves_the_replica_before(monkeypatch,
     check = ShardReplicas._check
 
     def flip(replicas, replica):
-        if replica is not None and replica.step == 8 and replicas._group.rank == 2:
+        if replica.step == 8 and replicas._group.rank == 2:
             replica.shards[1][100] ^= 1
         return check(replicas, replica)
 
