@@ -182,6 +182,8 @@ class ShardReplicas:
         group, stream, size = self._group, self.rank.stream(_STREAM), self._group.size
         distance = _distance([row[0] for row in await self._table])
         own, name = await copy, RoleName(f"replica of step {step}", "library")
+        sign = RoleName("digest of a replica", "library")
+        await self._work.compute(lambda: self._sign(step, own), name=sign, stream=_STREAM, moved_bytes=own.nbytes)
         options: dict[str, Any] = {"stream": stream, "priority": _PRIORITY, "name": name, "call_site": self._place}
         replica = Snapshot(step=step, ranks=size, shards={group.rank: own})
         if size > 1:
@@ -228,8 +230,11 @@ class ShardReplicas:
             arrays = [array for bucket in self._buckets for array in bucket.arrays()]
             for index, array in enumerate(arrays):
                 self._layout.view(flat, index, array.size)[:] = array
-            flat[-_TAIL_BYTES:] = _tail(flat, step)
         return flat
+
+    def _sign(self, step: int, flat: Array) -> None:
+        if self._real:
+            flat[-_TAIL_BYTES:] = _tail(flat, step)
 
     def _valid(self, replica: Snapshot) -> set[int]:
         """Return the ranks whose shards have the digest that they were sent with."""
