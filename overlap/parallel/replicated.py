@@ -261,7 +261,9 @@ class ShardReplicas:
         """Return of each rank: its node, and of each source the number of shards, and those with a valid copy here."""
         row = [self.rank.node]
         for source in self._sources:
-            row += [source.ranks, *sorted(await self._check(source)), -1, -1][:3]
+            valid = await self._check(source)
+            source.shards = {shard: flat for shard, flat in source.shards.items() if shard in valid}
+            row += [source.ranks, *sorted(valid), -1, -1][:3]
         row += [-1] * (1 + 3 * _SOURCES - len(row))
         name = RoleName("replicas", "library")
         return await self._group.gather_row(row, name=name, stream=self.rank.stream(_STREAM), call_site=self._place)
@@ -315,6 +317,7 @@ class ShardReplicas:
 
     async def _exchange(self, before: _Layout, holders: Sequence[int]) -> None:
         group, stream = self._group, self.rank.stream(_STREAM)
+        copies = {shard: flat for source in self._sources for shard, flat in source.shards.items()}
         moves: list[Future[object]] = []
         arrays = [array for bucket in self._buckets for array in bucket.arrays()]
         name = RoleName("state from replicas", "library")
@@ -329,7 +332,7 @@ class ShardReplicas:
                     continue
                 elements = there.stop - there.start
                 if self._real:
-                    source = before.view(self._sources[0].shards[shard], index, elements)
+                    source = before.view(copies[shard], index, elements)
                 else:
                     source = self.rank.empty(elements, array.dtype)
                 for rank in range(group.size):
