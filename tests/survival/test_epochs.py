@@ -160,10 +160,10 @@ def one_process(monkeypatch):
     epochs._member[:], epochs._last[:] = member, last
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", range(0, 80, 40))
 def test_invariants_by_seed(one_process, tmp_path, first):
     numbers, ends = set(), Counter()
-    for seed in range(first, first + 50):
+    for seed in range(first, first + 40):
         job = Job(tmp_path / str(seed), seed)
         one_process.append(job)
 
