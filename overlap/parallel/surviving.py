@@ -56,6 +56,11 @@ class SurvivingSteps:
         self._factors: Sequence[float | None] = ()
         rank.epoch.survivor = self
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights and of the optimizer's state."""
+        return sum(piece.data.nbytes for piece in self.parameters.pieces())
+
     # -- on the compute stream -----------------------------------------------------------------------------------------
 
     def agree(self, buckets: Sequence[Averaged], factors: Sequence[Future[object]], step: int) -> Future[object]:
@@ -78,11 +83,6 @@ class SurvivingSteps:
         self._progress.agree(step)
 
     # -- after a loss --------------------------------------------------------------------------------------------------
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights and of the optimizer's state."""
-        return sum(piece.data.nbytes for piece in self.parameters.pieces())
 
     def report(self) -> int:
         """Return the greatest step that all ranks have prepared; nothing is applied after this call."""
