@@ -27,8 +27,6 @@ __all__ = ["KILLS", "figures"]
 
 KILLS = 200
 _AIM_NS, _WORST_AIM_NS = 500_000_000, 2_000_000_000
-_EXPOSED_AIM = 0.03  # share of a step
-EVERY = 10  # steps from one replica to the next
 _LONGEST_S = 0.1  # between a first step and the next kill
 _SETS = {
     "4 x 1, shared memory": (4, 1, []),
@@ -57,6 +55,10 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
     yield time_of("survive/worst", f"the slowest of {len(every)}", Times.of([max(every)]), _WORST_AIM_NS)
     yield f"sorted, the last ten: {', '.join(format_ns(each) for each in sorted(every)[-10:])}"
     yield from _replicas()
+
+
+_EXPOSED_AIM = 0.03  # share of a step
+EVERY = 10  # steps from one replica to the next
 
 
 def _replicas() -> Iterator[Figure | str]:
