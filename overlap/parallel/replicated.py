@@ -181,16 +181,16 @@ class ShardReplicas:
     async def _send(self, step: int, copy: Future[Array]) -> None:
         group, stream, size = self._group, self.rank.stream(_STREAM), self._group.size
         distance = _distance([row[0] for row in await self._table])
-        own, name = await copy, RoleName(f"replica of step {step}", "library")
+        flat, name = await copy, RoleName(f"replica of step {step}", "library")
         sign = RoleName("digest of a replica", "library")
-        await self._work.compute(lambda: self._sign(step, own), name=sign, stream=_STREAM, moved_bytes=own.nbytes)
+        await self._work.compute(lambda: self._sign(step, flat), name=sign, stream=_STREAM, moved_bytes=flat.nbytes)
         options: dict[str, Any] = {"stream": stream, "priority": _PRIORITY, "name": name, "call_site": self._place}
-        replica = Snapshot(step=step, ranks=size, shards={group.rank: own})
+        replica = Snapshot(step=step, ranks=size, shards={group.rank: flat})
         if size > 1:
             other = self._buffer()
             pairs = [(rank, (rank + distance) % size) for rank in range(size)]
-            for part in (slice(start, start + _CHUNK_BYTES) for start in range(0, own.size, _CHUNK_BYTES)):
-                await group.permute(own[part], pairs, other[part], **options)
+            for part in (slice(start, start + _CHUNK_BYTES) for start in range(0, flat.size, _CHUNK_BYTES)):
+                await group.permute(flat[part], pairs, other[part], **options)
             replica.shards[(group.rank - distance) % size] = other
         valid = await self._check(replica)
         if valid == replica.shards.keys():
@@ -237,7 +237,7 @@ class ShardReplicas:
             flat[-_TAIL_BYTES:] = _tail(flat, step)
 
     def _valid(self, replica: Snapshot) -> set[int]:
-        """Return the ranks whose shards have the digest that they were sent with."""
+        """Return the ranks with a shard that has its digest."""
         if not self._real:
             return set(replica.shards)
         step = replica.step
@@ -258,7 +258,7 @@ class ShardReplicas:
         self.sources = [source for source in (self._prepared, *complete) if source is not None and source.step == step]
 
     async def _share_table(self) -> list[list[int]]:
-        """Return of each rank: its node, and of each source the number of shards, and those with a valid copy here."""
+        """Return a row of each rank: its node, then of each source the number of shards and the valid ones."""
         row = [self.rank.node]
         for source in self._sources:
             valid = await self._check(source)
@@ -323,12 +323,12 @@ class ShardReplicas:
         name = RoleName("state from replicas", "library")
         options: dict[str, Any] = {"stream": stream, "name": name, "call_site": self._place}
         for index, array in enumerate(arrays):
-            own = self._layout.shard(index, group.rank)
+            here = self._layout.shard(index, group.rank)
             for shard, holder in enumerate(holders):
                 there = before.shard(index, shard)
                 if holder != group.rank:
-                    if (part := _overlap(own, there)) is not None:
-                        moves.append(group.recv(_cut(array, own, part), holder, _TAG, **options))
+                    if (part := _overlap(here, there)) is not None:
+                        moves.append(group.recv(_cut(array, here, part), holder, _TAG, **options))
                     continue
                 elements = there.stop - there.start
                 if self._real:
@@ -342,7 +342,7 @@ class ShardReplicas:
                     if rank != holder:
                         moves.append(group.send(_cut(source, there, part), rank, _TAG, **options))
                     elif self._real:
-                        _cut(array, own, part)[:] = _cut(source, there, part)
+                        _cut(array, here, part)[:] = _cut(source, there, part)
         for move in moves:
             await move
         for bucket in self._buckets:

@@ -288,13 +288,13 @@ class Sharded(Bucketed[Scattered, Params]):
 
     def tensors(self) -> Tensors:
         """Return dtype and shape of the weights and of the optimizer's state, by name."""
-        found: dict[str, tuple[str, tuple[int, ...]]] = {}
+        tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         for bucket in self._buckets:
             for slot in bucket.plan.slots:
-                found[slot.name] = (bucket.plan.dtype.name, slot.shape)
-                for key, kept in bucket.state.items():
-                    found[state_name(key, slot.name)] = (kept.dtype.name, slot.shape)
-        return found
+                tensors[slot.name] = (bucket.plan.dtype.name, slot.shape)
+                for key, array in bucket.state.items():
+                    tensors[state_name(key, slot.name)] = (array.dtype.name, slot.shape)
+        return tensors
 
     def kept(self) -> list[Piece]:
         """Return the pieces that this rank saves in a checkpoint: its part."""

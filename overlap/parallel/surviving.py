@@ -89,7 +89,7 @@ class SurvivingSteps:
         return self._progress.report()
 
     def advance(self, step: int) -> None:
-        """Apply what is left of a step that all ranks have prepared."""
+        """Apply the rest of a step that all ranks have prepared."""
         prepared = self._progress.prepared
         self._progress = self._progress.following(step)
         if step != prepared:

@@ -57,11 +57,11 @@ class MeasuredGoodput:
     goodput: Goodput
     job: SurvivingJob
     restarts: Restarts
-    unit: str  # What a loss takes
+    unit: str  # Part of the job that a loss takes
     steps_s: Mapping[int, float]  # Time of a step, by the number of units
-    repeated_steps: tuple[int, ...]  # Of each measured loss
+    repeated_steps: tuple[int, ...]  # Number, by measured loss
     counts_ranks: bool  # Whether a step counts by its ranks, because the program does not give its samples
-    errors: Mapping[int, str]  # Of the program, by the number of units with which it cannot run
+    errors: Mapping[int, str]  # Error of the program, by the number of units with which it cannot run
 
     def page(self) -> Iterator[str]:
         """Yield the lines of the page."""
@@ -212,10 +212,10 @@ class _Measurement:
     def _loss(self, instant_s: float, unit: int) -> tuple[Loss, int]:
         second = self._with_loss(instant_s, unit).runs[-1]
         after, ends_s = int(second.timeline.meta[AFTER]), _ends_s(second.timeline)
-        made = sum(end_s <= instant_s for end_s in self._ends_s)
+        whole_steps = sum(end_s <= instant_s for end_s in self._ends_s)
         if after == 0:
             raise UsageError(
-                f"--mtbf: after a loss in step {made} the program begins again from its first step; train with "
+                f"--mtbf: after a loss in step {whole_steps} the program begins again from its first step; train with "
                 "parallel.DataParallel, or with parallel.Sharded(..., replicate=K) and K below that"
             )
         step_s = _step_s(ends_s) if len(ends_s) > 1 else self.steps_s[self.units]
@@ -223,7 +223,7 @@ class _Measurement:
         if nbytes:
             self.join_s = plan("broadcast", nbytes, self._cluster, range(self._ranks)).predicted_s
         loss = Loss(repeated_s=max(0.0, instant_s - self._ends_s[after - 1]), pause_s=ends_s[0] - step_s - instant_s)
-        return loss, max(0, made - after)
+        return loss, max(0, whole_steps - after)
 
     def _with_loss(self, instant_s: float, unit: int) -> Simulation:
         ranks = range(unit * self._each, (unit + 1) * self._each)
