@@ -6,7 +6,7 @@ Not `run.py`: a module of that name would take the place of the function `overla
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from os import PathLike
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import topology
 
     from .processes.place import Place
+    from .runtime.epoch import Epoch
     from .simulation.simulated_backend import Virtual
 
 T = TypeVar("T")
@@ -218,13 +219,13 @@ def _simulate(
     if wanted.check is not None and wanted.virtual.shapes_only:
         raise UsageError("check: with shapes_only, arrays have no data that could be looked at")
     placed = cluster_of(wanted.cluster, wanted.ranks, told=wanted.told("ranks", "cluster"))
-    size = wanted.ranks or placed.world_size
-    clock = SimulatedBackend(wanted.virtual, placed)
+    size, steps = wanted.ranks or placed.world_size, KeptSteps.given(wanted.trace_steps)
 
-    async def live() -> list[T]:
-        world = clock.world(
-            size, placed, algorithm=wanted.algorithm, check=wanted.check, steps=KeptSteps.given(wanted.trace_steps)
-        )
+    async def live(
+        clock: SimulatedBackend, size: int, epochs: Sequence[Epoch], described: Mapping[str, str]
+    ) -> list[T]:
+        world = clock.world(size, placed, algorithm=wanted.algorithm, check=wanted.check, steps=steps, epochs=epochs)
+        world.described.update(described)
         clock.kernel.on_stall = world.deadlock
         if wanted.pulse is not None:
             clock.beat(wanted.pulse)
@@ -233,8 +234,13 @@ def _simulate(
         finally:
             keeper.keep_now(world.timeline)
 
+    if wanted.virtual.faults is not None and wanted.virtual.faults.survive:
+        from .survival.virtual import live_virtual_epochs  # few runs go on after a loss
+
+        return live_virtual_epochs(live, wanted.virtual, placed, size)
+    clock = SimulatedBackend(wanted.virtual, placed)
     with clock.going_wrong():
-        return clock.kernel.run(live)
+        return clock.kernel.run(live, clock, size, (), {})
 
 
 def _place(ranks: int | None) -> Place | None:

@@ -23,7 +23,7 @@ from .checkpoints.names import Own
 from .checkpoints.pieces import Piece, Tensors, divided
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Parameters
-from .settings import IN_FLIGHT, Order, Settings, Unused, check_count
+from .settings import IN_FLIGHT, Batch, Order, Settings, Unused, check_count
 from .surviving import surviving
 from .tree import Params, Place, flatten
 from .tuning import CANDIDATES, RECORDED, Choice, Tuner
@@ -81,6 +81,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         in_flight: int = IN_FLIGHT,
         ahead: int = 2,
         compare_every: int | None = None,
+        batch: Batch = "rank",
     ) -> None:
         """Take the weights over: copies of `params`.
 
@@ -111,6 +112,7 @@ class DataParallel(Bucketed[Averaged, Params]):
             ahead: How many steps the program may be ahead of its gradients where it does `await model.step()`.
             compare_every: Number of steps after which ranks compare their weights; by default never. If they differ,
                 all fail with a `ReplicaError` that names the ranks in the minority.
+            batch: Whether the batch of each "rank" is constant when ranks are lost, or the "global" one; see `share`.
 
         Raises:
             UsageError: If an argument is invalid. At the first weight that is needed, if `params` differ.
@@ -118,7 +120,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         settings = Settings(
             bucket_bytes=bucket_bytes, order=order, hook=hook, exact=exact, clip_norm=clip_norm, clip_group=clip_group,
             clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,
-            ahead=ahead,
+            ahead=ahead, batch=batch,
         )  # fmt: skip
         check_optimizer("optimizer", optimizer)
         super().__init__(rank, params, group, settings)

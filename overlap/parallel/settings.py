@@ -14,6 +14,7 @@ from .buckets.plan import Hook
 
 Order: TypeAlias = Literal["forward", "fifo"]
 Unused: TypeAlias = Literal["error", "zeros"]
+Batch: TypeAlias = Literal["rank", "global"]
 
 IN_FLIGHT = 64
 """Buckets on the wire at once. They are reduced in place, so more of them take no more memory."""
@@ -39,10 +40,14 @@ class Settings:
     uneven: bool
     in_flight: int
     ahead: int
+    batch: Batch = "rank"
 
     def __post_init__(self) -> None:
         _check_choice("order", self.order, ("forward", "fifo"))
         _check_choice("unused", self.unused, ("error", "zeros"))
+        _check_choice("batch", self.batch, ("rank", "global"))
+        if self.batch == "global" and self.uneven:
+            raise UsageError("batch: 'global' weighs ranks by their samples, uneven=True by their steps; leave out one")
         check_count("in_flight", self.in_flight)
         check_count("ahead", self.ahead, least=0)
         if self.bucket_bytes not in ("auto", None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -22,7 +23,8 @@ from .checkpoints.names import Own
 from .checkpoints.pieces import Piece, Tensors, state_name
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Stage, expected_memory
-from .settings import Order, Settings, Unused, check_count
+from .replicated import ShardReplicas
+from .settings import Batch, Order, Settings, Unused, check_count
 from .tree import Params, Place, flatten
 from .work import users_frame
 
@@ -85,6 +87,8 @@ class Sharded(Bucketed[Scattered, Params]):
         uneven: bool = False,
         in_flight: int = 4,
         ahead: int = 2,
+        replicate: int | None = None,
+        batch: Batch = "rank",
     ) -> None:
         """Take a share of the weights over.
 
@@ -117,6 +121,10 @@ class Sharded(Bucketed[Scattered, Params]):
                 and the mean is over the ranks that still have samples. In stage 3 each rank must make one.
             in_flight: In stages 2 and 3, how many buckets of gradients may be on the wire at once: each takes memory.
             ahead: How many steps the program may be ahead of its updates where it does `await model.step()`.
+            replicate: Under `overlap run --survive`, the number of steps after which each rank sends a copy of its part
+                to a neighbour, on another host where there is one, under the next computes. After a loss the survivors
+                go on from the last copies that all have. By default a loss needs a checkpoint.
+            batch: Whether the batch of each "rank" is constant when ranks are lost, or the "global" one; see `share`.
 
         Raises:
             UsageError: If an argument is invalid. At the first weight that is needed, if `params` differ.
@@ -129,7 +137,7 @@ class Sharded(Bucketed[Scattered, Params]):
         settings = Settings(
             bucket_bytes=bucket_bytes, order=order, hook=hook, exact=exact, clip_norm=clip_norm, clip_group=clip_group,
             clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,
-            ahead=ahead,
+            ahead=ahead, batch=batch,
         )  # fmt: skip
         check_optimizer("optimizer", optimizer)
         super().__init__(rank, params, group, settings)
@@ -138,19 +146,44 @@ class Sharded(Bucketed[Scattered, Params]):
         plans = plan_by_size(self._leaves, reversed(leaves), bucket_bytes)
         self._use([self._bucket(plan) for plan in plans])
         flats = [_flat(rank, plan, leaves) for plan in plans]
-        first: Future[list[Array]] | None = None
-        if self.group.size > 1:  # the comparison is issued before all that waits for weights
-            frame = users_frame()
-            place = frame.f_code, frame.f_lasti
-            first = rank.spawn(self._broadcast, flats, self._alike(), place, name="first weights")
-        for number, bucket in enumerate(self._buckets):
-            bucket.begin(flats[number] if first is None else first[number])
+        self._replicas = self._replicas_of(replicate)
+        self._begin(flats)
         self._gathering: Gathering = Prefetched(depth) if stage == 3 else Gathering()
         self._on_the_wire: deque[Future[Array]] = deque()
+        if self._replicas is not None:
+            self._replicas.send(self.steps)
         self._rounds = self._last_rounds = 0  # micro-batches without an update in this step, and in the one before
 
-    async def _broadcast(self, flats: list[Array], alike: Future[None], place: Place) -> list[Array]:
+    def _replicas_of(self, every: int | None) -> ShardReplicas | None:
+        if every is not None:
+            check_count("replicate", every)
+        if every is None or not self.rank.epoch.survives:
+            return None
+        if self._settings.hook is not None:
+            raise UsageError("hook: what a hook keeps of a lost rank is lost; leave it out with replicate")
+        return ShardReplicas(self.rank, self.group, self._buckets, every)
+
+    def _begin(self, flats: list[Array]) -> None:
+        """Begin with the weights of the first rank; after a loss, with the state of the last replica."""
+        alike: Future[None] | None = None
+        if self.group.size > 1:  # the comparison is issued before all that waits for weights
+            alike = self._alike()
+        frame = users_frame()
+        broadcast = partial(self._broadcast, flats, alike, (frame.f_code, frame.f_lasti))
+        if self._replicas is not None and self.rank.epoch.number:
+            self.steps = self.rank.epoch.step
+            restored = self._replicas.restore(broadcast)
+            for number, bucket in enumerate(self._buckets):
+                bucket.updated = restored[number]
+            return
+        first = None if alike is None else self.rank.spawn(broadcast, name="first weights")
+        for number, bucket in enumerate(self._buckets):
+            bucket.begin(flats[number] if first is None else first[number])
+
+    async def _broadcast(self, flats: list[Array], alike: Future[None] | None, place: Place) -> list[Array]:
         """Return the weights of the first rank, once it is known that all ranks have the same parameters."""
+        if alike is None:
+            return flats
         await alike
         stream = self.rank.stream(f"first weights of {self.group.name}")
         sent = [
@@ -226,6 +259,8 @@ class Sharded(Bucketed[Scattered, Params]):
         self._gathering.ends()
         for bucket in self._buckets:
             bucket.update(self.steps, factors)
+        if self._replicas is not None:
+            self._replicas.end_step(self.steps)
         self._gathering.begins(self._buckets)
         return [bucket.updated for bucket in self._buckets]
 
@@ -253,13 +288,13 @@ class Sharded(Bucketed[Scattered, Params]):
 
     def tensors(self) -> Tensors:
         """Return dtype and shape of the weights and of the optimizer's state, by name."""
-        found: dict[str, tuple[str, tuple[int, ...]]] = {}
+        tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         for bucket in self._buckets:
             for slot in bucket.plan.slots:
-                found[slot.name] = (bucket.plan.dtype.name, slot.shape)
-                for key, kept in bucket.state.items():
-                    found[state_name(key, slot.name)] = (kept.dtype.name, slot.shape)
-        return found
+                tensors[slot.name] = (bucket.plan.dtype.name, slot.shape)
+                for key, array in bucket.state.items():
+                    tensors[state_name(key, slot.name)] = (array.dtype.name, slot.shape)
+        return tensors
 
     def kept(self) -> list[Piece]:
         """Return the pieces that this rank saves in a checkpoint: its part."""
@@ -277,6 +312,9 @@ class Sharded(Bucketed[Scattered, Params]):
     def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
         """Go on from that step; see `Bucketed`."""
         self._gathering.ends()  # gathered parameters are of other weights
+        if self._replicas is not None:
+            self._replicas.drop(steps)
+            self._replicas.send(steps)
         return super().resume(steps, notes, own)
 
     # -- memory ------------------------------------------------------------------------------------------------

@@ -56,6 +56,11 @@ class SurvivingSteps:
         self._factors: Sequence[float | None] = ()
         rank.epoch.survivor = self
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights and of the optimizer's state."""
+        return sum(piece.data.nbytes for piece in self.parameters.pieces())
+
     # -- on the compute stream -----------------------------------------------------------------------------------------
 
     def agree(self, buckets: Sequence[Averaged], factors: Sequence[Future[object]], step: int) -> Future[object]:
@@ -89,7 +94,7 @@ class SurvivingSteps:
         return self._progress.report()
 
     def advance(self, step: int) -> None:
-        """Apply what is left of a step that all ranks have prepared."""
+        """Apply the rest of a step that all ranks have prepared."""
         prepared = self._progress.prepared
         self._progress = self._progress.following(step)
         if step != prepared:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .mail import Mail
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import partial
 from weakref import ref
@@ -29,7 +29,7 @@ from .issue import Issuer
 from .match import Key
 from .memory.arrays import metadata
 from .operation import GroupLike
-from .outstanding import checked_name
+from .outstanding import CallSite, checked_name
 from .stream import Stream, Streams
 
 _MOST = 1 << 63  # integers that travel as int64
@@ -240,21 +240,28 @@ class Group(GroupCalls):
                 raise UsageError(f"{argument}: expected an integer, got {shown(value)}")
             if not -_MOST <= value < _MOST:
                 raise UsageError(f"{argument}: expected an integer of 64 bits, got {shown(value)}")
-        choice = metadata([color is not None, color or 0, key], np.int64)
-        gathered = self._issuer.issue(ALL_GATHER, choice, None, None, 0, "split", None, calling()[0])
-        notes = self._around.notes((self.ranks, self._occurrence), gathered.seq)
-        notes[self.rank] = choice.tolist()
-        choices = (await gathered).reshape(self.size, 3).tolist()
-        if self._context.arrays.shapes_only:
-            choices = self._noted_choices(notes)
+        choices = await self.gather_row([int(color is not None), color or 0, key], name="split", call_site=calling()[0])
         if color is None:
             return None
         chosen = sorted((k, rank) for rank, (takes_part, c, k) in enumerate(choices) if takes_part and c == color)
         return self.group([rank for _, rank in chosen], name=name or f"{self.name}/{color}")
 
-    def _noted_choices(self, notes: Mapping[int, list[int]]) -> list[list[int]]:
+    async def gather_row(
+        self, row: Sequence[int], *, name: str, call_site: CallSite, stream: Stream | str | None = None
+    ) -> list[list[int]]:
+        """Return the rows of integers of all ranks, also where arrays have no data. For this package."""
+        own = metadata(row, np.int64)
+        stream = None if stream is None else self._streams.find(stream)
+        gathered = self._issuer.issue(ALL_GATHER, own, None, stream, 0, name, None, call_site)
+        notes = self._around.notes((self.ranks, self._occurrence), gathered.seq)
+        notes[self.rank] = own.tolist()
+        rows: list[list[int]] = (await gathered).reshape(self.size, len(row)).tolist()
+        if not self._context.arrays.shapes_only:
+            return rows
         if len(notes) < self.size:
-            raise UsageError("split: a simulation of representatives has no choices of the other ranks; use rank.mesh")
+            raise UsageError(
+                f"{name}: a simulation of representatives has no choices of the other ranks; use rank.mesh"
+            )
         return [notes[rank] for rank in range(self.size)]
 
 

@@ -43,11 +43,20 @@ class Faults:
     reorder: bool = True  # Whether the seed shuffles tasks that are ready at once
     notice_s: float = 0.1  # Time until the other ranks notice a death
     silence_s: float = 15.0  # Time until they give up a rank that sends nothing
+    # Deaths at instants of virtual time: seconds, and the rank in the first world.
+    kills: tuple[tuple[float, int], ...] = ()
+    # Whether the other ranks go on after a loss, as processes do under `overlap run --survive`: `main` is called again
+    # in a smaller world. It begins `recovery_s` after the end of the world before; real ones on one host take up to
+    # 0.2 s (`python -m tests.benchmarks survive`).
+    survive: bool = False
+    recovery_s: float = 0.2
 
     def __post_init__(self) -> None:
+        for time_s, _ in self.kills:
+            _check("kills", time_s, 0, 1e9)
         for name in ("delay", "loss", "death", "slow"):
             _check(name, getattr(self, name), 0, 1)
-        for name in ("delay_s", "notice_s", "silence_s"):
+        for name in ("delay_s", "notice_s", "silence_s", "recovery_s"):
             _check(name, getattr(self, name), 0, 1e9)
         _check("slow_factor", self.slow_factor, 1, 1e9)
 
@@ -84,13 +93,18 @@ class Fate:
 class Fates:
     """Random draws of the faults of one run.
 
+    Args:
+        faults: The faults to draw from.
+        epoch: Epoch of the world, if it goes on after losses.
+
     Attributes:
         faults: The faults to draw from.
         dead: Ranks that have died.
     """
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: Faults, *, epoch: int = 0) -> None:
         self.faults = faults
+        self._prefix = f"{faults.seed}, epoch {epoch}" if epoch else f"{faults.seed}"
         self.dead: set[int] = set()
         self._done: Counter[int] = Counter()
         self._delay = self._chosen("delay", faults.delay, _DELAY)
@@ -127,7 +141,7 @@ class Fates:
         return round(cost_ns * self._slow_factor) if slow else cost_ns
 
     def _chance(self, name: str) -> Random:
-        return Random(f"{self.faults.seed}, {name}")
+        return Random(f"{self._prefix}, {name}")
 
     def _chosen(self, name: str, given: float | None, scale: tuple[float, float]) -> float:
         """Return a probability: as given, else by the seed, which may leave it out."""

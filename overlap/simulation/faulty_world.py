@@ -14,6 +14,7 @@ from ..runtime.blame.reports import call_program
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.context import RankContext
+from ..runtime.epoch import Epoch
 from ..runtime.executor import Executor
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
@@ -39,6 +40,7 @@ class FaultInjector:
     Attributes:
         fates: The draws of faults.
         kernel: Kernel of the virtual time.
+        members: Rank of each rank in the first world; None: the same.
     """
 
     fates: Fates
@@ -46,6 +48,7 @@ class FaultInjector:
 
     def __init__(self, fates: Fates, kernel: Kernel) -> None:
         self.fates, self.kernel = fates, kernel
+        self.members: Sequence[int] | None = None
         self.world: FaultyWorld | None = None
         self._lives: dict[int, trio.CancelScope] = {}
 
@@ -70,6 +73,25 @@ class FaultInjector:
         self.fates.dead.add(context.rank)
         self._lives[context.rank].cancel(reason=f"{self.fates.faults}")
         self._lose(context, f"died at {issued.label} ({issued.call_site})", self.fates.faults.notice_s)
+
+    def schedule(self, contexts: Sequence[RankContext], members: Sequence[int]) -> None:
+        """Kill ranks at the instants that the faults give, or at once if an instant has passed.
+
+        Args:
+            contexts: Contexts of the ranks.
+            members: Rank of each of them in the first world.
+        """
+        for time_s, member in self.fates.faults.kills:
+            if member in members:
+                context = contexts[members.index(member)]
+                time_ns = max(self.kernel.now_ns, round(time_s * 1e9))
+                self.kernel.at(time_ns, context.rank, partial(self._kill_at, context, time_s))
+
+    def _kill_at(self, context: RankContext, time_s: float) -> None:
+        if context.rank in self.fates.dead or context.closed:
+            return
+        self.stop(context.rank)
+        self._lose(context, f"died at {time_s:g} s", self.fates.faults.notice_s)
 
     def stop(self, rank: int) -> None:
         """Stop a rank without a notice to the others."""
@@ -108,15 +130,24 @@ class FaultyWorld(World):
         backend: Backend,
         injector: FaultInjector,
         steps: KeptSteps | None = None,
+        epochs: Sequence[Epoch] = (),
     ) -> None:
         self._injector = injector
         injector.world = self
-        super().__init__(size, cluster, transport, algorithm=algorithm, check=check, backend=backend, steps=steps)
+        super().__init__(
+            size, cluster, transport, algorithm=algorithm, check=check, backend=backend, steps=steps, epochs=epochs
+        )
+
+    @property
+    def contexts(self) -> list[RankContext]:
+        """Contexts of the ranks."""
+        return [member.context for member in self._members]
 
     async def live(
         self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None
     ) -> list[T]:
         """Run `main` on every rank, for as long as it lives."""
+        self._injector.schedule(self.contexts, self._injector.members or range(self.size))
         return await super().live(partial(self._injector.live, main), args, timeout_s)
 
 

@@ -6,7 +6,7 @@ ranks have met, and take the time of their schedule on the cluster in the cost m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -27,6 +27,7 @@ from ..runtime.communicator import BaseEngine
 from ..runtime.communicators import Communicators
 from ..runtime.compute import ComputeStream
 from ..runtime.context import RankContext
+from ..runtime.epoch import Epoch
 from ..runtime.handover import Handover
 from ..runtime.memory.arrays import shape_only
 from ..runtime.world import World
@@ -108,6 +109,9 @@ class SimulatedBackend(Backend):
     Args:
         assumptions: The assumptions of the simulation.
         cluster: The machine.
+        began_ns: Instant at which the world begins.
+        epoch: Epoch of the world.
+        members: Rank of each rank in the first world; None: this is the first.
 
     Raises:
         UsageError: If the profile cannot be read, or the machine has no peak for the dtype.
@@ -120,10 +124,19 @@ class SimulatedBackend(Backend):
 
     name: ClockName = "virtual"
 
-    def __init__(self, assumptions: Virtual, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        assumptions: Virtual,
+        cluster: Cluster,
+        *,
+        began_ns: int = 0,
+        epoch: int = 0,
+        members: Sequence[int] | None = None,
+    ) -> None:
         super().__init__()
         self.assumptions, self.shapes_only = assumptions, assumptions.shapes_only
         self.kernel: Kernel = Kernel()
+        self.kernel.clock.jump(began_ns)
         self._computes: dict[int, SimulatedCompute] = {}
         self._alike: Alike | None = None
         self._size = cluster.world_size
@@ -137,7 +150,10 @@ class SimulatedBackend(Backend):
             interference=assumptions.interference,
         )
         self.traffic, self.fabric = FabricDriver(self.kernel, fabric), fabric
-        self._injector = FaultInjector(Fates(assumptions.faults), self.kernel) if assumptions.faults else None
+        faults = assumptions.faults
+        self._injector = FaultInjector(Fates(faults, epoch=epoch), self.kernel) if faults else None
+        if self._injector is not None:
+            self._injector.members = members
         self._starts = Starts(self.traffic, _costs(assumptions, cluster), assumptions.conditions, self._injector)
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
@@ -168,6 +184,11 @@ class SimulatedBackend(Backend):
         if self._pulse is not None:
             self._pulse(self.now_ns(), self._newest_step)
 
+    @property
+    def dead(self) -> frozenset[int]:
+        """Ranks that have died."""
+        return frozenset(self._injector.fates.dead) if self._injector is not None else frozenset()
+
     def now_ns(self) -> int:
         """Return the present instant, from 0."""
         return self.kernel.clock.now_ns
@@ -180,6 +201,7 @@ class SimulatedBackend(Backend):
         algorithm: str | None,
         check: str | None = None,
         steps: KeptSteps | None = None,
+        epochs: Sequence[Epoch] = (),
     ) -> World:
         """Return a world in virtual time, which records `steps`.
 
@@ -198,6 +220,7 @@ class SimulatedBackend(Backend):
                 backend=self,
                 injector=self._injector,
                 steps=steps,
+                epochs=epochs,
             )
         if self._alike is None:
             return World(size, cluster, transport, algorithm=algorithm, check=check, backend=self, steps=steps)

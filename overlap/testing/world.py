@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..processes.life import cluster_of
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
+from ..runtime.epoch import Epoch
 from ..runtime.issue import Ends, Issuer
 from ..runtime.match import Key
 from ..runtime.operation import CollectiveFuture, Operation, OperationPort
@@ -239,6 +240,7 @@ class TestedBackend(SimulatedBackend):
         algorithm: str | None,
         check: str | None = None,
         steps: KeptSteps | None = None,
+        epochs: Sequence[Epoch] = (),
     ) -> World:
         """Return a world that is recorded."""
         self._size = size
@@ -253,6 +255,7 @@ class TestedBackend(SimulatedBackend):
             backend=self,
             injector=self.injector,
             steps=steps,
+            epochs=epochs,
         )
 
     def _stop(self, operation: Operation) -> None:

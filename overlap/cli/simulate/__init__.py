@@ -20,6 +20,7 @@ from ..output import STDOUT, as_json, output_path, result_path, written
 from ..pace import pace
 from ..parser import HelpAll, Parser
 from ..program import Program, add_program, named, tell_of_late_options, told_traces
+from .goodput import add_goodput, measured_goodput
 from .page import assumptions, described, drawing, page
 from .setting import PARAMETERS, checked
 from .simulation import SAMPLES, Simulation, simulate, telling
@@ -37,6 +38,7 @@ _EPILOG = """\
 examples:
   overlap simulate --cluster "trn2.48xlarge x4" train.py --epochs 3     what follows the script is the script's
   overlap simulate --cluster trn2.48xlarge --sweep nodes=1,2,4 --sweep bucket_bytes=1MiB,25MiB train.py
+  overlap simulate --cluster "trn2.48xlarge x4" --mtbf 3h --spares 1 train.py
 
 The exit code is 0, 1 if the program or a point of a sweep fails, 2 for bad usage, 130 for Ctrl-C.
 """
@@ -58,6 +60,7 @@ def fill(parser: Parser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_simulation(parser)
+    add_goodput(parser)
     add_program(parser)
 
 
@@ -80,7 +83,22 @@ def main(args: argparse.Namespace) -> int:
         UsageError: If there is no such program, or an option cannot be meant. Nothing has run then.
         TopologyError: If there is no such cluster, or it is too small.
     """
+    if args.mtbf is not None:
+        return _goodput(args)
     return simulated(args, partial(_program, args))
+
+
+def _goodput(args: argparse.Namespace) -> int:
+    if args.sweep or args.trace is not None:
+        raise UsageError("--mtbf: leave out --sweep and --trace: the program runs several times, with losses")
+    check_width(args.width)
+    args.json = result_path(args.json, option="--json")
+    setting, program = checked(values(args, PARAMETERS)), _program(args, ())
+    with redirect_stdout(sys.stderr):
+        measured = measured_goodput(program, setting, args)
+    if args.json != STDOUT:
+        print("\n".join(measured.page()), flush=True)
+    return 0 if args.json is None or written(as_json(measured.described()), args.json, option="--json") else EXIT_FAILED
 
 
 def simulated(args: argparse.Namespace, make: Callable[[Sequence[str]], Program], *, tells_itself: bool = False) -> int:

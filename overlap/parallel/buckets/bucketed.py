@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import numpy as np
@@ -17,12 +18,12 @@ from ...runtime.group import Group
 from ...runtime.rank import Rank
 from ...timeline.span import RoleName
 from ..checkpoints.names import Own
-from ..settings import Settings
+from ..settings import Settings, check_count
 from ..strategy import Ahead, Strategy
 from ..tree import Params, Place
 from ..work import users_frame
 from .agreement import agreement
-from .bucket import Bucket, Wiring
+from .bucket import Bucket, Wiring, scaled
 from .gradients import Part, clip_factor, square_sums
 from .queue import BucketQueue
 
@@ -64,7 +65,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         self._observed: list[str] | None = [] if rebuilds else None
         self._seen: Sequence[str] = ()  # the order of the first step, once it is known
         self._queue: BucketQueue[B] = BucketQueue()
-        self._syncs = True
+        self._syncs, self._sample_weight = True, 1.0
         self._joins = False  # whether this rank only takes part in the others' steps
         self._active: Future[Array] | None = None  # how many ranks have samples in this step
         self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
@@ -129,7 +130,37 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
+    def share(self, batch: int) -> slice:
+        """Return this rank's samples of the next steps, by their places in the batch of all ranks.
+
+        With ``batch="rank"`` each rank has that many, in any number of ranks. With ``batch="global"`` all ranks
+        together have that many; where they do not divide, the first ranks have one more, and the mean of gradients is
+        weighted by samples. Hand over the mean over the rank's own samples in either case.
+
+        Args:
+            batch: Number of samples in a step: of a rank, or of all ranks.
+
+        Raises:
+            UsageError: There are fewer samples than ranks.
+        """
+        check_count("batch", batch, least=1 if self._settings.batch == "rank" else self.group.size)
+        rank, size = self.group.rank, self.group.size
+        if self._settings.batch == "rank":
+            return slice(rank * batch, (rank + 1) * batch)
+        least, rest = divmod(batch, size)
+        start, count = rank * least + min(rank, rest), least + (rank < rest)
+        self._sample_weight = count * size / batch
+        return slice(start, start + count)
+
+    def _weighted(self, name: str, gradient: object) -> object:
+        if self._sample_weight == 1.0:
+            return gradient
+        shape, dtype = self._leaves[name]
+        nbytes, label = prod(shape) * dtype.itemsize, RoleName("weigh by samples", "library")
+        return self._work.compute(partial(_scaled, self._sample_weight), gradient, name=label, moved_bytes=2 * nbytes)
+
     def _take(self, gradients: Mapping[str, object], place: Place) -> None:
+        gradients = {name: self._weighted(name, gradient) for name, gradient in gradients.items()}
         for name, gradient in gradients.items():
             bucket = self._home[name]
             bucket.place = place
@@ -311,3 +342,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         if self.group.size > 1:
             self._agreed = (agreement(self.rank, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),)
         self._reorder(order)
+
+
+def _scaled(weight: float, gradient: Array) -> Array:
+    return scaled(gradient, [weight])

@@ -115,12 +115,34 @@ class Scattered(Bucket):
     def begin(self, first: Array | Future[Array]) -> None:
         """Take over the parameters that all ranks begin with."""
         self.updated = self._work.compute(
-            self._begin,
+            self.fill,
             first,
             name=RoleName("first weights", "library"),
             moved_bytes=2 * self.plan.nbytes,
             stream="optimizer",
         )
+
+    def begin_empty(self) -> None:
+        """Wait for parameters and state that are written into place."""
+        self.updated = self._wiring.rank.compute(
+            lambda: self.newest, name=RoleName("first weights", "library"), stream="optimizer", seconds=0.0
+        )
+
+    @property
+    def newest(self) -> Array:
+        """A new view of the parameters that are kept here."""
+        return self.param[:] if self.whole is None else self.whole[:]
+
+    def arrays(self) -> list[Array]:
+        """Return this rank's part of the parameters and of the optimizer's state."""
+        return [self.param, *(self.state[key] for key in sorted(self.state))]
+
+    async def gather_whole(self) -> None:
+        """Gather all parameters from their parts, in stages 1 and 2."""
+        assert self.whole is not None
+        out = self.whole[:] if self._wiring.real else None
+        name = RoleName(f"gather bucket {self.plan.index}", "bucket")
+        await self._group.all_gather(self.param[:], out=out, counts=self._counts, stream=self._gathers, name=name)
 
     def _free(self) -> object:
         return self.updated
@@ -212,7 +234,8 @@ class Scattered(Bucket):
 
     # -- on compute streams ----------------------------------------------------------------------------------------
 
-    def _begin(self, flat: Array) -> Array:
+    def fill(self, flat: Array) -> Array:
+        """Copy all parameters, or this rank's part of them, into place."""
         target, source = (self.param[:], flat[self.mine]) if self.whole is None else (self.whole[:], flat)
         if self._wiring.real:
             target[:] = source

@@ -23,6 +23,7 @@ from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
 from ...timeline.recording import call_site
 from ...timeline.span import RoleName
+from ..replicated import reason_of
 from ..settings import check_is_rank, group_of
 from ..work import users_frame
 from .files import DamagedError, check_types, complete_steps, folder_of, read_manifest
@@ -229,9 +230,12 @@ class Checkpoints:
         """
         place = _place_of(users_frame())
         _check_savable(model)
+        lost = ""
         if model.steps and model.steps == self._rank.epoch.step:  # under --survive, it goes on from memory
-            return Restored(step=model.steps, ranks=self._group.size, exact=True)
-        if model.steps:
+            lost = await reason_of(self._rank)
+            if not lost:
+                return Restored(step=model.steps, ranks=self._group.size, exact=True)
+        elif model.steps:
             raise UsageError(f"model: it has made {model.steps} steps; restore one that has made none")
         await self.finish()
         await model.settle()
@@ -239,9 +243,13 @@ class Checkpoints:
         for step in steps:
             manifest = await self._checked(step, place)
             if manifest is not None:
+                if lost and self._group.rank == 0:
+                    notify(f"{lost.partition(';')[0]}; going on from the checkpoint of step {step}")
                 return await self._go_on(model, step, manifest, place)
         if steps:
             raise UsageError(f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read")
+        if lost:
+            raise UsageError(f"{lost}; there is no checkpoint in {self._folder}")
         return None
 
     async def _go_on(self, model: Checkpointed, step: int, manifest: Mapping[str, Any], place: Place) -> Restored:

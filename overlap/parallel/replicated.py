@@ -1,0 +1,399 @@
+"""Replicas of the shards of a ZeRO model on a neighbour, so that training goes on without a disk after a loss.
+
+After every K steps a rank copies its shard (parameters and optimizer state) and sends the copy to a neighbour, on
+another host where there is one, under the computes of the next steps. A replica is prepared on a rank when its own copy
+and its neighbour's have the right digest; complete when all ranks have prepared it, which a small all_reduce finds out.
+The copies of the last complete replica stay until then. After a loss the survivors share them out again, and go on from
+their step.
+
+Memory: four times the shard, for two replicas at once. Traffic: the shard, once in K steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import xxhash
+
+from ..errors import OverlapError, UsageError
+from ..notice import notify
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.memory.arrays import metadata
+from ..runtime.rank import Rank
+from ..survival.agreement import Progress
+from ..timeline.ranklist import listed
+from ..timeline.span import RoleName
+from .buckets.scattered import Scattered, shares
+from .work import MemoryWork, users_frame
+
+if TYPE_CHECKING:
+    from .tree import Array, Place
+
+T = TypeVar("T")
+
+_STREAM = "overlap.replicas"
+_CHUNK_BYTES = 4 << 20  # urgent gradients overtake between two chunks
+_PRIORITY = 1 << 20  # behind the gradients of any model
+_ALIGNMENT = 64
+_SOURCES = 2  # replicas of one step that ranks may differ in, as after a loss right at the beginning
+_TAIL_BYTES = 16  # digest, and the step
+_TAG = (1 << 24) - 7  # of messages between ranks that share out a replica
+
+
+class ReplicaLostError(UsageError):
+    """No replica can be made whole: ranks and their neighbours were lost, or a copy has changed in memory."""
+
+
+class _Layout:
+    """Places of the arrays of a shard in a flat buffer of bytes, the same for the shard of each rank.
+
+    Args:
+        buckets: Buckets of the model.
+        ranks: Number of ranks with a shard.
+    """
+
+    def __init__(self, buckets: Sequence[Scattered], ranks: int) -> None:
+        self.ranks = ranks
+        self.sizes: list[int] = []  # Elements of an array on all ranks together
+        self.starts: list[int] = []
+        self._dtypes: list[np.dtype[np.generic]] = []
+        start = 0
+        for bucket in buckets:
+            for array in bucket.arrays():
+                self.sizes.append(bucket.plan.size)
+                self.starts.append(start)
+                self._dtypes.append(array.dtype)
+                nbytes = shares(bucket.plan.size, ranks)[0] * array.itemsize
+                start += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        self.nbytes: int = start + _TAIL_BYTES
+
+    def shard(self, index: int, rank: int) -> slice:
+        """Return the elements of an array that a rank has."""
+        least, rest = divmod(self.sizes[index], self.ranks)
+        start = rank * least + min(rank, rest)
+        return slice(start, start + least + (rank < rest))
+
+    def view(self, flat: Array, index: int, elements: int) -> Array:
+        """Return an array in a flat buffer."""
+        start, dtype = self.starts[index], self._dtypes[index]
+        return flat[start : start + elements * dtype.itemsize].view(dtype)
+
+
+@dataclass(slots=True, kw_only=True)
+class Snapshot:
+    """Copies of shards after one step, as far as this rank has them."""
+
+    step: int
+    ranks: int  # Number of ranks that shared the state out
+    shards: dict[int, Array] = field(default_factory=dict)  # Flat copies by rank: the own one, and a neighbour's
+
+
+class _ReplicaProgress(Progress):
+    """Progress from replica to replica."""
+
+    def prepare(self, step: int) -> None:
+        """Note that this rank has all that it needs of a replica."""
+        self._check(step >= self.agreed, f"replica of step {step} prepared after {self.agreed}")
+        self.prepared = step
+
+
+class ShardReplicas:
+    """Replicas of a model on one rank in one epoch: `rank.epoch.survivor`.
+
+    Attributes:
+        rank: The rank.
+        every: Number of steps from one replica to the next.
+        complete: Copies of the last complete replica of this epoch; None before the first.
+        sources: Copies that the next epoch may begin with.
+        repeated: Number of steps that were made again after the last loss.
+        made: Number of steps whose updates are done on this rank.
+    """
+
+    rank: Rank
+
+    def __init__(self, rank: Rank, group: Group, buckets: Sequence[Scattered], every: int) -> None:
+        if group.size != rank.world_size:
+            raise UsageError(f"group: {group.name} is not all ranks; --survive goes on with models of all ranks only")
+        earlier = rank.epoch.survivor
+        if earlier is not None and (not isinstance(earlier, ShardReplicas) or earlier.rank is rank):
+            raise UsageError("replicate: --survive goes on with one model in a program, and this is the second")
+        self.every, self.rank, self._group = every, rank, group
+        self.complete: Snapshot | None = None
+        self.sources: list[Snapshot] = []
+        self._sources: list[Snapshot] = [] if earlier is None else earlier.sources
+        self.made: int = rank.epoch.step
+        self.repeated: int = 0 if earlier is None else earlier.made - rank.epoch.step
+        self._buckets = sorted(buckets, key=lambda bucket: bucket.plan.index)
+        self._layout = _Layout(self._buckets, group.size)
+        self._work, self._real = MemoryWork(rank), rank.empty(1).flags.writeable
+        self._progress = _ReplicaProgress(rank.epoch.step)
+        self._prepared: Snapshot | None = None
+        self._under_way: Future[None] | None = None
+        self._restored: Future[list[Array] | None] | None = None
+        self._updates: deque[tuple[int, list[Future[Array]]]] = deque()  # that are not known to be done, by step
+        self._spare: list[Array] = []  # buffers of replicas that are not needed any more
+        frame = users_frame()
+        self._place: Place = frame.f_code, frame.f_lasti
+        self._table: Future[list[list[int]]] = self._task(self._share_table, name="replicas")
+        rank.epoch.survivor = self
+
+    def _task(self, fn: Callable[..., Awaitable[T]], *args: object, name: str) -> Future[T]:
+        return self.rank.spawn(fn, *args, name=name, errors="await", call_site=self._place)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the shard of this rank."""
+        return sum(array.nbytes for bucket in self._buckets for array in bucket.arrays())
+
+    @property
+    def prepared(self) -> int:
+        """Step of the newest replica that this rank has."""
+        return self._progress.prepared
+
+    # -- while training ------------------------------------------------------------------------------------------------
+
+    def end_step(self, step: int) -> None:
+        """Issue a replica after the updates of a step, once in `every` steps."""
+        self._updates.append((step, [bucket.updated for bucket in self._buckets]))
+        self._count_steps()
+        if step % self.every == 0:
+            self.send(step)
+
+    def _count_steps(self) -> None:
+        while self._updates and all(update.done and not update.failed for update in self._updates[0][1]):
+            self.made = self._updates.popleft()[0]
+
+    def send(self, step: int) -> None:
+        """Issue the copy of this rank's shard, behind all updates, and its way to the neighbour."""
+        copy = self._work.compute(
+            partial(self._copy, step), self._under_way, self._restored, name=RoleName("copy for a replica", "library"),
+            stream="optimizer", moved_bytes=2 * self.nbytes,
+        )  # fmt: skip
+        self._under_way = self._task(self._send, step, copy, name=f"replica of step {step}")
+
+    async def _send(self, step: int, copy: Future[Array]) -> None:
+        group, stream, size = self._group, self.rank.stream(_STREAM), self._group.size
+        distance = _distance([row[0] for row in await self._table])
+        flat, name = await copy, RoleName(f"replica of step {step}", "library")
+        sign = RoleName("digest of a replica", "library")
+        await self._work.compute(lambda: self._sign(step, flat), name=sign, stream=_STREAM, moved_bytes=flat.nbytes)
+        options: dict[str, Any] = {"stream": stream, "priority": _PRIORITY, "name": name, "call_site": self._place}
+        replica = Snapshot(step=step, ranks=size, shards={group.rank: flat})
+        if size > 1:
+            other = self._buffer()
+            pairs = [(rank, (rank + distance) % size) for rank in range(size)]
+            for part in (slice(start, start + _CHUNK_BYTES) for start in range(0, flat.size, _CHUNK_BYTES)):
+                await group.permute(flat[part], pairs, other[part], **options)
+            replica.shards[(group.rank - distance) % size] = other
+        valid = await self._check(replica)
+        if valid == replica.shards.keys():
+            self._prepared = replica
+            self._progress.prepare(step)
+        ready = metadata([valid == replica.shards.keys()], np.int8)
+        if (await group.all_reduce(ready, op="min", **options))[0] or not self._real:
+            self._progress.agree(step)
+            before, self.complete, self._prepared = self.complete, replica, None
+            self._reuse(before)
+        else:
+            self._prepared = None
+            self._reuse(replica)
+            notify(f"replica of step {step} is dropped: a copy differs from its digest")
+
+    def _buffer(self) -> Array:
+        if self._spare:
+            return self._spare.pop()
+        made: Array = self.rank.empty(self._layout.nbytes, np.uint8)
+        return made
+
+    def _reuse(self, replica: Snapshot | None) -> None:
+        if replica is not None:
+            self._spare += [flat for flat in replica.shards.values() if flat.size == self._layout.nbytes]
+
+    def _check(self, replica: Snapshot) -> Future[set[int]]:
+        return self._work.compute(
+            partial(self._valid, replica), name=RoleName("check replica", "library"), stream=_STREAM,
+            moved_bytes=2 * self.nbytes,
+        )  # fmt: skip
+
+    # -- on compute streams --------------------------------------------------------------------------------------------
+
+    def _copy(self, step: int, *_: object) -> Array:
+        flat = self._buffer()
+        if self._real:
+            arrays = [array for bucket in self._buckets for array in bucket.arrays()]
+            for index, array in enumerate(arrays):
+                self._layout.view(flat, index, array.size)[:] = array
+        return flat
+
+    def _sign(self, step: int, flat: Array) -> None:
+        if self._real:
+            flat[-_TAIL_BYTES:] = _tail(flat, step)
+
+    def _valid(self, replica: Snapshot) -> set[int]:
+        """Return the ranks with a shard that has its digest."""
+        if not self._real:
+            return set(replica.shards)
+        step = replica.step
+        return {rank for rank, flat in replica.shards.items() if bytes(flat[-_TAIL_BYTES:]) == bytes(_tail(flat, step))}
+
+    # -- after a loss --------------------------------------------------------------------------------------------------
+
+    def report(self) -> int:
+        """Return the step of the newest replica that all ranks have; nothing is agreed after this call."""
+        self._count_steps()
+        self._updates.clear()
+        return self._progress.report()
+
+    def advance(self, step: int) -> None:
+        """Choose the replica of a step that all ranks have prepared."""
+        self._progress.following(step)
+        complete = self._sources if self.complete is None else [self.complete]
+        self.sources = [source for source in (self._prepared, *complete) if source is not None and source.step == step]
+
+    async def _share_table(self) -> list[list[int]]:
+        """Return a row of each rank: its node, then of each source the number of shards and the valid ones."""
+        row = [self.rank.node]
+        for source in self._sources:
+            valid = await self._check(source)
+            source.shards = {shard: flat for shard, flat in source.shards.items() if shard in valid}
+            row += [source.ranks, *sorted(valid), -1, -1][:3]
+        row += [-1] * (1 + 3 * _SOURCES - len(row))
+        name = RoleName("replicas", "library")
+        return await self._group.gather_row(row, name=name, stream=self.rank.stream(_STREAM), call_site=self._place)
+
+    def restore(self, first: Callable[[], Awaitable[Sequence[Array]]]) -> Future[list[Array]]:
+        """Share out the state of the last complete replica among the ranks of this epoch, into the buckets.
+
+        Args:
+            first: Returns the weights of the first rank, for a loss before the first replica.
+
+        Returns:
+            A future of the weights by bucket: all in stages 1 and 2, this rank's shard in stage 3. It raises a
+            `ReplicaLostError` if no rank has a valid copy of some shard.
+        """
+        self._restored = self._task(self._restore, first, name="state from replicas")
+        return self._restored
+
+    async def _restore(self, first: Callable[[], Awaitable[Sequence[Array]]]) -> list[Array]:
+        step, group = self.rank.epoch.step, self._group
+        table = await self._table
+        holders = _holders(table)
+        if not holders and not step:
+            return [bucket.fill(flat) for bucket, flat in zip(self._buckets, await first(), strict=True)]
+        ranks = next((ranks for ranks, ranks_of in holders.items() if None not in ranks_of), None)
+        if ranks is None:
+            lost = [[shard for shard, rank in enumerate(ranks_of) if rank is None] for ranks_of in holders.values()]
+            names = f"shards {listed(lost[0])} of {next(iter(holders))}" if lost else "its shards"
+            raise ReplicaLostError(
+                f"replicate: step {step} cannot be made whole: {names} have no valid copy on the ranks that live; "
+                "save checkpoints with Checkpoints(rank), and let main begin with `await checkpoints.restore(model)`"
+            )
+        self._sources = [source for source in self._sources if source.ranks == ranks]
+        await self._exchange(_Layout(self._buckets, ranks), [rank for rank in holders[ranks] if rank is not None])
+        if group.rank == 0:
+            notify(f"going on from the replica of step {step}, {self.repeated} steps again (replicate={self.every})")
+        return [bucket.newest for bucket in self._buckets]
+
+    async def reason(self) -> str:
+        """Return why the state cannot be made whole; empty if it is. Then the buckets wait for another state."""
+        if self._restored is None:
+            return ""
+        try:
+            await self._restored
+        except ReplicaLostError as error:
+            with suppress(OverlapError):
+                await self._under_way  # type: ignore[misc]
+            for bucket in self._buckets:
+                bucket.begin_empty()
+            return str(error)
+        return ""
+
+    async def _exchange(self, before: _Layout, holders: Sequence[int]) -> None:
+        group, stream = self._group, self.rank.stream(_STREAM)
+        copies = {shard: flat for source in self._sources for shard, flat in source.shards.items()}
+        moves: list[Future[object]] = []
+        arrays = [array for bucket in self._buckets for array in bucket.arrays()]
+        name = RoleName("state from replicas", "library")
+        options: dict[str, Any] = {"stream": stream, "name": name, "call_site": self._place}
+        for index, array in enumerate(arrays):
+            here = self._layout.shard(index, group.rank)
+            for shard, holder in enumerate(holders):
+                there = before.shard(index, shard)
+                if holder != group.rank:
+                    if (part := _overlap(here, there)) is not None:
+                        moves.append(group.recv(_cut(array, here, part), holder, _TAG, **options))
+                    continue
+                elements = there.stop - there.start
+                if self._real:
+                    source = before.view(copies[shard], index, elements)
+                else:
+                    source = self.rank.empty(elements, array.dtype)
+                for rank in range(group.size):
+                    part = _overlap(self._layout.shard(index, rank), there)
+                    if part is None:
+                        continue
+                    if rank != holder:
+                        moves.append(group.send(_cut(source, there, part), rank, _TAG, **options))
+                    elif self._real:
+                        _cut(array, here, part)[:] = _cut(source, there, part)
+        for move in moves:
+            await move
+        for bucket in self._buckets:
+            if bucket.whole is not None and group.size > 1:
+                await bucket.gather_whole()
+
+    def drop(self, step: int) -> None:
+        """Forget replicas: the model goes on from elsewhere, after a step."""
+        self.complete = self._prepared = self._under_way = self._restored = None
+        self._sources = []
+        self._progress = _ReplicaProgress(step)
+
+
+def _tail(flat: Array, step: int) -> Array:
+    digest = xxhash.xxh3_64_intdigest(flat[:-_TAIL_BYTES].data)
+    return np.array([digest, step], np.uint64).view(np.uint8)
+
+
+def _holders(table: Sequence[Sequence[int]]) -> dict[int, list[int | None]]:
+    """Return the first rank with a copy of each shard, or None, by the number of shards of a replica."""
+    copies = {
+        (row[start], shard): rank
+        for rank, row in reversed([*enumerate(table)])
+        for start in range(1, len(row), 3)
+        for shard in row[start + 1 : start + 3]
+    }
+    numbers = sorted({row[start] for row in table for start in range(1, len(row), 3)} - {-1})
+    return {ranks: [copies.get((ranks, shard)) for shard in range(ranks)] for ranks in numbers}
+
+
+def _overlap(left: slice, right: slice) -> slice | None:
+    start, stop = max(left.start, right.start), min(left.stop, right.stop)
+    return slice(start, stop) if start < stop else None
+
+
+def _cut(array: Array, elements: slice, part: slice) -> Array:
+    """Return a part of an array that has some elements of a larger one."""
+    return array[part.start - elements.start : part.stop - elements.start]
+
+
+def _distance(nodes: Sequence[int]) -> int:
+    """Return the distance to the neighbour: the least with which most ranks have theirs on another node."""
+    size = len(nodes)
+    elsewhere = {
+        distance: sum(nodes[rank] != nodes[(rank + distance) % size] for rank in range(size))
+        for distance in range(1, size)
+    }
+    return max(elsewhere, key=lambda distance: (elsewhere[distance], -distance), default=0)
+
+
+async def reason_of(rank: Rank) -> str:
+    """Return why the state of the last replica cannot be made whole; empty if it is, or there are no replicas."""
+    survivor = rank.epoch.survivor
+    return await survivor.reason() if isinstance(survivor, ShardReplicas) else ""

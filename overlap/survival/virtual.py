@@ -1,0 +1,79 @@
+"""Worlds in virtual time that go on after losses: the ranks that live meet again, in the next epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from ..errors import PeerLostError, RankFailedError
+from ..runtime.epoch import Epoch
+from ..simulation.simulated_backend import SimulatedBackend, Virtual
+from .agreement import Membership, proposal_of
+
+if TYPE_CHECKING:
+    from topology import Cluster
+
+T = TypeVar("T")
+
+Live: TypeAlias = Callable[[SimulatedBackend, int, Sequence[Epoch], Mapping[str, str]], Awaitable[list[T]]]
+"""From a backend, the size of a world, the epochs of its ranks, and entries for its timeline, to the results."""
+
+EPOCH, AFTER, STATE = "epoch", "after step", "state (bytes)"
+"""Entries of a timeline: the epoch of its world, the step after which it goes on, and the bytes of a rank's state."""
+
+
+def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, size: int) -> list[T]:
+    """Run a program in virtual time, again in each epoch, until one ends well.
+
+    All ranks are in this process, so the reports of an epoch are there at once. Models, their reports, the rule that
+    decides on the next world, and the order of the calls are those of real processes.
+
+    Args:
+        live: Lives one world.
+        assumptions: The assumptions of the simulation, with faults.
+        cluster: Cluster of the ranks.
+        size: Number of ranks in the first world.
+
+    Returns:
+        Results of the ranks of the last world.
+    """
+    faults = assumptions.faults
+    assert faults is not None
+    world, began_ns = Membership(epoch=0, members=tuple(range(size)), step=0), 0
+    epochs = {member: Epoch(survives=True, members=world.members) for member in world.members}
+    while True:
+        backend = SimulatedBackend(assumptions, cluster, began_ns=began_ns, epoch=world.epoch, members=world.members)
+        members = [epochs[member] for member in world.members]
+        nbytes = max(getattr(epoch.survivor, "nbytes", 0) for epoch in members)
+        described = {EPOCH: str(world.epoch), AFTER: str(world.step), STATE: str(nbytes)}
+        try:
+            with backend.going_wrong():
+                return backend.kernel.run(live, backend, len(members), members, described)
+        except Exception as error:
+            following = _next_world(world, epochs, _lost_ranks(error) | backend.dead)
+            if following is None:
+                raise
+        for member in following.members:
+            _enter(epochs[member], following)
+        world, began_ns = following, backend.now_ns() + round(faults.recovery_s * 1e9)
+
+
+def _lost_ranks(error: Exception) -> frozenset[int]:
+    """Return the ranks that are lost according to an error; none if it is another kind of error."""
+    cause = error.cause if isinstance(error, RankFailedError) else error
+    return frozenset({cause.culprit}) if isinstance(cause, PeerLostError) else frozenset()
+
+
+def _next_world(world: Membership, epochs: Mapping[int, Epoch], ranks: frozenset[int]) -> Membership | None:
+    lost = {world.members[rank] for rank in ranks}
+    if not lost:
+        return None
+    survivors = {member: epochs[member].survivor for member in world.members if member not in lost}
+    reports = {member: model.report() if model else world.step for member, model in survivors.items()}
+    return proposal_of(world, reports, lost)
+
+
+def _enter(epoch: Epoch, world: Membership) -> None:
+    epoch.number, epoch.step, epoch.members = world.epoch, world.step, world.members
+    if epoch.survivor is not None:
+        epoch.survivor.advance(world.step)

@@ -1,0 +1,189 @@
+"""The code between two epochs in virtual time, with the files of the witness: kills and stops at any await, by seed.
+
+A world is a loop of steps here; reports, the agreement, places and the order of the calls are those of processes.
+"""
+
+import random
+from collections import Counter
+from itertools import repeat
+from types import SimpleNamespace
+
+import pytest
+import trio
+import trio.testing
+
+from overlap.errors import PeerLostError
+from overlap.processes.place import Place
+from overlap.survival import epochs, witness
+from overlap.survival.agreement import Progress, State
+from overlap.survival.epochs import EpochClosedError, SurvivingRun
+from overlap.survival.witness import Witness
+
+STEPS = 8
+LIMIT_S = 1000.0
+
+
+class Model:
+    """Survivor whose weights are a list of (step, members of the mean)."""
+
+    def __init__(self):
+        self.progress, self.weights, self.ready = Progress(), [], None
+
+    def prepare(self, step, members):
+        self.apply()
+        self.progress.prepare(step)
+        self.ready = step, members
+
+    def apply(self):
+        if self.ready is not None and self.ready[0] <= self.progress.agreed:
+            self.weights.append(self.ready)
+            self.ready = None
+
+    def report(self):
+        return self.progress.report()
+
+    def advance(self, step):
+        self.progress = self.progress.following(step)
+        self.apply()
+        self.ready = None
+
+
+class Job:
+    """A job of some members in one process, each with the code of a surviving run."""
+
+    def __init__(self, folder, seed):
+        self.draw, self.folder = random.Random(seed), folder
+        self.members = range(self.draw.randint(2, 5))
+        self.dead, self.worlds, self.left, self.arrived, self.prepared = set(), {}, set(), {}, {}
+        self.scopes, self.models, self.ends = {}, {member: Model() for member in self.members}, {}
+
+    async def live(self):
+        async with trio.open_nursery() as nursery:
+            for member in self.members:
+                nursery.start_soon(self.member, member)
+            nursery.start_soon(self.hurt)
+
+    async def hurt(self):
+        for _ in range(self.draw.choice((0, 1, 1, 2, 3))):
+            await trio.sleep(self.draw.uniform(0, 0.1))
+            member = self.draw.choice(self.members)
+            self.dead.add(member)
+            if member in self.scopes:
+                self.scopes[member].cancel()
+
+    async def member(self, member):
+        with trio.CancelScope() as self.scopes[member]:
+            if member not in self.dead:
+                self.ends[member] = await self.run(self.surviving(member), member)
+
+    def surviving(self, member):
+        place = Place(source="test", process=member, processes=len(self.members), ranks_per_process=1, node=0, nodes=1,
+                      endpoint=("127.0.0.1", 1), job="test")  # fmt: skip
+        wanted = SimpleNamespace(state_dir=None)
+        wanted.changed = lambda *_, **__: wanted
+        epochs._member[:], epochs._last[:] = [member], []
+        run = SurvivingRun(place, wanted)
+        run.epochs[0].survivor = self.models[member]
+        return run
+
+    async def run(self, run, member):
+        while True:
+            try:
+                await self.world(run, member)
+            except PeerLostError as error:
+                loss = error
+            else:
+                run.witness.finish(run.world.epoch)
+                return "finished"
+            self.left.add((run.world.epoch, member))
+            assert run.is_loss(loss)
+            try:
+                if await run.follow(loss) is not None:
+                    return "finished"
+            except EpochClosedError:
+                return "out"
+
+    async def world(self, run, member):
+        world, model = run.world, self.models[member]
+        assert self.worlds.setdefault(world.epoch, world) == world, "one world per epoch"
+        run.has_begun, run.state, run._finished = False, State.JOINS, {}
+        arrived = self.arrived.setdefault(world.epoch, set())
+        arrived.add(member)
+        while arrived != set(world.members):
+            await trio.sleep(epochs.LOOK_S)
+            if run._gone() or run.witness.reports(world.epoch, world.members):
+                raise PeerLostError("lost before all had met", culprit=-1)
+        run.has_begun, run.state = True, State.TRAINS
+        while model.progress.agreed < STEPS:
+            step = model.progress.agreed + 1
+            model.prepare(step, world.members)
+            await self.together(world, member, step)
+            model.progress.agree(step)
+            await trio.sleep(self.draw.uniform(0, 0.002))
+            if self.draw.random() < 0.7:
+                model.apply()
+        model.apply()
+        run._finished[run.place.process] = True
+        await self.together(world, member, STEPS + 1)
+
+    async def together(self, world, member, step):
+        ready = self.prepared.setdefault((world.epoch, step), set())
+        ready.add(member)
+        slow = self.draw.random() < 0.02
+        await trio.sleep(self.draw.choice((0.5, 5.0)) if slow else self.draw.uniform(0, 0.002))
+        waits_until_s = trio.current_time() + 2.0
+        while True:
+            others = [m for m in world.members if m != member]
+            lost = [m for m in others if m in self.dead or (world.epoch, m) in self.left]
+            silent = [m for m in others if m not in ready and trio.current_time() > waits_until_s]
+            if (lost or silent) and (ready != set(world.members) or self.draw.random() < 0.5):
+                raise PeerLostError("lost", culprit=world.members.index((lost or silent)[0]))
+            if ready == set(world.members):
+                return
+            await trio.sleep(0.001)
+
+
+@pytest.fixture
+def one_process(monkeypatch):
+    """Let several members be in one process."""
+    jobs = []
+    listener = SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1), fileno=lambda: 0, close=lambda: None)
+    monkeypatch.setattr(epochs, "_listen", lambda place: listener)
+    monkeypatch.setattr(epochs, "_folder", lambda: jobs[-1].folder)
+    monkeypatch.setattr(epochs, "_runs", repeat(0))
+    for name in ("renumber", "tell_launcher", "notify"):
+        monkeypatch.setattr(epochs, name, lambda *_: None)
+    monkeypatch.setattr(witness, "_lock", lambda path: None)
+    monkeypatch.setattr(Witness, "is_dead", lambda self, member: member in jobs[-1].dead)
+    member, last = list(epochs._member), list(epochs._last)
+    yield jobs
+    epochs._member[:], epochs._last[:] = member, last
+
+
+@pytest.mark.parametrize("first", range(0, 80, 40))
+def test_invariants_by_seed(one_process, tmp_path, first):
+    numbers, ends = set(), Counter()
+    for seed in range(first, first + 40):
+        job = Job(tmp_path / str(seed), seed)
+        one_process.append(job)
+
+        async def main(job=job):
+            with trio.fail_after(LIMIT_S):  # else somebody waits for ever
+                await job.live()
+
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        worlds = [job.worlds[epoch] for epoch in sorted(job.worlds)]
+        numbers.add(len(worlds))
+        steps = [world.step for world in worlds[1:]] + [STEPS]
+        history = [(step, world.members) for world, end in zip(worlds, steps, strict=True)
+                   for step in range(world.step + 1, end + 1)]  # fmt: skip
+        ends.update(job.ends.values())
+        for member, end in job.ends.items():
+            if end == "finished" and member not in job.dead:
+                assert job.models[member].weights == history, (
+                    f"seed {seed}: a step is lost, doubled, or of another world"
+                )
+        assert job.dead | job.ends.keys() == set(job.members), f"seed {seed}: a member has no end"
+    assert len(numbers) >= 3
+    assert ends["finished"] > 50
+    assert ends["out"]
