@@ -85,7 +85,7 @@ def layout(args: argparse.Namespace) -> NodeLayout:
 
 
 def check_memory(worlds: Sequence[Sequence[Case]], there_bytes: int) -> None:
-    """Refuse cases whose inputs and results do not fit into the memory of this machine.
+    """Refuse cases with more inputs and results than fit into the memory of this machine.
 
     Raises:
         UsageError: If the largest case does not fit.
@@ -119,14 +119,14 @@ def _ranks(args: argparse.Namespace) -> str:
 
 
 def _check_no_node_options(args: argparse.Namespace) -> None:
-    given = {
+    node_options = {
         "--tcp": args.tcp,
         "--rails": args.rails,
         "--peer-direct": args.peer_direct,
         "--checksums": args.checksums,
         "--transport": args.transport,
     }
-    for name, value in given.items():
+    for name, value in node_options.items():
         if value:
             raise UsageError(f"{name}: concerns what joins several nodes; give --nnodes too, such as --nnodes 2")
 

@@ -82,15 +82,15 @@ def main(args: argparse.Namespace) -> int:
     images = len(digits().split()[0])
     console.print(introduction(task, images=images, chosen=args.bandwidth is None), soft_wrap=True)
     with progress(console, steps=2 * task.steps, ascii=ascii) as advance:
-        found = compare(task, advance)
-    of = gain(found)
-    _write(found.timeline, args.trace, console)
+        comparison = compare(task, advance)
+    gained = gain(comparison)
+    _write(comparison.timeline, args.trace, console)
     console.print()
-    for line in drawings(found, of, width=console.width, ascii=ascii, color=color):
+    for line in drawings(comparison, gained, width=console.width, ascii=ascii, color=color):
         console.print(line)
-    console.print(summary(found, of), soft_wrap=True)
-    console.print(judged(found, of, width=console.width), soft_wrap=True)
-    return 0 if found.identical else 1
+    console.print(summary(comparison, gained), soft_wrap=True)
+    console.print(judged(comparison, gained, width=console.width), soft_wrap=True)
+    return 0 if comparison.identical else 1
 
 
 def _write(timeline: Timeline, path: str | None, console: Console) -> None:

@@ -55,20 +55,20 @@ def _quota() -> float | None:
     return None
 
 
-def cores(own: int, all_of_machine: int, load: float, quota: float | None) -> Finding:
+def cores(usable: int, all_of_machine: int, load: float, quota: float | None) -> Finding:
     """Return the finding about cores.
 
     Args:
-        own: Cores that this process may use.
+        usable: Cores that this process may use.
         all_of_machine: Cores of the machine.
         load: Processes that wanted a core in the last minute, in the mean.
         quota: Cores that a control group grants; None: all.
     """
-    text = f"{own} of {all_of_machine} cores, load {load:.1f}"
-    if quota is not None and quota < own:
+    text = f"{usable} of {all_of_machine} cores, load {load:.1f}"
+    if quota is not None and quota < usable:
         fix = f"start at most {max(1, int(quota))} processes here"
         return Finding(subject="cores", state="slow", text=f"{text}; a limit grants {quota:g}", fix=fix)
-    if load > own:
+    if load > usable:
         text = f"{text}: other processes take turns with ours, and times mean little"
         return Finding(subject="cores", state="slow", text=text)
     return Finding(subject="cores", state="good", text=text)

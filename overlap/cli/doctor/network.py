@@ -102,10 +102,10 @@ def _congestion() -> Iterator[Finding]:
 
 
 def records(folder: Path) -> Iterator[Finding]:
-    """Yield the finding about flight records whose processes do not run.
+    """Yield the finding about flight records of processes that do not run.
 
     Args:
-        folder: Where flight records lie.
+        folder: Folder of flight records.
     """
     sizes = list[int]()
     for path in folder.glob(f"*{ENDING}"):

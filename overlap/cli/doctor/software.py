@@ -55,16 +55,18 @@ def _packages(requirements: Sequence[str], installed: Callable[[str], str]) -> I
             continue
         fix = install_command(extra) if extra else f'pip install "{name}>={least}"'
         try:
-            found = installed(name)
+            installed_version = installed(name)
         except PackageNotFoundError:
             purpose = f"is not installed: {_EXTRAS[extra]}" if extra else "is not installed"
             state = Finding(subject=name, state="missing" if extra else "wrong", text=purpose, fix=fix)
             yield state
             continue
-        if least and numbers(found) < numbers(least):
-            yield Finding(subject=name, state="wrong", text=f"{found} is older than {least}, the lowest", fix=fix)
+        if least and numbers(installed_version) < numbers(least):
+            yield Finding(
+                subject=name, state="wrong", text=f"{installed_version} is older than {least}, the lowest", fix=fix
+            )
         else:
-            good.append(f"{name} {found}")
+            good.append(f"{name} {installed_version}")
     if good:
         yield Finding(subject="packages", state="good", text=", ".join(good))
 
