@@ -19,7 +19,7 @@ from ...parallel.schedules import FAMILIES
 from ...planning import Layout, Model, estimate, known, load
 from ...planning.device import Device
 from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, OPERATIONS, ORDERS
-from ...planning.search import FREE, Candidate, Found, candidates, search
+from ...planning.search import FREE, Candidate, SearchResult, candidates, search
 from ...settings import Option
 from ...timeline.recording import DEFAULT_CAPACITY
 from ...units import count, integer, number, parse_bytes, switch
@@ -162,7 +162,7 @@ def main(args: argparse.Namespace) -> int:
     if args.within is not None and (args.best is None or not args.within > 0):
         raise UsageError(f"--within: expected a positive number, and --best beside it, got {args.within!r}")
     _check_size(model, layout, cluster, searched=bool(names))
-    result = Found() if names else None
+    result = SearchResult() if names else None
     begun_s, interrupted = perf_counter(), False
     if result is None:
         step = estimate(model, layout, cluster, virtual, algorithm=algorithm, device=device)
@@ -242,7 +242,7 @@ def _check_size(model: Model, layout: Layout, cluster: Cluster, *, searched: boo
 
 
 def _search(
-    result: Found,
+    result: SearchResult,
     model: Model,
     like: Layout,
     names: list[str],
@@ -269,7 +269,7 @@ def _search(
             virtual,
             result,
             algorithm=algorithm,
-            told=print_candidate,
+            on_candidate=print_candidate,
             device=device,
             within_s=max(0.0, within_s - (perf_counter() - begun_s)),
         )

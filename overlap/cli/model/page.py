@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ...planning.estimates import SLOWER, Estimate
 from ...planning.layout import Layout
 from ...planning.parts import MESSAGE, Amount
-from ...planning.search import Found
+from ...planning.search import SearchResult
 from ...planning.trust import Band, band_of, band_of_step
 from ...planning.validation import COVERED
 from ...units import columns, format_bytes, format_ns, wrapped
@@ -150,7 +150,7 @@ def _reason(most: tuple[str, Amount]) -> str:
     return "bubble of the pipeline" if dimension == "pp" else f"{dimension} waiting"
 
 
-def search_page(names: Sequence[str], result: Found, *, width: int) -> Iterator[str]:
+def search_page(names: Sequence[str], result: SearchResult, *, width: int) -> Iterator[str]:
     """Yield the result of a search: the layouts that were left out, the reasons, and the best ones."""
     done = "" if result.complete else ", and was interrupted" if not result.bound_s else ", and had no more time"
     title = f"searched for {', '.join(names)}: {result.tried} layouts, {len(result.simulated)} simulated{done}"
@@ -195,7 +195,7 @@ def _field(name: str, text: str, width: int) -> list[str]:
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def described(step: Estimate, searched: tuple[list[str], Found] | None) -> dict[str, object]:
+def described(step: Estimate, searched: tuple[list[str], SearchResult] | None) -> dict[str, object]:
     """Return the step for JSON: integers of nanoseconds, bytes, shares from 0 to 1."""
     parts = step.parts
     band = band_of_step(step.cluster, step.layout, parts)
@@ -249,7 +249,7 @@ def _described_operations(step: Estimate) -> list[dict[str, object]]:
     ]
 
 
-def _searched(names: list[str], result: Found) -> dict[str, object]:
+def _searched(names: list[str], result: SearchResult) -> dict[str, object]:
     return {
         "names": names,
         "tried": result.tried,
