@@ -254,8 +254,8 @@ def pairs():
         ),
         (
             pairs, 8, (),
-            "--grow: name the groups that have more ranks on a larger cluster; there are '0' (of 2), and the trace is of "
-            "4 ranks",
+            "--grow: name the groups that have more ranks on a larger cluster; there are '0' (of 2), and the trace is "
+            "of 4 ranks",
         ),
         (timeline_of, 2, (), "a trace with neither compute nor communication is no program"),
     ],
