@@ -120,7 +120,7 @@ def run_wanted(
 
     return run_gang(
         main, args, wanted, held,
-        engine="Dask", cloudpickle=cloudpickle, ranks_each=ranks_per_worker, each="ranks_per_worker", name=name,
+        engine="Dask", cloudpickle=cloudpickle, ranks_each=ranks_per_worker, argument="ranks_per_worker", name=name,
         wait_s=wait_s, max_restarts=max_restarts, import_path=sys.path[:1],
     )  # fmt: skip
 

@@ -111,13 +111,13 @@ def write_text(memory: bytearray, at: int, text: str, limit_bytes: int) -> None:
     _LENGTH.pack_into(memory, at, len(data))
 
 
-def read_text(memory: Record, at: int, limit_bytes: int) -> str:
+def read_text(memory: Record, offset: int, limit_bytes: int) -> str:
     """Return a text.
 
     Raises:
         ValueError: If it is longer than it may be.
     """
-    (length,) = _LENGTH.unpack_from(memory, at)
+    (length,) = _LENGTH.unpack_from(memory, offset)
     if length > limit_bytes:
         raise ValueError(f"a text of {length} bytes")
-    return memory[at + 4 : at + 4 + length].decode(errors="replace")
+    return memory[offset + 4 : offset + 4 + length].decode(errors="replace")

@@ -29,13 +29,13 @@ def recent_world(named: Sequence[str]) -> tuple[RecordedWorld, str, list[str]]:
     """
     flights = _readable(named)
     nearness = (lambda flight: 0) if named else _nearness
-    world, others = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
+    world, other_count = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
     first = world.flights[0]
     attempt = f", attempt {first.attempt}" if first.attempt else ""
     ranks, nodes = _counted(first.world_size, "rank"), _counted(first.processes, "node")
     last = "the last" if named else _last(world)
-    more = [f"(of {others + 1} runs in these files this is {last}; name the files of another to see that)"]
-    return world, ", ".join([f"job {first.job}{attempt}: {ranks}", nodes, *_origin(first)]), more if others else []
+    more = [f"(of {other_count + 1} runs in these files this is {last}; name the files of another to see that)"]
+    return world, ", ".join([f"job {first.job}{attempt}: {ranks}", nodes, *_origin(first)]), more if other_count else []
 
 
 def _nearness(flight: Flight) -> int:
@@ -72,15 +72,15 @@ def _default() -> str:
 
 
 def _files(named: Sequence[str]) -> list[str]:
-    found: list[str] = []
+    files: list[str] = []
     for name in named or [_default()]:
         inside = [Path(name)]
         if not named or Path(name).is_dir():  # links to records elsewhere may lead nowhere
             inside = sorted(path for path in Path(name).glob(f"*{ENDING}") if path.is_file())
         if not inside:
             raise UsageError(_NONE.format(name))
-        found += map(str, inside)
-    return found
+        files += map(str, inside)
+    return files
 
 
 def _readable(named: Sequence[str]) -> list[Flight]:

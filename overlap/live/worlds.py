@@ -109,7 +109,7 @@ class RunningWorld:
 
     @property
     def lives(self) -> bool:
-        """Whether any of its processes here still runs it: who has ended well has removed the record."""
+        """Whether any of its processes on this host still runs; a process that ends well removes its record."""
         return any(os.path.exists(each.path) and not each.has_ended and _runs(each) for each in self.processes)
 
     def snapshot(self) -> WorldSnapshot:
@@ -131,7 +131,7 @@ def running(folder: str | os.PathLike[str] | None = None) -> list[RunningWorld]:
         folder: Where their records are; None: in the default folder, and in all folders of
             `--flight-dir` in which this user keeps some of them.
     """
-    found: dict[tuple[object, ...], list[Record]] = {}
+    records: dict[tuple[object, ...], list[Record]] = {}
     for path in _records(folder):
         with suppress(UsageError):  # it is just being made or removed, or it is of another version
             record = Record(path)
@@ -140,8 +140,8 @@ def running(folder: str | os.PathLike[str] | None = None) -> list[RunningWorld]:
                 continue
             about = record.about
             world = about.job, about.attempt, about.world, about.processes, about.world_size
-            found.setdefault(world, []).append(record)
-    worlds = [RunningWorld(sorted(each, key=lambda one: one.about.process)) for each in found.values()]
+            records.setdefault(world, []).append(record)
+    worlds = [RunningWorld(sorted(each, key=lambda one: one.about.process)) for each in records.values()]
     return sorted(worlds, key=lambda world: -world.started_ns)
 
 

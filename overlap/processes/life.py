@@ -154,7 +154,7 @@ def _flight(wanted: RunConfig, place: Place | None, around: WorldSetup, restart:
 
 def _keep(flight: FlightFile | None, how: str, line: str) -> None:
     if flight is not None:
-        flight.writer.end(how, rank=None, line=line, here=True)
+        flight.writer.end(how, rank=None, line=line, began_here=True)
 
 
 DEFAULT_RANKS = 2  # on the local machine: the fewest that can show an overlap

@@ -115,7 +115,7 @@ def run_wanted(
 
     return run_gang(
         main, args, wanted, held,
-        engine="Ray", cloudpickle=cloudpickle, ranks_each=ranks_per_actor, each="ranks_per_actor", name=name,
+        engine="Ray", cloudpickle=cloudpickle, ranks_each=ranks_per_actor, argument="ranks_per_actor", name=name,
         wait_s=wait_s, max_restarts=max_restarts,
     )  # fmt: skip
 

@@ -54,7 +54,15 @@ async def total_of(rank: overlap.Rank, fails: bool) -> tuple[int, float, int]:
 def spec(fails: bool = False, **settings: Any) -> GangSpec:
     wanted = RunConfig.given(ranks=4, **settings)
     return gang_of(
-        "Threads", total_of, (fails,), wanted, ranks_each=2, each="each", name="mine", pickling=pickling, import_path=()
+        "Threads",
+        total_of,
+        (fails,),
+        wanted,
+        ranks_each=2,
+        argument="each",
+        name="mine",
+        pickling=pickling,
+        import_path=(),
     )
 
 
@@ -126,7 +134,7 @@ def test_a_member_without_a_module_of_the_program_says_so() -> None:
 
 def test_a_result_that_cannot_be_sent_is_named() -> None:
     locked = gang_of(
-        "Threads", returns_a_lock, (), RunConfig.given(ranks=1), ranks_each=1, each="each", name=None,
+        "Threads", returns_a_lock, (), RunConfig.given(ranks=1), ranks_each=1, argument="each", name=None,
         pickling=pickling, import_path=(),
     )  # fmt: skip
     end = GangMember(locked, 0, pickling).run(Store())
@@ -141,7 +149,7 @@ async def returns_a_lock(rank: overlap.Rank) -> object:
 
 def test_a_member_that_is_stopped_ends_without_an_error() -> None:
     member = GangMember(gang_of(
-        "Threads", waits, (), RunConfig.given(ranks=1), ranks_each=1, each="each", name=None, pickling=pickling,
+        "Threads", waits, (), RunConfig.given(ranks=1), ranks_each=1, argument="each", name=None, pickling=pickling,
         import_path=(),
     ), 0, pickling)  # fmt: skip
     timer = threading.Timer(0.3, member.stop)
