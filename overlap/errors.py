@@ -220,7 +220,7 @@ class PeerFailedError(PeerError):
 
     @classmethod
     def caused_by(cls, cause: BaseException, message: str, *, culprit: int) -> Self:
-        """Make one whose `__cause__` is the culprit's own error."""
+        """Return an error with the culprit's own error as its `__cause__`."""
         error = cls(message, culprit=culprit)
         error.__cause__ = cause
         return error

@@ -1,4 +1,4 @@
-"""Settings of a run: how each one is told from outside, which values it takes, and what holds where nobody sets it."""
+"""Settings of a run: option and environment variable of each one, its allowed values, and its default."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def text_of(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-# -- checks of values, whoever gave them -----------------------------------------------------------------------------
+# -- checks of values ------------------------------------------------------------------------------------------------
 
 _LONGEST_OUTAGE_S = 15  # seconds after which a process without rails is lost (`transports.efa`)
 
@@ -209,7 +209,7 @@ Wires: TypeAlias = "Transport | Callable[[Transport], Transport]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of a run; None leaves one open. The help of each field says what it means.
+    """Settings of a run; None leaves one open. The help of each field has its meaning.
 
     Option, environment variable, help and checks of a setting follow from its field alone.
     """

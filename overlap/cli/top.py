@@ -96,7 +96,7 @@ def _list(args: argparse.Namespace) -> int:
         print("no world of yours runs on this host")
     else:
         rows = [_row(entry) for entry in entries]
-        print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], whole=[0])))
+        print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], uncut=[0])))
     return 0
 
 

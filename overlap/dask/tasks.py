@@ -58,7 +58,7 @@ def imports_of_ours() -> Callable[[], Awaitable[str | None]]:
 
 
 def here_key(spec: GangSpec, member: int) -> str:
-    """Return the key under which a member tells that its task has begun."""
+    """Return the key under which a member reports the start of its task."""
     return f"overlap/{spec.label}/here/{member}"
 
 

@@ -146,7 +146,7 @@ class MemberActor(_store_class()):  # type: ignore[misc]
         self._member.stop()
 
     async def lives(self) -> bool:
-        """Whether the world has come to life."""
+        """Whether the world has started."""
         return self._member.lives
 
     async def left_behind(self) -> dict[str, bytes]:
@@ -155,5 +155,5 @@ class MemberActor(_store_class()):  # type: ignore[misc]
 
 
 def left_behind(token: str) -> dict[str, bytes]:
-    """Do what the method of `MemberActor` does, on a machine all of whose members are gone."""
+    """Return flight records as the method of `MemberActor` does, on a machine without living members."""
     return taken(token)

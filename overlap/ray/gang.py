@@ -1,4 +1,4 @@
-"""Gang on Ray: one attempt of a world, whose actors are placed together, watched, and ended together."""
+"""Gang on Ray: one attempt of a world. Its actors are placed together, watched, and ended together."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .placement import Placement, gone, here, placed
 
 # From the first failure to the hard end of the actors that have not ended by themselves.
 GRACE_S = 10.0
-# Of calls that any actor answers at once, unless its machine is gone.
+# Limit of calls that any actor answers at once, unless its machine is lost.
 _ANSWER_S = 5.0
-# Of a task that needs a new process, which takes Ray 15 s on a crowded machine.
+# Limit of a task that needs a new process; Ray starts it in up to 15 s on a crowded machine.
 _LEFT_BEHIND_S = 30.0
 _POLL_S = 0.5
 _MISSING_MODULE = re.compile(r"No module named '([^']+)'")
@@ -33,10 +33,10 @@ _MISSING_MODULE = re.compile(r"No module named '([^']+)'")
 class RayGang:
     """The way in which the actors of a job are placed."""
 
-    resources: Mapping[str, float]  # Of each actor
-    strategy: str  # Of the placement group
+    resources: Mapping[str, float]  # Resources of each actor
+    strategy: str  # Strategy of the placement group
     wait_s: float  # How long to wait for resources
-    runtime_env: Mapping[str, Any] | None  # Of the actors
+    runtime_env: Mapping[str, Any] | None  # Environment of the actors
     without: set[str] = field(default_factory=set)  # Nodes that were lost
 
     def once(self, spec: GangSpec) -> GangOutcome:
@@ -147,13 +147,13 @@ class _Watch:
         return False
 
     def _is_over(self) -> bool:
-        """Whether only those are missing that will tell nothing."""
+        """Whether all missing members are lost, and will send no report."""
         if self._until_s is None:
             return False
         return time.monotonic() >= self._until_s or self._gone().issuperset(self._pending.values())
 
     def _gone(self) -> set[int]:
-        """Return the members that will tell nothing; the others have often named only one of those of a lost node."""
+        """Return the members that will send no report; the others often name only one member of a lost node."""
         return self._blamed() | self._homeless
 
     def _blamed(self) -> set[int]:
@@ -177,7 +177,7 @@ def _answer(asked: Any, limit_s: float) -> Any:
 
 
 def _end(actors: Sequence[Any], homeless: Sequence[bool]) -> None:
-    """End actors at once, and return when Ray knows it of those whose nodes are there."""
+    """End actors at once, and return when Ray knows the end of every actor on a living node."""
     for actor in actors:
         ray.kill(actor, no_restart=True)
     answers = [actor.lives.remote() for actor, gone in zip(actors, homeless, strict=True) if not gone]

@@ -25,14 +25,14 @@ def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]
     Raises:
         UsageError: If they are none.
     """
-    wanted = {"CPU": 1.0} if resources is None else dict(resources)
-    for name, amount in wanted.items():
+    amounts = {"CPU": 1.0} if resources is None else dict(resources)
+    for name, amount in amounts.items():
         if not isinstance(name, str) or isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0:
             raise UsageError(f"resources: expected names and amounts such as {{'CPU': 4}}, got {name!r}: {amount!r}")
-    wanted = {name: amount for name, amount in wanted.items() if amount}
-    if not wanted:
+    amounts = {name: amount for name, amount in amounts.items() if amount}
+    if not amounts:
         raise UsageError("resources: an actor without any has no place; give it at least {'CPU': 0.001}")
-    return wanted
+    return amounts
 
 
 def check_strategy(strategy: str) -> None:
@@ -70,7 +70,7 @@ class Placement:
 
 @contextmanager
 def placed(
-    what: str,
+    gang: str,
     members: int,
     resources: Mapping[str, float],
     *,
@@ -81,7 +81,7 @@ def placed(
     """Hold a placement group for the block, all bundles or none; nothing of it is left after that.
 
     Args:
-        what: The gang, for messages.
+        gang: The gang, for messages.
         members: How many bundles.
         resources: Of each.
         strategy: Ray's strategy.
@@ -94,7 +94,7 @@ def placed(
     try:
         demand = ", ".join(f"{name}: {amount:g}" for name, amount in resources.items())
         awaited(
-            f"{what}, {members} x {{{demand}}}, {strategy}",
+            f"{gang}, {members} x {{{demand}}}, {strategy}",
             limit_s,
             lambda seconds: bool(group.wait(seconds)),
             lambda: lacking(bundles, _free(without)),

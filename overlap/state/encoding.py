@@ -28,7 +28,7 @@ _HEADER_LIMIT_BYTES = 256 << 20  # of a tree of millions of arrays: more is dama
 
 
 class DamagedError(ValueError):
-    """A file is damaged: it is not what was written."""
+    """A file is damaged: its content differs from the written one."""
 
 
 def encode(tree: Tree) -> Iterator[bytes]:
@@ -85,20 +85,20 @@ def _bytes_of(array: Array) -> bytes:
 # -- the tree ------------------------------------------------------------------------------------------------------
 
 
-def _noted(tree: Tree, arrays: list[Array], place: str) -> object:
+def _noted(tree: Tree, arrays: list[Array], path: str) -> object:
     """Return a tree as JSON, with a number in the place of each array."""
     if tree is None or (isinstance(tree, (bool, int, float, str)) and not isinstance(tree, np.generic)):
         return {"value": tree}
     if isinstance(tree, dict):
-        return {"dict": [[_key(key, place), _noted(tree[key], arrays, f"{place}[{key!r}]")] for key in tree]}
+        return {"dict": [[_key(key, path), _noted(tree[key], arrays, f"{path}[{key!r}]")] for key in tree]}
     if isinstance(tree, (list, tuple)):
-        items = [_noted(item, arrays, f"{place}[{index}]") for index, item in enumerate(tree)]
+        items = [_noted(item, arrays, f"{path}[{index}]") for index, item in enumerate(tree)]
         return {"list" if isinstance(tree, list) else "tuple": items}
     try:
         arrays.append(as_input(tree))
     except UsageError:
         raise UsageError(
-            f"tree{place}: cannot keep {type(tree).__name__}; expected arrays, numbers, texts or None, "
+            f"tree{path}: cannot keep {type(tree).__name__}; expected arrays, numbers, texts or None, "
             "in lists, tuples and dicts"
         ) from None
     return {"scalar" if isinstance(tree, np.generic) else "array": len(arrays) - 1}

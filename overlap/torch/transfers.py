@@ -44,19 +44,19 @@ class Transfers(Issuing):
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int | None = None
     ) -> Work:
         """Give every rank the root's tensor; of several tensors, each gets the one that the root's options name."""
-        found = listed(tensors, "tensors")
-        src, limit = root_of(opts, root, len(found)), self._limit(opts, timeout)
-        if len(found) == 1:
-            known_as = "broadcast", found[0].dtype, found[0].numel(), src
-            x = found[0] if self._group.rank == src else None
-            again = self._issue_again(known_as, x, found[0], opts) if timeout is None else None
-            return Work(self._broadcast(found[0], src, limit, known_as) if again is None else again, found)
-        same_kind(found, "tensors")
-        same_shape(found, "tensors")
-        check_memory(found)
-        first = found[int(getattr(opts, "rootTensor", 0)) if self._group.rank == src else 0]
+        inputs = listed(tensors, "tensors")
+        src, limit = root_of(opts, root, len(inputs)), self._limit(opts, timeout)
+        if len(inputs) == 1:
+            known_as = "broadcast", inputs[0].dtype, inputs[0].numel(), src
+            x = inputs[0] if self._group.rank == src else None
+            again = self._issue_again(known_as, x, inputs[0], opts) if timeout is None else None
+            return Work(self._broadcast(inputs[0], src, limit, known_as) if again is None else again, inputs)
+        same_kind(inputs, "tensors")
+        same_shape(inputs, "tensors")
+        check_memory(inputs)
+        first = inputs[int(getattr(opts, "rootTensor", 0)) if self._group.rank == src else 0]
         handle = self._broadcast(first, src, limit)
-        return Work(Joined([handle], lambda: copy_to(found, first)), found)
+        return Work(Joined([handle], lambda: copy_to(inputs, first)), inputs)
 
     def _broadcast(self, tensor: torch.Tensor, root: int, limit: float, known_as: Known | None = None) -> Handle:
         out, place = flat_output(tensor)
