@@ -23,7 +23,7 @@ from typing import Any, Self
 from . import trace_files
 from .errors import UsageError
 from .notice import notify
-from .settings import Option, Settings, text_of
+from .settings import Option, RunSettings, text_of
 from .timeline.spans import Timeline
 
 ARGUMENT = "argument"
@@ -31,7 +31,7 @@ ARGUMENT = "argument"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig(Settings):
+class RunConfig(RunSettings):
     """Settings of a run with their sources."""
 
     # The source of each value by name: "argument", an option, a variable, or a launcher.

@@ -208,7 +208,7 @@ Wires: TypeAlias = "Transport | Callable[[Transport], Transport]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """Settings of a run; None leaves one open. The help of each field has its meaning.
 
     Option, environment variable, help and checks of a setting follow from its field alone.

@@ -17,7 +17,7 @@ from .hazards import unroll
 from .pattern import Ints
 from .proof import verify
 from .schedule import COLUMNS, Schedule
-from .tablewriter import Table, adjacent_runs
+from .tablewriter import TableWriter, adjacent_runs
 
 Columns: TypeAlias = dict[str, NDArray[np.integer]]
 
@@ -54,7 +54,7 @@ def pipelined(schedule: Schedule, stages: Sequence[int], slices: int) -> Schedul
 
 def rebuilt(schedule: Schedule, blocks: Sequence[Columns], *, slots_per_block: int) -> Schedule:
     """Return a schedule with the same header and other rows."""
-    table = Table()
+    table = TableWriter()
     for block in blocks:
         table.extend(block)
     return table.build(

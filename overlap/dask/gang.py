@@ -43,7 +43,7 @@ class DaskGang:
         with placing(self.client, spec, self.wait_s) as placed:
             chosen = self._chosen(spec, deadline_s)
             self._check_imports(chosen)
-            watch = _Watch(self.client, spec, chosen, self._submitted(spec, chosen))
+            watch = _TaskWatch(self.client, spec, chosen, self._submitted(spec, chosen))
             try:
                 watch.until_all_run(max(0.1, deadline_s - time.monotonic()))
                 placed()
@@ -128,7 +128,7 @@ class DaskGang:
         return replace(outcome, files=files)
 
 
-class _Watch:
+class _TaskWatch:
     """Waits until all tasks run, then for their ends; once one has failed, only as long as the others may need."""
 
     def __init__(

@@ -137,7 +137,7 @@ class Flight:
     ending: WorldEnd | None = None  # None: the process did not live to see the end of the world, or it still runs
 
 
-class Record:
+class OpenRecord:
     """A flight record that is open for reading: its process may go on writing it.
 
     Attributes:
@@ -244,7 +244,7 @@ def read_flight(path: str | os.PathLike[str]) -> Flight:
     Raises:
         UsageError: Naming the file and the fault.
     """
-    with closing(Record(path)) as record:
+    with closing(OpenRecord(path)) as record:
         try:
             ranks = tuple(_rank(table, record.calls) for table in record.ranks())
             return replace(record.about, ranks=ranks, ending=record.ending())

@@ -17,7 +17,7 @@ from ..engines.home import taken
 from ..engines.verdict import failure, lost_member
 from ..notice import notify
 from .actors import CALLS, MemberActor, RayStore, left_behind
-from .placement import Placement, gone, here, placed
+from .placement import GangPlacement, gone, here, placed
 
 # From the first failure to the hard end of the actors that have not ended by themselves.
 GRACE_S = 10.0
@@ -53,12 +53,12 @@ class RayGang:
             actors = [self._actor(spec, member, placement) for member in range(spec.members)]
             try:
                 running = [actor.run.remote(RayStore(actors[0])) for actor in actors]
-                outcome = _Watch(spec, actors, placement.nodes, running).outcome()
+                outcome = _ActorWatch(spec, actors, placement.nodes, running).outcome()
                 return self._with_files(spec, outcome, actors, placement)
             finally:
                 _end(actors, [node in self.without for node in placement.nodes])
 
-    def _actor(self, spec: GangSpec, member: int, placement: Placement) -> Any:
+    def _actor(self, spec: GangSpec, member: int, placement: GangPlacement) -> Any:
         more = {} if self.runtime_env is None else {"runtime_env": dict(self.runtime_env)}
         options = (
             placement.options(member) | {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS} | more
@@ -66,7 +66,7 @@ class RayGang:
         return ray.remote(MemberActor).options(**options).remote(spec, member)
 
     def _with_files(
-        self, spec: GangSpec, outcome: GangOutcome, actors: Sequence[Any], placement: Placement
+        self, spec: GangSpec, outcome: GangOutcome, actors: Sequence[Any], placement: GangPlacement
     ) -> GangOutcome:
         """Bring the flight records of members that could not bring theirs, and remember the nodes that are gone."""
         if not outcome.lost:
@@ -87,7 +87,7 @@ class RayGang:
         return replace(outcome, files=files)
 
 
-class _Watch:
+class _ActorWatch:
     """Waits for the ends of all members, and once one has failed only for as long as the others may need."""
 
     def __init__(self, spec: GangSpec, actors: Sequence[Any], nodes: Sequence[str], running: Sequence[Any]) -> None:

@@ -41,7 +41,7 @@ def check_strategy(strategy: str) -> None:
         raise UsageError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
 
 
-class Placement:
+class GangPlacement:
     """The placement group of one attempt.
 
     Attributes:
@@ -77,7 +77,7 @@ def placed(
     strategy: str,
     limit_s: float,
     without: Collection[str] = (),
-) -> Iterator[Placement]:
+) -> Iterator[GangPlacement]:
     """Hold a placement group for the block, all bundles or none; nothing of it is left after that.
 
     Args:
@@ -99,7 +99,7 @@ def placed(
             lambda seconds: bool(group.wait(seconds)),
             lambda: lacking(bundles, _free(without)),
         )
-        yield Placement(group, resources)
+        yield GangPlacement(group, resources)
     finally:
         with suppress(Exception):  # the cluster is gone, and the group with it
             remove_placement_group(group)

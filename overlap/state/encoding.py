@@ -27,7 +27,7 @@ _DIGEST_BYTES = 32
 _HEADER_LIMIT_BYTES = 256 << 20  # of a tree of millions of arrays: more is damage
 
 
-class DamagedError(ValueError):
+class DamagedStateError(ValueError):
     """A file is damaged: its content differs from the written one."""
 
 
@@ -55,17 +55,17 @@ def decode(data: bytearray) -> Tree:
     """
     body = memoryview(data)[:-_DIGEST_BYTES]
     if len(data) < len(_MAGIC) + _LENGTH.size + _DIGEST_BYTES or not data.startswith(_MAGIC):
-        raise DamagedError("it is no state")
+        raise DamagedStateError("it is no state")
     if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != data[-_DIGEST_BYTES:]:
-        raise DamagedError("its checksum is wrong")
+        raise DamagedStateError("its checksum is wrong")
     (length,) = _LENGTH.unpack_from(data, len(_MAGIC))
     begin = len(_MAGIC) + _LENGTH.size + length
     if length > _HEADER_LIMIT_BYTES or begin > len(body):
-        raise DamagedError("its header is too long")
+        raise DamagedStateError("its header is too long")
     try:
         header = json.loads(bytes(body[begin - length : begin]))
     except ValueError as error:
-        raise DamagedError("its header is no JSON") from error
+        raise DamagedStateError("its header is no JSON") from error
     return _restored(header["tree"], list(_arrays(body, begin, header["arrays"])))
 
 

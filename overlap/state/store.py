@@ -22,7 +22,7 @@ from ..notice import notify
 from ..runtime.group import Group
 from ..runtime.memory.arrays import metadata
 from ..runtime.stream import Stream
-from .encoding import DamagedError, Tree, decode, encode
+from .encoding import DamagedStateError, Tree, decode, encode
 from .parts import Parts, Save
 
 # Saves that a rank offers to the others, the newest first. Two are kept; the rest are unfinished ones of earlier
@@ -75,7 +75,7 @@ class SavedState:
             raise UsageError(f"rank: expected 0 to {self.world_size - 1}, a rank that saved the state, got {rank!r}")
         try:
             return await _in_thread(lambda: decode(self._parts.read(self._save, rank, self.world_size)))
-        except (OSError, DamagedError) as error:
+        except (OSError, DamagedStateError) as error:
             raise UsageError(f"state: the part of rank {rank} at step {self.step} cannot be read: {error}") from None
 
 
@@ -249,7 +249,7 @@ def _read(parts: Parts, save: Save, mine: int | None, ranks: int) -> tuple[Tree,
         return None, ""
     try:
         return decode(parts.read(save, mine, ranks)), ""
-    except (OSError, DamagedError, ValueError) as error:
+    except (OSError, DamagedStateError, ValueError) as error:
         return None, str(error)
 
 

@@ -32,7 +32,7 @@ OptimizerMaker = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Unused = Literal["error", "zeros"]
 
 
-class Bucket:
+class ParameterBucket:
     """Parameters with gradients that travel together.
 
     Attributes:
@@ -65,7 +65,7 @@ class Bucket:
         ]
 
 
-B = TypeVar("B", bound=Bucket)
+B = TypeVar("B", bound=ParameterBucket)
 
 
 @plainly_named

@@ -16,11 +16,11 @@ from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from . import private
 from .issuing import users_frame
-from .model import Bucket, OptimizerMaker, TrainedModule, Unused, as_of_now
+from .model import OptimizerMaker, ParameterBucket, TrainedModule, Unused, as_of_now
 from .tensors import Array, view_of
 
 
-class _Shared(Bucket):
+class _Shared(ParameterBucket):
     """A bucket of which each rank keeps and updates an equal part.
 
     Attributes:

@@ -288,19 +288,19 @@ def test_code_keeps_the_name_of_its_file() -> None:
         ({"ranks_each": 0}, "each: expected a positive integer, got 0"),
         ({"ranks_each": 3}, "ranks: 4 cannot be divided into each=3"),
         ({"name": "x" * 60}, "name: expected 1 to 27 printable characters"),
-        ({"wanted": RunConfig()}, "ranks: say how many; Threads places them"),
-        ({"wanted": RunConfig.given(ranks=4, virtual=overlap.Virtual())}, "clock: Threads runs ranks in real time"),
+        ({"config": RunConfig()}, "ranks: say how many; Threads places them"),
+        ({"config": RunConfig.given(ranks=4, virtual=overlap.Virtual())}, "clock: Threads runs ranks in real time"),
         ({"args": (1, threading.Lock())}, "argument 2 of main: cannot be sent to other processes: TypeError"),
         ({"main": lambda rank: None}, "main: cannot be sent to other processes"),
     ],
 )
 def test_bad_input_is_a_sentence(changed: dict[str, Any], sentence: str) -> None:
     told: dict[str, Any] = {
-        "engine": "Threads", "main": total_of, "args": (), "wanted": RunConfig.given(ranks=4), "ranks_each": 2,
-        "each": "each", "name": None, "pickling": pickling, "import_path": (),
+        "engine": "Threads", "main": total_of, "args": (), "config": RunConfig.given(ranks=4), "ranks_each": 2,
+        "argument": "each", "name": None, "pickling": pickling, "import_path": (),
     } | changed  # fmt: skip
     with pytest.raises(UsageError, match=sentence):
-        gang_of(told.pop("engine"), told.pop("main"), told.pop("args"), told.pop("wanted"), **told)
+        gang_of(told.pop("engine"), told.pop("main"), told.pop("args"), told.pop("config"), **told)
 
 
 def test_restarts_are_no_negative_number() -> None:

@@ -13,7 +13,7 @@ from ... import OPS, Rank
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
 from ...runtime.future import Future
-from .operations import Operation, dtype_named, find
+from .operations import BenchOperation, dtype_named, find
 from .sampling import Sampling
 
 
@@ -21,7 +21,7 @@ from .sampling import Sampling
 class Case:
     """One row of the table: an operation on some data between some ranks."""
 
-    operation: Operation  # The measured operation
+    operation: BenchOperation  # The measured operation
     ranks: int  # Size of the world
     count: int  # Elements of one block, as nccl-tests counts them
     dtype: np.dtype[np.generic]  # Type of the elements

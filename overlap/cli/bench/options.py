@@ -11,7 +11,7 @@ from ...settings import parse_rails
 from ...units import format_bytes, parse_bytes
 from .cases import Case
 from .measuring import NodeLayout
-from .operations import Operation, dtype_named, find, redop_named
+from .operations import BenchOperation, dtype_named, find, redop_named
 from .sampling import Sampling
 
 DEFAULT_MIN_BYTES = 8
@@ -167,7 +167,7 @@ def _steps(low: int, high: int, factor: float) -> Iterator[int]:
         size = max(size + 1, int(size * factor))
 
 
-def _count(size: int, operation: Operation, ranks: int, itemsize: int) -> int:
+def _count(size: int, operation: BenchOperation, ranks: int, itemsize: int) -> int:
     """Return the elements of a block, at least one, such that all blocks together have at most `size` bytes."""
     return max(1, size // (itemsize * operation.blocks(ranks))) if size else 0
 

@@ -16,7 +16,7 @@ from ..console import Console
 from ..options import add_options
 from ..output import as_json
 from . import machine, network, software
-from .finding import Finding, State
+from .finding import CheckResult, State
 
 _DESCRIPTION = """\
 Look at the installation, the machine and the network: versions, cores, memory, sockets, clocks, limits, and what
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     return int(any(one.state == "wrong" for one in found))
 
 
-def page(findings: Sequence[Finding], width: int) -> Iterator[str]:
+def page(findings: Sequence[CheckResult], width: int) -> Iterator[str]:
     """Yield the lines of the page: one finding after the other, and their count.
 
     Args:

@@ -10,7 +10,7 @@ State = Literal["good", "note", "slow", "missing", "wrong"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """Result of one check."""
 
     subject: str  # Name of the checked part on the page
