@@ -152,7 +152,7 @@ def check_trace(trace: object) -> None:
     if not isinstance(trace, (str, PathLike)) or not os.fspath(trace):
         raise UsageError(f"trace: expected the name of a file, got {trace!r}")
     if not Path(trace).parent.is_dir():
-        raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist")
+        raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist; make it first")
 
 
 def check_trace_steps(steps: object) -> None:
@@ -172,7 +172,7 @@ def check_data_check(check: object) -> None:
 def check_folder(name: str, folder: str) -> None:
     """Refuse paths of files."""
     if os.path.exists(folder) and not os.path.isdir(folder):
-        raise UsageError(f"{name}: {folder} is no folder")
+        raise UsageError(f"{name}: {folder} is no folder; make it, or name another")
 
 
 def check_cluster(cluster: object) -> None:

@@ -68,16 +68,16 @@ def fitted(config: RunConfig) -> RunConfig:
         config = _on_processes(config, config.processes)
         if config.ranks is None:  # the program says it
             return config
-    nodes, ranks_per_node = config.nnodes, config.ranks_per_process
+    nodes, each = config.nnodes, config.ranks_per_process
     if nodes is None:
-        nodes = place.processes if place and ranks_per_node else 1
-    if ranks_per_node is None and nodes > 1:
-        ranks_per_node = _share(config, nodes)
-    if ranks_per_node is None:
+        nodes = place.processes if place and each else 1
+    if each is None and nodes > 1:
+        each = _share(config, nodes)
+    if each is None:
         return config
-    if config.ranks not in (None, nodes * ranks_per_node):
-        raise UsageError(f"--ranks {config.ranks} are not --ranks-per-process {ranks_per_node} on --nnodes {nodes}")
-    return config.changed(None if config.ranks else "--ranks-per-process", ranks=nodes * ranks_per_node)
+    if config.ranks not in (None, nodes * each):
+        raise UsageError(f"--ranks {config.ranks} are not --ranks-per-process {each} on --nnodes {nodes}")
+    return config.changed(None if config.ranks else "--ranks-per-process", ranks=nodes * each)
 
 
 def _on_processes(config: RunConfig, processes: int) -> RunConfig:
@@ -152,20 +152,20 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
     environ.pop(VARIABLE, None)  # they inherit a descriptor of it, which their own children do not
     endpoint = _endpoint(config)
     secret = _secret(config, endpoint)
-    local_nodes = range(nodes) if config.node_rank is None else [config.node_rank]
+    here = range(nodes) if config.node_rank is None else [config.node_rank]
     if config.log_dir is not None:
         _make_folder(config.log_dir)
     with (
         _witness(config) as witness,
-        _listening(endpoint, is_first=0 in local_nodes, again=bool(config.max_restarts)) as (listener, bound),
+        _listening(endpoint, here=0 in here, again=bool(config.max_restarts)) as (listener, bound),
     ):
         if witness is not None:
             environ["OVERLAP_WITNESS"] = witness
-        spec = LaunchSpec(
+        what = LaunchSpec(
             command=command,
             environ=environ,
             nodes=nodes,
-            here=local_nodes,
+            here=here,
             ranks_per_node=config.ranks // nodes if config.ranks else int(nodes > 1),
             endpoint=bound,
             listener=listener,
@@ -181,7 +181,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
             witness=witness,
         )
         killed = oom_kills()
-        outcome = _run_again(spec, config) if config.max_restarts else trio.run(launch, spec)
+        outcome = _run_again(what, config) if config.max_restarts else trio.run(launch, what)
     return _end(outcome, oom_kills() - killed, config)
 
 
@@ -251,7 +251,7 @@ def _check_range(config: RunConfig) -> None:
 
 
 def _share(config: RunConfig, nodes: int) -> int:
-    """Return the ranks of each node, from the ranks of the world."""
+    """Return the ranks of each node, from those of the world."""
     ranks = config.ranks
     if ranks is None and config.cluster not in (None, "local"):
         from topology import cluster
@@ -331,15 +331,15 @@ def boot() -> str:
 
 
 @contextmanager
-def _listening(endpoint: Endpoint, *, is_first: bool, again: bool) -> Iterator[tuple[int | None, Endpoint]]:
+def _listening(endpoint: Endpoint, *, here: bool, again: bool) -> Iterator[tuple[int | None, Endpoint]]:
     """Listen for node 0 before it starts, so that a used port is reported at once; give descriptor and endpoint.
 
     Args:
         endpoint: Where.
-        is_first: Whether node 0 is started here.
+        here: Whether node 0 is started here.
         again: Whether this may be a job that goes on: its earlier processes have a moment to leave the port.
     """
-    if not is_first:
+    if not here:
         yield None, endpoint
         return
     try:

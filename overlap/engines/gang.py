@@ -111,9 +111,9 @@ def gang_of(
         raise UsageError(f"{argument}: expected a positive integer, got {ranks_each!r}")
     ranks = config.ranks
     if ranks is None:
-        raise UsageError(f"ranks: say how many; {engine} places them")
+        raise UsageError(f"ranks: expected their number, which {engine} cannot know; pass ranks=N")
     if ranks % ranks_each:
-        raise UsageError(f"ranks: {ranks} cannot be divided into {argument}={ranks_each}")
+        raise UsageError(f"ranks: {ranks} cannot be divided into {argument}={ranks_each}; choose a multiple")
     if name is not None and (not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME):
         raise UsageError(f"name: expected 1 to {LONGEST_NAME} printable characters, got {name!r}")
     if config.virtual is not None:

@@ -105,7 +105,7 @@ def judge(paths: Sequence[Path]) -> Hang:
         # A folder stays one: its run may remove records meanwhile.
         records += dict.fromkeys(str(file.parent if path.is_dir() else file) for file in inside)
     if paths and not dumps and not records:
-        raise UsageError(f"why: neither dumps nor flight records in {', '.join(map(str, paths))}")
+        raise UsageError(f"why: neither dumps nor flight records in {', '.join(map(str, paths))}; name their folder")
     verdicts = [_of_records(records)] if records or not paths else []
     verdicts += [_of_dumps(dumps)] if dumps else []
     if len(verdicts) == 1:

@@ -204,7 +204,10 @@ class LocalSteps(Strategy[Params]):
         self.steps = steps
         told = cast("Sequence[Mapping[str, object]]", notes["fragments"])
         if len(told) != len(self._fragments):
-            raise UsageError(f"fragments: the checkpoint has {len(told)}, this model {len(self._fragments)}")
+            raise UsageError(
+                f"fragments: the checkpoint has {len(told)}, this model {len(self._fragments)}; use the number that "
+                "was saved"
+            )
         if own is not None:
             for piece in self._parameters.pieces():
                 piece.data[:] = own[f"weights:{piece.tensor}"]

@@ -78,7 +78,7 @@ class Layout:
                 f"got {self.global_batch}"
             )
         if self.async_tp and not self.sequence_parallel:
-            raise UsageError("async_tp: expected sequence_parallel beside it: sums that all ranks hold have no pieces")
+            raise UsageError("async_tp requires sequence_parallel: drop --no-sequence-parallel")
         stages = FAMILIES[self.schedule].chunks
         if self.chunks != stages and (stages is not None or self.chunks < 2):
             raise UsageError(f"chunks: expected {stages or '2 or more'} for {self.schedule}, got {self.chunks}")

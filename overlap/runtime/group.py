@@ -135,9 +135,11 @@ class Group(GroupCalls):
         name: str | None = None,
     ) -> None:
         if len(set(ranks)) < len(ranks):
-            raise UsageError(f"ranks: {list(ranks)} names a rank twice")
+            raise UsageError(f"ranks: {list(ranks)} names a rank twice; name each rank once")
         if context.rank not in ranks:
-            raise UsageError(f"ranks: {list(ranks)} does not contain this rank, {context.rank}")
+            raise UsageError(
+                f"ranks: {list(ranks)} does not contain this rank, {context.rank}; only its members call it"
+            )
         around.check_group(ranks)
         self.ranks, self.name = ranks, name or "-".join(map(str, ranks))
         self.size: int = len(ranks)

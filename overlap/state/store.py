@@ -139,7 +139,7 @@ class RankState:
         if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
             raise UsageError(f"step: expected 0 or more, got {step!r}")
         if self._kept and step <= self._kept[-1].step:
-            raise UsageError(f"step: {step} does not follow {self._kept[-1].step}, the last that was saved")
+            raise UsageError(f"step: expected more than the last saved step ({self._kept[-1].step}), got {step}")
         call_site = _users_place()
         if not self._real:
             await self._together(call_site)

@@ -133,7 +133,9 @@ def _init_process_group(
         return
     size, number = torch_rank.thread.rank.world_size, torch_rank.thread.rank.rank
     if world_size not in (-1, size):
-        raise ValueError(f"world_size: the program says {world_size}, and the test has {size} ranks")
+        raise ValueError(
+            f"world_size: the program says {world_size}, and the test has {size} ranks; pass ranks={world_size}"
+        )
     if rank not in (-1, number):
         raise ValueError(f"rank: the program says {rank} on rank {number} of the test")
     torch_rank.named = str(backend or "gloo").lower()

@@ -372,7 +372,9 @@ def _in_processes(
         raise UsageError(f"ranks: in processes a test takes only `rank`; it cannot be given {', '.join(fixtures)}")
     size = setting.ranks or processes
     if size % processes:
-        raise UsageError(f"ranks: {processes} processes cannot have equal shares of {size} ranks")
+        raise UsageError(
+            f"ranks: {processes} processes cannot have equal shares of {size} ranks; pass a multiple of {processes}"
+        )
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "marked.py"
         source = _PROGRAM.format(

@@ -206,7 +206,9 @@ def _has_own_folder() -> bool:
 def _environment(rank: int, world_size: int) -> Any:
     """Return the environment that torchrun would give a rank, in the form that `os.environ` keeps."""
     if not hasattr(os.environ, "_data"):
-        raise UsageError("ranks: this version of Python keeps the environment in another way than we know")
+        raise UsageError(
+            "ranks: this version of Python keeps the environment in an unknown way; use CPython 3.11 to 3.14"
+        )
     variables: Mapping[str, object] = {
         "RANK": rank,
         "WORLD_SIZE": world_size,

@@ -96,7 +96,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         self._names = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         if not self._names:
-            raise UsageError("module: it has no parameter that requires a gradient")
+            raise UsageError("module: it has no parameter that requires a gradient; call it without a wrapper")
         self._first_weights()
         self._stream = self.rank.stream(f"gradients of {self.group.name}", window=16)
         self._queue: BucketQueue[B] = BucketQueue(self._plan(bucket_bytes))

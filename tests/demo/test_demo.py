@@ -141,9 +141,9 @@ def test_the_trace_file_holds_both_trainings(command, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--ranks", "1"], "--ranks: 1 is not from 2 to 64"),
-        (["--ranks", "65"], "--ranks: 65 is not from 2 to 64"),
-        (["--steps", "0"], "--steps: 0 is not at least 1"),
+        (["--ranks", "1"], "--ranks: expected 2 to 64, got 1"),
+        (["--ranks", "65"], "--ranks: expected 2 to 64, got 65"),
+        (["--steps", "0"], "--steps: expected 1 or more, got 0"),
         (["--width", "39"], "--width: 39 is too narrow; at least 40 columns are needed"),
         (["--bandwidth", "0"], "--bandwidth: 0 bytes per second carry nothing"),
         (["--bandwidth", "fast"], "--bandwidth: 'fast' is not a size"),

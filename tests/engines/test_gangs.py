@@ -288,7 +288,7 @@ def test_code_keeps_the_name_of_its_file() -> None:
         ({"ranks_each": 0}, "each: expected a positive integer, got 0"),
         ({"ranks_each": 3}, "ranks: 4 cannot be divided into each=3"),
         ({"name": "x" * 60}, "name: expected 1 to 27 printable characters"),
-        ({"config": RunConfig()}, "ranks: say how many; Threads places them"),
+        ({"config": RunConfig()}, "ranks: expected their number, which Threads cannot know; pass ranks=N"),
         ({"config": RunConfig.given(ranks=4, virtual=overlap.Virtual())}, "clock: Threads runs ranks in real time"),
         ({"args": (1, threading.Lock())}, "argument 2 of main: cannot be sent to other processes: TypeError"),
         ({"main": lambda rank: None}, "main: cannot be sent to other processes"),

@@ -53,7 +53,7 @@ def refusal(file, data):
 
 def test_what_is_no_record_is_refused(tmp_path, sample):
     file = tmp_path / "x.flight"
-    assert refusal(file, b"") == refusal(file, b"PNG" + sample) == f"{file}: is no flight record"
+    assert refusal(file, b"") == refusal(file, b"PNG" + sample) == f"{file}: is no flight record; these end in .flight"
 
 
 def test_what_is_cut_off_is_refused(tmp_path, sample):
@@ -142,7 +142,7 @@ def test_files_that_cannot_be_read_cost_one_line_each(folder, sample, capsys):
     assert command(["why", str(folder)]) == 0
     assert capsys.readouterr().err.splitlines() == [
         f"overlap: why: {folder / 'b.flight'}: is cut off: it has 100 of {len(sample)} bytes",
-        f"overlap: why: {folder / 'c.flight'}: is no flight record",
+        f"overlap: why: {folder / 'c.flight'}: is no flight record; these end in .flight",
     ]
 
 
@@ -153,7 +153,7 @@ def test_many_files_that_cannot_be_read_are_counted(folder, sample, capsys):
     assert command(["why"]) == 0
     told = capsys.readouterr().err.splitlines()
     assert told[7:] == [
-        f"overlap: why: {folder / 'b7.flight'}: is no flight record",
+        f"overlap: why: {folder / 'b7.flight'}: is no flight record; these end in .flight",
         "overlap: why: and 2 files more that cannot be read",
     ]
 
@@ -185,7 +185,9 @@ def test_a_record_that_its_run_removes_meanwhile_costs_no_line(folder, sample, c
 def test_with_foreign_files_only_it_names_them(folder, capsys):
     (folder / "c.flight").write_text("hello")
     assert command(["why", str(folder / "c.flight")]) == 2
-    assert capsys.readouterr().err == f"overlap: why: {folder / 'c.flight'}: is no flight record\n"
+    assert (
+        capsys.readouterr().err == f"overlap: why: {folder / 'c.flight'}: is no flight record; these end in .flight\n"
+    )
 
 
 def renamed(sample, job, folder):

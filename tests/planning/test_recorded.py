@@ -257,7 +257,7 @@ def pairs():
             "--grow: name the groups that have more ranks on a larger cluster; there are '0' (of 2), and the trace is "
             "of 4 ranks",
         ),
-        (timeline_of, 2, (), "a trace with neither compute nor communication is no program"),
+        (timeline_of, 2, (), "a trace with neither compute nor communication is no program; record a run with --trace"),
     ],
     ids=["ranks", "name", "nameless", "empty"],
 )  # fmt: skip

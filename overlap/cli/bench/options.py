@@ -31,7 +31,7 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
     dtype = dtype_named(args.datatype)
     op = redop_named(args.op, dtype) if operation.kind.traits.reduces else "sum"
     if args.in_place and not operation.in_place:
-        raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads")
+        raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads; leave it out")
     sizes = _sizes(args) if operation.name != "barrier" else [0]
     return [
         [
@@ -109,7 +109,9 @@ def world_sizes(text: str, *, fewest: int = 1, nodes: int | None = None) -> list
         if not word.strip().isdecimal() or int(word) < fewest:
             raise UsageError(f"--ranks: expected integers of at least {fewest} such as 2,4, got {text!r}")
         if nodes is not None and int(word) % nodes:
-            raise UsageError(f"--ranks: {word} ranks cannot be divided among --nnodes {nodes}")
+            raise UsageError(
+                f"--ranks: {word} ranks cannot be divided among --nnodes {nodes}; take multiples of {nodes}"
+            )
     return [int(word) for word in words]
 
 

@@ -44,7 +44,7 @@ class SweepAxis:
         if not name or not equals or not all(texts):
             raise UsageError(f"--sweep: expected NAME=V,V,... such as nodes=1,2,4, got {text!r}")
         if len(set(texts)) < len(texts):
-            raise UsageError(f"--sweep: {text!r} has a value twice")
+            raise UsageError(f"--sweep: {text!r} has a value twice; name each value once")
         known = name.replace("-", "_")
         return cls(name=name, parameter=known if known in PARAMETERS else None, texts=texts)
 
@@ -73,7 +73,7 @@ def axes(texts: Sequence[str]) -> tuple[SweepAxis, ...]:
     options = [axis.option for axis in found]
     for axis in found:
         if options.count(axis.option) > 1:
-            raise UsageError(f"--sweep: {axis.name} is there twice")
+            raise UsageError(f"--sweep: {axis.name} is there twice; give all its values in one list")
     return found
 
 

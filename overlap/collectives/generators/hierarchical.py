@@ -26,7 +26,7 @@ def node_count(size: int, nodes: int | None) -> int:
     """
     count = squarest(size)[1] if nodes is None else nodes
     if count < 1 or size % count:
-        raise ScheduleError(f"{size} ranks cannot be shared equally by {count} nodes")
+        raise ScheduleError(f"{size} ranks cannot be shared equally by {count} nodes; choose a multiple of {count}")
     return count
 
 

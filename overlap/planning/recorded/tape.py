@@ -86,7 +86,7 @@ def tape_of(timeline: Timeline) -> Tape:
         UsageError: If it is empty.
     """
     if not any(span.kind in ("compute", "comm") for span in timeline.spans):
-        raise UsageError("a trace with neither compute nor communication is no program")
+        raise UsageError("a trace with neither compute nor communication is no program; record a run with --trace")
     notes: Counter[str] = Counter()
     told = _MoveMaker(timeline, notes)
     moves = _moves(timeline, told)
