@@ -189,7 +189,7 @@ def _vanished(world: RecordedWorld) -> tuple[str, int | None] | None:
     if not silent:
         return None
     if len(silent) == len(world.flights) > 1:
-        pids = ", ".join(f"node {flight.process}: pid {flight.pid}" for flight in silent[:_MOST_SIGNS])
+        pids = ", ".join(f"process {flight.process}: pid {flight.pid}" for flight in silent[:_MOST_SIGNS])
         more = ", ..." if len(silent) > _MOST_SIGNS else ""
         who = f"{len(silent)} processes ({pids}{more})"
         told = f"{who} ended together without a word: by their launcher, the machine or the scheduler"
@@ -233,7 +233,7 @@ def _name(world: RecordedWorld, rank: int | None) -> str:
     flight = world.of(rank)
     if flight is None:
         return f"rank {rank} (of a process whose file is not here)"
-    return f"rank {rank} (node {flight.process}, pid {flight.pid} on {flight.host})"
+    return f"rank {rank} (process {flight.process}, pid {flight.pid} on {flight.host})"
 
 
 def _process(flight: Flight) -> str:
@@ -303,7 +303,7 @@ def _longest(world: RecordedWorld) -> str:
 
 # -- the table -----------------------------------------------------------------------------------------------------
 
-_HEADS = ("rank", "node", "step", "for", "doing", "waits for")
+_HEADS = ("rank", "process", "step", "for", "doing", "waits for")
 
 
 def table(world: RecordedWorld, *, most_rows: int = MOST_ROWS) -> list[str]:
@@ -329,7 +329,7 @@ def _lacking(world: RecordedWorld) -> list[str]:
     """Name the processes without a file here."""
     processes = world.flights[0].processes
     lacking = sorted(set(range(processes)) - {flight.process for flight in world.flights})
-    named = f"node{'s' * (len(lacking) > 1)} {listed(lacking)}"
+    named = f"process{'es' * (len(lacking) > 1)} {listed(lacking)}"
     return [f"no file of {named}: see the folder for flight records on its machine"] if lacking else []
 
 

@@ -161,7 +161,7 @@ class OpenRecord:
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from None
         except ValueError:  # nothing is in it
-            raise UsageError(f"{path}: is no flight record; these end in .flight") from None
+            raise UsageError(f"{path}: is no flight record") from None
         try:
             self._ranks = ranks_of(self._memory)
         except ValueError as error:

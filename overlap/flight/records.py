@@ -32,10 +32,15 @@ def recent_world(named: Sequence[str]) -> tuple[RecordedWorld, str, list[str]]:
     world, other_count = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
     first = world.flights[0]
     attempt = f", attempt {first.attempt}" if first.attempt else ""
-    ranks, nodes = _counted(first.world_size, "rank"), _counted(first.processes, "node")
+    ranks = f"{first.world_size} rank{'s' * (first.world_size != 1)}"
+    processes = f"{first.processes} process{'es' * (first.processes != 1)}"
     last = "the last" if named else _last(world)
     more = [f"(of {other_count + 1} runs in these files this is {last}; name the files of another to see that)"]
-    return world, ", ".join([f"job {first.job}{attempt}: {ranks}", nodes, *_origin(first)]), more if other_count else []
+    return (
+        world,
+        ", ".join([f"job {first.job}{attempt}: {ranks}", processes, *_origin(first)]),
+        more if other_count else [],
+    )
 
 
 def _nearness(flight: Flight) -> int:
@@ -61,10 +66,6 @@ def _origin(flight: Flight) -> Iterator[str]:
         yield flight.script
     with suppress(OverflowError, ValueError, OSError):  # no instant
         yield f"begun {datetime.fromtimestamp(flight.started_ns // 10**9)}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _default() -> str:
