@@ -142,7 +142,7 @@ class NonFiniteError(OverlapError):
         seq: Position of the operation on its stream.
         step: The `rank.step` in which it was issued, or None.
         call_site: `file:line` of the call.
-        index: Of the first such element.
+        index: Index of the first such element.
         value: That element, as text.
         count: How many such elements there are.
     """

@@ -92,7 +92,7 @@ def start(
     Settings of this process's own environment do not reach the program.
 
     Args:
-        options: Of `overlap run`.
+        options: Options of `overlap run`.
         program: The module and its arguments.
         before: A command that runs this one.
         variables: Further environment variables.

@@ -46,7 +46,7 @@ def _lives(folder: Path) -> bool:
     return any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-def taken(token: str, *, pid: int | None = None) -> dict[str, bytes]:
+def take_records(token: str, *, pid: int | None = None) -> dict[str, bytes]:
     """Return the flight records in the folder of a gang by name, and remove them; the folder too once it is empty.
 
     Args:

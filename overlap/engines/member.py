@@ -38,7 +38,7 @@ from ..timeline.files.merge import on_clock
 from ..timeline.files.parts import pack_part
 from ..timeline.spans import Timeline
 from .gang import GangSpec, MemberEnd, own_version
-from .home import TRACE, open_home, taken
+from .home import TRACE, open_home, take_records
 from .pickling import Pickling
 from .progress import latest_step
 
@@ -186,7 +186,7 @@ class GangMember:
             results=results,
             error=None if error is None else portable(error),
             spans=self._keeper.part if self._keeper else b"",
-            files=taken(self._spec.token, pid=os.getpid()),
+            files=take_records(self._spec.token, pid=os.getpid()),
             latest=None if error is None else latest_step(self._spec.config.state_dir),
             begun_s=self._begun_s,
         )

@@ -90,7 +90,7 @@ def open_flight(
 
     Args:
         folder: Where it lies; None: in the default folder.
-        name: Of the file, without its ending; no other record has it.
+        name: Name of the file, without its ending; no other record has it.
         ranks: World ranks of this process.
         start: The start of the record, see `reading.Flight`.
     """

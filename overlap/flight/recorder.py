@@ -105,7 +105,7 @@ class Writer:
         ended: Whether it says how the world ended.
 
     Args:
-        memory: Of `file_bytes(len(ranks))` bytes, all zero.
+        memory: Memory of `file_bytes(len(ranks))` bytes, all zero.
         ranks: World ranks of this process.
         start: The start of the record, for `reading.Flight`.
     """
@@ -281,9 +281,9 @@ class _Queue:
 def _recording(
     memory: bytearray, offset: int, begin: int, calls: _Calls
 ) -> tuple[RankFlight, Callable[[bytearray], None]]:
-    """Return the functions that record a rank, and one that turns them to other memory; attributes would be slower.
+    """Return the functions that record a rank, and one that moves them to other memory; attributes would be slower.
 
-    A record is told by the index of its first word: to set one, an item of a memoryview is cheaper than `pack_into`.
+    The index of its first word identifies a record: an item of a memoryview is cheaper to set than by `pack_into`.
     """
     words = memoryview(memory).cast("q")
     first = begin // _WORD

@@ -69,8 +69,8 @@ class LocalSteps(Strategy[Params]):
         Args:
             rank: This rank.
             params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
-            optimizer: Of inner steps.
-            outer: Of outer steps; its gradient is the mean change, with the sign of one.
+            optimizer: Optimizer of inner steps.
+            outer: Optimizer of outer steps; its gradient is the mean change, with the sign of one.
             period: Inner steps from one outer step to the next.
             delay: Inner steps under which the outer reduction travels; 0 waits for it. Less than the period.
             fragments: In how many parts the weights take turns; every n-th parameter is in one. It divides the period.

@@ -180,7 +180,7 @@ class Names:
         """Yield each parameter of a part with its item of `value`, a tree of that form or a future of one.
 
         Args:
-            name: Of the part.
+            name: Name of the part.
             value: The tree.
             place: The line that handed it over, for the error of a future.
 

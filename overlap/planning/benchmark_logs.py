@@ -64,7 +64,7 @@ def read(path: str, *, op: str | None = None, ranks: int | None = None) -> Bench
     """Read a log.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         op: The collective, where the log does not say it.
         ranks: That took part, where the log does not say it.
 

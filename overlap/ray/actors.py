@@ -12,7 +12,7 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..engines.gang import GangSpec, MemberEnd
-from ..engines.home import taken
+from ..engines.home import take_records
 from ..engines.member import GangMember
 from ..engines.pickling import Pickling
 from ..errors import OverlapError, PeerLostError, UsageError
@@ -151,9 +151,9 @@ class MemberActor(_store_class()):  # type: ignore[misc]
 
     async def left_behind(self) -> dict[str, bytes]:
         """Return the flight records of members of this machine that could not bring theirs, and remove the folder."""
-        return taken(self._token)
+        return take_records(self._token)
 
 
 def left_behind(token: str) -> dict[str, bytes]:
     """Return flight records as the method of `MemberActor` does, on a machine without living members."""
-    return taken(token)
+    return take_records(token)

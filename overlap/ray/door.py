@@ -55,8 +55,8 @@ def run(
         args: Further arguments, pickled too.
         ranks: How many ranks.
         ranks_per_actor: Ranks of each actor, which is one process; they share its memory.
-        resources: Of each actor, such as {"CPU": 4, "GPU": 1}; by default one CPU.
-        strategy: Of the placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
+        resources: Resources of each actor, such as {"CPU": 4, "GPU": 1}; by default one CPU.
+        strategy: Strategy of the placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
         max_restarts: How often the world may be started again.
         wait_s: How long to wait for resources. After a second a line on stderr says what is missing.
         name: Name of the job, for `overlap top`; two jobs of one name do not run at once. By default a new one.

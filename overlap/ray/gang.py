@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..engines.attempts import in_one_line_of
 from ..engines.gang import GangOutcome, GangSpec, MemberEnd
-from ..engines.home import taken
+from ..engines.home import take_records
 from ..engines.verdict import failure, lost_member
 from ..notice import notify
 from .actors import CALLS, MemberActor, RayStore, left_behind
@@ -73,7 +73,7 @@ class RayGang:
             return outcome
         nodes = {placement.nodes[member] for member in outcome.lost}
         self.without.update(lost := gone(nodes))
-        files = taken(spec.token)  # of this machine
+        files = take_records(spec.token)  # of this machine
         for node in sorted(nodes.difference(lost, here() if files else ())):
             near = [member for member in outcome.ends if placement.nodes[member] == node]
             if near:

@@ -83,7 +83,7 @@ def placed(
     Args:
         gang: The gang, for messages.
         members: How many bundles.
-        resources: Of each.
+        resources: Resources of each.
         strategy: Ray's strategy.
         limit_s: How long to wait for resources.
         without: Nodes that are gone, though Ray may not know it yet.

@@ -229,7 +229,7 @@ class Group(GroupCalls):
         Args:
             color: Ranks of one color form a group; with None, this rank is in none.
             key: Where this rank stands in its group; by default in the order of this one.
-            name: Of the groups, for messages and timelines; by default this group's name and the color.
+            name: Name of the groups, for messages and timelines; by default this group's name and the color.
 
         Returns:
             The group of this rank's color; None without a color.

@@ -63,7 +63,7 @@ class TestedProgram:
     Args:
         body: Runs the program of one rank, given what the rank sees of the process.
         argv: Its name and arguments.
-        setting: Of the run.
+        setting: Setting of the run.
         folder: Modules that are loaded from it are each rank's own.
     """
 

@@ -197,7 +197,7 @@ def explore(
 
     Args:
         make: Runs a setting.
-        setting: Of the first seed.
+        setting: Setting of the first seed.
         seeds: How many.
         kinds: Kinds of faults that each seed draws; none by default. A run without faults then comes first, for seeds
             draw among its operations.

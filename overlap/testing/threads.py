@@ -43,7 +43,7 @@ class UntestableError(UsageError):
     """A program uses a feature that tests do not support.
 
     Attributes:
-        line: Of the program, as "file:line", where the error's traceback does not lead to it.
+        line: Line of the program, as "file:line", where the error's traceback does not lead to it.
     """
 
     line: str = ""
@@ -78,8 +78,8 @@ class RankThread(Generic[T]):
     """One rank's thread.
 
     Args:
-        rank: Of the world.
-        kernel: Of its time.
+        rank: Rank of the world.
+        kernel: Kernel of virtual time.
         view: What the rank sees of the process while its thread runs.
         program: Runs in the thread.
         real_time: Limits how long it may compute before it gives the baton back.

@@ -26,8 +26,8 @@ class Pending:
     """A future of ours, for which a rank's thread waits by giving others the baton.
 
     Args:
-        thread: Of the rank.
-        future: Of the operation.
+        thread: Thread of the rank.
+        future: Future of the operation.
         noted: Called when the program has waited for it.
         failed: Called with its error.
     """
@@ -122,8 +122,8 @@ class TorchRank:
     """The torch of one rank.
 
     Args:
-        thread: Of the rank.
-        store: Of all ranks.
+        thread: Thread of the rank.
+        store: Store of all ranks.
         record: Is written to.
         shared: Where operations meet.
         watch: Sees its functions.

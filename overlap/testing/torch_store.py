@@ -23,7 +23,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
     """Store that the ranks of a test share; each request lets others go on.
 
     Args:
-        values: Of all ranks.
+        values: Values of all ranks.
         timeout: How long `get` waits.
     """
 
@@ -156,13 +156,13 @@ class TCPStore(SharedStore):
 
     Args:
         host_name: Any name of the host: all ranks are on one.
-        port: Of the server; 0: any.
+        port: Port of the server; 0: any.
         world_size: How many clients the server waits for, itself included; None: for none.
         is_master: Whether this is the server.
         timeout: How long requests wait.
         wait_for_workers: Whether the server waits for its clients.
         multi_tenant: Whether several servers may have the port.
-        others: Of sockets.
+        others: Other arguments of sockets.
     """
 
     host: str
@@ -221,7 +221,7 @@ class FileStore(SharedStore):
 
     Args:
         file_name: The file.
-        world_size: Of no use here.
+        world_size: Ignored.
     """
 
     path: str

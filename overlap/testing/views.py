@@ -73,7 +73,7 @@ class RankView:
         rank: Its index.
         world_size: How many there are.
         argv: The program and its arguments.
-        seed: Of its random numbers.
+        seed: Seed of its random numbers.
         cwd: Its working directory at first.
         folder: Modules that are loaded from it are the rank's own, except installed ones; None: all modules are shared.
         more: Further states of the process: each returns a function that restores it as it is now.

@@ -38,7 +38,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     """Sees every function of torch that a rank calls.
 
     Args:
-        thread: Of the rank.
+        thread: Thread of the rank.
         record: Is written to.
         cost: Prices functions; None: they take no time here, because it is measured.
     """

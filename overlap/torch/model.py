@@ -76,7 +76,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         module: The wrapped module.
         rank: The rank that it runs on.
         group: Ranks that train it together.
-        optimizer: Of the weights that this rank updates; learning-rate schedules are given this.
+        optimizer: Optimizer of the weights that this rank updates; learning-rate schedules are given this.
     """
 
     optimizer: torch.optim.Optimizer

@@ -196,8 +196,8 @@ def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: fl
     """Add up the sparse tensors of all ranks, in place; returns once all ranks have said how many elements they have.
 
     Args:
-        group: Of the ranks.
-        tensors: Of this rank, in coordinate layout, with the same axes on all ranks; each becomes the sum of all.
+        group: Group of the ranks.
+        tensors: Tensors of this rank, in coordinate layout, with the same axes on all ranks; each becomes the sum.
         op: The reduction asked for, which must be a sum.
         limit_s: How long each part may take.
 

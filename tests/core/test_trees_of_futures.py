@@ -287,7 +287,7 @@ def late(rank: R, x: Any, **options: Any) -> list[overlap.Future[Any]]:
     [
         ("text", {}, "an object of type str", f"x: {TEXT}"),
         (None, {}, "None", "x: all_reduce needs an array, got None"),
-        ({}, {}, "a dict of 0", "x: there is no array in it"),
+        ({}, {}, "a dict of 0", "x: there is no array in it; expected an array, or lists and dicts of arrays"),
         ({"w": np.ones(2)}, {"out": None}, "a dict of 1", f"x: {NO_OUT}"),
         ([np.ones(2)], {"shared": True}, "a list of 1", f"x: {NOT_SHARED}"),
     ],

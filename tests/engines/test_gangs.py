@@ -249,9 +249,9 @@ def test_files_come_home_once_and_stay_in_their_folder(tmp_path: Path, monkeypat
     assert folder.stat().st_mode & 0o777 == 0o700
     for name in ("a-12.flight", "b-13.flight", "trace-process1.json.part", "other"):
         (folder / name).write_bytes(name.encode())
-    assert home.taken("token", pid=12) == {"a-12.flight": b"a-12.flight"}
-    assert set(home.taken("token")) == {"b-13.flight", "trace-process1.json.part"}
-    assert home.taken("token") == {}
+    assert home.take_records("token", pid=12) == {"a-12.flight": b"a-12.flight"}
+    assert set(home.take_records("token")) == {"b-13.flight", "trace-process1.json.part"}
+    assert home.take_records("token") == {}
     assert not folder.exists()
     (tmp_path / "x.flight").symlink_to(folder / "gone")
     written = home.put_down({"../x.flight": b"x"}, tmp_path)

@@ -46,7 +46,7 @@ class Block:
     Each layer is followed by a rectifier, except the last one of the last block.
 
     Args:
-        widths: Of what comes in, and of what each layer makes of it.
+        widths: Width of the input, and of the output of each layer.
         last: Whether it is the last block.
     """
 
@@ -75,7 +75,7 @@ class Block:
 
         Args:
             parameters: Flat.
-            x: Of any shape whose size is a multiple of the first width.
+            x: Input of any shape; its size is a multiple of the first width.
         """
         seen = [x.reshape(-1, self._widths[0])]
         for index, (weights, biases) in enumerate(self._views(parameters)):

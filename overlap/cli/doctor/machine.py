@@ -161,7 +161,7 @@ def clock(source: str, resolution_s: float, available: list[str]) -> CheckResult
 
     Args:
         source: The system's source of time.
-        resolution_s: Of `time.perf_counter`.
+        resolution_s: Resolution of `time.perf_counter`.
         available: Sources that the system could use.
     """
     text = f"{source}, resolution {resolution_s * 1e9:.0f} ns"

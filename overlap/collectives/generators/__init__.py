@@ -110,7 +110,7 @@ def generate(
         known = ", ".join(GENERATORS[collective])
         raise ScheduleError(f"{collective} has no algorithm {algorithm!r}; known are {known}")
     if size < 1 or not 0 <= root < size:
-        raise ScheduleError(f"root: expected a rank of the group, 0 to {size - 1}, got {root}")
+        raise ScheduleError(f"root: expected one of the group's {size} ranks, from 0, got {root}")
     if collective in ROOTED:
         options["root"] = root
     if collective == "permute":

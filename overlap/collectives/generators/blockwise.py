@@ -66,9 +66,9 @@ def all_to_all(inside: Schedule, between: Schedule) -> Schedule:
     )
     table = TableWriter()
     for node in range(nodes):
-        _add(table, first, node * local_size + np.arange(local_size), 0, 0)
+        _add_level(table, first, node * local_size + np.arange(local_size), 0, 0)
     for local in range(local_size):
-        _add(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
+        _add_level(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
     scratch = size + max(inside.blocks[2] * nodes, between.blocks[2] * local_size)
     return table.build("all_to_all", "hierarchical", size, scratch=scratch)
 
@@ -87,8 +87,8 @@ def gather(inside: Schedule, between: Schedule) -> Schedule:
     first, second = _rooted(inside, between, near=Buffer.IN, far=Buffer.OUT)
     table = TableWriter()
     for local in range(local_size):
-        _add(table, second, np.arange(nodes) * local_size + local, 0, 0)
-    _add(table, first, between.root * local_size + np.arange(local_size), between.steps, between.channels)
+        _add_level(table, second, np.arange(nodes) * local_size + local, 0, 0)
+    _add_level(table, first, between.root * local_size + np.arange(local_size), between.steps, between.channels)
     return _build_rooted(table, inside, between)
 
 
@@ -104,9 +104,9 @@ def scatter(inside: Schedule, between: Schedule) -> Schedule:
     local_size, nodes = inside.size, between.size
     first, second = _rooted(inside, between, near=Buffer.OUT, far=Buffer.IN)
     table = TableWriter()
-    _add(table, first, between.root * local_size + np.arange(local_size), 0, 0)
+    _add_level(table, first, between.root * local_size + np.arange(local_size), 0, 0)
     for local in range(local_size):
-        _add(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
+        _add_level(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
     return _build_rooted(table, inside, between)
 
 
@@ -148,8 +148,8 @@ def _node_by_node(local_size: int) -> _Cells:
     return lambda block, part: part * local_size + block
 
 
-def _add(table: TableWriter, level: _WideLevel, ranks: Ints, step: int, channel: int) -> None:
-    """Add the rows of a level for some ranks."""
+def _add_level(table: TableWriter, level: _WideLevel, ranks: Ints, step: int, channel: int) -> None:
+    """Add the rows of a level between the given ranks, from a step and a channel on."""
     if level.table.slots_per_block != 1:
         raise ScheduleError(f"{level.table!r}: a level needs blocks of one slot, got {level.table.slots_per_block}")
     rows, part = single_slots(level.table), np.arange(level.width, dtype=np.int32)
