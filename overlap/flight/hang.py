@@ -223,29 +223,30 @@ def _behind(job: Job, culprits: Sequence[int]) -> Hang:
     blocking = {other: call for other in waiters if (call := job.last(other)) is not None}
     waited = min(blocking.values(), key=lambda call: call.created_ns)
     waiters = [r for r, call in blocking.items() if (call.group, call.number) == (waited.group, waited.number)]
-    waiting = f"rank{'s' * (len(waiters) > 1)} {listed(sorted(waiters))} wait{'s' * (len(waiters) == 1)} for it"
+    who = f"rank{'s' * (len(waiters) > 1)} {listed(sorted(waiters))} wait{'s' * (len(waiters) == 1)} for it"
     operation = f"{waited} of {job.name(waited)}{waited.place}"
     if rank not in job.dumps:
         names = f"rank{'s' * (len(culprits) > 1)} {listed(culprits)}"
-        waiting = waiting.replace("for it", "for it" if len(culprits) == 1 else "for them")
-        sentence = f"the dump of {names} is missing, and {waiting} in {operation}: {_UNTOLD}no file says what it did"
+        who = who.replace("for it", "for it" if len(culprits) == 1 else "for them")
+        sentence = f"the dump of {names} is missing, and {who} in {operation}: {_UNTOLD}no file says what it did"
         return Hang(sentence=sentence, verdict="missing", ranks=culprits, calls=[waited])
-    last = job.last(rank)
+    own = job.last(rank)
     notes = _of_gloo(job)
     message = " or in a message" if notes else ""
     names = f"rank {rank} is" if len(culprits) == 1 else f"ranks {listed(culprits)} are"
-    if last is None:
+    if own is None:
         state = "it has issued nothing"
-    elif last.done:
-        state = f"its last operation, {last}{last.place}, has ended: it is in its own code{message}"
-        state += ", or its program has ended"
+    elif own.done:
+        state = (
+            f"its last operation, {own}{own.place}, has ended: it is in its own code{message}, or its program has ended"
+        )
     else:
-        state = f"it is still in {last} of {job.name(last)}{last.place}, which all of its members have called"
+        state = f"it is still in {own} of {job.name(own)}{own.place}, which all of its members have called"
     missing = waited.kind in ("send", "recv")
     called = f"the other end of {operation}" if missing else operation
     first = f"rank {rank}: " if len(culprits) > 1 else ""
-    sentence = f"{names} behind: {first}it has not called {called}, where {waiting}; {state}"
-    return Hang(sentence=sentence, verdict="behind", ranks=culprits, calls=[waited, *([last] if last else [])],
+    sentence = f"{names} behind: {first}it has not called {called}, where {who}; {state}"
+    return Hang(sentence=sentence, verdict="behind", ranks=culprits, calls=[waited, *([own] if own else [])],
                 notes=notes)  # fmt: skip
 
 
