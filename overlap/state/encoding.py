@@ -106,7 +106,7 @@ def _noted(tree: Tree, arrays: list[Array], path: str) -> object:
 
 def _key(key: object, place: str) -> str | int:
     if not isinstance(key, (str, int)) or isinstance(key, bool):
-        raise UsageError(f"tree{place}: keys are texts or integers, got {key!r}")
+        raise UsageError(f"tree{place}: expected texts or integers as keys, got {key!r}")
     return key
 
 

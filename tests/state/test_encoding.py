@@ -100,7 +100,7 @@ def test_what_cannot_be_kept_is_named_with_its_place(tree, message):
 def test_a_key_that_cannot_be_kept_is_named():
     with pytest.raises(UsageError) as caught:
         kept({"a": {(1, 2): 3}})
-    assert str(caught.value) == "tree['a']: keys are texts or integers, got (1, 2)"
+    assert str(caught.value) == "tree['a']: expected texts or integers as keys, got (1, 2)"
 
 
 @given(st.data())

@@ -151,7 +151,10 @@ def _node_by_node(local_size: int) -> _Cells:
 def _add_level(table: TableWriter, level: _WideLevel, ranks: Ints, step: int, channel: int) -> None:
     """Add the rows of a level between the given ranks, from a step and a channel on."""
     if level.table.slots_per_block != 1:
-        raise ScheduleError(f"{level.table!r}: a level needs blocks of one slot, got {level.table.slots_per_block}")
+        raise ScheduleError(
+            f"{level.table!r}: a level needs blocks of one slot, got {level.table.slots_per_block}: this is a bug in "
+            "overlap, please report it"
+        )
     rows, part = single_slots(level.table), np.arange(level.width, dtype=np.int32)
     wide = {name: np.repeat(column, level.width) for name, column in rows.items()}
     inner = np.tile(part, len(rows["step"]))

@@ -110,6 +110,6 @@ def shape_only(shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
     kind = np.dtype(dtype)
     sides = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if kind.hasobject or (sides and min(sides) < 0):
-        raise UsageError(f"shape_only: there is no array of {kind} {sides} without data")
+        raise UsageError(f"shape_only: expected sides from 0 and a dtype of numbers, got {kind} {sides}")
     # A tenth of the time of np.broadcast_to, and simulations make one for every result of every rank.
     return np.ndarray(sides, kind, bytes(kind.itemsize), 0, (0,) * len(sides))
