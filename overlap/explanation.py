@@ -46,5 +46,5 @@ def _hang(paths: Sequence[Path], *, in_full: bool) -> Why | None:
     found = hang.judge(paths)
     return Why(
         verdict=found.sentence, origin="flight recorder", ranks=(), world_size=0, step=None, step_ns=0, steps_ns={},
-        causes=(), advice=(), undecided=(), hang={"page": found.page(in_full=in_full), **found.as_dict()},
+        causes=(), advice=(), undecided=(), hang={"page": found.page(full=in_full), **found.as_dict()},
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from .. import units
@@ -80,32 +81,15 @@ def flag_of(name: str, one: Option) -> str:
 
 def _add(add: Callable[..., argparse.Action], name: str, option: Option) -> None:
     help = argparse.SUPPRESS if option.hidden else option.help
-    flag = flag_of(name, option)
+    flag, put = flag_of(name, option), partial(_put, add, rare=option.rare, dest=name)
     if option.metavar is None:
-        _put(add, flag, rare=option.rare, dest=name, action="store_true", default=None, help=help)
+        put(flag, action="store_true", default=None, help=help)
         if option.off is not None:
-            _put(
-                add,
-                f"--no-{flag[2:]}",
-                rare=option.rare,
-                dest=name,
-                action="store_false",
-                default=None,
-                help=option.off,
-            )
+            put(f"--no-{flag[2:]}", action="store_false", default=None, help=option.off)
     else:
         assert option.read is not None
         action = "append" if option.repeated else "store"
-        _put(
-            add,
-            flag,
-            rare=option.rare,
-            dest=name,
-            type=as_argument(option.read),
-            metavar=option.metavar,
-            action=action,
-            help=help,
-        )
+        put(flag, type=as_argument(option.read), metavar=option.metavar, action=action, help=help)
 
 
 def _put(add: Callable[..., argparse.Action], flag: str, *, rare: bool, **details: Any) -> None:

@@ -81,9 +81,7 @@ def _results(spec: GangSpec, outcome: GangOutcome, loads: Callable[[bytes], obje
             try:
                 results.append(loads(packed))
             except Exception as error:
-                raise UsageError(
-                    f"the result of rank {rank} cannot be loaded here; return plain data: {in_one_line(error)}"
-                ) from error
+                raise UsageError(f"the result of rank {rank} cannot be loaded here: {in_one_line(error)}") from error
     return results
 
 

@@ -73,13 +73,11 @@ def lacking(demands: Sequence[Mapping[str, float]], nodes: Mapping[str, Mapping[
                 break
         else:
             unplaced[", ".join(f"{name}: {amount:g}" for name, amount in demand.items())] += 1
-    unplaced_text = ", ".join(
-        f"{count} place{'s' * (count > 1)} with {demand}" for demand, count in sorted(unplaced.items())
-    )
+    missing = ", ".join(f"{count} place{'s' * (count > 1)} with {demand}" for demand, count in sorted(unplaced.items()))
     kinds = sorted({name for demand in demands for name in demand})
     free_text = [
         f"{', '.join(f'{kind} {nodes[node].get(kind, 0):g}' for kind in kinds if nodes[node].get(kind))} on {node}"
         for node in nodes
         if any(nodes[node].get(kind) for kind in kinds)
     ]
-    return f"{unplaced_text or 'a place that fits the strategy'}; free: {', '.join(free_text) or 'nothing of that'}"
+    return f"{missing or 'a place that fits the strategy'}; free: {', '.join(free_text) or 'nothing of that'}"

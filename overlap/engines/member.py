@@ -112,24 +112,24 @@ class GangMember:
             config = config.changed(trace=home / TRACE)  # only for the spans of a process that is killed
         self._keeper = _SpanKeeper(config)
         with ExitStack() as meeting:
-            around, process_place = alone(config), None
+            around, own_place = alone(config), None
             if spec.members > 1:
                 rendezvous = meeting.enter_context(
                     through_store(store, self._member, spec.members, secret=None, job=spec.label, nodes=None, host=None)
                 )
-                meeting_config, process_place = _meeting(spec, config, self._member, *rendezvous)
-                around = among(process_place, config, meeting=meeting_config)
+                meeting_config, own_place = _meeting(spec, config, self._member, *rendezvous)
+                around = among(own_place, config, meeting=meeting_config)
 
             def on_start(world: World) -> None:
                 meeting.close()  # all are there
                 self._begun_s = time.time()
 
-            return trio.run(self._live, around, process_place, main, args, config, on_start)
+            return trio.run(self._live, around, own_place, main, args, config, on_start)
 
     async def _live(
         self,
         around: AbstractAsyncContextManager[WorldSetup],
-        process_place: Place | None,
+        own_place: Place | None,
         main: Main,
         args: tuple[object, ...],
         config: RunConfig,
@@ -142,7 +142,7 @@ class GangMember:
         assert self._keeper is not None
         with self._scope:
             return await live(
-                around, process_place, main, args, config, self._keeper, on_start, told_to_end=lambda: self._stopped
+                around, own_place, main, args, config, self._keeper, on_start, told_to_end=lambda: self._stopped
             )
         return None
 
@@ -227,7 +227,7 @@ def _meeting(
         timeout_s=run_config.join_timeout_s or JOIN_TIMEOUT_S,
         ranks_each=spec.ranks_each,
     )
-    process_place = Place(
+    own_place = Place(
         source=spec.engine,
         process=member,
         processes=spec.members,
@@ -238,7 +238,7 @@ def _meeting(
         job=spec.job,
         secret=config.secret,
     )
-    return config, process_place
+    return config, own_place
 
 
 def _with_own(main: Main, ranks: range, own_arguments: tuple[Sequence[object], ...]) -> Main:

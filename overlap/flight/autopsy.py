@@ -155,19 +155,14 @@ def _waiters(world: RecordedWorld, ranks: Sequence[int]) -> list[str]:
     waiting = [(peer, op) for peer, op in pending if not is_elsewhere(there[peer], ranks, there)]
     if not pending:
         return []
-    waiting_ranks = sorted({peer for peer, _ in waiting or pending})
+    blocked = sorted({peer for peer, _ in waiting or pending})
     first = min((op for _, op in waiting or pending), key=lambda op: op.issued_ns)
-    ranks_told, operation = (
-        f"rank{'s' * (len(waiting_ranks) > 1)} {listed(waiting_ranks)}",
-        f"{_label(first)} ({first.words.site})",
-    )
+    names, operation = (f"rank{'s' * (len(blocked) > 1)} {listed(blocked)}", f"{_label(first)} ({first.words.site})")
     if waiting:
-        return [f"{ranks_told} waited for it in {operation}"]
-    before = {
-        _label(op) for rank in waiting_ranks if not computes(there[rank]) and (op := oldest(there[rank])) is not None
-    }
+        return [f"{names} waited for it in {operation}"]
+    before = {_label(op) for rank in blocked if not computes(there[rank]) and (op := oldest(there[rank])) is not None}
     still = f"waited in {', '.join(sorted(before))}" if before else "computed"
-    return [f"{ranks_told} had issued {operation} with it, and still {still}"]
+    return [f"{names} had issued {operation} with it, and still {still}"]
 
 
 def _culprit(world: RecordedWorld) -> tuple[str, int | None]:

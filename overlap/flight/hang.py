@@ -40,18 +40,16 @@ class Hang:
     footer: Sequence[str] = ()
     also: Sequence[Hang] = field(default=())  # Findings in files of another kind
 
-    def page(self, *, in_full: bool = False) -> list[str]:
+    def page(self, *, full: bool = False) -> list[str]:
         """Return the sentence and the evidence in at most `PAGE_LINES` lines, or all of it."""
         if self.also:
-            lines = [line for hang in self.also for line in [*hang.page(in_full=in_full)[: PAGE_LINES // 2 - 1], ""]][
-                :-1
-            ]
-            return lines if in_full else lines[:PAGE_LINES]
+            lines = [line for hang in self.also for line in [*hang.page(full=full)[: PAGE_LINES // 2 - 1], ""]][:-1]
+            return lines if full else lines[:PAGE_LINES]
         head = [*wrapped(self.sentence, _WIDTH), *(line for note in self.notes for line in wrapped(note, _WIDTH))]
         if self.verdict == "ended":
             head = list(self.notes)
-        head = head if in_full else head[: PAGE_LINES - 4]
-        room = len(self.evidence) if in_full else PAGE_LINES - len(head) - len(self.footer) - 1
+        head = head if full else head[: PAGE_LINES - 4]
+        room = len(self.evidence) if full else PAGE_LINES - len(head) - len(self.footer) - 1
         rest = list(self.evidence[:room])
         if len(self.evidence) > room:
             rest[-1] = f"and {len(self.evidence) - room + 1} ranks more (--all)"

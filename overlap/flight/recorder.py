@@ -279,7 +279,7 @@ class _Queue:
 
 
 def _recording(
-    memory: bytearray, offset: int, begin: int, calls: _Calls
+    memory: bytearray, base: int, begin: int, calls: _Calls
 ) -> tuple[RankFlight, Callable[[bytearray], None]]:
     """Return the functions that record a rank, and one that moves them to other memory; attributes would be slower.
 
@@ -289,7 +289,7 @@ def _recording(
     first = begin // _WORD
     free = deque(range(first, first + RECORDS * _RECORD_WORDS, _RECORD_WORDS))
     take, give, pack = free.popleft, free.append, ISSUE.pack_into
-    step_at, left_at, waiting_at, kept_at = (offset // _WORD + index for index in (1, 2, 3, 4))
+    step_at, left_at, waiting_at, kept_at = (base // _WORD + index for index in (1, 2, 3, 4))
     current = -1
 
     def write(record: int, values: tuple[int, ...]) -> None:
@@ -300,18 +300,14 @@ def _recording(
     waiting = queue.waiting
 
     def issued(operation: Recordable, numbers: Known, call: object, number: int, now_ns: int) -> int:
-        numbered = numbers.get(call)
-        call_number = (
-            numbered[1]
-            if numbered is not None and numbered[0] == operation.place
-            else calls.find(operation, numbers, call)
-        )
+        hit = numbers.get(call)
+        index = hit[1] if hit is not None and hit[0] == operation.place else calls.find(operation, numbers, call)
         if len(free) <= KEPT:
-            name = queue.add((now_ns, number, call_number, current))
+            name = queue.add((now_ns, number, index, current))
             words[waiting_at] = len(waiting)
             return name
         record = take()
-        pack(memory, record * _WORD, now_ns, number, call_number, current)
+        pack(memory, record * _WORD, now_ns, number, index, current)
         return record
 
     def ended(record: int, now_ns: int) -> None:

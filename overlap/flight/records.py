@@ -29,18 +29,14 @@ def recent_world(named: Sequence[str]) -> tuple[RecordedWorld, str, list[str]]:
     """
     flights = _readable(named)
     nearness = (lambda flight: 0) if named else _nearness
-    world, other_count = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
+    world, older = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
     first = world.flights[0]
     attempt = f", attempt {first.attempt}" if first.attempt else ""
     ranks = f"{first.world_size} rank{'s' * (first.world_size != 1)}"
     processes = f"{first.processes} process{'es' * (first.processes != 1)}"
     last = "the last" if named else _last(world)
-    more = [f"(of {other_count + 1} runs in these files this is {last}; name the files of another to see that)"]
-    return (
-        world,
-        ", ".join([f"job {first.job}{attempt}: {ranks}", processes, *_origin(first)]),
-        more if other_count else [],
-    )
+    more = [f"(of {older + 1} runs in these files this is {last}; name the files of another to see that)"]
+    return (world, ", ".join([f"job {first.job}{attempt}: {ranks}", processes, *_origin(first)]), more if older else [])
 
 
 def _nearness(flight: Flight) -> int:

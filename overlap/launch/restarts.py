@@ -65,7 +65,7 @@ class Advance:
         return f"gives up: it has been started again {times}, and --max-restarts allows no more"
 
     def announced(
-        self, restart: int, limit: int, step: int | None, folder: str | None, why: str, *, fewer: str = ""
+        self, restart: int, limit: int, step: int | None, path: str | None, why: str, *, fewer: str = ""
     ) -> str:
         """Say of the next attempt when it begins, from which step, and why the last one has ended.
 
@@ -73,16 +73,14 @@ class Advance:
             restart: Its number.
             limit: How many there may be.
             step: From which step it goes on; None: from the beginning.
-            folder: Where the state is; None: none is named.
+            path: Where the state is; None: none is named.
             why: Why the last one has ended.
             fewer: With how few nodes, if not with all.
         """
         begin = f"restart {restart} of {limit}" + (f" in {self.pause_s:g} s" if self.pause_s else "") + fewer
         if step is not None:
             return f"{begin}, from step {step}: {why}"
-        lacking = (
-            f"no complete state in {folder}" if folder else "no complete state; --state-dir or Checkpoints keep one"
-        )
+        lacking = f"no complete state in {path}" if path else "no complete state; --state-dir or Checkpoints keep one"
         return f"{begin}, from the beginning ({lacking}): {why}"
 
 

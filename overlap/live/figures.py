@@ -178,20 +178,18 @@ def _count_lateness(
 
 def _measured(table: RankTable, operations: Sequence[_Operation], came: _Came, window: Interval) -> RankFigures:
     if table.cut and operations:  # earlier operations are not known
-        window = max(window[0], min(operation.end_ns for operation in operations)), window[1]
+        window = max(window[0], min(op.end_ns for op in operations)), window[1]
     whole = merge([window])
 
     def inside(intervals: list[Interval]) -> Merged:
         return intersect(merge(intervals), whole)
 
-    comm = [operation for operation in operations if operation.words.kind != "compute"]
-    compute = inside(
-        [(operation.begin_ns, operation.end_ns) for operation in operations if operation.words.kind == "compute"]
-    )
-    active = inside([(operation.begin_ns, operation.end_ns) for operation in comm])
-    moving = inside([(min(came.met_ns(operation), operation.end_ns), operation.end_ns) for operation in comm])
+    comm = [op for op in operations if op.words.kind != "compute"]
+    compute = inside([(op.begin_ns, op.end_ns) for op in operations if op.words.kind == "compute"])
+    active = inside([(op.begin_ns, op.end_ns) for op in comm])
+    moving = inside([(min(came.met_ns(op), op.end_ns), op.end_ns) for op in comm])
     exposed = subtract(active, compute)
-    unfinished = [operation for operation in operations if not operation.has_ended]
+    unfinished = [op for op in operations if not op.has_ended]
     return RankFigures(
         times=Breakdown(
             rank=table.rank,
@@ -205,7 +203,7 @@ def _measured(table: RankTable, operations: Sequence[_Operation], came: _Came, w
             queued_ns=0,
         ),
         step_ns=_step_ns(table),
-        in_flight_bytes=sum(operation.words.nbytes for operation in unfinished),
+        in_flight_bytes=sum(op.words.nbytes for op in unfinished),
         doing="" if table.left else _doing(unfinished),
     )
 

@@ -204,10 +204,7 @@ class LocalSteps(Strategy[Params]):
         self.steps = steps
         told = cast("Sequence[Mapping[str, object]]", notes["fragments"])
         if len(told) != len(self._fragments):
-            raise UsageError(
-                f"fragments: the checkpoint has {len(told)}, this model {len(self._fragments)}; use the number that "
-                "was saved"
-            )
+            raise UsageError(f"fragments: expected {len(told)}, as in the checkpoint, got {len(self._fragments)}")
         if own is not None:
             for piece in self._parameters.pieces():
                 piece.data[:] = own[f"weights:{piece.tensor}"]

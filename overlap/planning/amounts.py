@@ -151,7 +151,7 @@ class Amounts:
         """Perceptron, or router and shared experts: the computes of every token after attention."""
         of = self.model
         if not of.has_experts(layer):
-            return self._perceptron(of.perceptron_parameters(of.ffn), of.ffn, self.tokens, back, self.rows)
+            return self._perceptron(of.perceptron(of.ffn), of.ffn, self.tokens, back, self.rows)
         return self.router(back).plus(self.shared(back)) if of.shared_experts else self.router(back)
 
     def _perceptron(self, parameters: float, ffn: float, tokens: float, back: float, rows: float) -> ComputeWork:
@@ -181,25 +181,21 @@ class Amounts:
         """The experts that every token goes to."""
         of = self.model
         width = of.shared_experts * of.expert_width
-        return self._perceptron(
-            of.shared_experts * of.perceptron_parameters(of.expert_width), width, self.tokens, back, 0.0
-        )
+        return self._perceptron(of.shared_experts * of.perceptron(of.expert_width), width, self.tokens, back, 0.0)
 
     def experts(self, back: float = 0) -> ComputeWork:
         """The experts of a rank."""
         model, layout = self.model, self.layout
-        expert_parameters = model.perceptron_parameters(model.expert_width) / layout.tp
-        routed, local_experts = self.tokens * model.top_k, model.experts / layout.ep
-        moved = expert_parameters * local_experts + routed * (2 * model.hidden + 3 * model.expert_width / layout.tp)
-        work = ComputeWork(flops=2.0 * routed * expert_parameters, nbytes=moved * self.itemsize).times(back or 1)
+        size = model.perceptron(model.expert_width) / layout.tp
+        routed, experts = self.tokens * model.top_k, model.experts / layout.ep
+        moved = size * experts + routed * (2 * model.hidden + 3 * model.expert_width / layout.tp)
+        work = ComputeWork(flops=2.0 * routed * size, nbytes=moved * self.itemsize).times(back or 1)
         if self.device is None:
             return work
         wide = model.expert_width / layout.tp
         into = (2 if model.gated else 1) * wide
         products = [Product(routed, into, model.hidden), Product(routed, model.hidden, wide)]
-        weights = (
-            expert_parameters * (local_experts - 1) * self.itemsize * (back or 1)
-        )  # the products of one matrix count those of one
+        weights = size * (experts - 1) * self.itemsize * (back or 1)  # the products of one matrix count those of one
         numbers = (into + wide) * routed, (2 * into + wide) * routed
         bytes_moved = weights + self._moved(
             back, numbers, (routed * (model.hidden + wide), routed * (model.hidden + into))
@@ -290,7 +286,7 @@ class Amounts:
 
     def _experts_of(self, layer: int) -> int:
         of = self.model
-        return of.experts * of.perceptron_parameters(of.expert_width) if of.has_experts(layer) else 0
+        return of.experts * of.perceptron(of.expert_width) if of.has_experts(layer) else 0
 
 
 def _repeated(products: Sequence[Product], times: float) -> list[Product]:

@@ -113,25 +113,25 @@ class _Bound:
     def _again(self) -> bool:
         return self._layout.checkpointing == "full"
 
-    def _layer_s(self, layer: int, direction: str, times: float) -> float:
+    def _layer_s(self, layer: int, phase: str, times: float) -> float:
         """Return the time of a layer's computes, and of the exchanges of `tp` and `ep` between them."""
-        amounts, back = self._amounts, direction == "backward"
+        amounts, back = self._amounts, phase == "backward"
         scores = amounts.scores(1 if back else 0)
         projections = amounts.projections(times)
         if self._layout.cp > 1:
-            layer_s = self._s(f"projections {direction}", projections) + self._layout.cp * self._s(
-                f"scores {direction}", scores
+            total_s = self._s(f"projections {phase}", projections) + self._layout.cp * self._s(
+                f"scores {phase}", scores
             )
         else:
-            layer_s = self._s(f"attention {direction}", projections.plus(scores))
-        layer_s += self._half_s
+            total_s = self._s(f"attention {phase}", projections.plus(scores))
+        total_s += self._half_s
         if back and self._again:
-            layer_s -= self._gather_s  # of the gradient, while the layer is computed again
+            total_s -= self._gather_s  # of the gradient, while the layer is computed again
         if self._model.has_experts(layer):
-            return layer_s + self._sparse_s(times, direction)
-        return layer_s + self._s(f"perceptron {direction}", amounts.perceptron(layer, times)) + self._half_s
+            return total_s + self._sparse_s(times, phase)
+        return total_s + self._s(f"perceptron {phase}", amounts.perceptron(layer, times)) + self._half_s
 
-    def _sparse_s(self, times: float, direction: str) -> float:
+    def _sparse_s(self, times: float, phase: str) -> float:
         """Return the time of half a layer with experts; shared experts may compute while tokens travel."""
         amounts, there_s, back_s, around_s = self._amounts, 0.0, 0.0, 0.0
         if self._layout.ep > 1:
@@ -142,10 +142,10 @@ class _Bound:
             back_s += self._planned_s("reduce_scatter", nbytes, "tp")
         else:
             around_s = self._half_s
-        shared_s = self._s(f"shared {direction}", amounts.shared(times)) if self._model.shared_experts else 0.0
-        router_s = self._s(f"router {direction}", amounts.router(times))
-        experts_s = self._s(f"experts {direction}", amounts.experts(times))
-        combine_s = self._s(f"combine {direction}", amounts.combining())
+        shared_s = self._s(f"shared {phase}", amounts.shared(times)) if self._model.shared_experts else 0.0
+        router_s = self._s(f"router {phase}", amounts.router(times))
+        experts_s = self._s(f"experts {phase}", amounts.experts(times))
+        combine_s = self._s(f"combine {phase}", amounts.combining())
         return around_s + router_s + max(there_s, shared_s) + experts_s + back_s + combine_s
 
     def _weights_s(self, layer: int) -> float:

@@ -103,20 +103,16 @@ def _placed(row: LogRow, cluster: topology.Cluster) -> tuple[int, ...]:
 # -- machine files ---------------------------------------------------------------------------------------------------
 
 
-def _machine_file(calibration: Calibration, name: str) -> str:
-    fit, network = calibration.fit, calibration.cluster.machine.network
-    source = ", ".join(
-        f"{log.tool} in {Path(path).name}" for log, path in zip(calibration.logs, calibration.paths, strict=True)
-    )
+def _machine_file(result: Calibration, name: str) -> str:
+    fit, network = result.fit, result.cluster.machine.network
+    source = ", ".join(f"{log.tool} in {Path(path).name}" for log, path in zip(result.logs, result.paths, strict=True))
     count, middle, worst = fit.errors(left_out=True)
-    hashes = ", ".join(
-        f"{Path(p).name} {hashlib.sha256(Path(p).read_bytes()).hexdigest()[:12]}" for p in calibration.paths
-    )
+    hashes = ", ".join(f"{Path(p).name} {hashlib.sha256(Path(p).read_bytes()).hexdigest()[:12]}" for p in result.paths)
     origin = f'source = {_quoted(f"fitted: {source}")}, confidence = "B"'
     lines = [
         f"# Written by `overlap calibrate` from {_quoted(source)[1:-1]} (SHA-256 {_quoted(hashes)[1:-1]}).",
         f"# {count} rows that were left out: median error {middle:.1%}, worst {worst:.1%}.",
-        f'extends = "{calibration.base}"',
+        f'extends = "{result.base}"',
         f"name = {_quoted(name)}",
     ]
     inside_s, between_s = fit.launches.inside_s, fit.launches.between_s

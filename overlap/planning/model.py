@@ -114,7 +114,7 @@ class Model:
         """Width inside an expert."""
         return self.expert_ffn or self.ffn
 
-    def perceptron_parameters(self, width: int) -> int:
+    def perceptron(self, width: int) -> int:
         """Return the number of parameters of a perceptron with `width` units."""
         return (3 if self.gated else 2) * self.hidden * width
 
@@ -132,18 +132,14 @@ class Model:
     def layer_parameters(self, layer: int) -> int:
         """Return the parameters of a layer, all experts included."""
         if not self.has_experts(layer):
-            return self.attention_parameters + self.perceptron_parameters(self.ffn)
+            return self.attention_parameters + self.perceptron(self.ffn)
         every = self.experts + self.shared_experts
-        return (
-            self.attention_parameters
-            + every * self.perceptron_parameters(self.expert_width)
-            + self.hidden * self.experts
-        )
+        return self.attention_parameters + every * self.perceptron(self.expert_width) + self.hidden * self.experts
 
     def active_layer_parameters(self, layer: int) -> int:
         """Return the parameters of a layer that one token meets."""
         unused = self.experts - self.top_k if self.has_experts(layer) else 0
-        return self.layer_parameters(layer) - unused * self.perceptron_parameters(self.expert_width)
+        return self.layer_parameters(layer) - unused * self.perceptron(self.expert_width)
 
     @property
     def embedding_parameters(self) -> int:

@@ -170,25 +170,25 @@ class TrainingStep:
     # -- halves of a layer -----------------------------------------------------------------------------------------
 
     def _attention(
-        self, x: object, held: object, projections: ComputeWork, direction: str, buckets: Sequence[Array] = ()
+        self, x: object, held: object, projections: ComputeWork, phase: str, buckets: Sequence[Array] = ()
     ) -> Future[Any]:
         """From all of x to this rank's part of the sum; with buckets, to a tuple of it and them."""
-        scores = self._amounts.scores(1 if direction == "backward" else 0)
+        scores = self._amounts.scores(1 if phase == "backward" else 0)
         gives = (self._x, *buckets) if buckets else self._x
         if self._layout.cp > 1:
-            attention = self._ring(x, held, projections, scores, direction, gives)
+            attention = self._ring(x, held, projections, scores, phase, gives)
         else:
-            attention = self._compute(f"attention {direction}", projections.plus(scores), x, held, gives=gives)
+            attention = self._compute(f"attention {phase}", projections.plus(scores), x, held, gives=gives)
         self._weights.computed(attention)
         return attention
 
     def _ring(
-        self, x: object, held: object, projections: ComputeWork, scores: ComputeWork, direction: str, gives: object
+        self, x: object, held: object, projections: ComputeWork, scores: ComputeWork, phase: str, gives: object
     ) -> Future[Any]:
         """Attend to the keys of one rank after the other; backward, their gradients go along, and one hop further."""
-        size, group, back = self._layout.cp, self._cp, direction == "backward"
+        size, group, back = self._layout.cp, self._cp, phase == "backward"
         there, source = (group.rank + 1) % size, (group.rank - 1) % size
-        first = self._compute(f"projections {direction}", projections, x, held, gives=self._kv)
+        first = self._compute(f"projections {phase}", projections, x, held, gives=self._kv)
         keys: Future[Any] = first
         coming: Future[Any] | None = None
         for hop in range(size):
@@ -197,33 +197,33 @@ class TrainingStep:
                 group.send(keys, there, 0, stream="cp", name="cp message")
                 keys = group.recv(_like(self._kv), source, 0, stream="cp", name="cp message")
             at_end = hop == size - 1 and not back
-            scored = self._compute(f"scores {direction}", scores, first, *needs, gives=gives if at_end else self._kv)
+            scored = self._compute(f"scores {phase}", scores, first, *needs, gives=gives if at_end else self._kv)
             if back:
                 group.send(scored, there, 1, stream="cp", name="cp message")
                 coming = group.recv(_like(self._kv), source, 1, stream="cp", name="cp message")
-        return self._compute(f"join {direction}", _NOTHING, coming, gives=gives) if back else scored
+        return self._compute(f"join {phase}", _NOTHING, coming, gives=gives) if back else scored
 
-    def _perceptron(self, layer: int, x: object, held: object, times: float, direction: str) -> object:
+    def _perceptron(self, layer: int, x: object, held: object, times: float, phase: str) -> object:
         """From a shard to a shard."""
         if self._model.has_experts(layer):
-            return self._sparse(x, held, times, direction)
+            return self._sparse(x, held, times, phase)
         work = self._amounts.perceptron(layer, times)
-        return self._leave(self._compute(f"perceptron {direction}", work, self._enter(x), held))
+        return self._leave(self._compute(f"perceptron {phase}", work, self._enter(x), held))
 
-    def _sparse(self, x: object, held: object, times: float, direction: str) -> object:
+    def _sparse(self, x: object, held: object, times: float, phase: str) -> object:
         """Issue a layer of experts: tokens go there and come back, while the shared experts compute."""
         amounts, gathers = self._amounts, self._amounts.gathers_routed
         gathered = x if gathers else self._enter(x)
-        y = self._compute(f"router {direction}", amounts.router(times), gathered, held, gives=self._routed)
+        y = self._compute(f"router {phase}", amounts.router(times), gathered, held, gives=self._routed)
         y = self._exchange(y)
-        both = [self._shared(x if gathers else gathered, held, times, direction)] if self._model.shared_experts else []
+        both = [self._shared(x if gathers else gathered, held, times, phase)] if self._model.shared_experts else []
         if gathers:
             y = self._tp.all_gather(y, stream="tp", name="tp gather routed")
-        y = self._compute(f"experts {direction}", amounts.experts(times), y, gives=self._at_experts)
+        y = self._compute(f"experts {phase}", amounts.experts(times), y, gives=self._at_experts)
         if gathers:
             y = self._tp.reduce_scatter(y, stream="tp", name="tp scatter routed")
         gives = self._shard if gathers else self._x
-        y = self._compute(f"combine {direction}", amounts.combining(), self._exchange(y), *both, gives=gives)
+        y = self._compute(f"combine {phase}", amounts.combining(), self._exchange(y), *both, gives=gives)
         return y if gathers else self._leave(y)
 
     def _shared(self, x: object, held: object, times: float, what: str) -> Future[Any]:

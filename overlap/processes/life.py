@@ -180,10 +180,7 @@ async def alone(config: RunConfig) -> AsyncIterator[WorldSetup]:
     size = ranks or placed.world_size
     transport = around(NeuronLink(size), wires)
     if transport.ranks != tuple(range(size)):
-        raise UsageError(
-            f"transport: joins ranks {list(transport.ranks)}, but the world has ranks 0 to {size - 1}; make it for "
-            "these"
-        )
+        raise UsageError(f"transport: expected one of ranks 0 to {size - 1}, got one of ranks {list(transport.ranks)}")
     async with transport.open():
         yield WorldSetup(size=size, cluster=placed, transport=transport)
 

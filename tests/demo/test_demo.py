@@ -27,7 +27,7 @@ from overlap.cli.demo.report import (
     summary,
     verdict,
 )
-from overlap.cli.demo.training import Task, TrainingComparison, compare, fitting_bandwidth
+from overlap.cli.demo.training import DemoComparison, Task, compare, fitting_bandwidth
 from overlap.data import digits
 from overlap.timeline import CollectiveInfo, Recorder, Span, Timeline, breakdowns, read_trace
 from overlap.timeline.measure.reasons import Cause
@@ -275,7 +275,7 @@ def test_steps_differ_by_as_much_as_those_of_the_kind_that_differ_more():
 
 def comparison(**changes):
     values = {"digests": [("ab" * 32, "ab" * 32)] * 2, "right": 350, "tests": 359, "steps": 6}
-    return TrainingComparison(**{**values, "timeline": Timeline.collect([], world_size=2), **changes})
+    return DemoComparison(**{**values, "timeline": Timeline.collect([], world_size=2), **changes})
 
 
 def gained(**changes):

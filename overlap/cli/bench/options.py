@@ -109,9 +109,7 @@ def world_sizes(text: str, *, fewest: int = 1, nodes: int | None = None) -> list
         if not word.strip().isdecimal() or int(word) < fewest:
             raise UsageError(f"--ranks: expected integers of at least {fewest} such as 2,4, got {text!r}")
         if nodes is not None and int(word) % nodes:
-            raise UsageError(
-                f"--ranks: {word} ranks cannot be divided among --nnodes {nodes}; take multiples of {nodes}"
-            )
+            raise UsageError(f"--ranks: {word} ranks cannot be divided among --nnodes {nodes}")
     return [int(word) for word in words]
 
 

@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> int:
     if args.here:
         return calibrate_here(args)
     if args.between is not None:
-        raise UsageError("--between: only with --here; give both, or neither")
+        raise UsageError("--between: only with --here")
     if args.products is not None:
         return _calibrate_products(args)
     if not args.logs or args.cluster is None:

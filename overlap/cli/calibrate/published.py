@@ -155,13 +155,10 @@ def _found(crossover: Crossover) -> str:
 
 
 def _summary(validation: Validation) -> list[str]:
-    inside = sum(each.inside for each in validation.crossovers)
+    crossovers = validation.crossovers
+    inside = sum(crossover.inside for crossover in crossovers)
     lines = [
-        *(
-            [f"{inside} of {len(validation.crossovers)} crossovers where they were seen"]
-            if validation.crossovers
-            else []
-        ),
+        *([f"{inside} of {len(crossovers)} crossovers where they were seen"] if crossovers else []),
         "taken as published, not predicted: " + ", ".join(f"{each.name} {each.figure}" for each in GIVEN),
     ]
     return [*_classes(validation), "", *(part for line in lines for part in wrapped(line, rest="  "))]
@@ -171,10 +168,8 @@ def _classes(validation: Validation) -> list[str]:
     """Return the planner's accuracy by class of rows, without and with the rows that figures were fitted to."""
     everything = ["all", "", *_figures(validation.unseen), *_figures(Accuracy.of(validation.collectives)), ""]
     heads = ("class", "dtype", "not fitted to", "median", "worst", "all rows", "median", "worst", "asked")
-    return [
-        "the planner, by class of rows",
-        *_table(heads, [*map(_class, validation.classes), everything], words=[0, 1, 8]),
-    ]
+    rows = [*map(_class, validation.classes), everything]
+    return ["the planner, by class of rows", *_table(heads, rows, words=[0, 1, 8])]
 
 
 def _class(of: Class) -> list[str]:

@@ -15,7 +15,7 @@ from rich.text import Text
 from ...timeline import Timeline, TimelineView, breakdowns
 from ...timeline.draw.theme import ASCII_BAR, BLOCK_BAR
 from ...units import format_ns, wrapped
-from .training import ALGORITHM, COMM_PER_COMPUTE, Task, TrainingComparison
+from .training import ALGORITHM, COMM_PER_COMPUTE, DemoComparison, Task
 
 _SHOWN = 16  # digits of a digest, of 64: chance agreement of two is one in 2**64
 
@@ -86,7 +86,7 @@ class Gain:
         return f"about all: {saved} of {possible}; steps differ by {spread}"
 
 
-def gain(comparison: TrainingComparison) -> Gain:
+def gain(comparison: DemoComparison) -> Gain:
     """Measure a comparison; the first step of each training warms up, if there are others."""
     counted = range(min(1, comparison.steps - 1), comparison.steps)
     kinds = [measured(comparison.timeline, (first + step for step in counted)) for first in (0, comparison.steps)]
@@ -131,7 +131,7 @@ def introduction(task: Task, *, images: int, chosen: bool) -> str:
     return "\n".join(wrapped(text, 79))
 
 
-def summary(comparison: TrainingComparison, gain: Gain) -> str:
+def summary(comparison: DemoComparison, gain: Gain) -> str:
     """Return the figures as lines of at most 79 characters."""
     before, after = gain.without, gain.overlapped
     times = [
@@ -151,7 +151,7 @@ def summary(comparison: TrainingComparison, gain: Gain) -> str:
     )
 
 
-def _weights(comparison: TrainingComparison) -> Iterator[str]:
+def _weights(comparison: DemoComparison) -> Iterator[str]:
     """Say whether all ranks have equal weights after both trainings; if not, list their digests."""
     if comparison.identical:
         digest = comparison.digests[0][0][:_SHOWN]
@@ -165,7 +165,7 @@ def _weights(comparison: TrainingComparison) -> Iterator[str]:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def drawings(comparison: TrainingComparison, gain: Gain, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
+def drawings(comparison: DemoComparison, gain: Gain, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
     """Draw the median step without overlap above the one with it, with one ruler and one legend for both."""
     views = {
         f"{title}, step {step.index}": TimelineView(comparison.timeline, step=step.index, rows=ROWS)
@@ -189,7 +189,7 @@ def _is_lane(line: list[tuple[str, str]]) -> bool:
     return line[-1][0] in ("│", "|")
 
 
-def judged(found: TrainingComparison, of: Gain, *, width: int) -> str:
+def judged(found: DemoComparison, of: Gain, *, width: int) -> str:
     """Return the verdict on the median step with overlap."""
     return verdict(TimelineView(found.timeline, step=of.overlapped.index), width=width)
 

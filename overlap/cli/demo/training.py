@@ -61,7 +61,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingComparison:
+class DemoComparison:
     """The results of both trainings."""
 
     digests: list[tuple[str, str]]  # For each rank, SHA-256 of all weights, trained without and with overlap
@@ -142,7 +142,7 @@ async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress
     return nets
 
 
-def compare(task: Task, progress: Progress) -> TrainingComparison:
+def compare(task: Task, progress: Progress) -> DemoComparison:
     """Train both ways on the ranks of this process."""
     learnt, test = digits().split()
     images, recorders = windows(learnt.images), []
@@ -166,9 +166,7 @@ def compare(task: Task, progress: Progress) -> TrainingComparison:
     )
     assert outcome is not None, "rank 0 gathers the digests"
     timeline = Timeline.collect(recorders, world_size=task.ranks, meta=META)
-    return TrainingComparison(
-        digests=outcome[0], right=outcome[1], tests=len(test), steps=task.steps, timeline=timeline
-    )
+    return DemoComparison(digests=outcome[0], right=outcome[1], tests=len(test), steps=task.steps, timeline=timeline)
 
 
 def fitting_bandwidth(task: Task) -> float:

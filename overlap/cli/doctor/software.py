@@ -55,18 +55,16 @@ def _packages(requirements: Sequence[str], installed: Callable[[str], str]) -> I
             continue
         fix = install_command(extra) if extra else f'pip install "{name}>={least}"'
         try:
-            installed_version = installed(name)
+            present = installed(name)
         except PackageNotFoundError:
             purpose = f"is not installed: {_EXTRAS[extra]}" if extra else "is not installed"
             state = CheckResult(subject=name, state="missing" if extra else "wrong", text=purpose, fix=fix)
             yield state
             continue
-        if least and numbers(installed_version) < numbers(least):
-            yield CheckResult(
-                subject=name, state="wrong", text=f"{installed_version} is older than {least}, the lowest", fix=fix
-            )
+        if least and numbers(present) < numbers(least):
+            yield CheckResult(subject=name, state="wrong", text=f"{present} is older than {least}, the lowest", fix=fix)
         else:
-            good.append(f"{name} {installed_version}")
+            good.append(f"{name} {present}")
     if good:
         yield CheckResult(subject="packages", state="good", text=", ".join(good))
 

@@ -153,33 +153,25 @@ def _cluster(values: Mapping[str, Any], config: RunConfig) -> topology.Cluster:
         if values["cluster"] == LOCAL:
             size.setdefault("ranks", config.ranks or DEFAULT_RANKS)
         return topology.cluster(str(values["cluster"]), **size)
-    program_cluster = cluster_of(config.cluster, config.ranks)
+    chosen = cluster_of(config.cluster, config.ranks)
     if not size:
-        return program_cluster
-    anynumber = program_cluster.machine.devices is None
-    same = {
-        "nodes": program_cluster.nodes,
-        "lnc": program_cluster.lnc,
-        "ranks": program_cluster.world_size if anynumber else None,
-    }
-    return topology.Cluster.of(
-        program_cluster.machine, **{**same, **size}, strict=program_cluster.strict, edition=program_cluster.edition
-    )
+        return chosen
+    anynumber = chosen.machine.devices is None
+    same = {"nodes": chosen.nodes, "lnc": chosen.lnc, "ranks": chosen.world_size if anynumber else None}
+    return topology.Cluster.of(chosen.machine, **{**same, **size}, strict=chosen.strict, edition=chosen.edition)
 
 
-def _virtual(values: Mapping[str, Any], assumptions: Virtual) -> Virtual:
+def _virtual(values: Mapping[str, Any], base: Virtual) -> Virtual:
     """Return the program's assumptions, changed by the values."""
     interference = Interference(
-        compute={**assumptions.interference.compute, **_factors(values.get("slow_compute"))},
-        communication={**assumptions.interference.communication, **_factors(values.get("slow_comm"))},
+        compute={**base.interference.compute, **_factors(values.get("slow_compute"))},
+        communication={**base.interference.communication, **_factors(values.get("slow_comm"))},
     )
-    conditions = replace(assumptions.conditions, **_some(values, _CONDITIONS))
+    conditions = replace(base.conditions, **_some(values, _CONDITIONS))
     implied = {"shapes_only": True} if values.get("alike") else {}
-    faults = (
-        replace(assumptions.faults or Faults(), seed=values["faults"]) if "faults" in values else assumptions.faults
-    )
+    faults = replace(base.faults or Faults(), seed=values["faults"]) if "faults" in values else base.faults
     assumed = {**implied, **_some(values, _ASSUMED)}
-    return replace(assumptions, **assumed, conditions=conditions, faults=faults, interference=interference)
+    return replace(base, **assumed, conditions=conditions, faults=faults, interference=interference)
 
 
 def _some(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -123,21 +123,21 @@ def comparison_table(one: Verdict, other: Verdict, *, width: int) -> list[str]:
     return columns((f"mean of a rank/{unit}", "this", "against", "difference", ""), rows, width=width, words=[0])
 
 
-def compared(verdict: Verdict, reference: Verdict) -> str:
+def compared(verdict: Verdict, base: Verdict) -> str:
     """Return one sentence on how a run compares with another."""
-    difference_ns = verdict.wall_ns - reference.wall_ns
-    unit, unit_ns = figure_unit(max(verdict.wall_ns, reference.wall_ns))
+    difference_ns = verdict.wall_ns - base.wall_ns
+    unit, unit_ns = figure_unit(max(verdict.wall_ns, base.wall_ns))
     if not difference_ns:
         return f"both take {figure(verdict.wall_ns, unit_ns)} {unit}"
     parts = {
-        text.strip(): _mean(verdict, name) - _mean(reference, name)
+        text.strip(): _mean(verdict, name) - _mean(base, name)
         for text, name in _ROWS
         if text[0] == " " or text in _ALONE
     }
     most = max(parts, key=lambda text: parts[text] if difference_ns > 0 else -parts[text])
     return (
-        f"{_signed(difference_ns, unit_ns)} {unit} ({_percent(verdict.wall_ns, reference.wall_ns)}) against "
-        f"{figure(reference.wall_ns, unit_ns)} {unit}, mostly {most}: {_signed(parts[most], unit_ns)} {unit}"
+        f"{_signed(difference_ns, unit_ns)} {unit} ({_percent(verdict.wall_ns, base.wall_ns)}) against "
+        f"{figure(base.wall_ns, unit_ns)} {unit}, mostly {most}: {_signed(parts[most], unit_ns)} {unit}"
     )
 
 
