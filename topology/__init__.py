@@ -61,7 +61,9 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name != "Model":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warn("topology.Model is now LibraryAlgorithm; the old name goes with the next version", DeprecationWarning, 2)
-        return LibraryAlgorithm
+        if name == "Model":
+            warn(
+                "topology.Model is now LibraryAlgorithm; the old name goes with the next version", DeprecationWarning, 2
+            )
+            return LibraryAlgorithm
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

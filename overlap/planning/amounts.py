@@ -26,22 +26,22 @@ UPDATE_BYTES = 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeWork:
+class Compute:
     """One compute."""
 
     flops: float  # Operations
     nbytes: float  # Bytes of memory that products read and write
     seconds: float | None = None  # Its time, where the rates of the device are known
 
-    def plus(self, other: ComputeWork) -> ComputeWork:
+    def plus(self, other: Compute) -> Compute:
         """Return the sum of two computes."""
         both = None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
-        return ComputeWork(flops=self.flops + other.flops, nbytes=self.nbytes + other.nbytes, seconds=both)
+        return Compute(flops=self.flops + other.flops, nbytes=self.nbytes + other.nbytes, seconds=both)
 
-    def times(self, factor: float) -> ComputeWork:
+    def times(self, factor: float) -> Compute:
         """Return a multiple."""
         longer = None if self.seconds is None else self.seconds * factor
-        return ComputeWork(flops=self.flops * factor, nbytes=self.nbytes * factor, seconds=longer)
+        return Compute(flops=self.flops * factor, nbytes=self.nbytes * factor, seconds=longer)
 
 
 class Product(NamedTuple):
@@ -85,15 +85,13 @@ class Amounts:
 
     # -- computes ------------------------------------------------------------------------------------------------
 
-    def _matrix(self, parameters: float, width: float) -> ComputeWork:
+    def _matrix(self, parameters: float, width: float) -> Compute:
         """Return the product of all tokens with this rank's part of some matrices; `width` goes in and out."""
         own = parameters / self.layout.tp
         moved = (own + self.tokens * (2 * self.model.hidden + width / self.layout.tp)) * self.itemsize
-        return ComputeWork(flops=2.0 * own * self.tokens, nbytes=moved)
+        return Compute(flops=2.0 * own * self.tokens, nbytes=moved)
 
-    def _timed(
-        self, work: ComputeWork, products: Sequence[Product], moved: float, dtype: str | None = None
-    ) -> ComputeWork:
+    def _timed(self, work: Compute, products: Sequence[Product], moved: float, dtype: str | None = None) -> Compute:
         """Return a compute with its time, if the device is known: of products, and of element-wise bytes."""
         device = self.device
         if device is None:
@@ -111,7 +109,7 @@ class Amounts:
     def _again(self, operation: str, back: float) -> bool:
         return bool(back) and operation in self.layout.recomputed
 
-    def projections(self, back: float = 0) -> ComputeWork:
+    def projections(self, back: float = 0) -> Compute:
         """Queries, keys, values and the product after the heads, with norm and positions.
 
         Args:
@@ -130,31 +128,31 @@ class Amounts:
         factors = tokens * (model.hidden + model.value_width / tp), tokens * (model.hidden + inside / tp)
         return self._halves(work, products, back, self._moved(back, numbers, factors))
 
-    def _halves(self, work: ComputeWork, products: Sequence[Product], back: float, moved: float) -> ComputeWork:
+    def _halves(self, work: Compute, products: Sequence[Product], back: float, moved: float) -> Compute:
         """Return half a layer: products once forward, `back` times backward, and half of them again if they are."""
         times = (back or 1) + (0.5 if self._again("products", back) else 0)
         return self._timed(work.times(times / (back or 1)), _repeated(products, times), moved)
 
-    def scores(self, back: float = 0) -> ComputeWork:
+    def scores(self, back: float = 0) -> Compute:
         """Attention of a rank's tokens to the keys of one rank of `cp`; backward if `back`."""
         model, tp = self.model, self.layout.tp
         keys = model.attended / self.layout.cp
         moved = self.tokens * (model.query_width + model.kv_width + model.value_width) * self.itemsize / tp
         times = (2.5 + self._again("attention", back)) if back else 1.0
-        work = ComputeWork(flops=self.tokens * model.score_flops(keys) / tp, nbytes=moved).times(times)
+        work = Compute(flops=self.tokens * model.score_flops(keys) / tp, nbytes=moved).times(times)
         if self.device is None:
             return work
         reach = min(model.window or model.sequence, model.sequence) / self.layout.cp
         return replace(work, seconds=self.device.attention_s(work.flops, reach))
 
-    def perceptron(self, layer: int, back: float = 0) -> ComputeWork:
+    def perceptron(self, layer: int, back: float = 0) -> Compute:
         """Perceptron, or router and shared experts: the computes of every token after attention."""
         of = self.model
         if not of.has_experts(layer):
             return self._perceptron(of.perceptron(of.ffn), of.ffn, self.tokens, back, self.rows)
         return self.router(back).plus(self.shared(back)) if of.shared_experts else self.router(back)
 
-    def _perceptron(self, parameters: float, ffn: float, tokens: float, back: float, rows: float) -> ComputeWork:
+    def _perceptron(self, parameters: float, ffn: float, tokens: float, back: float, rows: float) -> Compute:
         model, wide = self.model, ffn / self.layout.tp
         work = self._matrix(parameters, 3 * ffn).times(back or 1)
         into = (2 if model.gated else 1) * wide
@@ -169,27 +167,27 @@ class Amounts:
         factors = tokens * (model.hidden + wide), tokens * (model.hidden + into)
         return self._halves(work, products, back, self._moved(back, numbers, factors))
 
-    def router(self, back: float = 0) -> ComputeWork:
+    def router(self, back: float = 0) -> Compute:
         """The choice of experts."""
         of = self.model
         nbytes = 1.0 * self.rows * of.hidden * self.itemsize
-        work = ComputeWork(flops=2.0 * self.rows * of.hidden * of.experts, nbytes=nbytes).times(back or 1)
+        work = Compute(flops=2.0 * self.rows * of.hidden * of.experts, nbytes=nbytes).times(back or 1)
         norm = (_NORM_BACK if back else _NORM) * nbytes
         return self._timed(work, _repeated([Product(self.rows, of.experts, of.hidden)], back or 1), norm, "float32")
 
-    def shared(self, back: float = 0) -> ComputeWork:
+    def shared(self, back: float = 0) -> Compute:
         """The experts that every token goes to."""
         of = self.model
         width = of.shared_experts * of.expert_width
         return self._perceptron(of.shared_experts * of.perceptron(of.expert_width), width, self.tokens, back, 0.0)
 
-    def experts(self, back: float = 0) -> ComputeWork:
+    def experts(self, back: float = 0) -> Compute:
         """The experts of a rank."""
         model, layout = self.model, self.layout
         size = model.perceptron(model.expert_width) / layout.tp
         routed, experts = self.tokens * model.top_k, model.experts / layout.ep
         moved = size * experts + routed * (2 * model.hidden + 3 * model.expert_width / layout.tp)
-        work = ComputeWork(flops=2.0 * routed * size, nbytes=moved * self.itemsize).times(back or 1)
+        work = Compute(flops=2.0 * routed * size, nbytes=moved * self.itemsize).times(back or 1)
         if self.device is None:
             return work
         wide = model.expert_width / layout.tp
@@ -202,7 +200,7 @@ class Amounts:
         )
         return self._timed(work, _repeated(products, back or 1), bytes_moved)
 
-    def weight_gradients(self, layer: int) -> ComputeWork:
+    def weight_gradients(self, layer: int) -> Compute:
         """Return the gradients of a layer's weights alone, where a schedule splits the backward pass."""
         found = self.projections(2).plus(self.projections(1).times(-1.0))
         found = found.plus(self.perceptron(layer, 2)).plus(self.perceptron(layer, 1).times(-1.0))
@@ -210,18 +208,18 @@ class Amounts:
             found = found.plus(self.experts(2)).plus(self.experts(1).times(-1.0))
         return found
 
-    def combining(self) -> ComputeWork:
+    def combining(self) -> Compute:
         """Sum of the outputs that the experts of a token sent back."""
         model = self.model
         nbytes = (model.top_k + 1.0) * self.rows * model.hidden * self.itemsize
-        return self._timed(ComputeWork(flops=0.0, nbytes=nbytes), [], nbytes)
+        return self._timed(Compute(flops=0.0, nbytes=nbytes), [], nbytes)
 
-    def embedding(self) -> ComputeWork:
+    def embedding(self) -> Compute:
         """Looking up tokens."""
         nbytes = 2.0 * self.tokens * self.model.hidden * self.itemsize
-        return self._timed(ComputeWork(flops=0.0, nbytes=nbytes), [], nbytes)
+        return self._timed(Compute(flops=0.0, nbytes=nbytes), [], nbytes)
 
-    def scoring(self, back: float = 0) -> ComputeWork:
+    def scoring(self, back: float = 0) -> Compute:
         """Scores of all words, and their loss; of further tokens too, with the join of each with its embedding."""
         of, tp = self.model, self.layout.tp
         words, times = of.vocabulary / tp, (back or 1) * (1 + of.mtp_layers)
@@ -231,14 +229,14 @@ class Amounts:
         moved = (_LOSS_BYTES_BACK if back else _LOSS_BYTES) * self.tokens * words * (1 + of.mtp_layers)
         return self._timed(work, _repeated(products, back or 1), moved, self.layout.carried)
 
-    def scoring_weights(self) -> ComputeWork:
+    def scoring_weights(self) -> Compute:
         """Return the gradients of the scores' matrix alone."""
         return self.scoring(2).plus(self.scoring(1).times(-1.0))
 
-    def updating(self, parameters: float) -> ComputeWork:
+    def updating(self, parameters: float) -> Compute:
         """Adam on some parameters."""
         nbytes = UPDATE_BYTES * parameters
-        return self._timed(ComputeWork(flops=0.0, nbytes=nbytes), [], nbytes)
+        return self._timed(Compute(flops=0.0, nbytes=nbytes), [], nbytes)
 
     # -- bytes that travel ---------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from .. import Virtual
 from ..cost.select import plan
 from ..parallel.schedules import FAMILIES
 from ..simulation.compute_cost import ComputeCosts, Profile, Roofline
-from .amounts import Amounts, ComputeWork
+from .amounts import Amounts, Compute
 from .device import Device
 from .layout import Layout
 from .model import Model
@@ -119,17 +119,15 @@ class _Bound:
         scores = amounts.scores(1 if back else 0)
         projections = amounts.projections(times)
         if self._layout.cp > 1:
-            total_s = self._s(f"projections {phase}", projections) + self._layout.cp * self._s(
-                f"scores {phase}", scores
-            )
+            sum_s = self._s(f"projections {phase}", projections) + self._layout.cp * self._s(f"scores {phase}", scores)
         else:
-            total_s = self._s(f"attention {phase}", projections.plus(scores))
-        total_s += self._half_s
+            sum_s = self._s(f"attention {phase}", projections.plus(scores))
+        sum_s += self._half_s
         if back and self._again:
-            total_s -= self._gather_s  # of the gradient, while the layer is computed again
+            sum_s -= self._gather_s  # of the gradient, while the layer is computed again
         if self._model.has_experts(layer):
-            return total_s + self._sparse_s(times, phase)
-        return total_s + self._s(f"perceptron {phase}", amounts.perceptron(layer, times)) + self._half_s
+            return sum_s + self._sparse_s(times, phase)
+        return sum_s + self._s(f"perceptron {phase}", amounts.perceptron(layer, times)) + self._half_s
 
     def _sparse_s(self, times: float, phase: str) -> float:
         """Return the time of half a layer with experts; shared experts may compute while tokens travel."""
@@ -151,7 +149,7 @@ class _Bound:
     def _weights_s(self, layer: int) -> float:
         return self._s("weights backward", self._amounts.weight_gradients(layer))
 
-    def _s(self, name: str, work: ComputeWork) -> float:
+    def _s(self, name: str, work: Compute) -> float:
         priced = self._costs.duration_ns(name, flops=work.flops, bytes_moved=work.nbytes, seconds=work.seconds)
         return priced[0] / 1e9
 

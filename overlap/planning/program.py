@@ -26,7 +26,7 @@ from ..parallel.passing import StagePassing
 from ..parallel.schedules import Action, Kind
 from ..runtime.future import Future
 from ..runtime.rank import Rank
-from .amounts import Amounts, ComputeWork, numpy_dtype
+from .amounts import Amounts, Compute, numpy_dtype
 from .device import Device
 from .layout import Layout
 from .model import Model
@@ -170,7 +170,7 @@ class TrainingStep:
     # -- halves of a layer -----------------------------------------------------------------------------------------
 
     def _attention(
-        self, x: object, held: object, projections: ComputeWork, phase: str, buckets: Sequence[Array] = ()
+        self, x: object, held: object, projections: Compute, phase: str, buckets: Sequence[Array] = ()
     ) -> Future[Any]:
         """From all of x to this rank's part of the sum; with buckets, to a tuple of it and them."""
         scores = self._amounts.scores(1 if phase == "backward" else 0)
@@ -183,7 +183,7 @@ class TrainingStep:
         return attention
 
     def _ring(
-        self, x: object, held: object, projections: ComputeWork, scores: ComputeWork, phase: str, gives: object
+        self, x: object, held: object, projections: Compute, scores: Compute, phase: str, gives: object
     ) -> Future[Any]:
         """Attend to the keys of one rank after the other; backward, their gradients go along, and one hop further."""
         size, group, back = self._layout.cp, self._cp, phase == "backward"
@@ -243,7 +243,7 @@ class TrainingStep:
         if self._layout.tp == 1 or not self._layout.sequence_parallel:
             return x
         gathered = self._tp.all_gather(cast("Array", x), stream="tp", name="tp all_gather")
-        return _PiecesOfRanks(x, gathered) if self._layout.async_tp else gathered
+        return _Gathered(x, gathered) if self._layout.async_tp else gathered
 
     def _leave(self, y: Future[Any]) -> Future[Any]:
         """Add up the arrays of all ranks of tp, and leave each rank its part."""
@@ -257,10 +257,10 @@ class TrainingStep:
             return self._compute("join", _NOTHING, scattered, y, gives=self._shard)
         return self._tp.all_reduce(y, stream="tp", name="tp all_reduce")
 
-    def _compute(self, name: str, work: ComputeWork, *needs: object, gives: object = None) -> Future[Any]:
+    def _compute(self, name: str, work: Compute, *needs: object, gives: object = None) -> Future[Any]:
         result = self._x if gives is None else gives
         for place, need in enumerate(needs):
-            if isinstance(need, _PiecesOfRanks):
+            if isinstance(need, _Gathered):
                 rest = (*needs[:place], *needs[place + 1 :])
                 return self._by_pieces(name, work, need, rest, result)
         return self._rank.compute(
@@ -268,7 +268,7 @@ class TrainingStep:
         )
 
     def _by_pieces(
-        self, name: str, work: ComputeWork, x: _PiecesOfRanks, needs: tuple[object, ...], gives: object
+        self, name: str, work: Compute, x: _Gathered, needs: tuple[object, ...], gives: object
     ) -> Future[Any]:
         """Compute with this rank's piece, then with the pieces that arrive next, and with the last one on its own."""
         share = work.times(1 / self._layout.tp)
@@ -281,14 +281,14 @@ class TrainingStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _PiecesOfRanks:
+class _Gathered:
     """An array of which each rank of tp has a piece, while it is gathered."""
 
     own: object
     gathered: object
 
 
-_NOTHING = ComputeWork(flops=0.0, nbytes=0.0)
+_NOTHING = Compute(flops=0.0, nbytes=0.0)
 
 
 def _like(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -94,7 +94,7 @@ def candidates(
     Raises:
         UsageError: If a name cannot be searched for.
     """
-    fitting: list[tuple[float, int, Layout]] = []
+    fits: list[tuple[float, int, Layout]] = []
     there = cluster.memory_bytes()
     domain = cluster.servers * cluster.ranks_per_node  # joined by wires faster than the network
     for number, layout in enumerate(_all(like, names, cluster, result)):
@@ -106,12 +106,10 @@ def candidates(
             if there is not None and memory_of(model, layout).total > there:
                 result.leave_out(layout, OUT_OF_MEMORY)
                 continue
-            fitting.append((bound_s(model, layout, cluster, virtual, planned=False, device=device), number, layout))
+            fits.append((bound_s(model, layout, cluster, virtual, planned=False, device=device), number, layout))
         except (UsageError, TopologyError) as error:
             result.leave_out(layout, _in_short(error))
-    return [
-        Candidate(layout=layout, bound_s=at_least_s) for at_least_s, _, layout in sorted(fitting, key=lambda k: k[:2])
-    ]
+    return [Candidate(layout=layout, bound_s=at_least_s) for at_least_s, _, layout in sorted(fits, key=lambda k: k[:2])]
 
 
 def _all(like: Layout, names: Sequence[str], cluster: Cluster, result: SearchResult) -> Iterator[Layout]:

@@ -137,9 +137,7 @@ class Group(GroupCalls):
         if len(set(ranks)) < len(ranks):
             raise UsageError(f"ranks: {list(ranks)} names a rank twice; name each rank once")
         if context.rank not in ranks:
-            raise UsageError(
-                f"ranks: {list(ranks)} does not contain this rank, {context.rank}; only its members call it"
-            )
+            raise UsageError(f"ranks: expected this rank, {context.rank}, among {list(ranks)}; only members call it")
         around.check_group(ranks)
         self.ranks, self.name = ranks, name or "-".join(map(str, ranks))
         self.size: int = len(ranks)

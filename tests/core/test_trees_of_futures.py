@@ -274,7 +274,7 @@ def test_forms_that_differ_are_a_mismatch_that_names_both(forms: Any, whole: boo
 TEXT = (
     "expected an array of numbers, got str with dtype <U4; broadcast_object, gather_object and their like carry objects"
 )
-NO_OUT = "a list or dict of arrays takes neither out= nor counts=; leave them out: its results are new arrays"
+NO_OUT = "a list or dict of arrays takes neither out= nor counts=; leave them out"
 NOT_SHARED = "a list or dict of arrays cannot be shared; issue a call with shared=True for each"
 
 
