@@ -243,7 +243,7 @@ class TrainingStep:
         if self._layout.tp == 1 or not self._layout.sequence_parallel:
             return x
         gathered = self._tp.all_gather(cast("Array", x), stream="tp", name="tp all_gather")
-        return _Gathered(x, gathered) if self._layout.async_tp else gathered
+        return _TokenPieces(x, gathered) if self._layout.async_tp else gathered
 
     def _leave(self, y: Future[Any]) -> Future[Any]:
         """Add up the arrays of all ranks of tp, and leave each rank its part."""
@@ -260,7 +260,7 @@ class TrainingStep:
     def _compute(self, name: str, work: Compute, *needs: object, gives: object = None) -> Future[Any]:
         result = self._x if gives is None else gives
         for place, need in enumerate(needs):
-            if isinstance(need, _Gathered):
+            if isinstance(need, _TokenPieces):
                 rest = (*needs[:place], *needs[place + 1 :])
                 return self._by_pieces(name, work, need, rest, result)
         return self._rank.compute(
@@ -268,7 +268,7 @@ class TrainingStep:
         )
 
     def _by_pieces(
-        self, name: str, work: Compute, x: _Gathered, needs: tuple[object, ...], gives: object
+        self, name: str, work: Compute, x: _TokenPieces, needs: tuple[object, ...], gives: object
     ) -> Future[Any]:
         """Compute with this rank's piece, then with the pieces that arrive next, and with the last one on its own."""
         share = work.times(1 / self._layout.tp)
@@ -281,7 +281,7 @@ class TrainingStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _Gathered:
+class _TokenPieces:
     """An array of which each rank of tp has a piece, while it is gathered."""
 
     own: object
