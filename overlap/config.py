@@ -23,7 +23,7 @@ from typing import Any, Self
 from . import trace_files
 from .errors import UsageError
 from .notice import notify
-from .settings import Option, Settings, text_of
+from .settings import Option, RunSettings, text_of
 from .timeline.spans import Timeline
 
 ARGUMENT = "argument"
@@ -31,7 +31,7 @@ ARGUMENT = "argument"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig(Settings):
+class RunConfig(RunSettings):
     """Settings of a run with their sources."""
 
     # The source of each value by name: "argument", an option, a variable, or a launcher.
@@ -57,15 +57,17 @@ class RunConfig(Settings):
         Raises:
             UsageError: If a value is impossible; names the variable and the value.
         """
-        told = {
+        readers = {
             name: (variable_of(name), one.read)
             for name, one in cls.options().items()
             if one.variable and one.read is not None and environ.get(variable_of(name))
         }
         values: dict[str, Any] = {
-            name: _read(read, environ[variable], variable) for name, (variable, read) in told.items()
+            name: _read(read, environ[variable], variable) for name, (variable, read) in readers.items()
         }
-        return cls(**values, sources={name: _source(name, environ, variable) for name, (variable, _) in told.items()})
+        return cls(
+            **values, sources={name: _source(name, environ, variable) for name, (variable, _) in readers.items()}
+        )
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that describe this configuration."""
@@ -240,34 +242,34 @@ def apart() -> Iterator[None]:
         _apart.reset(token)
 
 
-def requested(main: object, args: tuple[object, ...], asked: RunConfig) -> RunConfig:
+def requested(main: object, args: tuple[object, ...], config: RunConfig) -> RunConfig:
     """Return the configuration of a run: that of the environment over that of the program, revised by `overriding`.
 
     Args:
         main: The program of each rank.
         args: Its arguments after the rank.
-        asked: The configuration that the program passes to `run`.
+        config: The configuration that the program passes to `run`.
 
     Raises:
         UsageError: If a value or `main` cannot be used.
     """
     if _apart.get():
-        return asked
+        return config
     warn_of_unknown_variables()
-    told = RunConfig.from_environment()
-    wanted = told.over(asked)
-    if told.trace is not None:
-        wanted = wanted.changed(trace=trace_files.next_path(str(told.trace)))
+    from_environment = RunConfig.from_environment()
+    merged = from_environment.over(config)
+    if from_environment.trace is not None:
+        merged = merged.changed(trace=trace_files.next_path(str(from_environment.trace)))
     overrule = _overriding.get()
     if overrule is not None:
-        wanted = overrule(wanted)
+        merged = overrule(merged)
     check_main(main, args)
-    wanted.verify()
-    return wanted
+    merged.verify()
+    return merged
 
 
 def check_main(main: object, args: tuple[object, ...]) -> None:
-    """Refuse what cannot be called with a rank and further arguments.
+    """Refuse a `main` that cannot be called with a rank and further arguments.
 
     Raises:
         UsageError: With the signature.

@@ -96,7 +96,7 @@ def defined_at(function: object) -> str:
 
 
 def first(group: BaseException) -> BaseException:
-    """Take one error out of a group whose errors have one cause, such as both directions of a link that was cut."""
+    """Return one error of a group with one cause, such as both directions of a link that was cut."""
     error = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -139,12 +139,12 @@ def _is_ours(frame: FrameSummary) -> bool:
 
 
 def is_ours(code: CodeType) -> bool:
-    """Whether code is part of this package, or of those it stands on."""
+    """Whether code is part of this package, or of a package that it uses."""
     return code.co_filename.startswith(_OURS)
 
 
 def is_of_tasks(code: CodeType) -> bool:
-    """Whether code is part of what runs tasks."""
+    """Whether code is part of a library that runs tasks."""
     return code.co_filename.startswith(_TASKS)
 
 
@@ -178,7 +178,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def all_notes(error: BaseException) -> list[str]:
-    """Return the notes on an error, and on those in its groups."""
+    """Return the notes on an error, and on the errors in its groups."""
     inside = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     return [*getattr(error, "__notes__", ()), *(note for each in inside for note in all_notes(each))]
 
@@ -189,7 +189,7 @@ def place_of(thread: int) -> str:
 
 
 def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: str = "") -> Iterator[str]:
-    """Yield a line for a task, with the file and line of the program where it is, and for those below it.
+    """Yield a line for a task, with its file and line of the program, and lines for its child tasks.
 
     Args:
         task: The task.
@@ -222,7 +222,7 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _runs_programs(path: str) -> bool:
-    """Whether a file is of what runs programs and is none: Python's own library, and what runs tasks."""
+    """Whether a file belongs to Python's own library or to a library that runs tasks, not to a program."""
     installed = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))  # which may lie in the former
     return path.startswith(_TASKS) or (path.startswith(_libraries()) and not path.startswith(installed))
 

@@ -142,7 +142,7 @@ class NonFiniteError(OverlapError):
         seq: Position of the operation on its stream.
         step: The `rank.step` in which it was issued, or None.
         call_site: `file:line` of the call.
-        index: Of the first such element.
+        index: Index of the first such element.
         value: That element, as text.
         count: How many such elements there are.
     """
@@ -220,7 +220,7 @@ class PeerFailedError(PeerError):
 
     @classmethod
     def caused_by(cls, cause: BaseException, message: str, *, culprit: int) -> Self:
-        """Make one whose `__cause__` is the culprit's own error."""
+        """Return an error with the culprit's own error as its `__cause__`."""
         error = cls(message, culprit=culprit)
         error.__cause__ = cause
         return error

@@ -34,11 +34,11 @@ def explanation(
     whole: bool = False,
 ) -> Why:
     """Explain the files of one job, as `why` does, with progress; `whole` names every rank of a stuck one."""
-    return _hang([Path(path) for path in paths], whole=whole) or explain(paths, step=step, progress=progress)
+    return _hang([Path(path) for path in paths], in_full=whole) or explain(paths, step=step, progress=progress)
 
 
-def _hang(paths: Sequence[Path], *, whole: bool) -> Why | None:
-    """Return the judgement on dumps and flight records, if that is what the paths are, or if there are none."""
+def _hang(paths: Sequence[Path], *, in_full: bool) -> Why | None:
+    """Return the judgement on dumps and flight records; None for other paths."""
     from .flight import hang  # which most programs never need
 
     if not all(hang.is_dump(path) for path in paths):
@@ -46,5 +46,5 @@ def _hang(paths: Sequence[Path], *, whole: bool) -> Why | None:
     found = hang.judge(paths)
     return Why(
         verdict=found.sentence, origin="flight recorder", ranks=(), world_size=0, step=None, step_ns=0, steps_ns={},
-        causes=(), advice=(), undecided=(), hang={"page": found.page(whole=whole), **found.as_dict()},
+        causes=(), advice=(), undecided=(), hang={"page": found.page(full=in_full), **found.as_dict()},
     )  # fmt: skip

@@ -53,15 +53,15 @@ _OTHER_ATTRIBUTES = {
 _ASYNCIO = "a rank runs on Trio, where functions of asyncio do not work: `trio.sleep(s)` in place of `asyncio.sleep(s)`"
 
 
-def close_name(name: str, known: Iterable[str], words: Mapping[str, str] = _OTHER_WORDS) -> str | None:
+def close_name(name: str, candidates: Iterable[str], words: Mapping[str, str] = _OTHER_WORDS) -> str | None:
     """Return the known name that was probably meant, or None.
 
     Args:
         name: The name that is not known.
-        known: Names that are.
+        candidates: Names that are.
         words: Names of other libraries, each with ours.
     """
-    names = list(known)
+    names = list(candidates)
     if words.get(name) in names:
         return words[name]
     return next(iter(get_close_matches(name, names, n=1)), None)
@@ -114,14 +114,14 @@ def plainly_named(kind: type[T]) -> type[T]:
 
 def suggesting(call: Callable[P, T]) -> Callable[P, T]:
     """Let a function name the keyword argument that was probably meant, as Python 3.13 and later do."""
-    known = [each.name for each in inspect.signature(call).parameters.values()]
-    usual = frozenset(known)
+    names = [each.name for each in inspect.signature(call).parameters.values()]
+    usual = frozenset(names)
 
     @wraps(call)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         for name in kwargs.keys() - usual:
-            meant = close_name(name, known)
-            more = f"; did you mean {meant}=?" if meant else f"; known are {', '.join(known)}"
+            meant = close_name(name, names)
+            more = f"; did you mean {meant}=?" if meant else f"; known are {', '.join(names)}"
             raise TypeError(f"{call.__name__}() got an unexpected keyword argument {name!r}{more}")
         return call(*args, **kwargs)
 

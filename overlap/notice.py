@@ -1,4 +1,4 @@
-"""Lines for the user on stderr. That nobody can be told is no failure of what was to be told."""
+"""Lines for the user on stderr. A stderr that cannot be written is no failure of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a run: how each one is told from outside, which values it takes, and what holds where nobody sets it."""
+"""Settings of a run: option and environment variable of each one, its allowed values, and its default."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def text_of(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-# -- checks of values, whoever gave them -----------------------------------------------------------------------------
+# -- checks of values ------------------------------------------------------------------------------------------------
 
 _SHORTEST_SILENCE_S = 2  # four signs of life
 _LONGEST_OUTAGE_S = 15  # seconds after which a process without rails is lost (`transports.efa`)
@@ -161,7 +161,7 @@ def check_trace(trace: object) -> None:
     if not isinstance(trace, (str, PathLike)) or not os.fspath(trace):
         raise UsageError(f"trace: expected the name of a file, got {trace!r}")
     if not Path(trace).parent.is_dir():
-        raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist")
+        raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist; make it first")
 
 
 def check_trace_steps(steps: object) -> None:
@@ -181,7 +181,7 @@ def check_data_check(check: object) -> None:
 def check_folder(name: str, folder: str) -> None:
     """Refuse paths of files."""
     if os.path.exists(folder) and not os.path.isdir(folder):
-        raise UsageError(f"{name}: {folder} is no folder")
+        raise UsageError(f"{name}: {folder} is no folder; make it, or name another")
 
 
 def check_cluster(cluster: object) -> None:
@@ -217,8 +217,8 @@ Wires: TypeAlias = "Transport | Callable[[Transport], Transport]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Settings of a run; None leaves one open. The help of each field says what it means.
+class RunSettings:
+    """Settings of a run; None leaves one open. The help of each field has its meaning.
 
     Option, environment variable, help and checks of a setting follow from its field alone.
     """

@@ -1,4 +1,4 @@
-"""Signals of this process: SIGTERM and SIGHUP end it in peace, SIGUSR1 lets it report what its worlds are doing.
+"""Signals of this process: SIGTERM and SIGHUP end it in order, SIGUSR1 prints the state of its worlds.
 
 Schedulers end jobs with SIGTERM and a grace. By default a process dies of it on the spot: no `finally` runs, and no
 trace is written. Here the worlds of this process are cancelled, those of other processes are told, and the process
@@ -73,13 +73,13 @@ class Life:
             self.world.end_by_signal(number.name)
         self.scope.cancel(reason=f"told to end by {number.name}")
 
-    def tell(self) -> None:
-        """Report what it is doing."""
-        told = ["the processes have not met"]
+    def print_state(self) -> None:
+        """Print the state of the world to stderr."""
+        lines = ["the processes have not met"]
         if self.world is not None:
-            told = [*self.world.reports.lines_now(), "tasks:", *self.world.reports.tasks()]
-            told += [f"flight record: {path} (`overlap why` reads it)" for path in open_records()]
-        _say([f"asked by {ASKING.name}, process {os.getpid()}:", *told])
+            lines = [*self.world.reports.lines_now(), "tasks:", *self.world.reports.tasks()]
+            lines += [f"flight record: {path} (`overlap why` reads it)" for path in open_records()]
+        _print_lines([f"asked by {ASKING.name}, process {os.getpid()}:", *lines])
 
 
 _lives: list[Life] = []
@@ -102,7 +102,7 @@ def _in_fork() -> None:
     _after_fork()
 
 
-# Signals wait meanwhile: the interpreter forgets those that a new process hears before it has begun.
+# Signals are blocked during a fork: the interpreter forgets signals that a new process receives before it starts.
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_fork)
 
 
@@ -155,7 +155,7 @@ def obeying(*, quiet: bool = False) -> Iterator[None]:
 
 
 def _check() -> None:
-    """Raise if this process was told to end, lest what comes next goes on as if nothing were."""
+    """Raise if a signal asked this process to end, so that the program does not go on."""
     if _obedient and _obedient[0].asked is not None:
         raise Terminated(_obedient[0].asked)
 
@@ -182,7 +182,7 @@ class _Obedience:
         self.asked: signal.Signals | None = None
         self.where = ""
         self.kept: Callable[[], str] = str
-        self._handlers = {**dict.fromkeys(_ENDING, self._end), ASKING: self._tell}
+        self._handlers = {**dict.fromkeys(_ENDING, self._end), ASKING: self._print_states}
         self._taken: list[signal.Signals] = []
         self._insisting = False
         self._timers: list[threading.Timer] = []
@@ -231,29 +231,29 @@ class _Obedience:
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     def _insist(self) -> None:
-        """Interrupt a program that keeps the event loop, in whose thread this is; Trio itself must not be."""
+        """Interrupt a program that blocks the event loop, in the loop's thread; Trio itself must not be interrupted."""
         if self._insisting and not trio.lowlevel.currently_ki_protected():
             self._insisting = False
             raise KeyboardInterrupt
 
-    def _end_here(self, asked: signal.Signals) -> None:
+    def _end_here(self, signal_number: signal.Signals) -> None:
         """End a process in which no world lives in real time."""
         if not trio.lowlevel.in_trio_run():
-            raise Terminated(asked)
+            raise Terminated(signal_number)
         if callable(signal.getsignal(signal.SIGINT)):  # its loop knows what to do with that
             signal.raise_signal(signal.SIGINT)
         else:
-            _as_if_unhandled(asked)
+            _as_if_unhandled(signal_number)
 
-    def _tell(self, number: int, frame: FrameType | None) -> None:
+    def _print_states(self, number: int, frame: FrameType | None) -> None:
         for life in _lives:
-            tell = _once(life.tell)
-            self._soon(life, tell, tell)
+            print_state = _once(life.print_state)
+            self._soon(life, print_state, print_state)
         if not _lives:
             where = f"its program is at {place_of(threading.get_ident())}" if frame else "its program runs"
-            told = [f"asked by {ASKING.name}, process {os.getpid()}:", f"no world lives here in real time; {where}"]
+            lines = [f"asked by {ASKING.name}, process {os.getpid()}:", f"no world lives here in real time; {where}"]
             # not here: what was interrupted may be about to write, too
-            threading.Thread(target=_say, args=(told,), name="overlap answer").start()
+            threading.Thread(target=_print_lines, args=(lines,), name="overlap answer").start()
 
     def _soon(self, life: Life, do: Callable[[], None], otherwise: Callable[[], None]) -> None:
         """Let the event loop do something; if it does not come to it, do something else from a thread."""
@@ -280,5 +280,5 @@ def _as_if_unhandled(number: int) -> None:
     signal.raise_signal(number)
 
 
-def _say(lines: Sequence[str]) -> None:
+def _print_lines(lines: Sequence[str]) -> None:
     notify("\n  ".join(lines))

@@ -1,4 +1,4 @@
-"""Starts threads, saying what is the matter where the system allows no more; and looks at where another thread is."""
+"""Start of threads, with the reason where the system allows no more; and the position of another thread."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _kinds() -> tuple[type[Exception], ...]:
 
 
 def _lines(error: BaseException) -> list[str]:
-    """Return what IPython shows of an error, by a method that it looks for."""
+    """Return the lines that IPython shows for an error; it looks for a method of this kind."""
     from .launch.report import report
 
     with redirect_stderr(StringIO()) as told:

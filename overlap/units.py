@@ -90,25 +90,27 @@ def columns(
     *,
     width: float = math.inf,
     words: Sequence[int] = (),
-    whole: Sequence[int] = (),
+    uncut: Sequence[int] = (),
 ) -> list[str]:
     """Return the lines of a table: the columns `words` are text and stand to the left, figures to the right.
 
-    Where the table is wider than `width`, text is cut as far as allowed, but for the columns `whole`; then columns of
+    Where the table is wider than `width`, text is cut as far as allowed, but for the columns `uncut`; then columns of
     figures at the end are left out until the rest fits.
     """
     table = [list(heads), *map(list, rows)]
-    shown = list(range(len(heads)))
-    wide = [max(len(row[at]) for row in table) for at in shown]
-    while sum(wide[at] for at in shown) + 2 * (len(shown) - 1) > width:
-        longest = max(set(words) - set(whole), key=lambda at: wide[at], default=None)
+    columns_left = list(range(len(heads)))
+    wide = [max(len(row[index]) for row in table) for index in columns_left]
+    while sum(wide[index] for index in columns_left) + 2 * (len(columns_left) - 1) > width:
+        longest = max(set(words) - set(uncut), key=lambda index: wide[index], default=None)
         if longest is not None and wide[longest] > _LEAST_CUT:
             wide[longest] -= 1
-        elif figures := [at for at in shown[1:] if at not in words]:
-            shown.remove(figures[-1])
+        elif figures := [index for index in columns_left[1:] if index not in words]:
+            columns_left.remove(figures[-1])
         else:
             break
-    return ["  ".join(_cell(row[at], wide[at], at in words) for at in shown).rstrip() for row in table]
+    return [
+        "  ".join(_cell(row[index], wide[index], index in words) for index in columns_left).rstrip() for row in table
+    ]
 
 
 def _cell(text: str, wide: int, word: bool) -> str:

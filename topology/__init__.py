@@ -18,11 +18,14 @@ Pure: no I/O but reading a machine file, nothing asynchronous, nothing imported 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+from warnings import warn
+
 from .cluster import Cluster, cluster, names
 from .errors import TopologyError, TopologyWarning, format_ranks, parse_ranks
 from .figures import Curve, Figure, WireOverheads
 from .groups import Axis
-from .libraries import Library, Model, Protocol
+from .libraries import Library, LibraryAlgorithm, Protocol
 from .machine import Fabric, Level, LinkKind, Machine, Rule
 from .routes import Link, Place, Port
 from .rules import Finding
@@ -38,10 +41,10 @@ __all__ = [
     "Grid",
     "Level",
     "Library",
+    "LibraryAlgorithm",
     "Link",
     "LinkKind",
     "Machine",
-    "Model",
     "Place",
     "Port",
     "Protocol",
@@ -54,3 +57,13 @@ __all__ = [
     "names",
     "parse_ranks",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name == "Model":
+            warn(
+                "topology.Model is now LibraryAlgorithm; the old name goes with the next version", DeprecationWarning, 2
+            )
+            return LibraryAlgorithm
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -241,7 +241,9 @@ def _fitted(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tuple[
             f"nodes={-(-ranks // capacity)} would hold them"
         )
     if ranks % nodes:
-        raise TopologyError(f"{ranks} ranks do not spread evenly over {nodes} nodes of {machine.name}")
+        raise TopologyError(
+            f"{ranks} ranks do not spread evenly over {nodes} nodes of {machine.name}; choose a multiple of {nodes}"
+        )
     return devices, ranks
 
 

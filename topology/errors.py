@@ -101,7 +101,9 @@ def parse_ranks(text: str) -> tuple[int, ...]:
             raise TopologyError(f"{text!r} is not a list of ranks: expected numbers and ranges such as 0-7 or 0-3,8")
         stop = int(last) if dash else int(first)
         if stop < int(first):
-            raise TopologyError(f"{text!r} is not a list of ranks: the range {part.strip()} runs backwards")
+            raise TopologyError(
+                f"{text!r} is not a list of ranks: the range {part.strip()} runs backwards; write the lower rank first"
+            )
         if stop - int(first) + len(ranks) >= MAX_RANKS:
             raise TopologyError(f"{text!r} is not a list of ranks: it names more than {MAX_RANKS}")
         ranks.extend(range(int(first), stop + 1))

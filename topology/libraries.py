@@ -48,7 +48,7 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class LibraryAlgorithm:
     """An algorithm of a library."""
 
     name: str  # the library's name of it
@@ -118,7 +118,7 @@ class Library:
     chunk_bytes: Bytes | None = None
     chunk_since: str = "0"
     channels_of_rail: Count = 1  # channels for each adapter that a device has for itself
-    models: Annotated[tuple[Model, ...], Words("tables")] = ()  # algorithms with the library's own times
+    models: Annotated[tuple[LibraryAlgorithm, ...], Words("tables")] = ()  # algorithms with the library's own times
     generations: Annotated[tuple[Generation, ...], ByName("a table of generations")] = ()
     processors: Annotated[tuple[Processors, ...], ByName("a table of processors")] = ()
 
@@ -147,7 +147,7 @@ class Library:
         """Name and version."""
         return self.name if self.version == "0" else f"{self.name} {self.version}"
 
-    def has(self, operation: str) -> tuple[Model, ...]:
+    def has(self, operation: str) -> tuple[LibraryAlgorithm, ...]:
         """Return the algorithms of its version for an operation."""
         now = version_of(self.version)
         return tuple(model for model in self.models if operation in model.operations and version_of(model.since) <= now)

@@ -140,7 +140,7 @@ def parse(table: Table, *, where: str) -> Machine:
         wires = table.get("wires")
         link = wires.get("link") if isinstance(wires, dict) else None
         given = {"collectives": _collectives(collectives, where, link)}
-        machine = record(Machine, rest, "", where, given=given)
+        machine = record(Machine, rest, "", where, defaults=given)
         _check(machine)
     except ValueError as error:
         raise TopologyError(f"{where}: {error}") from None
@@ -167,7 +167,7 @@ def _collectives(table: object, where: str, link: object) -> Collectives:
     for name in ("host_copies", "between_nodes"):
         if isinstance(parts.get(name), dict):
             parts[name] = _merged(usual, parts[name])
-    return record(Collectives, parts, key, where, given=given)
+    return record(Collectives, parts, key, where, defaults=given)
 
 
 _UNLISTED = {

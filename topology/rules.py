@@ -175,7 +175,7 @@ def _group(cluster: RankMap, ranks: Sequence[int]) -> Local:
     group = tuple(sorted(ranks))
     twice = [rank for rank, following in pairwise(group) if rank == following]
     if twice:
-        raise TopologyError(f"rank {twice[0]} is in the group twice")
+        raise TopologyError(f"rank {twice[0]} is in the group twice; name each rank once")
     return group
 
 

@@ -23,7 +23,7 @@ _ORIGIN = {"confidence": "E"}  # of a bare number: the user's own
 
 
 def record(
-    kind: type[Record], table: object, key: str, where: str, *, given: Mapping[str, object] | None = None
+    kind: type[Record], table: object, key: str, where: str, *, defaults: Mapping[str, object] | None = None
 ) -> Record:
     """Convert a table to a record.
 
@@ -32,12 +32,12 @@ def record(
         table: As TOML gives it.
         key: Path of the table in its file; empty for the whole file.
         where: Name of the file, the source of numbers without one.
-        given: Values of fields that the table does not have.
+        defaults: Values of fields that the table does not have.
 
     Raises:
         ValueError: Something is missing, unknown, wrong or contradictory.
     """
-    return _record(kind, table, key, where, _annotations(cast("type", kind)), given or {})
+    return _record(kind, table, key, where, _annotations(cast("type", kind)), defaults or {})
 
 
 @cache
@@ -161,7 +161,7 @@ def _by_name(item: Any, words: ByName, value: object, key: str, where: str) -> t
     inside = ((name, value[name], _joined(key, name)) for name in names)
     if is_dataclass(item):
         kind = cast("type", item)
-        return tuple(record(kind, entry, at, where, given={"kind": name}) for name, entry, at in inside)
+        return tuple(record(kind, entry, at, where, defaults={"kind": name}) for name, entry, at in inside)
     return tuple((name, _value(get_args(item)[1], entry, at, where)) for name, entry, at in inside)
 
 

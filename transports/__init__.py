@@ -29,11 +29,12 @@
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+from warnings import warn
 
 from transports.base import Endpoint, Envelope, Statistics, Transport
 from transports.buffers import Buffer, Delivery
 from transports.failures import ArgumentError, LengthMismatchError, LinkLostError, TransportClosedError, TransportError
-from transports.faulty import Fault, Faulty
+from transports.faulty import Faulty, InjectedFault
 from transports.neuronlink import NeuronLink
 from transports.paced import LinkSpeed, Paced, by_kind
 from transports.router import Router
@@ -54,8 +55,8 @@ __all__ = [
     "Efa",
     "Endpoint",
     "Envelope",
-    "Fault",
     "Faulty",
+    "InjectedFault",
     "LengthMismatchError",
     "LinkLostError",
     "LinkSpeed",
@@ -85,6 +86,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "Fault":
+        warn("transports.Fault is now InjectedFault; the old name goes with the next version", DeprecationWarning, 2)
+        return InjectedFault
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -9,7 +9,7 @@ import trio
 from trio.testing import assert_checkpoints
 
 from transports._checking import (
-    Broken,
+    BrokenPromise,
     Scale,
     delivery_from,
     expect,
@@ -120,7 +120,7 @@ async def _leaves_alone(a: Endpoint, b: Endpoint, scale: Scale, nbytes: int) -> 
 
 def _require_mismatch(error: BaseException | None, sent_bytes: int, expected_bytes: int, who: str) -> None:
     if not isinstance(error, LengthMismatchError):
-        raise Broken(f"{who} got {error!r}; a LengthMismatchError is promised")
+        raise BrokenPromise(f"{who} got {error!r}; a LengthMismatchError is promised")
     named = (error.sent_bytes, error.expected_bytes)
     require(named == (sent_bytes, expected_bytes), f"{who} got an error with the lengths {named}")
 

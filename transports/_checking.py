@@ -33,14 +33,14 @@ class Scale:
     timeout_s: float = 30.0  # A check that takes longer on Trio's clock hangs
 
 
-class Broken(Exception):
+class BrokenPromise(Exception):
     """A promise was broken; `run_check` adds the name of the check."""
 
 
 def require(holds: bool, reason: str) -> None:
-    """Raise `Broken` with the reason unless the promise holds."""
+    """Raise `BrokenPromise` with the reason unless the promise holds."""
     if not holds:
-        raise Broken(reason)
+        raise BrokenPromise(reason)
 
 
 def message_of(nbytes: int, seed: int = 0) -> bytearray:
@@ -58,7 +58,7 @@ async def delivery_from(end: Endpoint, src: Endpoint, tag: int, nbytes: int) -> 
     """Receive a message of rank ``src.rank`` on a tag, as memory on loan."""
     delivery: object = await end.recv(src.rank, tag, nbytes)
     if not isinstance(delivery, Delivery):
-        raise Broken(f"recv returned {delivery!r}; a Delivery is promised")
+        raise BrokenPromise(f"recv returned {delivery!r}; a Delivery is promised")
     return delivery
 
 
@@ -76,7 +76,7 @@ def rejected(case: str) -> Iterator[None]:
         yield
     except ArgumentError:
         return
-    raise Broken(f"{case} was accepted; an ArgumentError is promised")
+    raise BrokenPromise(f"{case} was accepted; an ArgumentError is promised")
 
 
 async def note_outcome(endpoint_call: Callable[[], Awaitable[None]], outcome: list[BaseException | None]) -> None:

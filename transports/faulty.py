@@ -20,7 +20,7 @@ FaultKind: TypeAlias = Literal["cut", "drop", "corrupt", "delay"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class InjectedFault:
     """A fault that was injected into one message."""
 
     kind: FaultKind
@@ -68,7 +68,7 @@ class Faulty(Wrapper):
                 raise ArgumentError(f"{kind} is {probability}; a probability is between 0 and 1")
         if not delay_s >= 0:
             raise ArgumentError(f"delay_s is {delay_s}; it must be 0 or more")
-        self.faults: list[Fault] = []
+        self.faults: list[InjectedFault] = []
         self._seed = seed
         self._delay_s = delay_s
         self._counts: Counter[tuple[int, int, int]] = Counter()
@@ -111,7 +111,7 @@ class Faulty(Wrapper):
         kinds = next(({kind} for kind in lost if kind in kinds), kinds)
         if not envelope.nbytes:
             kinds.discard("corrupt")
-        self.faults += (Fault(kind=kind, envelope=envelope) for kind in self._probabilities if kind in kinds)
+        self.faults += (InjectedFault(kind=kind, envelope=envelope) for kind in self._probabilities if kind in kinds)
         return kinds, chance
 
 

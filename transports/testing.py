@@ -24,7 +24,7 @@ import trio
 
 from transports import _check_arrival as arrival
 from transports import _check_conduct as conduct
-from transports._checking import Broken, Scale
+from transports._checking import BrokenPromise, Scale
 from transports.base import Endpoint
 from transports.failures import ArgumentError
 
@@ -126,7 +126,7 @@ def _root_cause(error: BaseException) -> BaseException:
 
 
 def _reason(cause: BaseException, check: Check, scale: Scale) -> str:
-    if isinstance(cause, Broken):
+    if isinstance(cause, BrokenPromise):
         return str(cause)
     late = isinstance(cause, trio.TooSlowError)
     seen = f"still waiting after {scale.timeout_s:g} s" if late else f"{type(cause).__name__}: {cause}"

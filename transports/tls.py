@@ -53,7 +53,7 @@ class Tls:
     def _context(self, *, serving: bool) -> ssl.SSLContext:
         for name in (self.certificate, self.key, self.authority):
             if not Path(name).is_file():
-                raise ArgumentError(f"TLS: no file {name}")
+                raise ArgumentError(f"TLS: there is no file {name}; name a certificate, its key and the authority")
         purpose = ssl.Purpose.CLIENT_AUTH if serving else ssl.Purpose.SERVER_AUTH
         try:
             context = ssl.create_default_context(purpose, cafile=self.authority)

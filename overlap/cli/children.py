@@ -21,7 +21,7 @@ _ROOT = str(Path(__file__).parents[2])
 
 
 class Child(subprocess.Popen[bytes]):
-    """A process whose output is read; it leads a session, and is killed when this process ends in any way.
+    """A process with a pipe for its output; it leads a session, and is killed when this process ends in any way.
 
     Ctrl-C reaches this process alone, which calls `end`.
 
@@ -92,7 +92,7 @@ def start(
     Settings of this process's own environment do not reach the program.
 
     Args:
-        options: Of `overlap run`.
+        options: Options of `overlap run`.
         program: The module and its arguments.
         before: A command that runs this one.
         variables: Further environment variables.
@@ -104,8 +104,8 @@ def start(
     return Child(command, environ)
 
 
-def hear(processes: Sequence[Child]) -> Iterator[dict[str, Any]]:
-    """Yield each line of JSON that the first process prints, as soon as it comes, and wait for the end of all.
+def read_json_lines(processes: Sequence[Child]) -> Iterator[dict[str, Any]]:
+    """Yield each line of JSON as soon as the first process prints it, and wait for the end of all.
 
     Raises:
         OverlapError: If a process fails, after the last line.

@@ -25,10 +25,12 @@ def on_engine(config: RunConfig) -> AbstractContextManager[None]:
                 f"--{name.replace('_', '-')}: with --engine, {config.engine} starts the processes; leave it out"
             )
 
-    def elsewhere(main: Callable[..., Awaitable[object]], args: tuple[object, ...], wanted: RunConfig) -> list[object]:
-        each = config.ranks_per_process or (max(1, (wanted.ranks or 1) // config.nnodes) if config.nnodes else 1)
+    def elsewhere(
+        main: Callable[..., Awaitable[object]], args: tuple[object, ...], run_config: RunConfig
+    ) -> list[object]:
+        each = config.ranks_per_process or (max(1, (run_config.ranks or 1) // config.nnodes) if config.nnodes else 1)
         try:
-            return _run(str(config.engine), main, args, wanted, each, config.max_restarts or 0)
+            return _run(str(config.engine), main, args, run_config, each, config.max_restarts or 0)
         except ImportError as error:
             raise UsageError(f"--engine: {error}") from error
 
@@ -39,16 +41,16 @@ def _run(
     engine: str,
     main: Callable[..., Awaitable[object]],
     args: tuple[object, ...],
-    wanted: RunConfig,
+    run_config: RunConfig,
     ranks_each: int,
     max_restarts: int,
 ) -> list[object]:
     if engine == "ray":
         from ..ray.door import run_wanted as run_on_ray
 
-        return run_on_ray(main, args, wanted, ranks_per_actor=ranks_each, max_restarts=max_restarts)
+        return run_on_ray(main, args, run_config, ranks_per_actor=ranks_each, max_restarts=max_restarts)
     from ..dask.door import connected
     from ..dask.door import run_wanted as run_on_dask
 
     with connected(os.environ.get("DASK_SCHEDULER_ADDRESS")) as client:
-        return run_on_dask(client, main, args, wanted, ranks_per_worker=ranks_each, max_restarts=max_restarts)
+        return run_on_dask(client, main, args, run_config, ranks_per_worker=ranks_each, max_restarts=max_restarts)

@@ -75,7 +75,7 @@ class Show:
 
 
 def _pause(for_s: float, goes_on: Callable[[], bool]) -> bool:
-    """Wait as long as `goes_on` says so; return what it says at the end."""
+    """Wait until the time is over or `goes_on` is false; return the last value of `goes_on`."""
     end_s = monotonic() + for_s
     while goes_on():
         left_s = end_s - monotonic()

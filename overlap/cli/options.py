@@ -1,10 +1,11 @@
-"""Options of commands, made from `Option` records: those of a run's settings, and those of other commands."""
+"""Options of commands, made from `Option` records: settings of a run, and options of other commands."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from .. import units
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a reader whose `UsageError` argparse reports with the name of the option."""
+    """Return a reader for argparse, which reports its `UsageError` with the name of the option."""
 
     def reading(text: str) -> T:
         try:
@@ -78,26 +79,17 @@ def flag_of(name: str, one: Option) -> str:
     return one.flag or f"--{name.replace('_', '-')}"
 
 
-def _add(add: Callable[..., argparse.Action], name: str, one: Option) -> None:
-    help = argparse.SUPPRESS if one.hidden else one.help
-    flag = flag_of(name, one)
-    if one.metavar is None:
-        _put(add, flag, rare=one.rare, dest=name, action="store_true", default=None, help=help)
-        if one.off is not None:
-            _put(add, f"--no-{flag[2:]}", rare=one.rare, dest=name, action="store_false", default=None, help=one.off)
+def _add(add: Callable[..., argparse.Action], name: str, option: Option) -> None:
+    help = argparse.SUPPRESS if option.hidden else option.help
+    flag, put = flag_of(name, option), partial(_put, add, rare=option.rare, dest=name)
+    if option.metavar is None:
+        put(flag, action="store_true", default=None, help=help)
+        if option.off is not None:
+            put(f"--no-{flag[2:]}", action="store_false", default=None, help=option.off)
     else:
-        assert one.read is not None
-        action = "append" if one.repeated else "store"
-        _put(
-            add,
-            flag,
-            rare=one.rare,
-            dest=name,
-            type=as_argument(one.read),
-            metavar=one.metavar,
-            action=action,
-            help=help,
-        )
+        assert option.read is not None
+        action = "append" if option.repeated else "store"
+        put(flag, type=as_argument(option.read), metavar=option.metavar, action=action, help=help)
 
 
 def _put(add: Callable[..., argparse.Action], flag: str, *, rare: bool, **details: Any) -> None:
@@ -112,13 +104,15 @@ def _put(add: Callable[..., argparse.Action], flag: str, *, rare: bool, **detail
 
 
 def add_settings(parser: argparse.ArgumentParser, config: type[RunConfig] = RunConfig) -> None:
-    """Add an option for each setting that text can set, those of several processes in a group of their own."""
-    told = config.options()
-    variables = ", ".join(variable_of(name) for name, one in told.items() if one.variable and one.read is not None)
+    """Add an option for each setting that text can set; settings of several processes get their own group."""
+    options = config.options()
+    variables = ", ".join(
+        variable_of(name) for name, option in options.items() if option.variable and option.read is not None
+    )
     parser.add_argument("--help-all", action=HelpAll, more=f"Variables: {variables}.\n")
-    add_options(parser, {name: one for name, one in told.items() if not one.nodes})
+    add_options(parser, {name: option for name, option in options.items() if not option.nodes})
     group = parser.add_argument_group("several processes, one for each node")
-    add_options(group, {name: one for name, one in told.items() if one.nodes})
+    add_options(group, {name: option for name, option in options.items() if option.nodes})
 
 
 def given(args: argparse.Namespace, config: type[RunConfig] = RunConfig) -> RunConfig:

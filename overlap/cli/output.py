@@ -54,7 +54,7 @@ def output_path(path: str | os.PathLike[str] | None, *, option: str = "--trace")
         raise UsageError(f"{option}: {path} is a directory; name a file in it")
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise UsageError(f"{option}: cannot write into {folder}")
+        raise UsageError(f"{option}: cannot write into {folder}; name a folder of yours")
     return os.path.abspath(path)
 
 

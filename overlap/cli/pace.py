@@ -1,4 +1,4 @@
-"""Pace of long commands: what they do, how far they are and how long they will take, on stderr; and their early end."""
+"""Progress of long commands on stderr: their work, its share that is done, the time left; and their early end."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ _AGAIN_S = 10.0
 
 @contextmanager
 def pace(clock_s: Callable[[], float] = monotonic) -> Iterator[Callable[[int, int, str], bool]]:
-    """Yield a function that takes how many pieces of work are done, of how many (0: unknown), and what comes next.
+    """Yield a function that prints progress: it takes finished pieces, all pieces (0: unknown), and the next work.
 
-    The function returns whether it has told the user.
+    The function returns whether it printed.
 
     Raises:
-        Terminated: If the process was told to end meanwhile; the user has been told.
+        Terminated: If a signal ends the process; a message was printed.
     """
     begun_s = clock_s()
-    due_s, told = begun_s + _FIRST_S, False
+    due_s, is_shown = begun_s + _FIRST_S, False
 
-    def tell(done: int, total: int, what: str) -> bool:
-        nonlocal due_s, told
+    def print_pace(done: int, total: int, text: str) -> bool:
+        nonlocal due_s, is_shown
         now_s = clock_s()
         if now_s < due_s:
             return False
-        due_s, told = now_s + _AGAIN_S, True
-        gone_s = now_s - begun_s
-        left = f", about {format_s(gone_s * (total - done) / done)} left" if done and total else ""
-        share = f"{done} of {total} done in {format_s(gone_s)}{left}; " if total else ""
-        notify(f"{share}{what}")
+        due_s, is_shown = now_s + _AGAIN_S, True
+        elapsed_s = now_s - begun_s
+        left = f", about {format_s(elapsed_s * (total - done) / done)} left" if done and total else ""
+        share = f"{done} of {total} done in {format_s(elapsed_s)}{left}; " if total else ""
+        notify(f"{share}{text}")
         return True
 
     try:
         with catch_warnings(), obeying():
             _ignore_interrupted()
-            yield tell
+            yield print_pace
     except (KeyboardInterrupt, SystemExit):
         _ignore_interrupted()
         raise
-    if told:
+    if is_shown:
         notify(f"done in {format_s(clock_s() - begun_s)}")
 
 
 def _ignore_interrupted() -> None:
-    """Ignore warnings of coroutines that an interrupt has kept from being awaited, also of those collected later."""
+    """Ignore warnings of coroutines that an interrupt left without an await, also when they are collected later."""
     filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)

@@ -37,12 +37,12 @@ def add_program(parser: Parser) -> None:
     parser.set_defaults(flags=parser.flags)
 
 
-def named(args: argparse.Namespace, *more: str, command: str) -> Program:
+def named(args: argparse.Namespace, *extra: str, command: str) -> Program:
     """Return a function that runs the program that the command line names.
 
     Args:
         args: The arguments of `add_program`.
-        more: Arguments for the program after those of the user.
+        extra: Arguments for the program after those of the user.
         command: The name of the command, for messages.
 
     Raises:
@@ -50,8 +50,8 @@ def named(args: argparse.Namespace, *more: str, command: str) -> Program:
             when it runs.
     """
     if args.module is not None:
-        return _module([*args.module, *more], command)
-    return _script(args.script, [*args.args, *more], command)
+        return _module([*args.module, *extra], command)
+    return _script(args.script, [*args.args, *extra], command)
 
 
 def _script(path: str | None, args: list[str], command: str) -> Program:
@@ -86,11 +86,11 @@ _READS_ARGUMENTS = re.compile(r"argv|pars(e|er|ing)\b|Parser|\b(absl|click|docop
 """In the text of a script: it reads them, or lets a library do so, which refuses those that it does not know."""
 
 
-def tell_of_late_options(args: argparse.Namespace, command: str) -> None:
-    """Tell of an option of ours behind a script that reads no arguments: it is the script's, and does nothing.
+def report_late_options(args: argparse.Namespace, command: str) -> None:
+    """Report an option of ours behind a script that reads no arguments: the script gets it, and ignores it.
 
     Args:
-        args: The arguments of `add_program`, whose script is there.
+        args: The arguments of `add_program`, with an existing script.
         command: The name of the command.
     """
     if args.script is None or not args.args:
@@ -145,7 +145,7 @@ def as_main() -> Iterator[None]:
 
 
 @contextmanager
-def told_traces(name: str | None, path: str | os.PathLike[str] | None, *, verdict: bool = True) -> Iterator[None]:
+def report_traces(name: str | None, path: str | os.PathLike[str] | None, *, verdict: bool = True) -> Iterator[None]:
     """Print at the end, also after a failure, where the traces are, under the name that the user gave.
 
     After a good end the last line is the verdict on the last run, if `verdict` asks for it.
@@ -154,17 +154,17 @@ def told_traces(name: str | None, path: str | os.PathLike[str] | None, *, verdic
     if place is not None and place.process != 0:  # the first process prints it for all
         yield
         return
-    shown = name or _shown(path)
+    shown_path = name or _shown(path)
     well = False
     try:
         yield
         well = True
         if path is not None and not trace_files.asked(str(path)):
-            _note(f"no trace in {shown}: the program did not call overlap.run")
+            _note(f"no trace in {shown_path}: the program did not call overlap.run")
     finally:
         if path is not None and (files := trace_files.written(str(path))):
             more = f" (and {', '.join(file.name for file in files[1:])})" if len(files) > 1 else ""
-            _note(f"trace in {shown}{more}; look at it with `overlap timeline {shown}` or at ui.perfetto.dev")
+            _note(f"trace in {shown_path}{more}; look at it with `overlap timeline {shown_path}` or at ui.perfetto.dev")
             if well and verdict and (told := _verdict(files[-1])):
                 _note(told)
 

@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
         UsageError: If a trace cannot be read, or an option cannot be meant.
         TopologyError: If there is no such cluster, or it is too small.
     """
-    return simulated(args, lambda point: recorded(args), tells_itself=True)
+    return simulated(args, lambda point: recorded(args), prints_pace=True)
 
 
 def recorded(args: argparse.Namespace) -> Program:
@@ -79,16 +79,16 @@ def recorded(args: argparse.Namespace) -> Program:
     """
     factor, names = _factor(args.compute), [name.strip() for name in args.grow.split(",")] if args.grow else []
     files = args.files
-    whole = merged([read_trace(file) for file in files])
-    timeline = _some(whole, _MOVES_AT_MOST)
-    known = timeline, tape_of(timeline)
+    recording = merged([read_trace(file) for file in files])
+    timeline = _some(recording, _MOVES_AT_MOST)
+    run_and_tape = timeline, tape_of(timeline)
 
     def program() -> dict[str, object]:
-        laid: list[_Laid] = []
+        laid: list[_Replay] = []
 
         def revise(wanted: RunConfig) -> RunConfig:
-            laid.append(_laid(*known, wanted, names))
-            return laid[-1].told(wanted)
+            laid.append(_laid(*run_and_tape, wanted, names))
+            return laid[-1].with_representatives(wanted)
 
         async def main(rank: Rank) -> None:
             await play(rank, laid[-1].tape, laid[-1].growth, factor, moved=moved)
@@ -99,11 +99,11 @@ def recorded(args: argparse.Namespace) -> Program:
             nonlocal done
             done += 1
             if not done % _LOOKED_AT:
-                tell(done, laid[-1].moves, "simulating the operations of all ranks")
+                print_pace(done, laid[-1].moves, "simulating the operations of all ranks")
 
-        tape = known[1]
+        tape = run_and_tape[1]
         try:
-            with pace() as tell, overriding(revise=revise):
+            with pace() as print_pace, overriding(revise=revise):
                 run(main, ranks=tape.world_size, cluster=tape.cluster or "local", clock=Virtual(shapes_only=True))
         except RankFailedError as error:
             if isinstance(error.cause, UsageError | TopologyError):
@@ -111,19 +111,20 @@ def recorded(args: argparse.Namespace) -> Program:
             raise
         except KeyboardInterrupt:
             raise KeyboardInterrupt from None  # what its ranks were doing is nothing of the user's
-        print("\n".join(_described(files, whole, laid[-1], factor)))
+        print("\n".join(_described(files, recording, laid[-1], factor)))
         return {}
 
     return program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Laid:
+class _Replay:
     """A recorded run on the ranks of a cluster."""
 
-    tape: Tape  # Of the steps that are repeated
-    growth: Growth  # Of its ranks
-    classes: Callable[[int], int] | None  # Of ranks that behave alike, two of which run for all; None: all run
+    tape: Tape  # Moves of the repeated steps
+    growth: Growth  # Ranks of the replay for each rank of the tape
+    # Class of each rank; ranks of a class behave alike, and two of them run. None: all ranks run.
+    classes: Callable[[int], int] | None
 
     @property
     def simulated(self) -> tuple[int, ...]:
@@ -147,18 +148,18 @@ class _Laid:
     def _of(self, rank: int) -> Sequence[Move]:
         return self.tape.moves[self.growth.like(rank)]
 
-    def told(self, wanted: RunConfig) -> RunConfig:
-        """Return a configuration in which ranks stand for others."""
+    def with_representatives(self, wanted: RunConfig) -> RunConfig:
+        """Return a configuration that simulates two ranks of each class, and infers the others."""
         if self.classes is None:
             return wanted
         return replace(wanted, virtual=replace(wanted.virtual or Virtual(), alike=self.classes))
 
 
-def _laid(timeline: Timeline, tape: Tape, wanted: RunConfig, names: Sequence[str]) -> _Laid:
-    """Lay a run on a cluster: two ranks stand for all that are alike, and fewer steps run, if that is too much."""
+def _laid(timeline: Timeline, tape: Tape, wanted: RunConfig, names: Sequence[str]) -> _Replay:
+    """Place a run on a cluster: above the limit of moves, two ranks of each class run, and fewer steps if needed."""
     virtual = wanted.virtual or Virtual()
     growth = growth_of(tape, wanted.ranks or tape.world_size, names)
-    all_of_it = _Laid(tape=tape, growth=growth, classes=None)
+    all_of_it = _Replay(tape=tape, growth=growth, classes=None)
     if all_of_it.moves <= _MOVES_AT_MOST:
         return all_of_it
     free = virtual.shapes_only and not virtual.alike and virtual.conditions.calm and virtual.faults is None
@@ -183,10 +184,10 @@ def _factor(text: str | None) -> float:
     return float(match[1])
 
 
-def _described(files: Sequence[str], whole: Timeline, laid: _Laid, factor: float) -> list[str]:
-    """Return in words what was recorded, what the program does, and what is not known."""
-    tape, growth, steps = laid.tape, laid.growth, len(whole.steps())
-    moves = [move for each in tape.moves.values() for move in each]
+def _described(files: Sequence[str], recording: Timeline, replay: _Replay, factor: float) -> list[str]:
+    """Return the lines about the recording, the program made from it, and unknown parts."""
+    tape, growth, steps = replay.tape, replay.growth, len(recording.steps())
+    moves = [move for moves_of_rank in tape.moves.values() for move in moves_of_rank]
     computes, operations = (sum(m.kind in kinds for m in moves) for kinds in (("compute",), ("collective", "message")))
     several = f" and {len(files) - 1} more" if len(files) > 1 else ""
     where = f" of {tape.cluster}" if tape.cluster else ""
@@ -201,12 +202,12 @@ def _described(files: Sequence[str], whole: Timeline, laid: _Laid, factor: float
         rest="  ",
     )
     taken = "what was recorded" if factor == 1 else f"{factor:g} times what was recorded"
-    told = f"computes take {taken}; {_grown(growth)}; algorithms are chosen anew"
-    lines += field("as a program", told)
+    text = f"computes take {taken}; {_grown(growth)}; algorithms are chosen anew"
+    lines += field("as a program", text)
     if growth.ranks != tape.world_size:
         lines += field("not known", "which computes more ranks would share, such as the update of ZeRO: they stay")
-    if laid.classes is not None:
-        run_for = f"{len(laid.simulated)} of {growth.ranks} ranks run, two for all that are like one of the trace"
+    if replay.classes is not None:
+        run_for = f"{len(replay.simulated)} of {growth.ranks} ranks run, two for all that are like one of the trace"
         lines += field("for all ranks", f"{run_for}; --alike {growth.ranks} lets each run")
     for note in tape.notes:
         lines += field("not known", note)

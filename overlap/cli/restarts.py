@@ -74,7 +74,7 @@ async def _call(roll: RollCall, attempt: int, listener: int, report: Callable[[s
 
 
 def _no_pause(seconds: float) -> None:
-    """Go on at once."""
+    """Sleep for no time, in place of the pause before a restart."""
 
 
 def _reached(records: Path, pids: Sequence[int]) -> int | None:

@@ -21,7 +21,7 @@ from .nodes import among_nodes, fitted, run_nodes, starts_nodes
 from .options import add_settings, given
 from .output import output_path
 from .parser import Parser
-from .program import add_program, as_main, named, tell_of_late_options, told_traces
+from .program import add_program, as_main, named, report_late_options, report_traces
 
 _DESCRIPTION = """\
 Run a program: all ranks in this process, or with --nnodes in one process for each node. Options win over the arguments
@@ -94,9 +94,9 @@ def _run(args: argparse.Namespace, *, launched: bool) -> int:
         return 0
     program = named(args, command="run")
     if not launched:
-        tell_of_late_options(args, command="run")
+        report_late_options(args, command="run")
     if config.engine is not None:
-        with imposed(config), as_main(), told_traces(args.trace, config.trace), on_engine(config):
+        with imposed(config), as_main(), report_traces(args.trace, config.trace), on_engine(config):
             program()
         return 0
     if starts_nodes(config):
@@ -106,7 +106,7 @@ def _run(args: argparse.Namespace, *, launched: bool) -> int:
         imposed(config),
         among_nodes(config),
         as_main(),
-        told_traces(args.trace, config.trace),
+        report_traces(args.trace, config.trace),
     ):
         program()
     return 0

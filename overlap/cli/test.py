@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..testing.run import Run
     from ..testing.running import Setting
 
-# A program that holds Python's lock has so many seconds more than --timeout: verdicts that can be told come first.
+# A program that holds Python's lock has that many seconds beyond --timeout, so that a verdict can come first.
 _LOCKED_S = 5.0
 
 _DESCRIPTION = """\
@@ -148,7 +148,7 @@ def _ending_by_force(seconds: float) -> Iterator[None]:
 
 
 def _faults(run: Run) -> str:
-    """Say which of the faults that were written down have happened, and what came of them."""
+    """Return the faults that happened, of the given ones, and the end of the run."""
     ended = f", and the run ended so: {run.verdict}" if run.verdict is not None else ""
     return f"{', '.join(map(str, run.faults))} happened{ended}"
 

@@ -89,28 +89,28 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    told = _here()
+    entries = _here()
     if args.json:
-        print(json.dumps([asdict(one) for one in told], indent=2, sort_keys=True))
-    elif not told:
+        print(json.dumps([asdict(entry) for entry in entries], indent=2, sort_keys=True))
+    elif not entries:
         print("no world of yours runs on this host")
     else:
-        rows = [_row(one) for one in told]
-        print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], whole=[0])))
+        rows = [_row(entry) for entry in entries]
+        print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], uncut=[0])))
     return 0
 
 
-def _here() -> list[_Told]:
+def _here() -> list[_Entry]:
     worlds = running()
     try:
-        return [_told(world) for world in worlds]
+        return [_entry(world) for world in worlds]
     finally:
         for world in worlds:
             world.close()
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Entry:
     """One line of the list."""
 
     job: str
@@ -123,9 +123,9 @@ class _Told:
     pids: Sequence[int]
 
 
-def _told(world: RunningWorld) -> _Told:
-    steps = [table.last_step for each in world.processes for table in each.ranks() if table.last_step >= 0]
-    return _Told(
+def _entry(world: RunningWorld) -> _Entry:
+    steps = [table.last_step for process in world.processes for table in process.ranks() if table.last_step >= 0]
+    return _Entry(
         job=world.job,
         script=world.script,
         ranks=world.size,
@@ -140,7 +140,7 @@ def _told(world: RunningWorld) -> _Told:
 _HEADS = ("job", "program", "ranks", "processes", "step", "for/s", "process ids")
 
 
-def _row(one: _Told) -> list[str]:
+def _row(one: _Entry) -> list[str]:
     here = str(one.processes) if one.here == one.processes else f"{one.here} of {one.processes}"
     step = "" if one.step is None else str(one.step)
     return [one.job, one.script or "?", str(one.ranks), here, step, str(one.age_s), ", ".join(map(str, one.pids))]

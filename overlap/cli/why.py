@@ -1,4 +1,4 @@
-"""`overlap why PATH ...`: says in one sentence why a job is slow or stuck, with its causes and what to change."""
+"""`overlap why PATH ...`: says in one sentence why a job is slow or stuck, with its causes and advice."""
 
 from __future__ import annotations
 

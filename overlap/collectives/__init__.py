@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .generators import GENERATORS, fits, generate
-    from .program import Extent, Kind, Program, Step, project, project_all
+    from .program import Extent, Program, Step, StepKind, project, project_all
     from .proof import verify
     from .schedule import Buffer, Op, Schedule, slot_bounds
 
@@ -18,11 +18,11 @@ __all__ = [
     "GENERATORS",
     "Buffer",
     "Extent",
-    "Kind",
     "Op",
     "Program",
     "Schedule",
     "Step",
+    "StepKind",
     "fits",
     "generate",
     "project",
@@ -34,7 +34,7 @@ __all__ = [
 # Ranks that share memory never need a schedule: the generators load when the first one is asked for.
 _HOMES = {
     **dict.fromkeys(("GENERATORS", "fits", "generate"), "generators"),
-    **dict.fromkeys(("Extent", "Kind", "Program", "Step", "project", "project_all"), "program"),
+    **dict.fromkeys(("Extent", "Program", "Step", "StepKind", "project", "project_all"), "program"),
     **dict.fromkeys(("Buffer", "Op", "Schedule", "slot_bounds"), "schedule"),
     "verify": "proof",
 }

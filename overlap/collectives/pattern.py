@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .schedule import Buffer, Schedule
-from .tablewriter import Column, Table, adjacent_runs
+from .tablewriter import Column, TableWriter, adjacent_runs
 
 Ints: TypeAlias = NDArray[np.signedinteger]
 
@@ -107,7 +107,7 @@ def _edges(pattern: Pattern, slots: Ints, flag: NDArray[np.bool_]) -> _Edges:
 
 
 def _forward(
-    table: Table, pattern: Pattern, slot: Ints, *, start: int, source: Buffer, block_slots: int | None = None
+    table: TableWriter, pattern: Pattern, slot: Ints, *, start: int, source: Buffer, block_slots: int | None = None
 ) -> None:
     """Add the forward reading: owners send from `source`, other ranks pass on the chunks in OUT.
 
@@ -130,7 +130,7 @@ def _forward(
     )  # fmt: skip
 
 
-def _backward(table: Table, pattern: Pattern, slot: Ints) -> None:
+def _backward(table: TableWriter, pattern: Pattern, slot: Ints) -> None:
     """Add the backward reading: leaves send from IN; inner ranks copy IN to SCRATCH, and add."""
     slots = slot[pattern.chunk]
     inner = np.zeros((pattern.size, len(slot)), np.bool_)
@@ -146,7 +146,7 @@ def _backward(table: Table, pattern: Pattern, slot: Ints) -> None:
     table.add(step, src, dst, (source, cell), (Buffer.SCRATCH, cell), count=count, channel=channel, group=group)
 
 
-def _copies(table: Table, inner: NDArray[np.bool_]) -> None:
+def _copies(table: TableWriter, inner: NDArray[np.bool_]) -> None:
     """Add the local rows that copy IN to SCRATCH where a rank adds: (size, slots)."""
     framed = np.zeros((inner.shape[0], inner.shape[1] + 2), np.int8)
     framed[:, 1:-1] = inner
@@ -167,7 +167,7 @@ def _last_step_first(columns: Sequence[Ints]) -> list[Ints]:
     return [column[order] for column in columns]
 
 
-def _finalise(table: Table, step: int, owner: Ints, slot: Ints, target: Ints) -> None:
+def _finalise(table: TableWriter, step: int, owner: Ints, slot: Ints, target: Ints) -> None:
     """Add the local rows that turn each owner's sums into results."""
     order = np.lexsort((slot, owner))
     owner, slot, target = owner[order], slot[order], target[order]
@@ -185,7 +185,7 @@ def _by_rank(pattern: Pattern) -> Ints:
 
 def all_gather(algorithm: str, pattern: Pattern) -> Schedule:
     """Read a pattern forwards: every rank owns one block."""
-    table, k = Table(), pattern.parts
+    table, k = TableWriter(), pattern.parts
     ranks = np.arange(pattern.size, dtype=np.int32)
     table.move(0, ranks, ranks, (Buffer.IN, 0), (Buffer.OUT, ranks * k), count=k)
     _forward(table, pattern, _by_rank(pattern), start=0, source=Buffer.IN, block_slots=k)
@@ -194,7 +194,7 @@ def all_gather(algorithm: str, pattern: Pattern) -> Schedule:
 
 def broadcast(algorithm: str, pattern: Pattern, root: int) -> Schedule:
     """Read a pattern forwards: the root owns every chunk."""
-    table, k = Table(), len(pattern.owner)
+    table, k = TableWriter(), len(pattern.owner)
     table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, 0), count=k)
     _forward(table, pattern, np.arange(k, dtype=np.int32), start=0, source=Buffer.IN)
     return table.build("broadcast", algorithm, pattern.size, slots_per_block=k, root=root)
@@ -202,7 +202,7 @@ def broadcast(algorithm: str, pattern: Pattern, root: int) -> Schedule:
 
 def reduce_scatter(algorithm: str, pattern: Pattern) -> Schedule:
     """Read a pattern backwards: every rank ends with one block."""
-    table, k, slot = Table(), pattern.parts, _by_rank(pattern)
+    table, k, slot = TableWriter(), pattern.parts, _by_rank(pattern)
     _backward(table, pattern.backward, slot)
     _finalise(table, pattern.steps, pattern.owner, slot, slot % k)
     return table.build("reduce_scatter", algorithm, pattern.size, slots_per_block=k, scratch=pattern.size)
@@ -210,7 +210,7 @@ def reduce_scatter(algorithm: str, pattern: Pattern) -> Schedule:
 
 def reduce(algorithm: str, pattern: Pattern, root: int) -> Schedule:
     """Read a pattern backwards: the root ends with every chunk."""
-    table, k = Table(), len(pattern.owner)
+    table, k = TableWriter(), len(pattern.owner)
     slot = np.arange(k, dtype=np.int32)
     _backward(table, pattern.backward, slot)
     _finalise(table, pattern.steps, pattern.owner, slot, slot)
@@ -219,7 +219,7 @@ def reduce(algorithm: str, pattern: Pattern, root: int) -> Schedule:
 
 def all_reduce(algorithm: str, pattern: Pattern) -> Schedule:
     """Read a pattern backwards, then forwards. A chunk has the same slot in every buffer."""
-    table, k = Table(), len(pattern.owner)
+    table, k = TableWriter(), len(pattern.owner)
     slot = np.arange(k, dtype=np.int32) if pattern.place is None else pattern.place
     _backward(table, pattern.backward, slot)
     _finalise(table, pattern.steps, pattern.owner, slot, slot)

@@ -25,7 +25,7 @@ from .pattern import Ints
 from .schedule import Buffer, Op, Schedule
 
 
-class Kind(Enum):
+class StepKind(Enum):
     """Direction of a step: to a peer, from a peer, or local."""
 
     SEND = "send"
@@ -45,7 +45,7 @@ class Extent:
 class Step(NamedTuple):
     """One action of a rank."""
 
-    kind: Kind  # SEND, RECV or LOCAL
+    kind: StepKind  # SEND, RECV or LOCAL
     op: Op  # Overwrite or reduce, at the receiving end
     peer: int  # Group rank of the other end; the own rank in a local step
     channel: int  # FIFO lane
@@ -116,7 +116,7 @@ class _Tasks:
     fused: Fused
 
 
-_KINDS = (Kind.SEND, Kind.RECV, Kind.LOCAL)
+_KINDS = (StepKind.SEND, StepKind.RECV, StepKind.LOCAL)
 _SEND, _RECV, _LOCAL = range(3)
 
 

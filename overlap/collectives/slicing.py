@@ -17,7 +17,7 @@ from .hazards import unroll
 from .pattern import Ints
 from .proof import verify
 from .schedule import COLUMNS, Schedule
-from .tablewriter import Table, adjacent_runs
+from .tablewriter import TableWriter, adjacent_runs
 
 Columns: TypeAlias = dict[str, NDArray[np.integer]]
 
@@ -49,12 +49,12 @@ def pipelined(schedule: Schedule, stages: Sequence[int], slices: int) -> Schedul
         grouped = cells["group"] >= 0
         rows["group"] = np.where(grouped, cells["group"] * slices + number, -1)
         blocks.append(joined(rows))
-    return rebuilt(schedule, blocks, slots_per_block=k * slices)
+    return with_rows(schedule, blocks, slots_per_block=k * slices)
 
 
-def rebuilt(schedule: Schedule, blocks: Sequence[Columns], *, slots_per_block: int) -> Schedule:
+def with_rows(schedule: Schedule, blocks: Sequence[Columns], *, slots_per_block: int) -> Schedule:
     """Return a schedule with the same header and other rows."""
-    table = Table()
+    table = TableWriter()
     for block in blocks:
         table.extend(block)
     return table.build(
@@ -131,7 +131,7 @@ def in_slices(schedule: Schedule, nbytes: int) -> Schedule:
     try:
         verify(result)
     except ScheduleError:  # rows of different lengths touch the same slots: a slice of one is not a slice of the other
-        single = rebuilt(schedule, [single_slots(schedule)], slots_per_block=schedule.slots_per_block)
+        single = with_rows(schedule, [single_slots(schedule)], slots_per_block=schedule.slots_per_block)
         result = sliced(single, slices_of(single, nbytes))
         verify(result)
     return result
@@ -147,7 +147,7 @@ def sliced(schedule: Schedule, slices: int) -> Schedule:
     if slices == 1:
         return schedule
     blocks = [_slice(schedule, number, slices) for number in range(slices)]
-    return rebuilt(schedule, blocks, slots_per_block=schedule.slots_per_block * slices)
+    return with_rows(schedule, blocks, slots_per_block=schedule.slots_per_block * slices)
 
 
 def _slice(schedule: Schedule, number: int, slices: int) -> Columns:

@@ -16,7 +16,7 @@ Cells: TypeAlias = tuple[Buffer | NDArray[np.integer], Column]
 _MARGINS = {"count": 1, "channel": 0, "group": -1}
 
 
-class Table:
+class TableWriter:
     """Rows in the making. Blocks may be added in any order; `build` sorts them by step, local rows first."""
 
     def __init__(self) -> None:

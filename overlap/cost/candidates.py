@@ -45,7 +45,7 @@ def candidates(
     cluster.check_group(ranks, warn=False)
     size = len(ranks)
     if not 0 <= root < size:
-        raise UsageError(f"root: {root} is not one of the group's ranks 0..{size - 1}")
+        raise UsageError(f"root: expected a rank of the group, 0 to {size - 1}, got {root}")
     if pairs is None:
         pairs = tuple((rank, (rank + 1) % size) for rank in range(size)) if size > 1 else ()
     request = PlanRequest(

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from itertools import product
 
 from ..collectives.generators import generate
-from ..collectives.generators.composed import PHASES, Level, Phase, starts
+from ..collectives.generators.composed import PHASES, Phase, Scope, starts
 from ..collectives.generators.families import READINGS, SPREADING
 from ..collectives.generators.scattered import SCATTERS, scatter_steps
 from ..collectives.placement import Placement
@@ -82,7 +82,7 @@ def rooted_options(
     return _Levels(request=request, placement=placement, parameters=parameters, nodes=nodes).options(), []
 
 
-_Names = Mapping[Level, str]  # names of the algorithms of a combination, by level
+_Names = Mapping[Scope, str]  # names of the algorithms of a combination, by level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ class _Levels:
     def phases(self) -> tuple[Phase, ...]:
         """Phases of the collective on these levels."""
         return tuple(
-            phase for phase in PHASES[self.request.collective] if not (self.one and phase.level is Level.BETWEEN)
+            phase for phase in PHASES[self.request.collective] if not (self.one and phase.level is Scope.BETWEEN)
         )
 
     def options(self) -> list[Phased]:
@@ -149,20 +149,20 @@ class _Levels:
 
     def _combined(self) -> Iterator[tuple[_Names, tuple[PricedPhase, ...]]]:
         for inter, middle, folded in self._across() if not self.one else (("", None, False),):
-            near = {phase: self._near_phase(phase, folded) for phase in self.phases if phase.level is not Level.BETWEEN}
+            near = {phase: self._near_phase(phase, folded) for phase in self.phases if phase.level is not Scope.BETWEEN}
             by_level = {phase.level: tuple(parts) for phase, parts in near.items()}
-            levels = [level for level in (Level.INSIDE, Level.HOME) if level in by_level]
+            levels = [level for level in (Scope.INSIDE, Scope.HOME) if level in by_level]
             for chosen in product(*(by_level[level] for level in levels)):
-                names: dict[Level, str] = dict(zip(levels, chosen, strict=True))
-                names[Level.BETWEEN] = inter
+                names: dict[Scope, str] = dict(zip(levels, chosen, strict=True))
+                names[Scope.BETWEEN] = inter
                 parts = (near[phase][names[phase.level]] if phase in near else middle for phase in self.phases)
                 yield names, tuple(part for part in parts if part is not None)
 
     def _detail(self, names: _Names) -> str:
         if self.one:
             return ", ".join(names[phase.level] for phase in self.phases)
-        inside = " and ".join(name for level, name in names.items() if level is not Level.BETWEEN)
-        return f"{inside} inside nodes, {names[Level.BETWEEN]} between"
+        inside = " and ".join(name for level, name in names.items() if level is not Scope.BETWEEN)
+        return f"{inside} inside nodes, {names[Scope.BETWEEN]} between"
 
     # -- phases on the machine -----------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class _Levels:
         if key in self._near:
             return self._near[key]
         home, place = self.home
-        if phase.level is Level.HOME:
+        if phase.level is Scope.HOME:
             names: tuple[str, ...] = SCATTERS
             groups, root = [self.nodes[home]], place
             sample = None if self.one else self.equal_nodes.root_node()
@@ -194,7 +194,7 @@ class _Levels:
         Yields:
             An algorithm, the phase, and whether one unit represents all in it.
         """
-        phase = next(phase for phase in self.phases if phase.level is Level.BETWEEN)
+        phase = next(phase for phase in self.phases if phase.level is Scope.BETWEEN)
         share = 1.0 if phase.collective == "all_to_all" else 1 / len(self.places)
         ring = self.equal_nodes.ring
         for name in _BETWEEN[phase.collective]:
@@ -268,20 +268,20 @@ class _Levels:
 
     def _on_one_level(self, names: _Names, slices: int) -> Schedule:
         collective, size, root = self.request.collective, self.inside.size, self.request.root
-        gather, scatter = names[Level.INSIDE], names[Level.HOME]
+        gather, scatter = names[Scope.INSIDE], names[Scope.HOME]
         rings = rings_of(scatter, self.inside)
         make: Callable[..., Schedule] = partial(generate, collective, _ON_ONE_LEVEL[collective], size, root=root)
         whole = make(gather=gather, scatter=scatter, gather_options=fitted(gather, self.inside)[1], rings=rings)
         scattering = scatter_steps(size, scatter, root, rings)
-        steps = {Level.HOME: (scattering,), Level.INSIDE: (whole.steps - scattering,)}
+        steps = {Scope.HOME: (scattering,), Scope.INSIDE: (whole.steps - scattering,)}
         return pipelined(whole, starts(collective, steps), slices)
 
     def _on_two_levels(self, names: _Names, slices: int) -> Schedule:
-        collective, inter = self.request.collective, names[Level.BETWEEN]
-        intra, scatter = names.get(Level.INSIDE, names.get(Level.HOME, "")), names.get(Level.HOME)
+        collective, inter = self.request.collective, names[Scope.BETWEEN]
+        intra, scatter = names.get(Scope.INSIDE, names.get(Scope.HOME, "")), names.get(Scope.HOME)
         # Only patterns in which every rank owns a chunk take options that fit them to the machine.
-        near = fitted(intra, self.inside)[1] if Level.INSIDE in names and collective != "all_to_all" else {}
-        if Level.INSIDE not in names and intra == "multi_ring":
+        near = fitted(intra, self.inside)[1] if Scope.INSIDE in names and collective != "all_to_all" else {}
+        if Scope.INSIDE not in names and intra == "multi_ring":
             near = {"rings": self.inside.device_rings}
         far = fitted(inter, self.between)[1] if collective in READINGS and inter in SPREADING else {}
         make: Callable[..., Schedule] = partial(
@@ -297,6 +297,6 @@ class _Levels:
             inter_options=far,
             slices=slices,
         )
-        if scatter is None or Level.INSIDE not in names:
+        if scatter is None or Scope.INSIDE not in names:
             return make()
         return make(scatter=scatter, rings=rings_of(scatter, self.inside))

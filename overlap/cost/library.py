@@ -17,7 +17,7 @@ from math import ceil, inf, log2, sqrt
 
 import numpy as np
 
-from topology import Library, Model, Protocol
+from topology import Library, LibraryAlgorithm, Protocol
 
 from ..collectives.placement import Floats, Ints, Placement
 from ..collectives.schedule import Schedule
@@ -76,7 +76,7 @@ class _Group:
         """Ranks on the fullest node."""
         return max(len(node) for node in self.geometry.nodes)
 
-    def why_not(self, model: Model) -> str | None:
+    def why_not(self, model: LibraryAlgorithm) -> str | None:
         """Return why an algorithm does not apply; None if it does."""
         alone = self.on_a_node == 1
         if self.geometry.size < 2:
@@ -104,7 +104,7 @@ class _Group:
         allowed = self.library.protocols_between
         return self.nodes == 1 or not allowed or protocol.kind in allowed
 
-    def way(self, model: Model, protocol: Protocol) -> Way:
+    def way(self, model: LibraryAlgorithm, protocol: Protocol) -> Way:
         """Return the time of an algorithm with a protocol."""
         ranks, nodes, local = self.geometry.size, self.nodes, self.on_a_node
         far_s = protocol.between_s + protocol.waits * self._network_s
@@ -148,7 +148,9 @@ class _Group:
             pieces=self._pieces(model, protocol),
         )
 
-    def _through_s_per_byte(self, model: Model, protocol: Protocol, between: float, s_per_byte: float) -> float:
+    def _through_s_per_byte(
+        self, model: LibraryAlgorithm, protocol: Protocol, between: float, s_per_byte: float
+    ) -> float:
         """Return the time of a piece through all stages, for each of its bytes."""
         depth = ceil(log2(self.nodes))
         if model.shape != "tree":  # into the switch's buffers, the sum, out of them; and between nodes up and down
@@ -156,7 +158,7 @@ class _Group:
         inside_s = 2 * (self.on_a_node - 1) / (self._inside_bytes_per_s * protocol.share)
         return inside_s + depth * between / (self._between_bytes_per_s * protocol.share)
 
-    def _pieces(self, model: Model, protocol: Protocol) -> tuple[tuple[float, float], ...]:
+    def _pieces(self, model: LibraryAlgorithm, protocol: Protocol) -> tuple[tuple[float, float], ...]:
         """Return the pieces of a pipeline, in the form of `Way.pieces`; none if they are not known."""
         chips, chunk = self.library.of_chips(), self.library.chunk
         if model.shape == "tree" and chunk is not None:
@@ -177,7 +179,7 @@ class _Group:
         g = self.geometry
         return min(len({g.cluster.nic_of(g.ranks[index]) for index in node}) for node in g.nodes)
 
-    def _s_per_byte(self, model: Model, protocol: Protocol, inside: float, between: float) -> float:
+    def _s_per_byte(self, model: LibraryAlgorithm, protocol: Protocol, inside: float, between: float) -> float:
         chips, processors = self.library.of_chips(), self.library.of_processors()
         share = protocol.share
         in_switch = chips.switch_share if chips and model.shape in ("switch", "switch_tree", "fabric") else None
@@ -224,7 +226,7 @@ class Carried(AlgorithmOption):
     tabled = False
     of_library = True
 
-    def __init__(self, model: Model, protocol: Protocol, group: _Group, placement: Placement) -> None:
+    def __init__(self, model: LibraryAlgorithm, protocol: Protocol, group: _Group, placement: Placement) -> None:
         self.algorithm: str = f"{group.library.name} {model.name}"
         self.detail: str = f"protocol {protocol.kind}"
         self._way, self._launch_s = group.way(model, protocol), group.parameters.launch_s
@@ -325,7 +327,7 @@ def library_options(
     return options, rejected
 
 
-def _carried(model: Model, group: _Group, placement: Placement) -> Iterator[AlgorithmOption]:
+def _carried(model: LibraryAlgorithm, group: _Group, placement: Placement) -> Iterator[AlgorithmOption]:
     for protocol in model.protocols:
         if group.carries(protocol):
             yield Carried(model, protocol, group, placement)

@@ -23,16 +23,16 @@ def partitions_of(data: object, client: distributed.Client) -> list[distributed.
     import dask
 
     if dask.is_dask_collection(data):
-        found = distributed.futures_of(client.persist(data))
+        futures = distributed.futures_of(client.persist(data))
     elif isinstance(data, Sequence) and all(isinstance(each, distributed.Future) for each in data):
-        found = list(data)
+        futures = list(data)
     else:
         raise UsageError(f"data: expected a Dask collection or a sequence of futures, got {type(data).__name__}")
-    distributed.wait(found)
-    for future in found:
+    distributed.wait(futures)
+    for future in futures:
         if future.status == "error":
             future.result()  # raises what the computation has raised
-    return list(found)
+    return list(futures)
 
 
 def holders(partitions: Sequence[distributed.Future], client: distributed.Client) -> list[list[str]]:

@@ -85,13 +85,13 @@ def run(
     """
     if not isinstance(client, distributed.Client) or client.asynchronous:
         raise UsageError(f"client: expected a distributed.Client that is not asynchronous, got {client!r}")
-    wanted = asked(
+    config = asked(
         main, args if data is None else ({}, *args), ranks=ranks, cluster=cluster, trace=trace,
         trace_steps=trace_steps, timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check,
         state_dir=state_dir, flight_dir=flight_dir,
     )  # fmt: skip
     results = run_wanted(
-        client, main, args, wanted, ranks_per_worker=ranks_per_worker, data=data, workers=workers,
+        client, main, args, config, ranks_per_worker=ranks_per_worker, data=data, workers=workers,
         max_restarts=max_restarts, wait_s=wait_s, name=name,
     )  # fmt: skip
     return cast("list[T]", results)
@@ -101,7 +101,7 @@ def run_wanted(
     client: distributed.Client,
     main: Callable[..., Awaitable[object]],
     args: tuple[object, ...],
-    wanted: RunConfig,
+    config: RunConfig,
     *,
     ranks_per_worker: int = 1,
     data: object = None,
@@ -110,7 +110,7 @@ def run_wanted(
     wait_s: float = WAIT_S,
     name: str | None = None,
 ) -> list[object]:
-    """Do what `run` does, with the settings of a run."""
+    """Run like `run`, with the settings of a run."""
 
     @contextmanager
     def held(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
@@ -119,8 +119,8 @@ def run_wanted(
             yield DaskGang(client=client, workers=workers, wait_s=wait_s, partitions=partitions).once
 
     return run_gang(
-        main, args, wanted, held,
-        engine="Dask", cloudpickle=cloudpickle, ranks_each=ranks_per_worker, each="ranks_per_worker", name=name,
+        main, args, config, held,
+        engine="Dask", cloudpickle=cloudpickle, ranks_each=ranks_per_worker, argument="ranks_per_worker", name=name,
         wait_s=wait_s, max_restarts=max_restarts, import_path=sys.path[:1],
     )  # fmt: skip
 

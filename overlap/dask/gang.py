@@ -1,4 +1,4 @@
-"""Gang on Dask: one attempt of a world, whose tasks start all or none, are watched, and are cancelled together."""
+"""Gang on Dask: one attempt of a world. Its tasks start all or none, are watched, and are cancelled together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DaskGang:
         with placing(self.client, spec, self.wait_s) as placed:
             chosen = self._chosen(spec, deadline_s)
             self._check_imports(chosen)
-            watch = _Watch(self.client, spec, chosen, self._submitted(spec, chosen))
+            watch = _TaskWatch(self.client, spec, chosen, self._submitted(spec, chosen))
             try:
                 watch.until_all_run(max(0.1, deadline_s - time.monotonic()))
                 placed()
@@ -55,7 +55,7 @@ class DaskGang:
     # -- placement -----------------------------------------------------------------------------------------------------
 
     def _chosen(self, spec: GangSpec, deadline_s: float) -> list[str]:
-        """Wait until there are enough workers, and return those of the members, in the order of machines."""
+        """Wait until there are enough workers, and return the workers of the members, in the order of machines."""
 
         def enough(seconds: float) -> bool:
             until_s = time.monotonic() + seconds
@@ -128,7 +128,7 @@ class DaskGang:
         return replace(outcome, files=files)
 
 
-class _Watch:
+class _TaskWatch:
     """Waits until all tasks run, then for their ends; once one has failed, only as long as the others may need."""
 
     def __init__(
@@ -183,7 +183,7 @@ class _Watch:
         return GangOutcome(ends=self._ends, lost=self._lost)
 
     def end(self) -> None:
-        """Cancel what is left, and remove every trace of it from the scheduler."""
+        """Cancel unfinished tasks, and remove every trace of the gang from the scheduler."""
         with suppress(Exception):  # the cluster is gone, and all of it with it
             self._client.cancel(list(self._tasks), force=True)
             for task in self._tasks:
@@ -211,9 +211,9 @@ class _Watch:
         self._ends[member] = task.result()
 
     def _gone(self) -> list[int]:
-        """Return the members whose workers are gone: a task that is pinned there waits for ever.
+        """Return the members with lost workers: a task that is pinned there waits for ever.
 
-        A worker counts as gone when two looks in a row do not find it.
+        A worker counts as lost when two polls in a row do not find it.
         """
         there = workers_of(self._client)
         absent = {member for member in self._pending if self._chosen[member] not in there}
@@ -227,9 +227,10 @@ class _Watch:
 
 @contextmanager
 def placing(client: distributed.Client, spec: GangSpec, wait_s: float) -> Iterator[Any]:
-    """Be the only gang whose tasks are starting, until the function that is given is called, or the block ends.
+    """Be the only gang that starts tasks, until the yielded function is called, or the block ends.
 
-    Two gangs of which each has begun half could wait for each other for ever. The lease ends with its driver.
+    Two gangs that have each started half of their tasks could wait for each other for ever. The lease ends with its
+    driver.
     """
     lock = distributed.Semaphore(max_leases=1, name=_PLACING, scheduler_rpc=client.scheduler, loop=client.loop)
     awaited(
@@ -252,9 +253,9 @@ def placing(client: distributed.Client, spec: GangSpec, wait_s: float) -> Iterat
 
 
 def workers_of(client: distributed.Client) -> Mapping[str, Mapping[str, Any]]:
-    """Return what the scheduler knows of each worker, by address."""
-    told: Mapping[str, Mapping[str, Any]] = client.scheduler_info(n_workers=-1)["workers"]
-    return told
+    """Return the scheduler's description of each worker, by address."""
+    workers: Mapping[str, Mapping[str, Any]] = client.scheduler_info(n_workers=-1)["workers"]
+    return workers
 
 
 def why(error: BaseException | None) -> str:

@@ -10,7 +10,7 @@ import cloudpickle
 import distributed
 
 from ..engines.gang import GangSpec, MemberEnd
-from ..engines.home import taken
+from ..engines.home import take_records
 from ..engines.member import GangMember
 from ..engines.pickling import Pickling
 from .variables import VariableStore, removed
@@ -25,7 +25,7 @@ def live(spec: GangSpec, member: int, partitions: Sequence[dict[int, object]] | 
     Args:
         spec: The gang.
         member: Index of this member.
-        partitions: Of each rank here, if the program is given data.
+        partitions: Partitions of each rank here, if the program is given data.
     """
     worker = distributed.get_worker()
     one = GangMember(spec, member, Pickling(cloudpickle))
@@ -58,7 +58,7 @@ def imports_of_ours() -> Callable[[], Awaitable[str | None]]:
 
 
 def here_key(spec: GangSpec, member: int) -> str:
-    """Return the key under which a member tells that its task has begun."""
+    """Return the key under which a member reports the start of its task."""
     return f"overlap/{spec.label}/here/{member}"
 
 
@@ -89,4 +89,4 @@ def _ending_with_its_task(worker: distributed.Worker, key: str, member: GangMemb
 
 def left_behind(token: str) -> dict[str, bytes]:
     """Return the flight records of members of this machine that could not bring theirs, and remove the folder."""
-    return taken(token)
+    return take_records(token)

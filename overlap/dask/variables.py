@@ -12,7 +12,7 @@ _LOOK_S = 0.5
 
 
 class VariableStore:
-    """A store whose values the scheduler keeps.
+    """A store with values in the scheduler.
 
     Args:
         client: Speaks to the scheduler.

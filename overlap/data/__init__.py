@@ -20,7 +20,7 @@ _SPLIT_SEED = 1998
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """Images of handwritten digits and what they show; n of them."""
+    """Images of n handwritten digits, and their labels."""
 
     images: NDArray[np.float32]  # float32, shape (n, 64): 8x8 pixels, row by row, from 0 (paper) to 1 (ink). Read-only.
     labels: NDArray[np.int64]  # int64, shape (n,): the digits, 0 to 9. Read-only.

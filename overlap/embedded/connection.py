@@ -100,7 +100,7 @@ class Connection:
             color: Ranks of one color form a group; with None, this rank is in none.
             key: Where this rank stands in its group; by default in the order of the group that is cut.
             within: The group that is cut; by default the world.
-            name: Of the groups, for messages and timelines.
+            name: Name of the groups, for messages and timelines.
 
         Returns:
             The group of this rank's color; None without a color.

@@ -45,7 +45,7 @@ def connect(
     algorithm: str | None = None,
     check: str | None = None,
 ) -> Connection:
-    """Be one rank of a world, in a program that owns its main thread, and return when all ranks have come.
+    """Be one rank of a world, in a program that owns its main thread, and return when all ranks have joined.
 
     The event loop runs in a thread of its own; any thread issues on `.rank` and waits with `future.result()`, also one
     that runs asyncio, where futures can be awaited as well. A process may have several connections, of one job or of
@@ -90,35 +90,35 @@ def connect(
     if not isinstance(job, str) or not job or len(job) > LONGEST_JOB - 17 or not job.isprintable():
         raise UsageError(f"job: expected 1 to {LONGEST_JOB - 17} printable characters, got {job!r}")
     proof = None if secret is None else strong_secret("secret", secret)
-    wanted = _wanted(cluster, transport, trace=trace, algorithm=algorithm, check=check, ranks=size)
-    if wanted.survive and endpoint is not None:
+    run_config = _wanted(cluster, transport, trace=trace, algorithm=algorithm, check=check, ranks=size)
+    if run_config.survive and endpoint is not None:
         raise UsageError(
             "survive: after a loss, a program that owns its main thread cannot be called again; start it with "
             "--max-restarts instead of --survive; PyTorch's go on by `overlap.torch.next_world`"
         )
-    limit_s = timeout_s or wanted.join_timeout_s or JOIN_TIMEOUT_S
+    limit_s = timeout_s or run_config.join_timeout_s or JOIN_TIMEOUT_S
     if size == 1:
-        return _opened(rank, size, None, wanted, limit_s)
+        return _opened(rank, size, None, run_config, limit_s)
     if store is None:
         met = at_endpoint(str(endpoint), rank, size, secret=proof, job=job, nodes=nodes)
-        return _opened(rank, size, met, wanted, limit_s)
+        return _opened(rank, size, met, run_config, limit_s)
     with through_store(store, rank, size, secret=proof, job=job, nodes=nodes, host=host) as met:
-        return _opened(rank, size, met, wanted, limit_s)
+        return _opened(rank, size, met, run_config, limit_s)
 
 
-def _opened(rank: int, size: int, met: Met | None, wanted: RunConfig, timeout_s: float) -> Connection:
-    keeper = Keeper(wanted)
+def _opened(rank: int, size: int, met: Met | None, run_config: RunConfig, timeout_s: float) -> Connection:
+    keeper = Keeper(run_config)
 
-    async def life(begun: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
-        place, around = None, alone(wanted)
+    async def life(on_start: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
+        process_place, around = None, alone(run_config)
         if met is not None:
-            machine = getattr(wanted.cluster, "name", wanted.cluster or "local")
+            machine = getattr(run_config.cluster, "name", run_config.cluster or "local")
             detail = f"overlap.connect, {machine}, ranks on {met[1]} node{'s' * (met[1] != 1)}"
             config = replace(met[0], detail=detail, process=identity(), timeout_s=timeout_s, ranks_each=1)
-            place = _place(config, met[1])
-            around = among(place, wanted, meeting=config)
+            process_place = _place(config, met[1])
+            around = among(process_place, run_config, meeting=config)
         with keeper.noting():
-            await live(around, place, main, (), wanted, keeper, begun)
+            await live(around, process_place, main, (), run_config, keeper, on_start)
         keeper.warn()
 
     connection = Connection(rank, size, life)

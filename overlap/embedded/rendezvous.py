@@ -165,7 +165,7 @@ def _answering(store: Store, job: str, turn: int, asks: dict[int, str], answer: 
 
     def watch() -> None:
         pause_s = _FIRST_PAUSE_S
-        with suppress(Exception):  # the store has gone; the call of a rank that still asks raises that error
+        with suppress(Exception):  # the store is closed; the call of a rank that still asks raises that error
             while not over.wait(pause_s):
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 look_again()

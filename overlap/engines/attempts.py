@@ -23,7 +23,7 @@ from .verdict import failure
 
 def attempted(
     spec: GangSpec,
-    wanted: RunConfig,
+    config: RunConfig,
     once: Callable[[GangSpec], GangOutcome],
     *,
     max_restarts: int,
@@ -33,7 +33,7 @@ def attempted(
 
     Args:
         spec: The gang.
-        wanted: Settings of the run on the driver: where the timeline and flight records go.
+        config: Settings of the run on the driver, with the places of timeline and flight records.
         once: Runs one attempt to the end of all its members.
         max_restarts: How often it may be started again.
         loads: Reads a result.
@@ -44,31 +44,31 @@ def attempted(
     """
     if not isinstance(max_restarts, int) or isinstance(max_restarts, bool) or max_restarts < 0:
         raise UsageError(f"max_restarts: expected 0 or more, got {max_restarts!r}")
-    advance = Advance(latest_step(wanted.state_dir))
+    advance = Advance(latest_step(config.state_dir))
     for attempt in range(max_restarts + 1):
         outcome = once(spec.again(attempt))
-        records = _brought_home(outcome, wanted)
-        _write_trace(outcome, wanted)
+        records = _brought_home(outcome, config)
+        _write_trace(outcome, config)
         error = failure(spec, outcome)
         if error is None:
             return _results(spec, outcome, loads)
         if isinstance(error, UsageError):
             raise error
-        seen = [latest_step(wanted.state_dir), *(end.latest for end in outcome.ends.values())]
+        seen = [latest_step(config.state_dir), *(end.latest for end in outcome.ends.values())]
         latest = max((step for step in seen if step is not None), default=None)
-        advance.note(latest if wanted.state_dir else reached_step(records))
+        advance.note(latest if config.state_dir else reached_step(records))
         if attempt == max_restarts or advance.hopeless:
             if attempt:
                 notify(advance.given_up(attempt))
             raise _with_records(error, records)
-        notify(advance.announced(attempt + 1, max_restarts, latest, wanted.state_dir, in_one_line_of(error)))
+        notify(advance.announced(attempt + 1, max_restarts, latest, config.state_dir, in_one_line_of(error)))
         if advance.pause_s:
             time.sleep(advance.pause_s)
     raise AssertionError("the last attempt has returned or raised")
 
 
 def in_one_line_of(error: OverlapError) -> str:
-    """Return what an error says in one line; that of a world names the rank itself."""
+    """Return the message of an error in one line; the error of a world names the rank itself."""
     if isinstance(error, RankFailedError):
         return str(error).splitlines()[0]
     return in_one_line(error)
@@ -104,15 +104,15 @@ def _with_records(error: OverlapError, records: Sequence[Path]) -> OverlapError:
     return error
 
 
-def _write_trace(outcome: GangOutcome, wanted: RunConfig) -> None:
-    if wanted.trace is None:
+def _write_trace(outcome: GangOutcome, config: RunConfig) -> None:
+    if config.trace is None:
         return
     killed = [data for name, data in outcome.files.items() if name.endswith(SPANS)]
     packed = [end.spans for end in outcome.ends.values() if end.spans]
     try:
         packed += [pack_part(read_stream(data)) for data in killed]
         if packed:
-            write_merged([Part(BytesIO(each)) for each in packed], wanted.trace)
-            trace_files.keep(wanted.trace)
+            write_merged([Part(BytesIO(spans)) for spans in packed], config.trace)
+            trace_files.keep(config.trace)
     except (OSError, UsageError) as error:
-        notify(f"no trace in {wanted.trace}: {error}")
+        notify(f"no trace in {config.trace}: {error}")

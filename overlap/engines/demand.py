@@ -1,4 +1,4 @@
-"""Demand of a gang: it waits for resources up to a limit, and says what is missing."""
+"""Demand of a gang: waits for resources up to a limit, and reports missing ones."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ class ResourcesError(OverlapError):
         super().__init__(message)
 
 
-def awaited(what: str, limit_s: float, ready: Callable[[float], bool], missing: Callable[[], str]) -> None:
-    """Wait until an engine has all that a gang needs; tell the user what it waits for.
+def awaited(demand: str, limit_s: float, ready: Callable[[float], bool], missing: Callable[[], str]) -> None:
+    """Wait until an engine has the resources of a gang, and report the missing ones to the user.
 
     Args:
-        what: The gang and its demand, for messages.
-        limit_s: How long, in seconds.
-        ready: Waits up to so many seconds, and returns whether all is there.
-        missing: Says what is missing.
+        demand: The gang and its demand, for messages.
+        limit_s: Longest wait, in seconds.
+        ready: Waits up to a number of seconds, and returns whether all resources are available.
+        missing: Returns the missing resources as text.
 
     Raises:
         ResourcesError: If it takes longer.
     """
-    begun, told_s = time.monotonic(), FIRST_S
+    begun, next_report_s = time.monotonic(), FIRST_S
     while True:
         waited_s = time.monotonic() - begun
-        if ready(max(0.0, min(told_s, limit_s) - waited_s)):
+        if ready(max(0.0, min(next_report_s, limit_s) - waited_s)):
             return
         waited_s = time.monotonic() - begun
-        if waited_s >= told_s:
-            notify(f"{what}: waiting for resources, up to {limit_s:.3g} s: {missing()}")
-            told_s += EVERY_S
+        if waited_s >= next_report_s:
+            notify(f"{demand}: waiting for resources, up to {limit_s:.3g} s: {missing()}")
+            next_report_s += EVERY_S
         if waited_s >= limit_s:
             lacking = missing()
             raise ResourcesError(
-                f"{what}: not there within {limit_s:.3g} s: {lacking}", missing=lacking, waited_s=limit_s
+                f"{demand}: not there within {limit_s:.3g} s: {lacking}", missing=lacking, waited_s=limit_s
             )
 
 
 def lacking(demands: Sequence[Mapping[str, float]], nodes: Mapping[str, Mapping[str, float]]) -> str:
-    """Say which of some demands have no place on nodes with these free resources.
+    """Return the demands that do not fit on nodes with these free resources, as text.
 
     >>> lacking([{"CPU": 2}, {"CPU": 2}, {"GPU": 1}], {"a": {"CPU": 3}, "b": {"CPU": 1}})
     '1 place with CPU: 2, 1 place with GPU: 1; free: CPU 3 on a, CPU 1 on b'
@@ -73,11 +73,11 @@ def lacking(demands: Sequence[Mapping[str, float]], nodes: Mapping[str, Mapping[
                 break
         else:
             unplaced[", ".join(f"{name}: {amount:g}" for name, amount in demand.items())] += 1
-    wanted = ", ".join(f"{count} place{'s' * (count > 1)} with {demand}" for demand, count in sorted(unplaced.items()))
+    missing = ", ".join(f"{count} place{'s' * (count > 1)} with {demand}" for demand, count in sorted(unplaced.items()))
     kinds = sorted({name for demand in demands for name in demand})
-    here = [
+    free_text = [
         f"{', '.join(f'{kind} {nodes[node].get(kind, 0):g}' for kind in kinds if nodes[node].get(kind))} on {node}"
         for node in nodes
         if any(nodes[node].get(kind) for kind in kinds)
     ]
-    return f"{wanted or 'a place that fits the strategy'}; free: {', '.join(here) or 'nothing of that'}"
+    return f"{missing or 'a place that fits the strategy'}; free: {', '.join(free_text) or 'nothing of that'}"

@@ -30,7 +30,7 @@ class GangSpec:
     program: bytes = field(repr=False)  # The pickled program and its arguments
     import_path: Sequence[str] = ()  # Folders that the driver imports from first
     attempt: int = 0  # How often the gang has been started before
-    version: str = field(default_factory=lambda: own_version())  # Of the driver's overlap and Python
+    version: str = field(default_factory=lambda: own_version())  # Version of overlap and Python on the driver
     token: str = field(default_factory=lambda: secrets.token_hex(8))  # Tells the job's folders from all others
 
     @property
@@ -83,23 +83,23 @@ def gang_of(
     engine: str,
     main: Callable[..., Awaitable[object]],
     args: tuple[object, ...],
-    wanted: RunConfig,
+    config: RunConfig,
     *,
     ranks_each: int,
-    each: str,
+    argument: str,
     name: str | None,
     pickling: Pickling,
     import_path: Sequence[str],
 ) -> GangSpec:
-    """Return the description of a gang, after a check of what users give.
+    """Return the description of a gang, after a check of the user's arguments.
 
     Args:
         engine: Name of the engine.
         main: The program of each rank.
         args: Its further arguments.
-        wanted: Settings of the run, with the number of ranks.
+        config: Settings of the run, with the number of ranks.
         ranks_each: Ranks of each process.
-        each: The argument that gives that number.
+        argument: The argument that gives that number.
         name: Name of the job; None: a new one.
         pickling: Packs the program.
         import_path: Folders that the driver imports from first.
@@ -108,15 +108,15 @@ def gang_of(
         UsageError: If a value cannot be meant, or the program cannot be sent.
     """
     if not isinstance(ranks_each, int) or isinstance(ranks_each, bool) or ranks_each < 1:
-        raise UsageError(f"{each}: expected a positive integer, got {ranks_each!r}")
-    ranks = wanted.ranks
+        raise UsageError(f"{argument}: expected a positive integer, got {ranks_each!r}")
+    ranks = config.ranks
     if ranks is None:
-        raise UsageError(f"ranks: say how many; {engine} places them")
+        raise UsageError(f"ranks: expected their number, which {engine} cannot know; pass ranks=N")
     if ranks % ranks_each:
-        raise UsageError(f"ranks: {ranks} cannot be divided into {each}={ranks_each}")
+        raise UsageError(f"ranks: {ranks} cannot be divided into {argument}={ranks_each}; choose a multiple")
     if name is not None and (not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME):
         raise UsageError(f"name: expected 1 to {LONGEST_NAME} printable characters, got {name!r}")
-    if wanted.virtual is not None:
+    if config.virtual is not None:
         raise UsageError(
             f"clock: {engine} runs ranks in real time; for virtual time call overlap.run, which needs one process"
         )
@@ -125,7 +125,7 @@ def gang_of(
         job=name or f"{engine.lower()}-{secrets.token_hex(4)}",
         members=ranks // ranks_each,
         ranks_each=ranks_each,
-        config=wanted,
+        config=config,
         program=packed_program(main, args, pickling),
         import_path=tuple(import_path),
     )

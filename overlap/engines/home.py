@@ -17,7 +17,7 @@ TRACE = "trace.json"
 SPANS = ".part"
 """The end of the names of these files."""
 
-# Of all files of one machine that are brought home: flight records have a third of a megabyte for two ranks.
+# Limit for the files of one machine that go to the driver: flight records have a third of a megabyte for two ranks.
 MOST_BYTES = 256 << 20
 
 # After that the folder of a gang whose driver was killed is removed; flight records last as long.
@@ -30,7 +30,7 @@ def home_of(token: str) -> Path:
 
 
 def open_home(token: str) -> Path:
-    """Make the folder of a gang on this machine, for this user alone; those that drivers have left for days go."""
+    """Make the folder of a gang on this machine, for this user alone; remove folders that drivers left for days."""
     folder = home_of(token)
     for other in folder.parent.glob(f"{home_of('').name}*"):
         with suppress(OSError):
@@ -41,12 +41,12 @@ def open_home(token: str) -> Path:
 
 
 def _lives(folder: Path) -> bool:
-    """Whether a process whose record lies in a folder still runs; the name of a record ends with its process."""
+    """Whether a process with a record in a folder still runs; the name of a record ends with its process."""
     pids = [path.stem.rpartition("-")[2] for path in folder.glob(f"*{ENDING}")]
     return any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-def taken(token: str, *, pid: int | None = None) -> dict[str, bytes]:
+def take_records(token: str, *, pid: int | None = None) -> dict[str, bytes]:
     """Return the flight records in the folder of a gang by name, and remove them; the folder too once it is empty.
 
     Args:
@@ -76,7 +76,7 @@ def _read(paths: list[Path]) -> Iterator[tuple[str, bytes]]:
 
 
 def put_down(files: Mapping[str, bytes], folder: Path) -> list[Path]:
-    """Write files into a folder of this machine; return those that could be written."""
+    """Write files into a folder of this machine; return the written ones."""
     written = []
     for name, data in files.items():
         path = folder / os.path.basename(name)  # a name from another machine stays in the folder

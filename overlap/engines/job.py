@@ -41,7 +41,7 @@ def asked(
     state_dir: str | None,
     flight_dir: str | None,
 ) -> RunConfig:
-    """Return the settings of a run from the arguments of an engine's `run`, which mean what those of `overlap.run` do.
+    """Return the settings of a run from the arguments of an engine's `run`, with the meanings of `overlap.run`.
 
     Args:
         main: The program of each rank.
@@ -58,13 +58,13 @@ def asked(
 def run_gang(
     main: Callable[..., Awaitable[object]],
     args: tuple[object, ...],
-    wanted: RunConfig,
+    config: RunConfig,
     held: Callable[[GangSpec], Gang],
     *,
     engine: str,
     cloudpickle: ModuleType,
     ranks_each: int,
-    each: str,
+    argument: str,
     name: str | None,
     wait_s: float,
     max_restarts: int,
@@ -75,12 +75,12 @@ def run_gang(
     Args:
         main: The program of each rank.
         args: Its arguments after the rank.
-        wanted: Settings of the run.
+        config: Settings of the run.
         held: Holds the name of the job, and runs attempts.
         engine: Name of the engine.
         cloudpickle: `cloudpickle`, or the engine's copy of it.
         ranks_each: Ranks of each process.
-        each: The argument that gives that number.
+        argument: The argument that gives that number.
         name: Name of the job; None: a new one.
         wait_s: How long to wait for resources.
         max_restarts: How often the world may be started again.
@@ -89,15 +89,15 @@ def run_gang(
     check_seconds("wait_s", wait_s)
     pickling = Pickling(cloudpickle)
     spec = gang_of(
-        engine, main, args, wanted,
-        ranks_each=ranks_each, each=each, name=name, pickling=pickling, import_path=import_path,
+        engine, main, args, config,
+        ranks_each=ranks_each, argument=argument, name=name, pickling=pickling, import_path=import_path,
     )  # fmt: skip
     with held(spec) as once:
-        return attempted(spec, wanted, once, max_restarts=max_restarts, loads=pickling.loads)
+        return attempted(spec, config, once, max_restarts=max_restarts, loads=pickling.loads)
 
 
 def name_is_taken(spec: GangSpec) -> UsageError:
-    """Return the error of a job whose name another one has."""
+    """Return the error of a job with the name of another one."""
     return UsageError(
         f"name: a job named {spec.job!r} runs on this cluster already; wait for its end, or choose another name"
     )

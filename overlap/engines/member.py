@@ -38,7 +38,7 @@ from ..timeline.files.merge import on_clock
 from ..timeline.files.parts import pack_part
 from ..timeline.spans import Timeline
 from .gang import GangSpec, MemberEnd, own_version
-from .home import TRACE, open_home, taken
+from .home import TRACE, open_home, take_records
 from .pickling import Pickling
 from .progress import latest_step
 
@@ -69,18 +69,18 @@ class GangMember:
 
     @property
     def lives(self) -> bool:
-        """Whether its world has come to life; it may have ended since."""
+        """Whether its world has started; it may have ended since."""
         return self._begun_s > 0
 
-    def run(self, store: Store, own: tuple[Sequence[object], ...] = ()) -> MemberEnd:
-        """Meet the others, run the program on the ranks of this process, and return how that ended.
+    def run(self, store: Store, own_arguments: tuple[Sequence[object], ...] = ()) -> MemberEnd:
+        """Join the other members, run the program on the ranks of this process, and return its end.
 
         Args:
             store: Where all members of this attempt meet.
-            own: Arguments for the program of this process before those of all: one value for each of its ranks, each.
+            own_arguments: Arguments of this process before the common ones; each has one value for each of its ranks.
         """
         try:
-            results = self._lived(store, own)
+            results = self._lived(store, own_arguments)
             return self._end(results=self._packed(results) if results is not None else None)
         except OverlapError as error:
             return self._end(error=error)
@@ -97,43 +97,43 @@ class GangMember:
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
-    def _lived(self, store: Store, own: tuple[Sequence[object], ...]) -> list[object] | None:
+    def _lived(self, store: Store, own_arguments: tuple[Sequence[object], ...]) -> list[object] | None:
         self._check_version()
         spec = self._spec
         for folder in reversed(spec.import_path):
             if folder not in sys.path:
                 sys.path.insert(0, folder)
         main, args = cast("tuple[Main, tuple[object, ...]]", self._loaded())
-        if own:
-            main = _with_own(main, spec.ranks(self._member), own)
+        if own_arguments:
+            main = _with_own(main, spec.ranks(self._member), own_arguments)
         home = open_home(spec.token)
-        wanted = spec.config.changed(flight_dir=str(home))
-        if wanted.trace is not None:
-            wanted = wanted.changed(trace=home / TRACE)  # only for the spans of a process that is killed
-        self._keeper = _SpanKeeper(wanted)
+        config = spec.config.changed(flight_dir=str(home))
+        if config.trace is not None:
+            config = config.changed(trace=home / TRACE)  # only for the spans of a process that is killed
+        self._keeper = _SpanKeeper(config)
         with ExitStack() as meeting:
-            around, place = alone(wanted), None
+            around, own_place = alone(config), None
             if spec.members > 1:
-                told = meeting.enter_context(
+                rendezvous = meeting.enter_context(
                     through_store(store, self._member, spec.members, secret=None, job=spec.label, nodes=None, host=None)
                 )
-                config, place = _meeting(spec, wanted, self._member, *told)
-                around = among(place, wanted, meeting=config)
+                meeting_config, own_place = _meeting(spec, config, self._member, *rendezvous)
+                around = among(own_place, config, meeting=meeting_config)
 
-            def begun(world: World) -> None:
+            def on_start(world: World) -> None:
                 meeting.close()  # all are there
                 self._begun_s = time.time()
 
-            return trio.run(self._live, around, place, main, args, wanted, begun)
+            return trio.run(self._live, around, own_place, main, args, config, on_start)
 
     async def _live(
         self,
         around: AbstractAsyncContextManager[WorldSetup],
-        place: Place | None,
+        own_place: Place | None,
         main: Main,
         args: tuple[object, ...],
-        wanted: RunConfig,
-        begun: Callable[[World], None],
+        config: RunConfig,
+        on_start: Callable[[World], None],
     ) -> list[object] | None:
         with self._lock:
             self._token = trio.lowlevel.current_trio_token()
@@ -141,7 +141,9 @@ class GangMember:
                 self._scope.cancel()
         assert self._keeper is not None
         with self._scope:
-            return await live(around, place, main, args, wanted, self._keeper, begun, told_to_end=lambda: self._stopped)
+            return await live(
+                around, own_place, main, args, config, self._keeper, on_start, told_to_end=lambda: self._stopped
+            )
         return None
 
     def _check_version(self) -> None:
@@ -184,14 +186,14 @@ class GangMember:
             results=results,
             error=None if error is None else portable(error),
             spans=self._keeper.part if self._keeper else b"",
-            files=taken(self._spec.token, pid=os.getpid()),
+            files=take_records(self._spec.token, pid=os.getpid()),
             latest=None if error is None else latest_step(self._spec.config.state_dir),
             begun_s=self._begun_s,
         )
 
 
 class _SpanKeeper(Keeper):
-    """Keeps the timeline of this process as bytes for the driver, which has those of all."""
+    """Packs the timeline of this process as bytes for the driver, which merges those of all members."""
 
     def __init__(self, wanted: RunConfig) -> None:
         super().__init__(wanted)
@@ -201,7 +203,7 @@ class _SpanKeeper(Keeper):
     async def keep(
         self, timeline: Callable[[], Timeline], membership: Membership | None, failure: Exception | None = None
     ) -> None:
-        """Pack what was recorded, on the clock of process 0."""
+        """Pack the recorded spans, on the clock of process 0."""
         if self._wants:
             with trio.CancelScope(shield=True):
                 self.part = await trio.to_thread.run_sync(_packed_spans, timeline, membership)
@@ -215,19 +217,19 @@ def _packed_spans(timeline: Callable[[], Timeline], membership: Membership | Non
 
 
 def _meeting(
-    spec: GangSpec, wanted: RunConfig, member: int, config: RendezvousConfig, machines: int
+    spec: GangSpec, run_config: RunConfig, member: int, config: RendezvousConfig, machines: int
 ) -> tuple[RendezvousConfig, Place]:
     """Return how a member meets the others, and its place among them."""
-    machine = getattr(wanted.cluster, "name", wanted.cluster or "local")
+    machine = getattr(run_config.cluster, "name", run_config.cluster or "local")
     config = replace(
         config,
         epoch=spec.attempt * WORLDS,
         detail=f"overlap on {spec.engine}, {machine}, {spec.ranks_each} a process, on {machines}",
         process=identity(),
-        timeout_s=wanted.join_timeout_s or JOIN_TIMEOUT_S,
+        timeout_s=run_config.join_timeout_s or JOIN_TIMEOUT_S,
         ranks_each=spec.ranks_each,
     )
-    place = Place(
+    own_place = Place(
         source=spec.engine,
         process=member,
         processes=spec.members,
@@ -238,14 +240,14 @@ def _meeting(
         job=spec.job,
         secret=config.secret,
     )
-    return config, place
+    return config, own_place
 
 
-def _with_own(main: Main, ranks: range, own: tuple[Sequence[object], ...]) -> Main:
-    """Return a program that is given each rank's own arguments before those of all."""
+def _with_own(main: Main, ranks: range, own_arguments: tuple[Sequence[object], ...]) -> Main:
+    """Return a program that gets each rank's own arguments before the common ones."""
 
     def with_own(rank: Rank, *args: object) -> Awaitable[object]:
-        return main(rank, *(each[rank.rank - ranks.start] for each in own), *args)
+        return main(rank, *(each[rank.rank - ranks.start] for each in own_arguments), *args)
 
     return with_own
 

@@ -26,7 +26,7 @@ def reached_step(records: Iterable[Path]) -> int | None:
 
 
 def kept_step(records: Iterable[Path]) -> int | None:
-    """Return the newest step whose state or checkpoint all ranks had on the disk, from flight records."""
+    """Return the newest step with state or a checkpoint of all ranks on the disk, from flight records."""
     return max((step for file in records for step in _kept(file)), default=None)
 
 

@@ -98,23 +98,23 @@ def verdict(world: RecordedWorld) -> list[str]:
 
 def sentence(world: RecordedWorld) -> str:
     """Return one sentence: the culprit, its last operation, and the ranks that it waited for, or that waited for it."""
-    who, rank = _culprit(world)
+    culprit, rank = _culprit(world)
     if rank is None:
         longest = _longest(world)
-        return f"{who.removeprefix('nobody: ')}; {_summary(world)}" + f", the {longest}" * (longest != "nothing")
+        return f"{culprit.removeprefix('nobody: ')}; {_summary(world)}" + f", the {longest}" * (longest != "nothing")
     record, waiters = world.ranks.get(rank), _waiters(world, [rank])
     if record is None:
-        return "; ".join([who, *waiters[:1]])
+        return "; ".join([culprit, *waiters[:1]])
     operation = oldest(record)
     if operation is None:
         did = _where(world, rank) if record.operations else "had issued nothing yet"
         verb = "" if did.startswith(("its", "had")) else "was "
         subject = f"of rank {rank}, " if did.startswith("its") else f"rank {rank} "
-        return "; ".join([who, f"{subject}{verb}{did}", *waiters[:1]])
+        return "; ".join([culprit, f"{subject}{verb}{did}", *waiters[:1]])
     verb = "was " if operation.words.kind == "compute" else "was in "
-    told = _awaited(operation, rank, world)
-    rest = f", waiting for {told}" if told else "".join(f"; {line}" for line in waiters[:1])
-    return f"{who}; rank {rank} {verb}{_where(world, rank)}{rest}"
+    awaited = _awaited(operation, rank, world)
+    rest = f", waiting for {awaited}" if awaited else "".join(f"; {line}" for line in waiters[:1])
+    return f"{culprit}; rank {rank} {verb}{_where(world, rank)}{rest}"
 
 
 def last_signs(world: RecordedWorld, pid: int) -> list[str]:
@@ -145,24 +145,24 @@ def _last_sign(record: RankRecord) -> str:
 def _waiters(world: RecordedWorld, ranks: Sequence[int]) -> list[str]:
     """Name the other ranks that waited for some ranks, and the operation; else ranks that were not as far as one."""
     pending = [
-        (other, op)
+        (peer, op)
         for rank in ranks
-        for other, each in sorted(world.ranks.items())
-        if other not in ranks
-        for op in _waiting(each, rank, world.ranks)
+        for peer, record in sorted(world.ranks.items())
+        if peer not in ranks
+        for op in _waiting(record, rank, world.ranks)
     ]
     there = world.ranks
-    waiting = [(other, op) for other, op in pending if not is_elsewhere(there[other], ranks, there)]
+    waiting = [(peer, op) for peer, op in pending if not is_elsewhere(there[peer], ranks, there)]
     if not pending:
         return []
-    who = sorted({other for other, _ in waiting or pending})
+    blocked = sorted({peer for peer, _ in waiting or pending})
     first = min((op for _, op in waiting or pending), key=lambda op: op.issued_ns)
-    ranks_told, operation = f"rank{'s' * (len(who) > 1)} {listed(who)}", f"{_label(first)} ({first.words.site})"
+    names, operation = (f"rank{'s' * (len(blocked) > 1)} {listed(blocked)}", f"{_label(first)} ({first.words.site})")
     if waiting:
-        return [f"{ranks_told} waited for it in {operation}"]
-    before = {_label(op) for rank in who if not computes(there[rank]) and (op := oldest(there[rank])) is not None}
+        return [f"{names} waited for it in {operation}"]
+    before = {_label(op) for rank in blocked if not computes(there[rank]) and (op := oldest(there[rank])) is not None}
     still = f"waited in {', '.join(sorted(before))}" if before else "computed"
-    return [f"{ranks_told} had issued {operation} with it, and still {still}"]
+    return [f"{names} had issued {operation} with it, and still {still}"]
 
 
 def _culprit(world: RecordedWorld) -> tuple[str, int | None]:
@@ -228,7 +228,7 @@ def _name(world: RecordedWorld, rank: int | None) -> str:
     flight = world.of(rank)
     if flight is None:
         return f"rank {rank} (of a process whose file is not here)"
-    return f"rank {rank} (node {flight.process}, pid {flight.pid} on {flight.host})"
+    return f"rank {rank} (process {flight.process}, pid {flight.pid} on {flight.host})"
 
 
 def _process(flight: Flight) -> str:
@@ -298,7 +298,7 @@ def _longest(world: RecordedWorld) -> str:
 
 # -- the table -----------------------------------------------------------------------------------------------------
 
-_HEADS = ("rank", "node", "step", "for", "doing", "waits for")
+_HEADS = ("rank", "process", "step", "for", "doing", "waits for")
 
 
 def table(world: RecordedWorld, *, most_rows: int = MOST_ROWS) -> list[str]:
@@ -324,7 +324,7 @@ def _lacking(world: RecordedWorld) -> list[str]:
     """Name the processes without a file here."""
     processes = world.flights[0].processes
     lacking = sorted(set(range(processes)) - {flight.process for flight in world.flights})
-    named = f"node{'s' * (len(lacking) > 1)} {listed(lacking)}"
+    named = f"process{'es' * (len(lacking) > 1)} {listed(lacking)}"
     return [f"no file of {named}: see the folder for flight records on its machine"] if lacking else []
 
 

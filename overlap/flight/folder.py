@@ -90,7 +90,7 @@ def open_flight(
 
     Args:
         folder: Where it lies; None: in the default folder.
-        name: Of the file, without its ending; no other record has it.
+        name: Name of the file, without its ending; no other record has it.
         ranks: World ranks of this process.
         start: The start of the record, see `reading.Flight`.
     """
@@ -179,7 +179,7 @@ def began(
         script: The program.
     """
     pid, world = os.getpid(), next(_worlds)
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "job": job or f"process-{pid}-{time_ns() // 1_000_000}",
         "attempt": restart,
         "world": world,
@@ -192,8 +192,8 @@ def began(
         "script": script[-_TEXT_CHARACTERS:],
         "folder": working_folder(),
     }
-    plain = "".join(c if c.isalnum() or c in "-_" else "_" for c in str(told["job"]))
-    return f"{plain}-attempt{restart}-world{world}-process{process}-{pid}", told
+    plain = "".join(c if c.isalnum() or c in "-_" else "_" for c in str(fields["job"]))
+    return f"{plain}-attempt{restart}-world{world}-process{process}-{pid}", fields
 
 
 def working_folder() -> str:

@@ -41,16 +41,16 @@ class Hang:
     footer: Sequence[str] = ()
     also: Sequence[Hang] = field(default=())  # Findings in files of another kind
 
-    def page(self, *, whole: bool = False) -> list[str]:
+    def page(self, *, full: bool = False) -> list[str]:
         """Return the sentence and the evidence in at most `PAGE_LINES` lines, or all of it."""
         if self.also:
-            lines = [line for each in self.also for line in [*each.page(whole=whole)[: PAGE_LINES // 2 - 1], ""]][:-1]
-            return lines if whole else lines[:PAGE_LINES]
+            lines = [line for hang in self.also for line in [*hang.page(full=full)[: PAGE_LINES // 2 - 1], ""]][:-1]
+            return lines if full else lines[:PAGE_LINES]
         head = [*wrapped(self.sentence, _WIDTH), *(line for note in self.notes for line in wrapped(note, _WIDTH))]
         if self.verdict == "ended":
             head = list(self.notes)
-        head = head if whole else head[: PAGE_LINES - 4]
-        room = len(self.evidence) if whole else PAGE_LINES - len(head) - len(self.footer) - 1
+        head = head if full else head[: PAGE_LINES - 4]
+        room = len(self.evidence) if full else PAGE_LINES - len(head) - len(self.footer) - 1
         rest = list(self.evidence[:room])
         if len(self.evidence) > room:
             rest[-1] = f"and {len(self.evidence) - room + 1} ranks more (--all)"
@@ -104,7 +104,7 @@ def judge(paths: Sequence[Path]) -> Hang:
         # A folder stays one: its run may remove records meanwhile.
         records += dict.fromkeys(str(file.parent if path.is_dir() else file) for file in inside)
     if paths and not dumps and not records:
-        raise UsageError(f"why: neither dumps nor flight records in {', '.join(map(str, paths))}")
+        raise UsageError(f"why: neither dumps nor flight records in {', '.join(map(str, paths))}; name their folder")
     verdicts = [_of_records(records)] if records or not paths else []
     verdicts += [_of_dumps(dumps)] if dumps else []
     if len(verdicts) == 1:
@@ -123,24 +123,24 @@ def _of_records(files: Sequence[str]) -> Hang:
 
 def _of_dumps(files: Sequence[Path]) -> Hang:
     dumps, notes = [], []
-    for each in _read(files):
-        if isinstance(each, UsageError):
-            notes.append(f"not read: {each}")
+    for dump in _read(files):
+        if isinstance(dump, UsageError):
+            notes.append(f"not read: {dump}")
         else:
-            dumps.append(each)
+            dumps.append(dump)
     if not dumps:
         raise UsageError("\n".join(notes[:8]))
-    run, more = _newest_run(dumps)
+    run, further_notes = _newest_run(dumps)
     job = Job(run)
     if len(versions := sorted({dump.version for dump in run.values()})) > 1:
         notes.append(f"the dumps are of different versions of the recorder: {', '.join(versions)}")
-    found = _judged(job)
+    hang = _judged(job)
     behind = f"; the dump{'s' * (len(job.missing) > 1)} of rank{'s' * (len(job.missing) > 1)} {listed(job.missing)} "
     suffix = f"{behind}{'are' if len(job.missing) > 1 else 'is'} missing" if job.missing else ""
-    sentence = found.sentence + (suffix if found.verdict != "missing" else "")
+    sentence = hang.sentence + (suffix if hang.verdict != "missing" else "")
     return Hang(
-        sentence=sentence, verdict=found.verdict, ranks=found.ranks, missing=job.missing, calls=found.calls,
-        notes=[*found.notes, *more, *notes[:4]], evidence=_table(job, found.ranks),
+        sentence=sentence, verdict=hang.verdict, ranks=hang.ranks, missing=job.missing, calls=hang.calls,
+        notes=[*hang.notes, *further_notes, *notes[:4]], evidence=_table(job, hang.ranks),
     )  # fmt: skip
 
 
@@ -195,26 +195,26 @@ def _stuck(job: Job) -> Hang | None:
     return _behind(job, [rank for rank in last if rank in job.dumps] or last) if last else None
 
 
-def _differs(job: Job, found: Mismatch) -> Hang:
-    rest = [rank for rank in found.calls if rank not in found.odd]
-    kinds = "in another order" if found.swapped else f"{found.differs} differ"
+def _differs(job: Job, mismatch: Mismatch) -> Hang:
+    rest = [rank for rank in mismatch.calls if rank not in mismatch.odd]
+    kinds = "in another order" if mismatch.swapped else f"{mismatch.differs} differ"
     if rest:
-        own = found.calls[found.odd[0]]
-        other = found.calls[rest[0]]
-        verb = "differs: it" if len(found.odd) == 1 else "differ: they"
+        first = mismatch.calls[mismatch.odd[0]]
+        second = mismatch.calls[rest[0]]
+        verb = "differs: it" if len(mismatch.odd) == 1 else "differ: they"
         sentence = (
-            f"rank{'s' * (len(found.odd) > 1)} {listed(found.odd)} {verb} called {own}{own.place}, where "
-            f"rank{'s' * (len(rest) > 1)} {listed(sorted(rest))} called {other}{other.place}, in {job.name(own)} "
+            f"rank{'s' * (len(mismatch.odd) > 1)} {listed(mismatch.odd)} {verb} called {first}{first.place}, where "
+            f"rank{'s' * (len(rest) > 1)} {listed(sorted(rest))} called {second}{second.place}, in {job.name(first)} "
             f"({kinds})"
         )
-        calls = [own, other]
+        calls = [first, second]
     else:
-        calls = [found.calls[rank] for rank in found.odd]
+        calls = [mismatch.calls[rank] for rank in mismatch.odd]
         sides = " and ".join(f"rank {call.rank} called {call}{call.place}" for call in calls[:4])
-        sentence = f"ranks {listed(found.odd)} differ in {job.name(calls[0])}: {sides} ({kinds})"
+        sentence = f"ranks {listed(mismatch.odd)} differ in {job.name(calls[0])}: {sides} ({kinds})"
     ended = ["this operation has ended on all ranks, with an error or with wrong values"]
-    return Hang(sentence=sentence, verdict="differs", ranks=found.odd, calls=calls,
-                notes=ended if all(call.done for call in found.calls.values()) else [])  # fmt: skip
+    return Hang(sentence=sentence, verdict="differs", ranks=mismatch.odd, calls=calls,
+                notes=ended if all(call.done for call in mismatch.calls.values()) else [])  # fmt: skip
 
 
 def _behind(job: Job, culprits: Sequence[int]) -> Hang:

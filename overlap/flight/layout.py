@@ -54,7 +54,7 @@ RECORDS_BYTES = RECORDS * RECORD.size  # of one rank
 _LENGTH = Struct("=I")
 _MOST_RANKS = 1 << 16  # of one process: more is damage
 
-Record: TypeAlias = bytes | mmap
+RecordMemory: TypeAlias = bytes | mmap
 """Of a process: the whole file, as it was or as it is."""
 
 
@@ -78,7 +78,7 @@ def file_bytes(ranks: int) -> int:
     return records_at(ranks, ranks)
 
 
-def ranks_of(record: Record) -> int:
+def ranks_of(record: RecordMemory) -> int:
     """Return of how many ranks a file is the record.
 
     Raises:
@@ -97,7 +97,7 @@ def ranks_of(record: Record) -> int:
     return int(ranks)
 
 
-def call_of(record: Record, slot: int) -> tuple[int, str]:
+def call_of(record: RecordMemory, slot: int) -> tuple[int, str]:
     """Return the number of the call that lies in a slot, 0 if there is none, and its text."""
     at = call_at(slot)
     return CALL_HEAD.unpack_from(record, at)[0], read_text(record, at + CALL_HEAD.size, _CALL_TEXT_BYTES)
@@ -111,13 +111,13 @@ def write_text(memory: bytearray, at: int, text: str, limit_bytes: int) -> None:
     _LENGTH.pack_into(memory, at, len(data))
 
 
-def read_text(memory: Record, at: int, limit_bytes: int) -> str:
+def read_text(memory: RecordMemory, offset: int, limit_bytes: int) -> str:
     """Return a text.
 
     Raises:
         ValueError: If it is longer than it may be.
     """
-    (length,) = _LENGTH.unpack_from(memory, at)
+    (length,) = _LENGTH.unpack_from(memory, offset)
     if length > limit_bytes:
         raise ValueError(f"a text of {length} bytes")
-    return memory[at + 4 : at + 4 + length].decode(errors="replace")
+    return memory[offset + 4 : offset + 4 + length].decode(errors="replace")

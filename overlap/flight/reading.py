@@ -137,7 +137,7 @@ class Flight:
     ending: WorldEnd | None = None  # None: the process did not live to see the end of the world, or it still runs
 
 
-class Record:
+class OpenRecord:
     """A flight record that is open for reading: its process may go on writing it.
 
     Attributes:
@@ -181,30 +181,30 @@ class Record:
         return bool(self._text(ENDING_AT))
 
     def ending(self) -> WorldEnd | None:
-        """Return the end of the world, if the process has told of it."""
+        """Return the end of the world, if the process recorded it."""
         text = self._text(ENDING_AT)
         if not text:
             return None
-        told = json.loads(text)
-        rank = told["rank"]
+        end = json.loads(text)
+        rank = end["rank"]
         return WorldEnd(
-            how=str(told["how"]),
+            how=str(end["how"]),
             rank=None if rank is None else int(rank),
-            line=str(told["line"]),
-            here=bool(told["here"]),
-            at_ns=int(told["clock_ns"]) + self.since_ns,
+            line=str(end["line"]),
+            here=bool(end["here"]),
+            at_ns=int(end["clock_ns"]) + self.since_ns,
         )
 
     def ranks(self) -> list[RankTable]:
         """Return the last operations of each rank, and learn the words of their calls."""
-        found = []
+        tables = []
         for index in range(self._ranks):
             rank, step, left, waiting, kept = RANK.unpack_from(self._memory, rank_at(index))
             begin = records_at(index, self._ranks)
             table = np.frombuffer(self._memory[begin : begin + RECORDS_BYTES], np.int64).reshape(RECORDS, 6).T
             known = self._known(table[:, table[0] > 0])
-            found.append(RankTable(rank, step, bool(left), known, len(known[0]) == RECORDS, waiting, kept))
-        return found
+            tables.append(RankTable(rank, step, bool(left), known, len(known[0]) == RECORDS, waiting, kept))
+        return tables
 
     def _known(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return operations on the clock of all machines, with zeros for instants that have not come."""
@@ -244,7 +244,7 @@ def read_flight(path: str | os.PathLike[str]) -> Flight:
     Raises:
         UsageError: Naming the file and the fault.
     """
-    with closing(Record(path)) as record:
+    with closing(OpenRecord(path)) as record:
         try:
             ranks = tuple(_rank(table, record.calls) for table in record.ranks())
             return replace(record.about, ranks=ranks, ending=record.ending())

@@ -105,7 +105,7 @@ class Writer:
         ended: Whether it says how the world ended.
 
     Args:
-        memory: Of `file_bytes(len(ranks))` bytes, all zero.
+        memory: Memory of `file_bytes(len(ranks))` bytes, all zero.
         ranks: World ranks of this process.
         start: The start of the record, for `reading.Flight`.
     """
@@ -128,20 +128,20 @@ class Writer:
         self._turn.append(turn)
         return flight
 
-    def end(self, how: str, *, rank: int | None, line: str, here: bool) -> None:
+    def end(self, how: str, *, rank: int | None, line: str, began_here: bool) -> None:
         """Write how the world ended; the first word counts.
 
         Args:
             how: "failed", "stalled" or "interrupted".
             rank: The rank at fault, as far as is known.
             line: The error.
-            here: Whether it began in this process.
+            began_here: Whether it began in this process.
         """
         if self.ended:
             return
         self.ended = True
-        told = {"how": how, "rank": rank, "line": _cut(line, _LONGEST_LINE_BYTES), "here": here}
-        write_text(self._memory, ENDING_AT, _json({**told, "clock_ns": perf_counter_ns()}), TEXT_LIMIT_BYTES)
+        end = {"how": how, "rank": rank, "line": _cut(line, _LONGEST_LINE_BYTES), "here": began_here}
+        write_text(self._memory, ENDING_AT, _json({**end, "clock_ns": perf_counter_ns()}), TEXT_LIMIT_BYTES)
 
     def close(self) -> None:
         """Stop writing into the file: later calls write to memory that is never read."""
@@ -164,16 +164,16 @@ class _Calls:
         """Write to other memory from now on."""
         self._memory = memory
 
-    def find(self, operation: Recordable, known: Known, call: object) -> int:
-        """Return the number of a call at a place, the slow way; it is known from then on."""
+    def find(self, operation: Recordable, numbers: Known, call: object) -> int:
+        """Return the number of a call at a place, the slow way, and store it in `numbers`."""
         code, instruction = operation.place
         key = (id(code), instruction, call)
-        found = known.get(key)
-        if found is None:
-            found = operation.place, self._number(_text(operation.flight_fields()))
-            self._keep(known, key, found)
-        self._keep(known, call, found)
-        return found[1]
+        numbered = numbers.get(key)
+        if numbered is None:
+            numbered = operation.place, self._number(_text(operation.flight_fields()))
+            self._keep(numbers, key, numbered)
+        self._keep(numbers, call, numbered)
+        return numbered[1]
 
     def _keep(self, known: Known, key: object, found: _Found) -> None:
         known[key] = found  # and with it the code, whose id is in some keys
@@ -278,16 +278,18 @@ class _Queue:
             return self._taken.pop(name, -1)
 
 
-def _recording(memory: bytearray, at: int, begin: int, calls: _Calls) -> tuple[RankFlight, Callable[[bytearray], None]]:
-    """Return the functions that record a rank, and one that turns them to other memory; attributes would be slower.
+def _recording(
+    memory: bytearray, base: int, begin: int, calls: _Calls
+) -> tuple[RankFlight, Callable[[bytearray], None]]:
+    """Return the functions that record a rank, and one that moves them to other memory; attributes would be slower.
 
-    A record is told by the index of its first word: to set one, an item of a memoryview is cheaper than `pack_into`.
+    The index of its first word identifies a record: an item of a memoryview is cheaper to set than by `pack_into`.
     """
     words = memoryview(memory).cast("q")
     first = begin // _WORD
     free = deque(range(first, first + RECORDS * _RECORD_WORDS, _RECORD_WORDS))
     take, give, pack = free.popleft, free.append, ISSUE.pack_into
-    step_at, left_at, waiting_at, kept_at = (at // _WORD + index for index in (1, 2, 3, 4))
+    step_at, left_at, waiting_at, kept_at = (base // _WORD + index for index in (1, 2, 3, 4))
     current = -1
 
     def write(record: int, values: tuple[int, ...]) -> None:
@@ -297,15 +299,15 @@ def _recording(memory: bytearray, at: int, begin: int, calls: _Calls) -> tuple[R
     queue = _Queue(free, write)
     waiting = queue.waiting
 
-    def issued(operation: Recordable, known: Known, call: object, number: int, now_ns: int) -> int:
-        found = known.get(call)
-        what = found[1] if found is not None and found[0] == operation.place else calls.find(operation, known, call)
+    def issued(operation: Recordable, numbers: Known, call: object, number: int, now_ns: int) -> int:
+        hit = numbers.get(call)
+        index = hit[1] if hit is not None and hit[0] == operation.place else calls.find(operation, numbers, call)
         if len(free) <= KEPT:
-            name = queue.add((now_ns, number, what, current))
+            name = queue.add((now_ns, number, index, current))
             words[waiting_at] = len(waiting)
             return name
         record = take()
-        pack(memory, record * _WORD, now_ns, number, what, current)
+        pack(memory, record * _WORD, now_ns, number, index, current)
         return record
 
     def ended(record: int, now_ns: int) -> None:
@@ -335,12 +337,12 @@ def _recording(memory: bytearray, at: int, begin: int, calls: _Calls) -> tuple[R
         if record >= 0:
             words[record + _STARTED] = now_ns
 
-    def described(record: int, operation: Recordable, known: Known, call: object) -> None:
-        what = calls.find(operation, known, call)
+    def described(record: int, operation: Recordable, numbers: Known, call: object) -> None:
+        call_number = calls.find(operation, numbers, call)
         if record < 0:
-            record = queue.describe(record, what)
+            record = queue.describe(record, call_number)
         if record >= 0:
-            words[record + _CALL] = what
+            words[record + _CALL] = call_number
 
     def step(index: int) -> int:
         nonlocal current
@@ -354,10 +356,10 @@ def _recording(memory: bytearray, at: int, begin: int, calls: _Calls) -> tuple[R
     def kept(index: int) -> None:
         words[kept_at] = index if 0 <= index < _MOST_STEPS else -1
 
-    def turn(other: bytearray) -> None:
+    def turn(new_memory: bytearray) -> None:
         nonlocal memory, words
         words.release()
-        memory, words = other, memoryview(other).cast("q")
+        memory, words = new_memory, memoryview(new_memory).cast("q")
 
     flight = RankFlight(
         issued=issued,

@@ -29,13 +29,14 @@ def recent_world(named: Sequence[str]) -> tuple[RecordedWorld, str, list[str]]:
     """
     flights = _readable(named)
     nearness = (lambda flight: 0) if named else _nearness
-    world, others = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
+    world, older = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
     first = world.flights[0]
     attempt = f", attempt {first.attempt}" if first.attempt else ""
-    ranks, nodes = _counted(first.world_size, "rank"), _counted(first.processes, "node")
+    ranks = f"{first.world_size} rank{'s' * (first.world_size != 1)}"
+    processes = f"{first.processes} process{'es' * (first.processes != 1)}"
     last = "the last" if named else _last(world)
-    more = [f"(of {others + 1} runs in these files this is {last}; name the files of another to see that)"]
-    return world, ", ".join([f"job {first.job}{attempt}: {ranks}", nodes, *_origin(first)]), more if others else []
+    more = [f"(of {older + 1} runs in these files this is {last}; name the files of another to see that)"]
+    return (world, ", ".join([f"job {first.job}{attempt}: {ranks}", processes, *_origin(first)]), more if older else [])
 
 
 def _nearness(flight: Flight) -> int:
@@ -63,24 +64,20 @@ def _origin(flight: Flight) -> Iterator[str]:
         yield f"begun {datetime.fromtimestamp(flight.started_ns // 10**9)}"
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def _default() -> str:
     return os.environ.get("OVERLAP_FLIGHT_DIR") or str(default_folder())
 
 
 def _files(named: Sequence[str]) -> list[str]:
-    found: list[str] = []
+    files: list[str] = []
     for name in named or [_default()]:
         inside = [Path(name)]
         if not named or Path(name).is_dir():  # links to records elsewhere may lead nowhere
             inside = sorted(path for path in Path(name).glob(f"*{ENDING}") if path.is_file())
         if not inside:
             raise UsageError(_NONE.format(name))
-        found += map(str, inside)
-    return found
+        files += map(str, inside)
+    return files
 
 
 def _readable(named: Sequence[str]) -> list[Flight]:

@@ -31,13 +31,13 @@ def computes(record: RankRecord) -> bool:
     return operation is not None and operation.words.kind == "compute" and operation.started_ns is not None
 
 
-def is_elsewhere(record: RankRecord, others: Collection[int], ranks: Mapping[int, RankRecord]) -> bool:
-    """Whether a rank computes, or stands in an operation that waits for ranks other than some."""
+def is_elsewhere(record: RankRecord, excepted: Collection[int], ranks: Mapping[int, RankRecord]) -> bool:
+    """Whether a rank computes, or is in an operation that waits for other ranks than `excepted`."""
     first = oldest(record)
     if first is None or first.words.kind == "compute":
         return computes(record)
     lacking = {rank for rank in absent(first, ranks) if rank != record.rank}
-    return bool(lacking) and lacking.isdisjoint(others)
+    return bool(lacking) and lacking.isdisjoint(excepted)
 
 
 def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:
@@ -55,14 +55,14 @@ def without_ends(ranks: Mapping[int, RankRecord]) -> dict[int, RankRecord]:
 
     A program learns of it only where it awaits the operation. Until then it goes on, and issues others.
     """
-    left = {rank for rank, record in ranks.items() if record.left}
+    finished = {rank for rank, record in ranks.items() if record.left}
 
     def reopened(operation: Operation) -> Operation:
-        lacking = operation.failed and not left.isdisjoint(absent(operation, ranks))
+        lacking = operation.failed and not finished.isdisjoint(absent(operation, ranks))
         return replace(operation, ended_ns=None, failed=False) if lacking else operation
 
     return {
-        rank: replace(record, operations=tuple(map(reopened, record.operations))) if left else record
+        rank: replace(record, operations=tuple(map(reopened, record.operations))) if finished else record
         for rank, record in ranks.items()
     }
 

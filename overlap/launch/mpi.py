@@ -85,13 +85,13 @@ def _state(pid: int) -> str:
 
 def _parents(pid: int) -> list[int]:
     """Return the parents of a process in its session, which mpiexec leads."""
-    found: list[int] = []
+    parents: list[int] = []
     with suppress(OSError, IndexError):
         session = os.getsid(pid)
         while pid != session:
             pid = parent_of(pid)
-            found.append(pid)
-    return found
+            parents.append(pid)
+    return parents
 
 
 def find_mpiexec() -> str:
@@ -121,7 +121,7 @@ async def seats(mpiexec: str, count: int, environ: Mapping[str, str]) -> AsyncIt
     Raises:
         UsageError: If mpiexec does not start `count` processes on this machine.
     """
-    with ExitStack() as kept, ExitStack() as meeting:
+    with ExitStack() as open_stubs, ExitStack() as meeting:
         folder = meeting.enter_context(tempfile.TemporaryDirectory(prefix="overlap-mpi-"))
         listener = meeting.enter_context(socket.socket(socket.AF_UNIX))
         path = os.path.join(folder, "seats")
@@ -129,31 +129,31 @@ async def seats(mpiexec: str, count: int, environ: Mapping[str, str]) -> AsyncIt
         listener.listen(count)
         job = _Mpiexec(mpiexec, count, path, environ)
         try:
-            found = await _taken(job, listener, count, kept)
+            seats_by_rank = await _taken(job, listener, count, open_stubs)
             meeting.close()
-            if sorted(found) != list(range(count)):
-                started = f"mpiexec started {len(found)} of {count} processes on this machine"
+            if sorted(seats_by_rank) != list(range(count)):
+                started = f"mpiexec started {len(seats_by_rank)} of {count} processes on this machine"
                 raise UsageError(f"--transport mpi: {started}{job.last_words()}")
-            yield [found[rank] for rank in range(count)]
+            yield [seats_by_rank[rank] for rank in range(count)]
         finally:
-            kept.close()  # hangs up on the stubs
+            open_stubs.close()  # hangs up on the stubs
             with trio.CancelScope(shield=True):
                 await job.end()
 
 
-async def _taken(job: _Mpiexec, listener: socket.socket, count: int, kept: ExitStack) -> dict[int, Seat]:
+async def _taken(job: _Mpiexec, listener: socket.socket, count: int, open_stubs: ExitStack) -> dict[int, Seat]:
     """Return the seats by rank; the connections to stubs are kept."""
-    found: dict[int, Seat] = {}
+    seats_by_rank: dict[int, Seat] = {}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(job.listen, nursery.cancel_scope)
         with trio.move_on_after(_START_S), trio.socket.from_stdlib_socket(listener.dup()) as stubs:
-            while len(found) < count:
+            while len(seats_by_rank) < count:
                 stub, _ = await stubs.accept()
-                rank, seat = await _seat(kept.enter_context(stub))
-                kept.callback(os.close, seat.descriptor)
-                found[rank] = seat
+                rank, seat = await _seat(open_stubs.enter_context(stub))
+                open_stubs.callback(os.close, seat.descriptor)
+                seats_by_rank[rank] = seat
         nursery.cancel_scope.cancel()
-    return found
+    return seats_by_rank
 
 
 async def _seat(stub: trio.socket.SocketType) -> tuple[int, Seat]:

@@ -65,22 +65,22 @@ class Advance:
         return f"gives up: it has been started again {times}, and --max-restarts allows no more"
 
     def announced(
-        self, restart: int, most: int, step: int | None, place: str | None, why: str, *, fewer: str = ""
+        self, restart: int, limit: int, step: int | None, path: str | None, why: str, *, fewer: str = ""
     ) -> str:
         """Say of the next attempt when it begins, from which step, and why the last one has ended.
 
         Args:
             restart: Its number.
-            most: How many there may be.
+            limit: How many there may be.
             step: From which step it goes on; None: from the beginning.
-            place: Where the state is; None: none is named.
+            path: Where the state is; None: none is named.
             why: Why the last one has ended.
             fewer: With how few nodes, if not with all.
         """
-        begin = f"restart {restart} of {most}" + (f" in {self.pause_s:g} s" if self.pause_s else "") + fewer
+        begin = f"restart {restart} of {limit}" + (f" in {self.pause_s:g} s" if self.pause_s else "") + fewer
         if step is not None:
             return f"{begin}, from step {step}: {why}"
-        lacking = f"no complete state in {place}" if place else "no complete state; --state-dir or Checkpoints keep one"
+        lacking = f"no complete state in {path}" if path else "no complete state; --state-dir or Checkpoints keep one"
         return f"{begin}, from the beginning ({lacking}): {why}"
 
 
@@ -107,43 +107,43 @@ class Restarts:
     agree: Callable[[LaunchSpec, int], LaunchSpec] | None = None
 
 
-def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpec], LaunchOutcome]) -> LaunchOutcome:
+def launch_again(spec: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpec], LaunchOutcome]) -> LaunchOutcome:
     """Launch a world until it ends well, or there is no point in it; return how the last attempt went.
 
     Args:
-        what: What to start.
+        spec: What to start.
         restarts: How often.
         once: Launches it once.
     """
     advance = Advance(restarts.latest() if restarts.place else None)
-    fewest = restarts.fewest or what.nodes
-    advance.spare = what.nodes - fewest
-    kept: int | None = None
+    fewest = restarts.fewest or spec.nodes
+    advance.spare = spec.nodes - fewest
+    saved_step: int | None = None
     for attempt in range(restarts.most + 1):
         killed = oom_kills()
-        nodes = max(fewest, what.nodes - advance.futile)
+        nodes = max(fewest, spec.nodes - advance.futile)
         outcome = once(
-            restarts.agree(what, attempt)
+            restarts.agree(spec, attempt)
             if restarts.agree
-            else numbered(what, attempt, nodes, [node for node in what.here if node < nodes])
+            else numbered(spec, attempt, nodes, [node for node in spec.here if node < nodes])
         )
         guilty = culprit(outcome.endings)
         if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
             break
         why = _why(guilty, oom_kills() - killed, restarts.signs)
         if _USAGE in why and not advance.spare:
-            what.report("gives up: an error of usage would come again")
+            spec.report("gives up: an error of usage would come again")
             break
         pids = [ending.pid for ending in outcome.endings]
         step = restarts.latest()
         advance.note(step if restarts.place else restarts.reached(pids))
-        kept = max((each for each in (kept, restarts.kept(pids)) if each is not None), default=None)
-        step = kept if step is None else step
+        saved_step = max((each for each in (saved_step, restarts.kept(pids)) if each is not None), default=None)
+        step = saved_step if step is None else step
         if attempt == restarts.most or advance.hopeless:
-            what.report(advance.given_up(attempt))
+            spec.report(advance.given_up(attempt))
             break
-        fewer = _with(max(fewest, what.nodes - advance.futile), what.nodes)
-        what.report(advance.announced(attempt + 1, restarts.most, step, restarts.place, why, fewer=fewer))
+        fewer = _with(max(fewest, spec.nodes - advance.futile), spec.nodes)
+        spec.report(advance.announced(attempt + 1, restarts.most, step, restarts.place, why, fewer=fewer))
         if advance.pause_s:
             restarts.sleep(advance.pause_s)
     return outcome

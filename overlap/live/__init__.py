@@ -1,6 +1,6 @@
-"""Jobs that run now: which there are, and what their ranks do. Their flight records say it."""
+"""Jobs that run now, and the work of their ranks, from their flight records."""
 
-# The map of this room, in the order data flows:
+# In the order data flows:
 #
 #   worlds    the worlds that run on this host, and snapshots of a world one after the other
 #   figures   the last moments of each rank: compute, communication hidden and exposed, bytes, which rank is late

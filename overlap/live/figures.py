@@ -31,9 +31,9 @@ class RankFigures:
     """Figures of one rank in a window."""
 
     times: Breakdown  # Where its time went; `step` is that in which it is
-    step_ns: int | None  # What a step takes, from end to end; None if no two have been seen
-    in_flight_bytes: int  # Of the operations that have not ended
-    doing: str  # What it has not finished for longest, or ""
+    step_ns: int | None  # Duration of a step, from end to end; None before the second end of a step
+    in_flight_bytes: int  # Bytes of unfinished operations
+    doing: str  # The oldest unfinished work, or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class WorldFigures:
     """Figures of all ranks in a window."""
 
     ranks: Sequence[RankFigures]  # Ascending
-    # Of ended operations, by the medium; each operation counts once on each rank.
+    # Bytes of ended operations, by the medium; each operation counts once on each rank.
     bytes_per_s: Mapping[Kind, float]
     late_ns: Mapping[int, int]  # How long others waited for a rank, added up over them
 
@@ -110,7 +110,7 @@ def _kind(members: tuple[int, ...], places: Mapping[int, Place]) -> Kind:
 
 def _operations(table: RankTable, calls: Mapping[int, CallWords], window: Interval) -> list[_Operation]:
     """Return the operations of a rank, in order of issue."""
-    found: list[_Operation] = []
+    operations: list[_Operation] = []
     free_ns: dict[str, int] = {}  # until when the operations before it at the same place took
     rows = sorted(table.operations.T.tolist())
     for issued_ns, number, call, _, ended_ns, started_ns in rows:
@@ -125,10 +125,10 @@ def _operations(table: RankTable, calls: Mapping[int, CallWords], window: Interv
         end_ns = ended_ns or window[1]
         if ended_ns:
             free_ns[words.key] = max(free_ns.get(words.key, 0), ended_ns)
-        found.append(
+        operations.append(
             _Operation(words, (words.key, number), min(begin_ns, end_ns), end_ns, bool(ended_ns), issued_ns)
         )  # fmt: skip
-    return found
+    return operations
 
 
 class _Came:
@@ -146,7 +146,7 @@ class _Came:
                     self._newest[place] = max(self._newest.get(place, 0), one.meeting[1])
 
     def missing(self, operation: _Operation) -> list[int]:
-        """Return the members that have not come, of those whose records are here."""
+        """Return the members that have not arrived, of members with a record on this host."""
         if operation.has_ended:
             return []
         key, number = operation.meeting
@@ -178,18 +178,18 @@ def _count_lateness(
 
 def _measured(table: RankTable, operations: Sequence[_Operation], came: _Came, window: Interval) -> RankFigures:
     if table.cut and operations:  # earlier operations are not known
-        window = max(window[0], min(one.end_ns for one in operations)), window[1]
+        window = max(window[0], min(op.end_ns for op in operations)), window[1]
     whole = merge([window])
 
     def inside(intervals: list[Interval]) -> Merged:
         return intersect(merge(intervals), whole)
 
-    comm = [one for one in operations if one.words.kind != "compute"]
-    compute = inside([(one.begin_ns, one.end_ns) for one in operations if one.words.kind == "compute"])
-    active = inside([(one.begin_ns, one.end_ns) for one in comm])
-    moving = inside([(min(came.met_ns(one), one.end_ns), one.end_ns) for one in comm])
+    comm = [op for op in operations if op.words.kind != "compute"]
+    compute = inside([(op.begin_ns, op.end_ns) for op in operations if op.words.kind == "compute"])
+    active = inside([(op.begin_ns, op.end_ns) for op in comm])
+    moving = inside([(min(came.met_ns(op), op.end_ns), op.end_ns) for op in comm])
     exposed = subtract(active, compute)
-    unfinished = [one for one in operations if not one.has_ended]
+    unfinished = [op for op in operations if not op.has_ended]
     return RankFigures(
         times=Breakdown(
             rank=table.rank,
@@ -203,7 +203,7 @@ def _measured(table: RankTable, operations: Sequence[_Operation], came: _Came, w
             queued_ns=0,
         ),
         step_ns=_step_ns(table),
-        in_flight_bytes=sum(one.words.nbytes for one in unfinished),
+        in_flight_bytes=sum(op.words.nbytes for op in unfinished),
         doing="" if table.left else _doing(unfinished),
     )
 

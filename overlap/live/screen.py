@@ -53,20 +53,20 @@ def lines(world: WorldFigures, head: str, *, width: int, height: int, ascii: boo
     return [_cut(line, width) for line in [*drawn, *rows, _legend(ascii=ascii)]][:height]
 
 
-def _row(of: Fold, one: RankFigures, label: int, bar: int, *, ascii: bool) -> Line:
-    times, glyphs = one.times, _GLYPHS[ascii]
+def _row(fold: Fold, figures: RankFigures, label: int, bar: int, *, ascii: bool) -> Line:
+    times, glyphs = figures.times, _GLYPHS[ascii]
     compute = _bar(times, bar, [(times.compute_ns, glyphs[0], COMPUTE)])
     parts = [(times.overlapped_ns, glyphs[1], HIDDEN), (times.waiting_ns, glyphs[2], WAITING)]
     comm = _bar(times, bar, [*parts, (times.wire_ns, glyphs[3], EXPOSED)])
-    step = "" if one.step_ns is None else _duration(one.step_ns)
-    flight = format_bytes(one.in_flight_bytes) if one.in_flight_bytes else ""
+    step = "" if figures.step_ns is None else _duration(figures.step_ns)
+    flight = format_bytes(figures.in_flight_bytes) if figures.in_flight_bytes else ""
     return [
-        (f"{of.label:>{label}} ", ""),
+        (f"{fold.label:>{label}} ", ""),
         *compute,
         (f" {_percent(times.compute_ns, times)}", ""),
         (" ", ""),
         *comm,
-        (f" {_percent(times.comm_ns, times)} {step:>9} {flight:>10} {one.doing}", ""),
+        (f" {_percent(times.comm_ns, times)} {step:>9} {flight:>10} {figures.doing}", ""),
     ]
 
 
@@ -124,13 +124,13 @@ def _legend(*, ascii: bool) -> Line:
 
 def _cut(line: Line, width: int) -> Line:
     """Cut a line to a width, without blanks at its end."""
-    kept: Line = []
+    cut: Line = []
     for text, style in line:
-        kept.append((text[:width], style))
-        width -= len(kept[-1][0])
-    while kept and not kept[-1][0].strip():
-        kept.pop()
-    return [*kept[:-1], (kept[-1][0].rstrip(), kept[-1][1])] if kept else []
+        cut.append((text[:width], style))
+        width -= len(cut[-1][0])
+    while cut and not cut[-1][0].strip():
+        cut.pop()
+    return [*cut[:-1], (cut[-1][0].rstrip(), cut[-1][1])] if cut else []
 
 
 def _duration(duration_ns: int) -> str:

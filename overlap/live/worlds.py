@@ -11,7 +11,7 @@ from time import process_time, time_ns
 
 from ..errors import UsageError
 from ..flight.folder import ENDING, default_folder, runs
-from ..flight.reading import CallWords, RankTable, Record
+from ..flight.reading import CallWords, OpenRecord, RankTable
 from .figures import Place, WorldFigures, figures
 
 MOST_SHARE = 0.01
@@ -58,7 +58,7 @@ class Sampler:
 class RunningWorld:
     """A world, as far as its processes run on this host."""
 
-    processes: Sequence[Record]  # Their records, by their number in the world
+    processes: Sequence[OpenRecord]  # Their records, by their number in the world
 
     @property
     def job(self) -> str:
@@ -109,7 +109,7 @@ class RunningWorld:
 
     @property
     def lives(self) -> bool:
-        """Whether any of its processes here still runs it: who has ended well has removed the record."""
+        """Whether any of its processes on this host still runs; a process that ends well removes its record."""
         return any(os.path.exists(each.path) and not each.has_ended and _runs(each) for each in self.processes)
 
     def snapshot(self) -> WorldSnapshot:
@@ -131,17 +131,17 @@ def running(folder: str | os.PathLike[str] | None = None) -> list[RunningWorld]:
         folder: Where their records are; None: in the default folder, and in all folders of
             `--flight-dir` in which this user keeps some of them.
     """
-    found: dict[tuple[object, ...], list[Record]] = {}
+    records: dict[tuple[object, ...], list[OpenRecord]] = {}
     for path in _records(folder):
         with suppress(UsageError):  # it is just being made or removed, or it is of another version
-            record = Record(path)
+            record = OpenRecord(path)
             if record.has_ended or not _runs(record):
                 record.close()
                 continue
             about = record.about
             world = about.job, about.attempt, about.world, about.processes, about.world_size
-            found.setdefault(world, []).append(record)
-    worlds = [RunningWorld(sorted(each, key=lambda one: one.about.process)) for each in found.values()]
+            records.setdefault(world, []).append(record)
+    worlds = [RunningWorld(sorted(each, key=lambda one: one.about.process)) for each in records.values()]
     return sorted(worlds, key=lambda world: -world.started_ns)
 
 
@@ -178,5 +178,5 @@ def chosen(name: str | None, folder: str | os.PathLike[str] | None = None) -> Ru
     raise UsageError(f"{name!r} is no running job, nor the program or a process of one; running on this host: {known}")
 
 
-def _runs(record: Record) -> bool:
+def _runs(record: OpenRecord) -> bool:
     return runs(record.about.host, record.about.pid, record.about.born)

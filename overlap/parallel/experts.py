@@ -79,9 +79,9 @@ class Experts:
         Args:
             rank: This rank.
             group: The ranks that share the experts.
-            forward: Of one expert, a plain function of its weights and rows, to as many rows of the same width, and
-                the values that backward needs. Experts without rows are not called, and have gradients of zero.
-            backward: Of one expert, as for `Local`.
+            forward: Forward of one expert, a plain function of its weights and rows, to equally many rows of the same
+                width, and the values that backward needs. Experts without rows are not called, and have zero gradients.
+            backward: Backward of one expert, as for `Local`.
             experts: E, over all ranks.
             top_k: How many of them each token passes.
             backward_input: The first half of `backward`, as for `Local`.

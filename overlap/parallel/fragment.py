@@ -107,7 +107,7 @@ class Fragment:
         Args:
             round_: From 1.
             since: Whether it has made steps since.
-            mean: Of the changes.
+            mean: Mean of the changes.
         """
         if self._nothing is not None:
             return

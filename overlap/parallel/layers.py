@@ -60,7 +60,7 @@ class Local:
         backward_input: The first half of backward; returns the gradient of the input, and the values for the second
             half.
         backward_weights: The second half, from weights and that; with it, `backward` may be left out.
-        costs: Of "forward", "backward", "backward_input" and "backward_weights", on the virtual clock.
+        costs: Costs of "forward", "backward", "backward_input" and "backward_weights", on the virtual clock.
 
     Raises:
         UsageError: If there is no backward, or half of one.
@@ -214,7 +214,7 @@ class Sequential:
         rank: This rank.
         layers: By name, in order.
         parts: How many.
-        axis: Of the input. Sequence-parallel layers share axis 0 among ranks; cut another there.
+        axis: Axis of the input. Sequence-parallel layers share axis 0 among ranks; cut another there.
 
     Raises:
         UsageError: If there are no layers, or `parts` is invalid.

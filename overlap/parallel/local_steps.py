@@ -69,8 +69,8 @@ class LocalSteps(Strategy[Params]):
         Args:
             rank: This rank.
             params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
-            optimizer: Of inner steps.
-            outer: Of outer steps; its gradient is the mean change, with the sign of one.
+            optimizer: Optimizer of inner steps.
+            outer: Optimizer of outer steps; its gradient is the mean change, with the sign of one.
             period: Inner steps from one outer step to the next.
             delay: Inner steps under which the outer reduction travels; 0 waits for it. Less than the period.
             fragments: In how many parts the weights take turns; every n-th parameter is in one. It divides the period.
@@ -204,7 +204,7 @@ class LocalSteps(Strategy[Params]):
         self.steps = steps
         told = cast("Sequence[Mapping[str, object]]", notes["fragments"])
         if len(told) != len(self._fragments):
-            raise UsageError(f"fragments: the checkpoint has {len(told)}, this model {len(self._fragments)}")
+            raise UsageError(f"fragments: expected {len(told)}, as in the checkpoint, got {len(self._fragments)}")
         if own is not None:
             for piece in self._parameters.pieces():
                 piece.data[:] = own[f"weights:{piece.tensor}"]

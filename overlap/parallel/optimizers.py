@@ -40,7 +40,7 @@ class Optimizer(Protocol):
 
         Args:
             size: How many elements.
-            dtype: Of the parameters.
+            dtype: Dtype of the parameters.
         """
 
     def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
@@ -49,7 +49,7 @@ class Optimizer(Protocol):
         Args:
             param: Parameters, flat; written.
             grad: Their gradient, of the same length; not written.
-            state: Of the form that `fresh` makes, of the same length; written.
+            state: State of the form that `fresh` makes, of the same length; written.
             step: From 1.
         """
 

@@ -91,9 +91,9 @@ class Parameters:
         """Let the optimizer make a step with the gradient of a bucket.
 
         Args:
-            dtype: Of the weights.
+            dtype: Dtype of the weights.
             runs: Where they are, and where their gradients are in the bucket.
-            gradient: Of the bucket, flat.
+            gradient: Gradient of the bucket, flat.
             step: From 1.
             check: Whether to look for elements that are not finite, while they are in the caches anyway.
 
@@ -181,7 +181,7 @@ def expected_memory(stage: Stage, ranks: int, *, parameters: int, optimizer: int
     section 5.
 
     Args:
-        stage: Of ZeRO.
+        stage: Stage of ZeRO.
         ranks: N.
         parameters: P.
         optimizer: S.

@@ -32,7 +32,7 @@ class StagePassing:
         group: The ranks of the pipeline.
         schedule: Tells the rank of each stage.
         boundaries: Shapes and dtypes of a microbatch between a stage and the next one.
-        stream: Of the messages.
+        stream: Stream of the messages.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StagePassing:
         Args:
             kind: Forward, or backward.
             stage: Where it is needed.
-            microbatch: Of the action.
+            microbatch: Microbatch of the action.
             value: An array or a tree of arrays, or a future of either.
         """
         if self.stays(stage):

@@ -221,13 +221,13 @@ class Pass:
     """A batch that is being issued.
 
     Args:
-        pipeline: Of the batch.
+        pipeline: Pipeline of the batch.
         xs: Microbatches, where the first stage is.
-        targets: Of the loss, where the last stage is.
+        targets: Targets of the loss, where the last stage is.
 
     Attributes:
-        losses: Of the microbatches that have passed the last stage here.
-        gradients: Of the stages whose last backward has been issued.
+        losses: Losses of the microbatches that have passed the last stage here.
+        gradients: Gradients of the stages whose last backward has been issued.
     """
 
     def __init__(self, pipeline: Pipeline, xs: Sequence[object], targets: Sequence[object]) -> None:

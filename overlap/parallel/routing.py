@@ -122,8 +122,8 @@ def run_experts(
         function: From the expert's weights, its item of `saved` if that is given, and its rows to rows of the same
             shape and a value to keep.
         table: Rows from every rank for every expert of this rank, (n, experts of this rank).
-        weights: Of each expert.
-        saved: Of each expert.
+        weights: Weights of each expert.
+        saved: Values of each expert's forward that its backward needs.
         rows: In the order [source][expert].
 
     Returns:
@@ -143,8 +143,8 @@ def mean_gradients(ranks: int, weights: Sequence[object], gradients: Sequence[ob
 
     Args:
         ranks: That share the experts.
-        weights: Of each expert.
-        gradients: Of each expert, a tree like its weights; None if it had no rows.
+        weights: Weights of each expert.
+        gradients: Gradients of each expert, a tree like its weights; None if it had no rows.
     """
     return [
         mapped(np.zeros_like, each)

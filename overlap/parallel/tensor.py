@@ -100,7 +100,7 @@ class _Linear(ABC):
         """Return where this rank's parts lie in the whole layer, for `Checkpoints`.
 
         Args:
-            name: Of the layer in the whole model; its weights are "NAME.weight" and "NAME.bias".
+            name: Name of the layer in the whole model; its weights are "NAME.weight" and "NAME.bias".
         """
         size, index = self.group.size, self.group.rank
         return {each: Cut(f"{name}.{each}", axis, index, size) for each, axis in self._axes.items()} | {
@@ -214,8 +214,8 @@ class VocabularyLoss:
     Args:
         rank: This rank.
         group: The ranks that share the words, each a block of them, in the order of the group.
-        words: Of all ranks.
-        tokens: Of a batch, for the virtual clock.
+        words: Words of all ranks.
+        tokens: Tokens of a batch, for the virtual clock.
 
     Raises:
         UsageError: If the words do not divide by the ranks of the group.

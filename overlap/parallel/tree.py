@@ -87,7 +87,7 @@ def _rebuilt(like: object, leaves: Mapping[str, object], path: Path) -> object:
     if not isinstance(like, (Mapping, list, tuple)):
         name = _joined(path)
         if name not in leaves:
-            raise UsageError(f"leaves: {name!r} is missing")
+            raise UsageError(f"leaves: {name!r} is missing; expected one for each leaf of the tree")
         return leaves[name]
     parts = {key: _rebuilt(value, leaves, (*path, key)) for key, value in _items(like)}
     if isinstance(like, Mapping):
@@ -180,7 +180,7 @@ class Names:
         """Yield each parameter of a part with its item of `value`, a tree of that form or a future of one.
 
         Args:
-            name: Of the part.
+            name: Name of the part.
             value: The tree.
             place: The line that handed it over, for the error of a future.
 

@@ -128,7 +128,7 @@ def read(
     """Return the times of a step from a rank's spans.
 
     Args:
-        spans: Of the rank.
+        spans: Spans of the rank.
         ready: Of each recorded step, in order: the names of the parameters and when their gradients were there, in
             nanoseconds. The first step only says when the second one begins.
         sizes: As in a `Recording`.
@@ -184,7 +184,7 @@ def replay(recording: Recording, make: MakeModel, size: Size, order: str) -> flo
     """Return the time of a step on the virtual clock, in seconds, with other buckets.
 
     Args:
-        recording: Of real steps.
+        recording: Recording of real steps.
         make: Makes a model, given rank, parameters, `bucket_bytes`, `order` and `hook`.
         size: When a bucket is full.
         order: "forward" or "fifo".

@@ -1,4 +1,4 @@
-"""Training steps of language models from a configuration: what they compute and send, and how long that takes.
+"""Training steps of language models from a configuration: their computes, their communication and their time.
 
 model = planning.load("llama-70b")
 layout = planning.Layout(tp=8, pp=4, dp=32, global_batch=1024)

@@ -26,22 +26,22 @@ UPDATE_BYTES = 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Compute:
     """One compute."""
 
     flops: float  # Operations
-    nbytes: float  # Of memory, read and written by products
+    nbytes: float  # Bytes of memory that products read and write
     seconds: float | None = None  # Its time, where the rates of the device are known
 
-    def plus(self, other: Work) -> Work:
+    def plus(self, other: Compute) -> Compute:
         """Return the sum of two computes."""
         both = None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
-        return Work(flops=self.flops + other.flops, nbytes=self.nbytes + other.nbytes, seconds=both)
+        return Compute(flops=self.flops + other.flops, nbytes=self.nbytes + other.nbytes, seconds=both)
 
-    def times(self, factor: float) -> Work:
+    def times(self, factor: float) -> Compute:
         """Return a multiple."""
         longer = None if self.seconds is None else self.seconds * factor
-        return Work(flops=self.flops * factor, nbytes=self.nbytes * factor, seconds=longer)
+        return Compute(flops=self.flops * factor, nbytes=self.nbytes * factor, seconds=longer)
 
 
 class Product(NamedTuple):
@@ -85,13 +85,13 @@ class Amounts:
 
     # -- computes ------------------------------------------------------------------------------------------------
 
-    def _matrix(self, parameters: float, width: float) -> Work:
+    def _matrix(self, parameters: float, width: float) -> Compute:
         """Return the product of all tokens with this rank's part of some matrices; `width` goes in and out."""
         own = parameters / self.layout.tp
         moved = (own + self.tokens * (2 * self.model.hidden + width / self.layout.tp)) * self.itemsize
-        return Work(flops=2.0 * own * self.tokens, nbytes=moved)
+        return Compute(flops=2.0 * own * self.tokens, nbytes=moved)
 
-    def _timed(self, work: Work, products: Sequence[Product], moved: float, dtype: str | None = None) -> Work:
+    def _timed(self, work: Compute, products: Sequence[Product], moved: float, dtype: str | None = None) -> Compute:
         """Return a compute with its time, if the device is known: of products, and of element-wise bytes."""
         device = self.device
         if device is None:
@@ -109,96 +109,98 @@ class Amounts:
     def _again(self, operation: str, back: float) -> bool:
         return bool(back) and operation in self.layout.recomputed
 
-    def projections(self, back: float = 0) -> Work:
+    def projections(self, back: float = 0) -> Compute:
         """Queries, keys, values and the product after the heads, with norm and positions.
 
         Args:
             back: 0 forward; backward 1 for gradients of inputs, 2 for those of weights too.
         """
-        of, tp, tokens = self.model, self.layout.tp, self.tokens
-        inside = of.query_width + of.kv_width
-        work = self._matrix(of.attention_parameters, inside + of.value_width).times(back or 1)
+        model, tp, tokens = self.model, self.layout.tp, self.tokens
+        inside = model.query_width + model.kv_width
+        work = self._matrix(model.attention_parameters, inside + model.value_width).times(back or 1)
         products = [
-            Product(tokens, (of.attention_parameters / of.hidden - of.value_width) / tp, of.hidden),
-            Product(tokens, of.hidden, of.value_width / tp),
+            Product(tokens, (model.attention_parameters / model.hidden - model.value_width) / tp, model.hidden),
+            Product(tokens, model.hidden, model.value_width / tp),
         ]
-        rows, turned = self.rows * of.hidden, 2 * tokens * (of.query_width + of.kv_width / 2) / tp
+        rows, turned = self.rows * model.hidden, 2 * tokens * (model.query_width + model.kv_width / 2) / tp
         again = _NORM * rows * self._again("norm", back)
         numbers = _NORM * rows + turned, _NORM_BACK * rows + turned + again
-        factors = tokens * (of.hidden + of.value_width / tp), tokens * (of.hidden + inside / tp)
+        factors = tokens * (model.hidden + model.value_width / tp), tokens * (model.hidden + inside / tp)
         return self._halves(work, products, back, self._moved(back, numbers, factors))
 
-    def _halves(self, work: Work, products: Sequence[Product], back: float, moved: float) -> Work:
+    def _halves(self, work: Compute, products: Sequence[Product], back: float, moved: float) -> Compute:
         """Return half a layer: products once forward, `back` times backward, and half of them again if they are."""
         times = (back or 1) + (0.5 if self._again("products", back) else 0)
         return self._timed(work.times(times / (back or 1)), _repeated(products, times), moved)
 
-    def scores(self, back: float = 0) -> Work:
+    def scores(self, back: float = 0) -> Compute:
         """Attention of a rank's tokens to the keys of one rank of `cp`; backward if `back`."""
-        of, tp = self.model, self.layout.tp
-        keys = of.attended / self.layout.cp
-        moved = self.tokens * (of.query_width + of.kv_width + of.value_width) * self.itemsize / tp
+        model, tp = self.model, self.layout.tp
+        keys = model.attended / self.layout.cp
+        moved = self.tokens * (model.query_width + model.kv_width + model.value_width) * self.itemsize / tp
         times = (2.5 + self._again("attention", back)) if back else 1.0
-        work = Work(flops=self.tokens * of.score_flops(keys) / tp, nbytes=moved).times(times)
+        work = Compute(flops=self.tokens * model.score_flops(keys) / tp, nbytes=moved).times(times)
         if self.device is None:
             return work
-        reach = min(of.window or of.sequence, of.sequence) / self.layout.cp
+        reach = min(model.window or model.sequence, model.sequence) / self.layout.cp
         return replace(work, seconds=self.device.attention_s(work.flops, reach))
 
-    def perceptron(self, layer: int, back: float = 0) -> Work:
+    def perceptron(self, layer: int, back: float = 0) -> Compute:
         """Perceptron, or router and shared experts: the computes of every token after attention."""
         of = self.model
         if not of.has_experts(layer):
             return self._perceptron(of.perceptron(of.ffn), of.ffn, self.tokens, back, self.rows)
         return self.router(back).plus(self.shared(back)) if of.shared_experts else self.router(back)
 
-    def _perceptron(self, parameters: float, ffn: float, tokens: float, back: float, rows: float) -> Work:
-        of, wide = self.model, ffn / self.layout.tp
+    def _perceptron(self, parameters: float, ffn: float, tokens: float, back: float, rows: float) -> Compute:
+        model, wide = self.model, ffn / self.layout.tp
         work = self._matrix(parameters, 3 * ffn).times(back or 1)
-        into = (2 if of.gated else 1) * wide
-        products = [Product(tokens, into, of.hidden), Product(tokens, of.hidden, wide)]
-        again = (_NORM * rows * of.hidden * self._again("norm", back)) + (
+        into = (2 if model.gated else 1) * wide
+        products = [Product(tokens, into, model.hidden), Product(tokens, model.hidden, wide)]
+        again = (_NORM * rows * model.hidden * self._again("norm", back)) + (
             (into + wide) * tokens * self._again("activation", back)
         )
         numbers = (
-            _NORM * rows * of.hidden + (into + wide) * tokens,
-            _NORM_BACK * rows * of.hidden + (2 * into + wide) * tokens + again,
+            _NORM * rows * model.hidden + (into + wide) * tokens,
+            _NORM_BACK * rows * model.hidden + (2 * into + wide) * tokens + again,
         )
-        factors = tokens * (of.hidden + wide), tokens * (of.hidden + into)
+        factors = tokens * (model.hidden + wide), tokens * (model.hidden + into)
         return self._halves(work, products, back, self._moved(back, numbers, factors))
 
-    def router(self, back: float = 0) -> Work:
+    def router(self, back: float = 0) -> Compute:
         """The choice of experts."""
         of = self.model
         nbytes = 1.0 * self.rows * of.hidden * self.itemsize
-        work = Work(flops=2.0 * self.rows * of.hidden * of.experts, nbytes=nbytes).times(back or 1)
+        work = Compute(flops=2.0 * self.rows * of.hidden * of.experts, nbytes=nbytes).times(back or 1)
         norm = (_NORM_BACK if back else _NORM) * nbytes
         return self._timed(work, _repeated([Product(self.rows, of.experts, of.hidden)], back or 1), norm, "float32")
 
-    def shared(self, back: float = 0) -> Work:
+    def shared(self, back: float = 0) -> Compute:
         """The experts that every token goes to."""
         of = self.model
         width = of.shared_experts * of.expert_width
         return self._perceptron(of.shared_experts * of.perceptron(of.expert_width), width, self.tokens, back, 0.0)
 
-    def experts(self, back: float = 0) -> Work:
+    def experts(self, back: float = 0) -> Compute:
         """The experts of a rank."""
-        of, layout = self.model, self.layout
-        each = of.perceptron(of.expert_width) / layout.tp
-        met, here = self.tokens * of.top_k, of.experts / layout.ep
-        moved = each * here + met * (2 * of.hidden + 3 * of.expert_width / layout.tp)
-        work = Work(flops=2.0 * met * each, nbytes=moved * self.itemsize).times(back or 1)
+        model, layout = self.model, self.layout
+        size = model.perceptron(model.expert_width) / layout.tp
+        routed, experts = self.tokens * model.top_k, model.experts / layout.ep
+        moved = size * experts + routed * (2 * model.hidden + 3 * model.expert_width / layout.tp)
+        work = Compute(flops=2.0 * routed * size, nbytes=moved * self.itemsize).times(back or 1)
         if self.device is None:
             return work
-        wide = of.expert_width / layout.tp
-        into = (2 if of.gated else 1) * wide
-        products = [Product(met, into, of.hidden), Product(met, of.hidden, wide)]
-        weights = each * (here - 1) * self.itemsize * (back or 1)  # the products of one matrix count those of one
-        numbers = (into + wide) * met, (2 * into + wide) * met
-        bytes_moved = weights + self._moved(back, numbers, (met * (of.hidden + wide), met * (of.hidden + into)))
+        wide = model.expert_width / layout.tp
+        into = (2 if model.gated else 1) * wide
+        products = [Product(routed, into, model.hidden), Product(routed, model.hidden, wide)]
+        weights = size * (experts - 1) * self.itemsize * (back or 1)  # the products of one matrix count those of one
+        numbers = (into + wide) * routed, (2 * into + wide) * routed
+        bytes_moved = weights + self._moved(
+            back, numbers, (routed * (model.hidden + wide), routed * (model.hidden + into))
+        )
         return self._timed(work, _repeated(products, back or 1), bytes_moved)
 
-    def weight_gradients(self, layer: int) -> Work:
+    def weight_gradients(self, layer: int) -> Compute:
         """Return the gradients of a layer's weights alone, where a schedule splits the backward pass."""
         found = self.projections(2).plus(self.projections(1).times(-1.0))
         found = found.plus(self.perceptron(layer, 2)).plus(self.perceptron(layer, 1).times(-1.0))
@@ -206,18 +208,18 @@ class Amounts:
             found = found.plus(self.experts(2)).plus(self.experts(1).times(-1.0))
         return found
 
-    def combining(self) -> Work:
-        """Adding up what came back from a token's experts."""
-        of = self.model
-        nbytes = (of.top_k + 1.0) * self.rows * of.hidden * self.itemsize
-        return self._timed(Work(flops=0.0, nbytes=nbytes), [], nbytes)
+    def combining(self) -> Compute:
+        """Sum of the outputs that the experts of a token sent back."""
+        model = self.model
+        nbytes = (model.top_k + 1.0) * self.rows * model.hidden * self.itemsize
+        return self._timed(Compute(flops=0.0, nbytes=nbytes), [], nbytes)
 
-    def embedding(self) -> Work:
+    def embedding(self) -> Compute:
         """Looking up tokens."""
         nbytes = 2.0 * self.tokens * self.model.hidden * self.itemsize
-        return self._timed(Work(flops=0.0, nbytes=nbytes), [], nbytes)
+        return self._timed(Compute(flops=0.0, nbytes=nbytes), [], nbytes)
 
-    def scoring(self, back: float = 0) -> Work:
+    def scoring(self, back: float = 0) -> Compute:
         """Scores of all words, and their loss; of further tokens too, with the join of each with its embedding."""
         of, tp = self.model, self.layout.tp
         words, times = of.vocabulary / tp, (back or 1) * (1 + of.mtp_layers)
@@ -227,14 +229,14 @@ class Amounts:
         moved = (_LOSS_BYTES_BACK if back else _LOSS_BYTES) * self.tokens * words * (1 + of.mtp_layers)
         return self._timed(work, _repeated(products, back or 1), moved, self.layout.carried)
 
-    def scoring_weights(self) -> Work:
+    def scoring_weights(self) -> Compute:
         """Return the gradients of the scores' matrix alone."""
         return self.scoring(2).plus(self.scoring(1).times(-1.0))
 
-    def updating(self, parameters: float) -> Work:
+    def updating(self, parameters: float) -> Compute:
         """Adam on some parameters."""
         nbytes = UPDATE_BYTES * parameters
-        return self._timed(Work(flops=0.0, nbytes=nbytes), [], nbytes)
+        return self._timed(Compute(flops=0.0, nbytes=nbytes), [], nbytes)
 
     # -- bytes that travel ---------------------------------------------------------------------------------------
 
@@ -246,9 +248,9 @@ class Amounts:
 
     @property
     def gathers_routed(self) -> bool:
-        """Whether each rank of tp sends its own rows to experts elsewhere, whose ranks of tp then gather them.
+        """Whether each rank of tp sends its own rows to experts elsewhere, and their ranks of tp then gather the rows.
 
-        All of those have a part of each matrix, so all of them need all that came (as in Megatron's dispatcher).
+        Every rank of tp has a part of each matrix, so it needs all rows that arrived (as in Megatron's dispatcher).
         """
         return self.layout.ep > 1 and self.layout.tp > 1 and self.layout.sequence_parallel
 
@@ -269,10 +271,10 @@ class Amounts:
         return -(-self._experts_of(layer) // (self.layout.tp * self.layout.ep))
 
     def held(self, stage: int) -> tuple[int, int]:
-        """Parameters of a stage's layers on a rank: but for experts, and those of experts."""
+        """Parameters of a stage's layers on a rank: first without experts, then of experts."""
         kinds = self.model.kinds(self.layout.layers_of(self.model, stage))
-        dense = sum(self.dense(one) * like for one, like in kinds)
-        return dense, sum(self.own_experts(one) * like for one, like in kinds)
+        dense = sum(self.dense(layer) * like for layer, like in kinds)
+        return dense, sum(self.own_experts(layer) * like for layer, like in kinds)
 
     def tables(self, stage: int) -> int:
         """Parameters of embedding and scores on a rank of a stage."""

@@ -38,7 +38,7 @@ _CLOSE = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class LogRow:
     """One measured collective."""
 
     collective: str  # its name
@@ -56,7 +56,7 @@ class BenchmarkLog:
     """A benchmark's output."""
 
     tool: str  # that wrote it
-    rows: tuple[Row, ...]  # in the order of the file
+    rows: tuple[LogRow, ...]  # in the order of the file
     dropped: tuple[str, ...] = ()  # why rows were left out
 
 
@@ -64,7 +64,7 @@ def read(path: str, *, op: str | None = None, ranks: int | None = None) -> Bench
     """Read a log.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         op: The collective, where the log does not say it.
         ranks: That took part, where the log does not say it.
 
@@ -88,7 +88,7 @@ def read(path: str, *, op: str | None = None, ranks: int | None = None) -> Bench
     raise UsageError(f"{name}: expected the output of nccl-tests, nccom-test or `overlap bench --json`")
 
 
-def _missing(rows: Sequence[Row]) -> tuple[str, ...]:
+def _missing(rows: Sequence[LogRow]) -> tuple[str, ...]:
     """Return a remark for each size that a sweep by one factor leaves out."""
     pairs = [(a, b) for a, b in pairwise(rows) if (a.collective, a.dtype) == (b.collective, b.dtype)]
     steps = Counter(b.nbytes / a.nbytes for a, b in pairs)
@@ -118,13 +118,13 @@ class _Context:
             raise UsageError(f"{self.name}: says no collective that is known; give --op, one of {_COLLECTIVES}")
         return _OPERATIONS[name]
 
-    def number(self, text: str, line: int, what: str, *, least: float = 0.0) -> float:
+    def number(self, text: str, line: int, meaning: str, *, least: float = 0.0) -> float:
         try:
             value = float(text)
         except ValueError:
-            raise self.fail(line, what, text) from None
+            raise self.fail(line, meaning, text) from None
         if not value > least or value == float("inf"):
-            raise self.fail(line, f"{what}, more than {least:g}", text)
+            raise self.fail(line, f"{meaning}, more than {least:g}", text)
         return value
 
     def is_row(self, words: Sequence[str], number: int, line: str) -> bool:
@@ -152,7 +152,7 @@ class _Context:
         if all(abs(rate / each - 1) > _CLOSE + rounding for each in exact):
             raise self.fail(line, f"a bandwidth of {exact[0]:.4g} GB/s ({nbytes:g} bytes in {time_s:g} s)", printed)
 
-    def check_count(self, line: int, row: Row, count: str, dtype: str) -> None:
+    def check_count(self, line: int, row: LogRow, count: str, dtype: str) -> None:
         """Refuse elements that do not make up the bytes, of all ranks or of one."""
         nbytes = self.number(count, line, "elements") * itemsize_of(row.dtype)
         if row.nbytes not in (nbytes, nbytes * (row.ranks or 1)) and row.nbytes % nbytes:
@@ -273,8 +273,8 @@ def _positive(value: object, name: str, where: str) -> float:
 
 def _row(
     context: _Context, line: int, collective: str, nbytes: float, dtype: str, ranks: int | None, time_s: float
-) -> Row:
-    return Row(
+) -> LogRow:
+    return LogRow(
         collective=collective,
         nbytes=round(nbytes),
         dtype=context.dtype(dtype, f"{context.name}:{line}"),

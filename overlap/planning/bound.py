@@ -16,7 +16,7 @@ from .. import Virtual
 from ..cost.select import plan
 from ..parallel.schedules import FAMILIES
 from ..simulation.compute_cost import ComputeCosts, Profile, Roofline
-from .amounts import Amounts, Work
+from .amounts import Amounts, Compute
 from .device import Device
 from .layout import Layout
 from .model import Model
@@ -83,15 +83,15 @@ class _Bound:
 
     def _of_rank(self, stages: list[_Stage], rank: int) -> float:
         layout, m = self._layout, self._layout.microbatches
-        mine = [stages[stage] for stage in layout.stages_of(rank)]
-        before_s = sum(each.forward for each in stages[:rank])
-        after_s = sum(each.backward for each in stages[:rank])
-        once_s = sum(each.forward + each.backward + each.weights for each in mine)
-        last_s = sum(each.backward + each.weights for each in mine)
+        own_stages = [stages[stage] for stage in layout.stages_of(rank)]
+        before_s = sum(stage.forward for stage in stages[:rank])
+        after_s = sum(stage.backward for stage in stages[:rank])
+        once_s = sum(stage.forward + stage.backward + stage.weights for stage in own_stages)
+        last_s = sum(stage.backward + stage.weights for stage in own_stages)
         reduced_s, gathered_s = self._replicas_s(rank)
         waiting_s = max(0.0, reduced_s - last_s) if layout.shards < 2 else 0.0
         own_s = before_s + m * once_s + waiting_s + max(self._update_s(rank), gathered_s)
-        later_s = sum(each.weights for each in mine)  # may be computed while the stages before end
+        later_s = sum(stage.weights for stage in own_stages)  # may be computed while the stages before end
         return max(own_s, before_s + m * (once_s - later_s) + after_s + self._update_s(0))
 
     # -- one microbatch --------------------------------------------------------------------------------------------
@@ -99,13 +99,13 @@ class _Bound:
     def _stage(self, stage: int) -> _Stage:
         layers = self._layout.layers_of(self._model, stage)
         kinds, split = self._model.kinds(layers), self._layout.schedule in _SPLIT
-        forward = sum(self._layer_s(one, "forward", 0.0) * like for one, like in kinds)
-        backward = sum(self._layer_s(one, "backward", 1.0 if split else 2.0) * like for one, like in kinds)
+        forward = sum(self._layer_s(layer, "forward", 0.0) * like for layer, like in kinds)
+        backward = sum(self._layer_s(layer, "backward", 1.0 if split else 2.0) * like for layer, like in kinds)
         again = forward - (self._half_s if layers else 0.0) * len(layers) if self._again else 0.0
         if stage == self._layout.pp * self._layout.chunks - 1:
             forward += self._s("scores", self._amounts.scoring())
             backward += self._s("scores backward", self._amounts.scoring(1.0 if split else 2.0))
-        weights = sum(self._weights_s(one) * like for one, like in kinds) if split else 0.0
+        weights = sum(self._weights_s(layer) * like for layer, like in kinds) if split else 0.0
         slack = 2 * self._half_s  # the last exchange of an action may lie beside the first compute of the next
         return _Stage(forward=max(0.0, forward - slack), backward=max(0.0, backward + again - slack), weights=weights)
 
@@ -113,23 +113,23 @@ class _Bound:
     def _again(self) -> bool:
         return self._layout.checkpointing == "full"
 
-    def _layer_s(self, layer: int, what: str, times: float) -> float:
+    def _layer_s(self, layer: int, phase: str, times: float) -> float:
         """Return the time of a layer's computes, and of the exchanges of `tp` and `ep` between them."""
-        amounts, back = self._amounts, what == "backward"
+        amounts, back = self._amounts, phase == "backward"
         scores = amounts.scores(1 if back else 0)
         projections = amounts.projections(times)
         if self._layout.cp > 1:
-            found = self._s(f"projections {what}", projections) + self._layout.cp * self._s(f"scores {what}", scores)
+            sum_s = self._s(f"projections {phase}", projections) + self._layout.cp * self._s(f"scores {phase}", scores)
         else:
-            found = self._s(f"attention {what}", projections.plus(scores))
-        found += self._half_s
+            sum_s = self._s(f"attention {phase}", projections.plus(scores))
+        sum_s += self._half_s
         if back and self._again:
-            found -= self._gather_s  # of the gradient, while the layer is computed again
+            sum_s -= self._gather_s  # of the gradient, while the layer is computed again
         if self._model.has_experts(layer):
-            return found + self._sparse_s(times, what)
-        return found + self._s(f"perceptron {what}", amounts.perceptron(layer, times)) + self._half_s
+            return sum_s + self._sparse_s(times, phase)
+        return sum_s + self._s(f"perceptron {phase}", amounts.perceptron(layer, times)) + self._half_s
 
-    def _sparse_s(self, times: float, what: str) -> float:
+    def _sparse_s(self, times: float, phase: str) -> float:
         """Return the time of half a layer with experts; shared experts may compute while tokens travel."""
         amounts, there_s, back_s, around_s = self._amounts, 0.0, 0.0, 0.0
         if self._layout.ep > 1:
@@ -140,16 +140,16 @@ class _Bound:
             back_s += self._planned_s("reduce_scatter", nbytes, "tp")
         else:
             around_s = self._half_s
-        shared_s = self._s(f"shared {what}", amounts.shared(times)) if self._model.shared_experts else 0.0
-        router_s = self._s(f"router {what}", amounts.router(times))
-        experts_s = self._s(f"experts {what}", amounts.experts(times))
-        combine_s = self._s(f"combine {what}", amounts.combining())
+        shared_s = self._s(f"shared {phase}", amounts.shared(times)) if self._model.shared_experts else 0.0
+        router_s = self._s(f"router {phase}", amounts.router(times))
+        experts_s = self._s(f"experts {phase}", amounts.experts(times))
+        combine_s = self._s(f"combine {phase}", amounts.combining())
         return around_s + router_s + max(there_s, shared_s) + experts_s + back_s + combine_s
 
     def _weights_s(self, layer: int) -> float:
         return self._s("weights backward", self._amounts.weight_gradients(layer))
 
-    def _s(self, name: str, work: Work) -> float:
+    def _s(self, name: str, work: Compute) -> float:
         priced = self._costs.duration_ns(name, flops=work.flops, bytes_moved=work.nbytes, seconds=work.seconds)
         return priced[0] / 1e9
 
@@ -213,6 +213,6 @@ def _group(layout: Layout, axes: tuple[str, ...]) -> tuple[int, ...]:
 def _planned(
     op: str, nbytes: int, cluster: Cluster, group: tuple[int, ...], dtype: str, peer_direct: bool
 ) -> tuple[float, float]:
-    """Return the seconds of an operation alone, and those of its busiest wire for each byte."""
-    found = plan(op, nbytes, cluster, group, dtype=dtype, peer_direct=peer_direct)
-    return found.predicted_s, found.busiest.busy_s / nbytes if found.busiest and nbytes else 0.0
+    """Return the seconds of an operation alone, and the seconds of its busiest wire for each byte."""
+    chosen = plan(op, nbytes, cluster, group, dtype=dtype, peer_direct=peer_direct)
+    return chosen.predicted_s, chosen.busiest.busy_s / nbytes if chosen.busiest and nbytes else 0.0

@@ -15,7 +15,7 @@ from ..cost.fitting import MachineFit, Sample, fit, wire_s
 from ..cost.own import INLINE_BYTES, OwnFit
 from ..errors import UsageError
 from ..units import format_bytes, format_s
-from .benchmark_logs import BenchmarkLog, Row, read
+from .benchmark_logs import BenchmarkLog, LogRow, read
 
 _LEAST_ROWS = 4
 
@@ -70,7 +70,7 @@ def calibrate(paths: Sequence[str], name: str, *, op: str | None = None, ranks: 
     return Calibration(cluster=cluster, paths=paths, logs=logs, fit=fit(cluster, samples))
 
 
-def _sample(row: Row, cluster: topology.Cluster) -> Sample:
+def _sample(row: LogRow, cluster: topology.Cluster) -> Sample:
     ranks = row.ranks or cluster.world_size
     if ranks < 2:
         raise UsageError(f"{row.where}: expected a collective of 2 ranks or more, found {ranks}")
@@ -87,7 +87,7 @@ def _sample(row: Row, cluster: topology.Cluster) -> Sample:
     return sample
 
 
-def _placed(row: Row, cluster: topology.Cluster) -> tuple[int, ...]:
+def _placed(row: LogRow, cluster: topology.Cluster) -> tuple[int, ...]:
     """Return the ranks at the places that a log names."""
     if not row.places:
         return ()
@@ -103,22 +103,22 @@ def _placed(row: Row, cluster: topology.Cluster) -> tuple[int, ...]:
 # -- machine files ---------------------------------------------------------------------------------------------------
 
 
-def _machine_file(of: Calibration, name: str) -> str:
-    found, network = of.fit, of.cluster.machine.network
-    source = ", ".join(f"{log.tool} in {Path(path).name}" for log, path in zip(of.logs, of.paths, strict=True))
-    count, middle, worst = found.errors(left_out=True)
-    hashes = ", ".join(f"{Path(p).name} {hashlib.sha256(Path(p).read_bytes()).hexdigest()[:12]}" for p in of.paths)
+def _machine_file(result: Calibration, name: str) -> str:
+    fit, network = result.fit, result.cluster.machine.network
+    source = ", ".join(f"{log.tool} in {Path(path).name}" for log, path in zip(result.logs, result.paths, strict=True))
+    count, middle, worst = fit.errors(left_out=True)
+    hashes = ", ".join(f"{Path(p).name} {hashlib.sha256(Path(p).read_bytes()).hexdigest()[:12]}" for p in result.paths)
     origin = f'source = {_quoted(f"fitted: {source}")}, confidence = "B"'
     lines = [
         f"# Written by `overlap calibrate` from {_quoted(source)[1:-1]} (SHA-256 {_quoted(hashes)[1:-1]}).",
         f"# {count} rows that were left out: median error {middle:.1%}, worst {worst:.1%}.",
-        f'extends = "{of.base}"',
+        f'extends = "{result.base}"',
         f"name = {_quoted(name)}",
     ]
-    inside_s, between_s = found.launches.inside_s, found.launches.between_s
+    inside_s, between_s = fit.launches.inside_s, fit.launches.between_s
     if inside_s is not None:
         lines += ["", "[collectives]", f"launch_s = {{ value = {inside_s:.6g}, {origin} }}"]
-    for kind, share in found.shares.items():
+    for kind, share in fit.shares.items():
         lines += ["", f"[collectives.wires.{kind}]", f"efficiency = {{ value = {share:.4g}, {origin} }}"]
         if network and kind == network.link and between_s is not None:
             lines += [f"launch_s = {{ value = {between_s:.6g}, {origin} }}"]
@@ -130,22 +130,22 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def own_machine_file(name: str, found: OwnFit, *, between: str, cores: int) -> str:
+def own_machine_file(name: str, fit: OwnFit, *, between: str, cores: int) -> str:
     """Return the machine file of this computer, by which `local` predicts it.
 
     Args:
         name: The name of the machine.
-        found: The fitted figures.
+        fit: The fitted figures.
         between: What joins processes, in words.
         cores: Processors of this computer.
     """
-    count, middle, worst = found.errors(left_out=True)
+    count, middle, worst = fit.errors(left_out=True)
     origin = 'source = "measured: overlap calibrate --here", confidence = "D"'
 
     def line(key: str, value: float) -> str:
         return f"{key} = {{ value = {value:.6g}, {origin} }}"
 
-    apart = found.between
+    apart = fit.between
     wire = ("step_s", "gap_s", "incast_s", "busy_s", "busy_bytes_per_s")
     own = ("meeting_s", "phase_s", "memory_bytes_per_s", "launch_s", "reducer_bytes_per_s")
     between_nodes = [
@@ -170,10 +170,10 @@ def own_machine_file(name: str, found: OwnFit, *, between: str, cores: int) -> s
             f'name = "{name}"',
             "",
             "[collectives]",
-            *(line(key, value) for key, value in found.inside.items()),
+            *(line(key, value) for key, value in fit.inside.items()),
             f"inline_bytes = {{ value = {INLINE_BYTES}, "
             'source = "overlap/runtime/engine/workers.py", confidence = "A" }',
             "",
-            *(between_nodes if found.between else []),
+            *(between_nodes if fit.between else []),
         ]
     )

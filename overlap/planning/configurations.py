@@ -1,4 +1,4 @@
-"""Models from files: those that come with the package, one's own as TOML, and config.json of Hugging Face."""
+"""Models from files: models of the package, TOML of users, and config.json of Hugging Face."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ def load(name: str | None, changes: Mapping[str, int] | None = None) -> Model:
         UsageError: If there is no such model or file, or a figure is missing or cannot be meant; names file and key.
     """
     read, where = _read(name) if name is not None else ({"name": "own"}, "--model: own figures")
-    told: dict[str, Any] = {**read, **(changes or {})}
+    figures: dict[str, Any] = {**read, **(changes or {})}
     allowed = {field.name: field for field in fields(Model)}
-    if unknown := sorted(set(told) - set(allowed)):
+    if unknown := sorted(set(figures) - set(allowed)):
         raise UsageError(f"{where}: {unknown[0]} is no figure of a model; known are {', '.join(allowed)}")
-    needed = [key for key, field in allowed.items() if field.default is MISSING and key not in told]
+    needed = [key for key, field in allowed.items() if field.default is MISSING and key not in figures]
     if needed:
         raise UsageError(f"{where}: expected {', '.join(needed)} too")
     for key, field in allowed.items():
         kind = {"str": str, "bool": bool, "int": int}[str(field.type)]
-        if key in told and type(told[key]) is not kind:
+        if key in figures and type(figures[key]) is not kind:
             expected = {str: "a text", bool: "true or false", int: "a whole number"}[kind]
-            raise UsageError(f"{where}: {key}: expected {expected}, got {told[key]!r}")
+            raise UsageError(f"{where}: {key}: expected {expected}, got {figures[key]!r}")
     try:
-        return Model(**told)
+        return Model(**figures)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
 
@@ -92,60 +92,60 @@ def _read(name: str) -> tuple[dict[str, object], str]:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        told = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise UsageError(f"--model: {name}: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"--model: {name}: not {path.suffix[1:].upper()}: {error}") from None
-    if not isinstance(told, dict):
-        raise UsageError(f"--model: {name}: expected an object with figures, got {type(told).__name__}")
+    if not isinstance(content, dict):
+        raise UsageError(f"--model: {name}: expected an object with figures, got {type(content).__name__}")
     if path.suffix == ".json":
-        told = _from_hugging_face(told, name)
-    return {"name": path.stem, **told}, name
+        content = _from_hugging_face(content, name)
+    return {"name": path.stem, **content}, name
 
 
-def _from_hugging_face(told: Mapping[str, object], where: str) -> dict[str, object]:
-    found: dict[str, object] = {"source": "config.json"}
-    inner = told.get("text_config")
+def _from_hugging_face(config: Mapping[str, object], where: str) -> dict[str, object]:
+    figures: dict[str, object] = {"source": "config.json"}
+    inner = config.get("text_config")
     if isinstance(inner, Mapping):  # of a model that sees and hears too
-        told = {**told, **inner}
+        config = {**config, **inner}
     for key, names in _HUGGING_FACE.items():
         for name in names:
-            if told.get(name) is not None:
-                found[key] = told[name]
-    kind = told.get("model_type")
-    gated = told.get("hidden_act", told.get("activation_function")) in _GATED or kind in _ALWAYS_GATED
-    found["gated"] = gated and kind not in _NEVER_GATED
-    found.setdefault("tied", kind in _TIED)
-    found["causal"] = kind not in _BIDIRECTIONAL
-    if told.get("sliding_window") is not None and told.get("use_sliding_window") is not False and found["causal"]:
-        found["window"] = told["sliding_window"]
-    width = found.get("hidden")
-    if "ffn" not in found and kind in ("gpt2", "gpt_bigcode", "bloom", "falcon") and isinstance(width, int):
-        found["ffn"] = 4 * width  # where they say nothing
-    if told.get("multi_query") is True and not told.get("new_decoder_architecture"):
-        found["kv_heads"] = 1
-    return {**found, **_shared(told, found, where)}
+            if config.get(name) is not None:
+                figures[key] = config[name]
+    kind = config.get("model_type")
+    gated = config.get("hidden_act", config.get("activation_function")) in _GATED or kind in _ALWAYS_GATED
+    figures["gated"] = gated and kind not in _NEVER_GATED
+    figures.setdefault("tied", kind in _TIED)
+    figures["causal"] = kind not in _BIDIRECTIONAL
+    if config.get("sliding_window") is not None and config.get("use_sliding_window") is not False and figures["causal"]:
+        figures["window"] = config["sliding_window"]
+    width = figures.get("hidden")
+    if "ffn" not in figures and kind in ("gpt2", "gpt_bigcode", "bloom", "falcon") and isinstance(width, int):
+        figures["ffn"] = 4 * width  # where they say nothing
+    if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
+        figures["kv_heads"] = 1
+    return {**figures, **_shared(config, figures, where)}
 
 
-def _shared(told: Mapping[str, object], found: Mapping[str, object], where: str) -> dict[str, object]:
-    """Return the experts that all tokens meet, where their width is told, and refuse what a `Model` cannot say."""
-    width, each = told.get("shared_expert_intermediate_size"), found.get("expert_ffn")
+def _shared(config: Mapping[str, object], figures: Mapping[str, object], where: str) -> dict[str, object]:
+    """Return the experts that all tokens meet, if the file has their width; refuse figures unknown to `Model`."""
+    width, expert_width = config.get("shared_expert_intermediate_size"), figures.get("expert_ffn")
     for name in ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"):
-        if told.get(name) not in (None, 1):
-            raise UsageError(f"{where}: {name}: expected 1, experts in all layers but the first, got {told[name]!r}")
-    if told.get("mlp_only_layers"):
-        raise UsageError(f"{where}: mlp_only_layers: expected none, got {told['mlp_only_layers']!r}")
-    if told.get("model_type") in ("llama4", "llama4_text"):
+        if config.get(name) not in (None, 1):
+            raise UsageError(f"{where}: {name}: expected 1, experts in all layers but the first, got {config[name]!r}")
+    if config.get("mlp_only_layers"):
+        raise UsageError(f"{where}: mlp_only_layers: expected none, got {config['mlp_only_layers']!r}")
+    if config.get("model_type") in ("llama4", "llama4_text"):
         return {"shared_experts": 1}
-    if not isinstance(width, int) or not isinstance(each, int) or not width or not each:
+    if not isinstance(width, int) or not isinstance(expert_width, int) or not width or not expert_width:
         return {}
-    if width % each:
+    if width % expert_width:
         raise UsageError(
-            f"{where}: shared_expert_intermediate_size: expected a multiple of moe_intermediate_size ({each}), "
+            f"{where}: shared_expert_intermediate_size: expected a multiple of moe_intermediate_size ({expert_width}), "
             f"got {width}"
         )
-    return {"shared_experts": width // each}
+    return {"shared_experts": width // expert_width}
 
 
 def _data() -> Path:

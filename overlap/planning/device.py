@@ -65,7 +65,7 @@ class Device:
         )
 
     def product_s(self, m: float, n: float, k: float, dtype: str, itemsize: int) -> float:
-        """Return the time of a product of m x k and k x n numbers, with what it reads and writes of memory.
+        """Return the time of a product of m x k and k x n numbers, including its reads and writes of memory.
 
         Args:
             m: Rows of the first factor and of the result.

@@ -15,8 +15,8 @@ from .device import Device
 from .layout import Layout
 from .memory import Memory, memory_of
 from .model import Model
-from .parts import Parts
-from .simulating import Whole, steady, way_of
+from .parts import StepParts
+from .simulating import FullSimulation, steady, way_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +27,10 @@ class Estimate:
     layout: Layout  # Its layout on the ranks
     cluster: Cluster  # The machines
     virtual: Virtual  # The assumptions
-    parts: Parts  # The parts of its time
-    memory: Memory  # Of the fullest rank
+    parts: StepParts  # The parts of its time
+    memory: Memory  # Memory of the fullest rank
     simulated: int  # Microbatches that were simulated; the others were added, each like the last one
-    timeline: Timeline | None  # Of the last simulation
+    timeline: Timeline | None  # Timeline of the last simulation
     device: Device | None = None  # The measured rates of computes, if they are known
     folded: bool = False  # Whether the insides of layers were simulated once, for all
 
@@ -98,24 +98,24 @@ def estimate(
     virtual = replace(virtual, dtype=layout.dtype, shapes_only=True, alike=layout.stage_of)
     if device is not None and virtual.interference.off:
         virtual = replace(virtual, interference=Interference(compute={ALL: 1 / device.beside}))
-    whole = Whole(model, layout, cluster, virtual, algorithm, device)
+    simulation = FullSimulation(model, layout, cluster, virtual, algorithm, device)
     few, period = steady(layout)
     many = layout.microbatches > 2 * few + period
     counts = (few, few + period) if many else (layout.microbatches,)
-    way = way_of(whole, sum(counts))
-    found = [way.parts(count) for count in counts]
+    way = way_of(simulation, sum(counts))
+    parts = [way.parts(count) for count in counts]
     further = (layout.microbatches - few) // period - 1
     return Estimate(
         model=model,
         layout=layout,
         cluster=cluster,
         virtual=virtual,
-        parts=found[0].further(found[1], further) if many else found[0],
+        parts=parts[0].further(parts[1], further) if many else parts[0],
         memory=memory_of(model, layout),
         simulated=counts[-1],
-        timeline=whole.timeline,
+        timeline=simulation.timeline,
         device=device,
-        folded=way is not whole,
+        folded=way is not simulation,
     )
 
 

@@ -1,4 +1,4 @@
-"""Steps with the inside of their layers folded: what computes and exchanges of `tp`, `cp`, `ep` take, simulated once.
+"""Steps with the inside of their layers folded: computes and exchanges of `tp`, `cp`, `ep` are simulated once.
 
 Computes and exchanges inside an action of the schedule follow each other, and nothing hides them, so an action takes
 the sum of its layers' times wherever it stands in a step. A folded step has one compute for each action, its first and
@@ -17,8 +17,8 @@ from ..runtime.future import Future
 from ..runtime.rank import Rank
 from .amounts import Amounts
 from .layout import Layout
-from .parts import Parts
-from .program import Step
+from .parts import StepParts
+from .program import TrainingStep
 
 What: TypeAlias = Literal[
     "layer",
@@ -41,10 +41,10 @@ FOLDED = "folded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
+class SimulatedPieces:
     """Parts of actions, each simulated alone."""
 
-    parts: Mapping[Piece, Parts]  # Their time, and its parts
+    parts: Mapping[Piece, StepParts]  # Their time, and its parts
 
     def ns(self, piece: Piece) -> int:
         """Return the time of a piece."""
@@ -71,7 +71,7 @@ def can_fold(layout: Layout) -> bool:
     return layout.shards < 3
 
 
-class PieceAlone(Step):
+class PieceAlone(TrainingStep):
     """One piece of an action, on every rank."""
 
     async def run_piece(self, piece: Piece) -> None:
@@ -79,26 +79,26 @@ class PieceAlone(Step):
         await self._piece(piece)
 
     def _piece(self, piece: Piece) -> Future[Any]:
-        what, layer = piece
+        kind, layer = piece
         x = self._shard
-        if what == "layer":
+        if kind == "layer":
             return cast("Future[Any]", self._layer(layer, x, "forward"))
-        if what in ("backward", "inputs"):
-            return cast("Future[Any]", self._layer_backward(0, layer, x, False, whole=what == "backward"))
-        if what == "scores":
+        if kind in ("backward", "inputs"):
+            return cast("Future[Any]", self._layer_backward(0, layer, x, False, with_weights=kind == "backward"))
+        if kind == "scores":
             return self._compute("scores", self._amounts.scoring(), self._enter(x), gives=self._token)
-        if what == "begin":
+        if kind == "begin":
             return self._compute("begin", self._amounts.scoring().times(0.0), self._enter(x))
-        if what == "end":
+        if kind == "end":
             return self._leave(self._compute("end", self._amounts.scoring().times(0.0)))
-        if what in ("weights", "scores weights"):
-            work = self._amounts.weight_gradients(layer) if what == "weights" else self._amounts.scoring_weights()
-            return self._compute("weights backward" if what == "weights" else what, work)
-        work = self._amounts.scoring(2.0 if what == "scores backward" else 1.0)
+        if kind in ("weights", "scores weights"):
+            work = self._amounts.weight_gradients(layer) if kind == "weights" else self._amounts.scoring_weights()
+            return self._compute("weights backward" if kind == "weights" else kind, work)
+        work = self._amounts.scoring(2.0 if kind == "scores backward" else 1.0)
         return self._leave(self._compute("scores backward", work))
 
 
-class FoldedStep(Step):
+class FoldedStep(TrainingStep):
     """The training step of one rank, in which most actions are one compute.
 
     Args:
@@ -108,7 +108,9 @@ class FoldedStep(Step):
         used: Takes the number of each piece that was folded, over all ranks that run.
     """
 
-    def __init__(self, rank: Rank, amounts: Amounts, pieces: Pieces, used: Callable[[Piece, float], None]) -> None:
+    def __init__(
+        self, rank: Rank, amounts: Amounts, pieces: SimulatedPieces, used: Callable[[Piece, float], None]
+    ) -> None:
         super().__init__(rank, amounts)
         self._pieces, self._used = pieces, used
 
@@ -128,7 +130,7 @@ class FoldedStep(Step):
         return x if self._layout.async_tp else self._enter(x)
 
     def _begun(self, pieces: dict[Piece, int]) -> dict[Piece, int]:
-        """Return the pieces of an action whose first exchange is outside, so that it may lie beside what is before."""
+        """Return the pieces of an action without its first exchange, which may overlap the action before."""
         enters = self._layout.tp > 1 and self._layout.sequence_parallel and not self._layout.async_tp
         return {**pieces, ("begin", 0): -1} if enters else pieces
 
@@ -162,7 +164,7 @@ class FoldedStep(Step):
         return self._amounts.gathers_routed and self._model.has_experts(self._layers(stage)[-1])
 
     def _ended(self, what: str, pieces: dict[Piece, int], x: object, *, leaves: bool) -> Future[Any]:
-        """Issue an action whose last exchange stays outside, so that what follows may lie beside it."""
+        """Issue an action without its last exchange, which may overlap the action behind."""
         if not leaves:
             return self._fold(what, pieces, x, self._shard)
         return self._leave(self._fold(what, {**pieces, ("end", 0): -1}, x, self._x))

@@ -44,14 +44,14 @@ class Layout:
     ep: int = 1  # Ranks that share the experts; a divisor of `dp`
     global_batch: int = 1  # Samples of a step
     micro_batch: int = 1  # Samples that pass the pipeline together
-    schedule: str = "1f1b"  # Of the pipeline; one of `overlap.parallel.schedules.FAMILIES`
+    schedule: str = "1f1b"  # Order of the pipeline; one of `overlap.parallel.schedules.FAMILIES`
     chunks: int = 1  # Stages on each rank: 2 or more for "interleaved-1f1b", else what the schedule has
     zero: int = 1  # 0: all ranks have all weights; 1, 2: they share the optimizer; 3: the weights too (FSDP)
     checkpointing: str = "full"  # One of `CHECKPOINTING`, or some of `OPERATIONS` joined by "+"
     sequence_parallel: bool = True  # Whether what the ranks of `tp` would all hold is cut along the sequence
     bucket_bytes: int = BUCKET_BYTES  # Gradients that are reduced together
     order: str = ORDERS[0]  # One of `ORDERS`
-    dtype: str = "bfloat16"  # Of the factors of matrix products; see `carried`
+    dtype: str = "bfloat16"  # Type of the factors of matrix products; see `carried`
     async_tp: bool = False  # Whether exchanges of `tp` lie under the products they belong to, piece by piece
     replicate: int = 1  # Groups of ranks of `dp` that each share a whole copy of what `zero` shares (HSDP)
     overlap_gather: bool = False  # Whether new weights are gathered under the next step (ZeRO-1 and 2)
@@ -78,7 +78,7 @@ class Layout:
                 f"got {self.global_batch}"
             )
         if self.async_tp and not self.sequence_parallel:
-            raise UsageError("async_tp: expected sequence_parallel beside it: sums that all ranks hold have no pieces")
+            raise UsageError("async_tp requires sequence_parallel: drop --no-sequence-parallel")
         stages = FAMILIES[self.schedule].chunks
         if self.chunks != stages and (stages is not None or self.chunks < 2):
             raise UsageError(f"chunks: expected {stages or '2 or more'} for {self.schedule}, got {self.chunks}")
@@ -145,7 +145,7 @@ class Layout:
 
     @property
     def sharers(self) -> int:
-        """Number of ranks that share what `zero` shares."""
+        """Number of ranks that share the tensors of `zero`."""
         return self.replicas // self.replicate
 
     @property
@@ -169,14 +169,14 @@ class Layout:
         """Return the schedule of a pipeline's ranks."""
         return _pipeline(self.schedule, self.pp, self.microbatches, self.chunks)
 
-    def peak_live(self, place: int) -> int:
-        """Return how many activations of a stage a place in the pipeline holds at most."""
+    def peak_live(self, position: int) -> int:
+        """Return the largest number of activations that a position of the pipeline holds."""
         few = min(self.microbatches, _FILLED * self.pp * self.chunks)
         if self.schedule == "1f1b":
-            return min(few, self.pp - place)
+            return min(few, self.pp - position)
         if self.schedule == "gpipe":
             return self.microbatches
-        return _peaks(self.schedule, self.pp, few, self.chunks)[place]
+        return _peaks(self.schedule, self.pp, few, self.chunks)[position]
 
     def stages_of(self, place: int) -> tuple[int, ...]:
         """Return the stages of a place in the pipeline, the lowest first."""
@@ -205,15 +205,15 @@ class Layout:
             UsageError: Naming figure and what was expected.
         """
         tokens, tp = model.sequence * self.micro_batch, self.tp
-        for name, value, of, whole in (
+        for name, value, divided, figure in (
             ("tp", tp, "heads", model.heads),
             ("tp", tp, "ffn", model.ffn),
             ("cp", self.cp, "sequence", model.sequence),
             ("ep", self.ep, "experts", model.experts),
             ("cp x tp", self.cp * tp, "sequence x micro_batch", tokens),
         ):
-            if whole % value:
-                raise UsageError(f"{name}: expected a divisor of {of} ({whole}) of {model.name}, got {value}")
+            if figure % value:
+                raise UsageError(f"{name}: expected a divisor of {divided} ({figure}) of {model.name}, got {value}")
         if self.ep > 1 and not model.experts:
             raise UsageError(f"ep: {model.name} has no experts; expected 1, got {self.ep}")
         if self.pp * self.chunks > model.layers:

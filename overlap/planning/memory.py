@@ -40,7 +40,7 @@ class Memory:
     weights: float  # With those that it has gathered
     gradients: float  # Likewise
     optimizer: float  # State
-    activations: float  # Of all microbatches that are under way, and the scores of words
+    activations: float  # All microbatches in flight, and the scores of words
 
     @property
     def total(self) -> float:
@@ -58,10 +58,10 @@ def _on(amounts: Amounts, rank: int) -> Memory:
     layout, width = amounts.layout, amounts.itemsize
     stages = list(layout.stages_of(rank))
     held = [amounts.held(stage) for stage in stages]
-    dense = sum(each for each, _ in held) + sum(map(amounts.tables, stages))
-    experts = sum(each for _, each in held)
-    kinds = [one for stage in stages for one, _ in amounts.model.kinds(layout.layers_of(amounts.model, stage))]
-    whole = max((amounts.dense(one) + amounts.own_experts(one) for one in kinds), default=0)
+    dense = sum(parameters for parameters, _ in held) + sum(map(amounts.tables, stages))
+    experts = sum(parameters for _, parameters in held)
+    kinds = [layer for stage in stages for layer, _ in amounts.model.kinds(layout.layers_of(amounts.model, stage))]
+    largest = max((amounts.dense(layer) + amounts.own_experts(layer) for layer in kinds), default=0)
 
     def shared(from_stage: int) -> float:
         """Parameters, shared by the ranks that hold equal ones from a stage of ZeRO on."""
@@ -69,8 +69,8 @@ def _on(amounts: Amounts, rank: int) -> Memory:
             return float(dense + experts)
         return dense / layout.sharers + experts / (layout.sharers // layout.ep)
 
-    gathered = 2.0 * whole * width if layout.shards == 3 else 0.0
-    reduced = 2.0 * (whole * width if layout.shards == 3 else min(layout.bucket_bytes, dense * width))
+    gathered = 2.0 * largest * width if layout.shards == 3 else 0.0
+    reduced = 2.0 * (largest * width if layout.shards == 3 else min(layout.bucket_bytes, dense * width))
     return Memory(
         stage=rank,
         weights=shared(3) * width + gathered,

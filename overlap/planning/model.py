@@ -115,7 +115,7 @@ class Model:
         return self.expert_ffn or self.ffn
 
     def perceptron(self, width: int) -> int:
-        """Return the parameters of a perceptron with that many units."""
+        """Return the number of parameters of a perceptron with `width` units."""
         return (3 if self.gated else 2) * self.hidden * width
 
     def has_experts(self, layer: int) -> bool:
@@ -184,7 +184,7 @@ class Model:
 
     @property
     def sample_flops(self) -> float:
-        """Operations of one sample, forward and backward, nothing computed twice: what utilisation counts.
+        """Operations of one sample, forward and backward, nothing computed twice, as utilisation counts them.
 
         Two a parameter and token forward (but for the embedding, which is looked up), twice that backward, and
         attention over the whole sequence, masked or not (arXiv 2204.02311, appendix B).

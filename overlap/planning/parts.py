@@ -17,7 +17,7 @@ MESSAGE = "send/recv"
 """Name of point-to-point operations in a timeline."""
 
 
-class Operation(NamedTuple):
+class StepOperation(NamedTuple):
     """The shape that collectives or messages share."""
 
     dimension: str  # Axis of parallelism
@@ -57,28 +57,28 @@ Path: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """A step: `step_ns` = `compute_ns` + what operations expose + `idle_ns`, on average over ranks."""
+class StepParts:
+    """A step: `step_ns` = `compute_ns` + exposed time of operations + `idle_ns`, on average over ranks."""
 
     step_ns: float  # From its beginning to the end of the last rank
     compute_ns: float  # In which a rank computed
     overlapped_ns: float  # Part of it in which bytes of the rank's operations moved
     idle_ns: float  # In which it did nothing, whether or not an operation was queued
     ranks: tuple[int, ...]  # Ranks that were simulated
-    operations: Mapping[Operation, Amount]  # Bytes of each operation, and its exposed time
+    operations: Mapping[StepOperation, Amount]  # Bytes of each operation, and its exposed time
     path: Mapping[Path, float]  # The critical path: for how long it went through what
 
     @classmethod
-    def of(cls, timeline: Timeline) -> Parts:
+    def of(cls, timeline: Timeline) -> StepParts:
         """Read a timeline of one step."""
         covers, overlapped_ns = coverage(timeline), 0.0
-        found: dict[Operation, Amount] = {}
+        amounts: dict[StepOperation, Amount] = {}
         for cover, spans in zip(covers, timeline.by_rank().values(), strict=True):
             comm = [span for span in spans if span.kind == "comm"]
             moving = merge([_transfer(span) for span in comm])
             overlapped_ns += length(subtract(moving, cover.exposed)) / len(covers)
             for operation, amount in _of_rank(cover, comm).items():
-                found[operation] = found.get(operation, Amount()).plus(amount, 1 / len(covers))
+                amounts[operation] = amounts.get(operation, Amount()).plus(amount, 1 / len(covers))
         rows = [cover.breakdown() for cover in covers]
         path: dict[Path, float] = {}
         for link in critical_path(timeline):
@@ -90,32 +90,32 @@ class Parts:
             overlapped_ns=overlapped_ns,
             idle_ns=sum(row.idle_ns + row.queued_ns for row in rows) / len(rows),
             ranks=tuple(row.rank for row in rows),
-            operations=found,
+            operations=amounts,
             path=path,
         )
 
-    def further(self, more: Parts, times: int) -> Parts:
-        """Return these parts, plus `times` the difference between `more` and these."""
+    def further(self, longer: StepParts, times: int) -> StepParts:
+        """Return these parts, plus `times` the difference between `longer` and these."""
 
         def line(a: float, b: float) -> float:
             return b + times * (b - a)
 
         operations = {
-            each: amount.plus(amount, times).plus(self.operations.get(each, Amount()), -times)
-            for each, amount in more.operations.items()
+            operation: amount.plus(amount, times).plus(self.operations.get(operation, Amount()), -times)
+            for operation, amount in longer.operations.items()
         }
-        return Parts(
-            step_ns=line(self.step_ns, more.step_ns),
-            compute_ns=line(self.compute_ns, more.compute_ns),
-            overlapped_ns=line(self.overlapped_ns, more.overlapped_ns),
-            idle_ns=line(self.idle_ns, more.idle_ns),
+        return StepParts(
+            step_ns=line(self.step_ns, longer.step_ns),
+            compute_ns=line(self.compute_ns, longer.compute_ns),
+            overlapped_ns=line(self.overlapped_ns, longer.overlapped_ns),
+            idle_ns=line(self.idle_ns, longer.idle_ns),
             ranks=self.ranks,
             operations=operations,
-            path={what: max(0.0, line(self.path.get(what, 0.0), ns)) for what, ns in more.path.items()},
+            path={what: max(0.0, line(self.path.get(what, 0.0), ns)) for what, ns in longer.path.items()},
         )
 
-    def unfolded(self, inside: Sequence[tuple[Parts, float]], named: str) -> Parts:
-        """Return the parts with computes that stand for other steps replaced by those steps' parts.
+    def unfolded(self, inside: Sequence[tuple[StepParts, float]], named: str) -> StepParts:
+        """Return the parts with each compute of a folded step replaced by the parts of that step.
 
         Args:
             inside: Steps, and how many of each a rank has on average.
@@ -129,8 +129,8 @@ class Parts:
             compute_ns += times * (parts.compute_ns - parts.step_ns)
             overlapped_ns += times * parts.overlapped_ns
             idle_ns += times * parts.idle_ns
-            for each, amount in parts.operations.items():
-                operations[each] = operations.get(each, Amount()).plus(amount, times)
+            for operation, amount in parts.operations.items():
+                operations[operation] = operations.get(operation, Amount()).plus(amount, times)
             for what, ns in parts.path.items():
                 through[what] = through.get(what, 0.0) + times * ns
         path = {what: ns for what, ns in self.path.items() if not what[1].startswith(named)}
@@ -142,7 +142,7 @@ class Parts:
             compute_ns=compute_ns,
             overlapped_ns=overlapped_ns,
             idle_ns=idle_ns,
-            operations={each: amount for each, amount in operations.items() if amount.count > 1e-9},
+            operations={operation: amount for operation, amount in operations.items() if amount.count > 1e-9},
             path=path,
         )
 
@@ -159,21 +159,21 @@ class Parts:
         return sum(amount.wire_ns for amount in self.operations.values())
 
 
-def _of_rank(cover: Coverage, spans: list[Span]) -> dict[Operation, Amount]:
+def _of_rank(cover: Coverage, spans: list[Span]) -> dict[StepOperation, Amount]:
     """Assign each exposed instant to one operation: first to operations that move bytes, in the order of dimensions."""
-    by: dict[Operation, list[Span]] = {}
+    by: dict[StepOperation, list[Span]] = {}
     for span in spans:
         by.setdefault(_operation(span), []).append(span)
-    ordered = sorted(by, key=lambda each: (DIMENSIONS.index(each.dimension), each))
+    ordered = sorted(by, key=lambda operation: (DIMENSIONS.index(operation.dimension), operation))
     left, wire = cover.exposed, {}
-    for each in ordered:
-        wire[each], left = _taken(left, [_transfer(span) for span in by[each]])
-    found: dict[Operation, Amount] = {}
-    for each in ordered:
-        waited, left = _taken(left, [(span.start_ns, span.end_ns) for span in by[each]])
-        busy = sum(end - start for start, end in map(_transfer, by[each]))
-        found[each] = Amount(count=len(by[each]), busy_ns=busy, wire_ns=wire[each], waiting_ns=waited)
-    return found
+    for operation in ordered:
+        wire[operation], left = _taken(left, [_transfer(span) for span in by[operation]])
+    amounts: dict[StepOperation, Amount] = {}
+    for operation in ordered:
+        waited, left = _taken(left, [(span.start_ns, span.end_ns) for span in by[operation]])
+        busy = sum(end - start for start, end in map(_transfer, by[operation]))
+        amounts[operation] = Amount(count=len(by[operation]), busy_ns=busy, wire_ns=wire[operation], waiting_ns=waited)
+    return amounts
 
 
 def _taken(left: Merged, intervals: list[tuple[int, int]]) -> tuple[int, Merged]:
@@ -185,7 +185,7 @@ def _transfer(span: Span) -> tuple[int, int]:
     return span.moved_ns, span.end_ns
 
 
-def _operation(span: Span) -> Operation:
+def _operation(span: Span) -> StepOperation:
     info = span.info
     assert info is not None
-    return Operation(span.lane, info.op, info.nbytes, info.dtype, info.ranks)
+    return StepOperation(span.lane, info.op, info.nbytes, info.dtype, info.ranks)

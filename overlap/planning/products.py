@@ -98,18 +98,18 @@ def fit(rows: Sequence[Timed], path: str) -> dict[str, Fitted]:
     Raises:
         UsageError: If a dtype has too few products, or they make no rate.
     """
-    found = {}
+    fits = {}
     for dtype in dict.fromkeys(row.dtype for row in rows):
-        mine = [row for row in rows if row.dtype == dtype]
-        if len(mine) < _LEAST_ROWS:
-            raise UsageError(f"{path}: {dtype}: expected {_LEAST_ROWS} products or more, found {len(mine)}")
-        rate = _rate(mine, path)
+        products = [row for row in rows if row.dtype == dtype]
+        if len(products) < _LEAST_ROWS:
+            raise UsageError(f"{path}: {dtype}: expected {_LEAST_ROWS} products or more, found {len(products)}")
+        rate = _rate(products, path)
         errors = []
-        for place, row in enumerate(mine):
-            other = _rate(mine[:place] + mine[place + 1 :], path)
+        for index, row in enumerate(products):
+            other = _rate(products[:index] + products[index + 1 :], path)
             errors.append((other.start_s + row.flops / other.flops_per_s) / row.seconds - 1)
-        found[dtype] = Fitted(rate=rate, errors=tuple(errors))
-    return found
+        fits[dtype] = Fitted(rate=rate, errors=tuple(errors))
+    return fits
 
 
 def _rate(rows: Sequence[Timed], path: str) -> Rate:
@@ -125,7 +125,7 @@ def _rate(rows: Sequence[Timed], path: str) -> Rate:
     return Rate(flops_per_s=1 / each_s, start_s=max(0.0, start_s))
 
 
-def machine_file(base: str, name: str, path: str, found: Mapping[str, Fitted]) -> str:
+def machine_file(base: str, name: str, path: str, fits: Mapping[str, Fitted]) -> str:
     """Return a machine file that extends another by the fitted products."""
     source = f'source = "fitted: products in {Path(path).name}", confidence = "B"'
     lines = [
@@ -133,12 +133,12 @@ def machine_file(base: str, name: str, path: str, found: Mapping[str, Fitted]) -
         f'extends = "{base}"',
         f'name = "{name}"',
     ]
-    for dtype, of in found.items():
+    for dtype, fit in fits.items():
         lines += [
             "",
-            f"# {len(of.errors)} products, each left out: median error {of.typical:.1%}, worst {of.worst:.1%}.",
+            f"# {len(fit.errors)} products, each left out: median error {fit.typical:.1%}, worst {fit.worst:.1%}.",
             f"[chip.products.{dtype}]",
-            f"flops_per_s = {{ value = {of.rate.flops_per_s:.6g}, {source} }}",
-            f"start_s = {{ value = {of.rate.start_s:.6g}, {source} }}",
+            f"flops_per_s = {{ value = {fit.rate.flops_per_s:.6g}, {source} }}",
+            f"start_s = {{ value = {fit.rate.start_s:.6g}, {source} }}",
         ]
     return "\n".join(lines) + "\n"

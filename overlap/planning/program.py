@@ -26,7 +26,7 @@ from ..parallel.passing import StagePassing
 from ..parallel.schedules import Action, Kind
 from ..runtime.future import Future
 from ..runtime.rank import Rank
-from .amounts import Amounts, Work, numpy_dtype
+from .amounts import Amounts, Compute, numpy_dtype
 from .device import Device
 from .layout import Layout
 from .model import Model
@@ -48,13 +48,13 @@ async def train(rank: Rank, model: Model, layout: Layout, steps: int = 1, *, dev
         steps: How many.
         device: Measured rates of the rank's computes; None: the clock prices operations and bytes.
     """
-    mine = Step(rank, Amounts(model=model, layout=layout, device=device))
+    mine = TrainingStep(rank, Amounts(model=model, layout=layout, device=device))
     for index in range(steps):
         with rank.step(index):
             await mine.run()
 
 
-class Step:
+class TrainingStep:
     """The training step of one rank."""
 
     def __init__(self, rank: Rank, amounts: Amounts) -> None:
@@ -142,51 +142,53 @@ class Step:
         if stage == self._last:
             dy = self._leave(self._compute("scores backward", self._amounts.scoring(times), dy))
         for layer in reversed(self._layers(stage)):
-            dy = self._layer_backward(stage, layer, dy, last, whole=whole)
+            dy = self._layer_backward(stage, layer, dy, last, with_weights=whole)
         return cast("Future[Any]", dy)
 
-    def _layer_backward(self, stage: int, layer: int, dy: object, last: bool, *, whole: bool) -> object:
-        full, times = self._layout.checkpointing == "full", 2.0 if whole else 1.0
+    def _layer_backward(self, stage: int, layer: int, dy: object, last: bool, *, with_weights: bool) -> object:
+        full, times = self._layout.checkpointing == "full", 2.0 if with_weights else 1.0
         if full:
             self._layer(layer, dy, "again")
         held = [] if full else self._weights.gathered(layer)
         dy = self._enter(self._perceptron(layer, dy, held, times, "backward"))
-        buckets = self._weights.complete(stage, layer, last=last) if whole else []
-        found = self._attention(dy, held, self._amounts.projections(times), "backward", buckets)
-        self._weights.reduce(buckets, found, last=last)
-        return self._leave(found[0] if buckets else found)
+        buckets = self._weights.complete(stage, layer, last=last) if with_weights else []
+        attention = self._attention(dy, held, self._amounts.projections(times), "backward", buckets)
+        self._weights.reduce(buckets, attention, last=last)
+        return self._leave(attention[0] if buckets else attention)
 
     def _weight_gradients(self, stage: int, last: bool) -> Future[Any]:
-        amounts, found = self._amounts, None
+        amounts, gradients = self._amounts, None
         if stage == self._last:
-            found = self._compute("scores weights", amounts.scoring_weights())
+            gradients = self._compute("scores weights", amounts.scoring_weights())
         for layer in reversed(self._layers(stage)):
             buckets = self._weights.complete(stage, layer, last=last)
-            found = self._compute("weights backward", amounts.weight_gradients(layer), gives=(self._x, *buckets))
-            self._weights.reduce(buckets, found, last=last)
-        assert found is not None
-        return found
+            gradients = self._compute("weights backward", amounts.weight_gradients(layer), gives=(self._x, *buckets))
+            self._weights.reduce(buckets, gradients, last=last)
+        assert gradients is not None
+        return gradients
 
     # -- halves of a layer -----------------------------------------------------------------------------------------
 
     def _attention(
-        self, x: object, held: object, projections: Work, what: str, buckets: Sequence[Array] = ()
+        self, x: object, held: object, projections: Compute, phase: str, buckets: Sequence[Array] = ()
     ) -> Future[Any]:
         """From all of x to this rank's part of the sum; with buckets, to a tuple of it and them."""
-        scores = self._amounts.scores(1 if what == "backward" else 0)
+        scores = self._amounts.scores(1 if phase == "backward" else 0)
         gives = (self._x, *buckets) if buckets else self._x
         if self._layout.cp > 1:
-            found = self._ring(x, held, projections, scores, what, gives)
+            attention = self._ring(x, held, projections, scores, phase, gives)
         else:
-            found = self._compute(f"attention {what}", projections.plus(scores), x, held, gives=gives)
-        self._weights.computed(found)
-        return found
+            attention = self._compute(f"attention {phase}", projections.plus(scores), x, held, gives=gives)
+        self._weights.computed(attention)
+        return attention
 
-    def _ring(self, x: object, held: object, projections: Work, scores: Work, what: str, gives: object) -> Future[Any]:
+    def _ring(
+        self, x: object, held: object, projections: Compute, scores: Compute, phase: str, gives: object
+    ) -> Future[Any]:
         """Attend to the keys of one rank after the other; backward, their gradients go along, and one hop further."""
-        size, group, back = self._layout.cp, self._cp, what == "backward"
+        size, group, back = self._layout.cp, self._cp, phase == "backward"
         there, source = (group.rank + 1) % size, (group.rank - 1) % size
-        first = self._compute(f"projections {what}", projections, x, held, gives=self._kv)
+        first = self._compute(f"projections {phase}", projections, x, held, gives=self._kv)
         keys: Future[Any] = first
         coming: Future[Any] | None = None
         for hop in range(size):
@@ -195,33 +197,33 @@ class Step:
                 group.send(keys, there, 0, stream="cp", name="cp message")
                 keys = group.recv(_like(self._kv), source, 0, stream="cp", name="cp message")
             at_end = hop == size - 1 and not back
-            found = self._compute(f"scores {what}", scores, first, *needs, gives=gives if at_end else self._kv)
+            scored = self._compute(f"scores {phase}", scores, first, *needs, gives=gives if at_end else self._kv)
             if back:
-                group.send(found, there, 1, stream="cp", name="cp message")
+                group.send(scored, there, 1, stream="cp", name="cp message")
                 coming = group.recv(_like(self._kv), source, 1, stream="cp", name="cp message")
-        return self._compute(f"join {what}", _NOTHING, coming, gives=gives) if back else found
+        return self._compute(f"join {phase}", _NOTHING, coming, gives=gives) if back else scored
 
-    def _perceptron(self, layer: int, x: object, held: object, times: float, what: str) -> object:
+    def _perceptron(self, layer: int, x: object, held: object, times: float, phase: str) -> object:
         """From a shard to a shard."""
         if self._model.has_experts(layer):
-            return self._sparse(x, held, times, what)
+            return self._sparse(x, held, times, phase)
         work = self._amounts.perceptron(layer, times)
-        return self._leave(self._compute(f"perceptron {what}", work, self._enter(x), held))
+        return self._leave(self._compute(f"perceptron {phase}", work, self._enter(x), held))
 
-    def _sparse(self, x: object, held: object, times: float, what: str) -> object:
+    def _sparse(self, x: object, held: object, times: float, phase: str) -> object:
         """Issue a layer of experts: tokens go there and come back, while the shared experts compute."""
         amounts, gathers = self._amounts, self._amounts.gathers_routed
-        whole = x if gathers else self._enter(x)
-        y = self._compute(f"router {what}", amounts.router(times), whole, held, gives=self._routed)
+        gathered = x if gathers else self._enter(x)
+        y = self._compute(f"router {phase}", amounts.router(times), gathered, held, gives=self._routed)
         y = self._exchange(y)
-        both = [self._shared(x if gathers else whole, held, times, what)] if self._model.shared_experts else []
+        both = [self._shared(x if gathers else gathered, held, times, phase)] if self._model.shared_experts else []
         if gathers:
             y = self._tp.all_gather(y, stream="tp", name="tp gather routed")
-        y = self._compute(f"experts {what}", amounts.experts(times), y, gives=self._at_experts)
+        y = self._compute(f"experts {phase}", amounts.experts(times), y, gives=self._at_experts)
         if gathers:
             y = self._tp.reduce_scatter(y, stream="tp", name="tp scatter routed")
         gives = self._shard if gathers else self._x
-        y = self._compute(f"combine {what}", amounts.combining(), self._exchange(y), *both, gives=gives)
+        y = self._compute(f"combine {phase}", amounts.combining(), self._exchange(y), *both, gives=gives)
         return y if gathers else self._leave(y)
 
     def _shared(self, x: object, held: object, times: float, what: str) -> Future[Any]:
@@ -241,7 +243,7 @@ class Step:
         if self._layout.tp == 1 or not self._layout.sequence_parallel:
             return x
         gathered = self._tp.all_gather(cast("Array", x), stream="tp", name="tp all_gather")
-        return _Pieces(x, gathered) if self._layout.async_tp else gathered
+        return _TokenPieces(x, gathered) if self._layout.async_tp else gathered
 
     def _leave(self, y: Future[Any]) -> Future[Any]:
         """Add up the arrays of all ranks of tp, and leave each rank its part."""
@@ -255,36 +257,38 @@ class Step:
             return self._compute("join", _NOTHING, scattered, y, gives=self._shard)
         return self._tp.all_reduce(y, stream="tp", name="tp all_reduce")
 
-    def _compute(self, name: str, work: Work, *needs: object, gives: object = None) -> Future[Any]:
-        given = self._x if gives is None else gives
+    def _compute(self, name: str, work: Compute, *needs: object, gives: object = None) -> Future[Any]:
+        result = self._x if gives is None else gives
         for place, need in enumerate(needs):
-            if isinstance(need, _Pieces):
+            if isinstance(need, _TokenPieces):
                 rest = (*needs[:place], *needs[place + 1 :])
-                return self._by_pieces(name, work, need, rest, given)
+                return self._by_pieces(name, work, need, rest, result)
         return self._rank.compute(
-            lambda *_: given, *needs, name=name, flops=work.flops, bytes_moved=work.nbytes, seconds=work.seconds
+            lambda *_: result, *needs, name=name, flops=work.flops, bytes_moved=work.nbytes, seconds=work.seconds
         )
 
-    def _by_pieces(self, name: str, work: Work, x: _Pieces, needs: tuple[object, ...], gives: object) -> Future[Any]:
-        """Compute with this rank's piece, then with those that came before the last one, then with the last one."""
-        each = work.times(1 / self._layout.tp)
-        first = self._compute(name, each, x.own, *needs, gives=self._x)
+    def _by_pieces(
+        self, name: str, work: Compute, x: _TokenPieces, needs: tuple[object, ...], gives: object
+    ) -> Future[Any]:
+        """Compute with this rank's piece, then with the pieces that arrive next, and with the last one on its own."""
+        share = work.times(1 / self._layout.tp)
+        first = self._compute(name, share, x.own, *needs, gives=self._x)
         if self._layout.tp > 2:
-            self._compute(name, work.plus(each.times(-2.0)), first, *needs, gives=self._x)
-        last = self._compute(name, each, first, x.gathered, gives=gives)
+            self._compute(name, work.plus(share.times(-2.0)), first, *needs, gives=self._x)
+        last = self._compute(name, share, first, x.gathered, gives=gives)
         self._first[last] = first
         return last
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
+class _TokenPieces:
     """An array of which each rank of tp has a piece, while it is gathered."""
 
     own: object
     gathered: object
 
 
-_NOTHING = Work(flops=0.0, nbytes=0.0)
+_NOTHING = Compute(flops=0.0, nbytes=0.0)
 
 
 def _like(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:

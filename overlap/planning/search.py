@@ -47,7 +47,7 @@ class Candidate:
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """Results of a search, complete at every moment, also after an interrupt or at the end of its time."""
 
     tried: int = 0  # Number of layouts
@@ -76,7 +76,7 @@ def candidates(
     names: Sequence[str],
     cluster: Cluster,
     virtual: Virtual,
-    found: Found,
+    result: SearchResult,
     *,
     device: Device | None = None,
 ) -> list[Candidate]:
@@ -88,53 +88,53 @@ def candidates(
         names: Figures to search for, some of `FREE`.
         cluster: The machines.
         virtual: The assumptions.
-        found: Takes the layouts that are left out, and why.
+        result: Takes the layouts that are left out, and why.
         device: Measured rates of computes, as in `estimate`.
 
     Raises:
         UsageError: If a name cannot be searched for.
     """
-    kept: list[tuple[float, int, Layout]] = []
+    fits: list[tuple[float, int, Layout]] = []
     there = cluster.memory_bytes()
     domain = cluster.servers * cluster.ranks_per_node  # joined by wires faster than the network
-    for number, layout in enumerate(_all(like, names, cluster, found)):
+    for number, layout in enumerate(_all(like, names, cluster, result)):
         if "tp" in names and layout.tp > domain:
-            found.leave_out(layout, FAR)
+            result.leave_out(layout, FAR)
             continue
         try:
             layout.check(model)
             if there is not None and memory_of(model, layout).total > there:
-                found.leave_out(layout, OUT_OF_MEMORY)
+                result.leave_out(layout, OUT_OF_MEMORY)
                 continue
-            kept.append((bound_s(model, layout, cluster, virtual, planned=False, device=device), number, layout))
+            fits.append((bound_s(model, layout, cluster, virtual, planned=False, device=device), number, layout))
         except (UsageError, TopologyError) as error:
-            found.leave_out(layout, _in_short(error))
-    return [Candidate(layout=layout, bound_s=at_least_s) for at_least_s, _, layout in sorted(kept, key=lambda k: k[:2])]
+            result.leave_out(layout, _in_short(error))
+    return [Candidate(layout=layout, bound_s=at_least_s) for at_least_s, _, layout in sorted(fits, key=lambda k: k[:2])]
 
 
-def _all(like: Layout, names: Sequence[str], cluster: Cluster, found: Found) -> Iterator[Layout]:
+def _all(like: Layout, names: Sequence[str], cluster: Cluster, result: SearchResult) -> Iterator[Layout]:
     """Yield all layouts for the cluster's ranks."""
     for name in names:
         if name not in FREE:
             raise UsageError(f"--best: {name!r} cannot be searched for; known are {', '.join(FREE)}")
     ranks, seen = cluster.world_size, set()
     for values in product(*(FREE[name](ranks) for name in names)):
-        told = dict(zip(names, values, strict=True))
-        tp, pp, cp, dp = (cast(int, told.get(name, getattr(like, name))) for name in ("tp", "pp", "cp", "dp"))
+        figures = dict(zip(names, values, strict=True))
+        tp, pp, cp, dp = (cast(int, figures.get(name, getattr(like, name))) for name in ("tp", "pp", "cp", "dp"))
         if tp * pp * cp * dp != ranks:
             continue
         blocks = {"pp": pp, "tp": tp, "dp": dp * cp}
-        order = str(told.get("order", like.order))
+        order = str(figures.get("order", like.order))
         apart = tuple(block for block in order.split(".") if blocks[block] > 1)
-        key = tuple(value for name, value in told.items() if name != "order"), apart
+        key = tuple(value for name, value in figures.items() if name != "order"), apart
         if key in seen:
             continue
         seen.add(key)
-        found.tried += 1
+        result.tried += 1
         try:
-            yield replace(like, **told)  # type: ignore[arg-type]
+            yield replace(like, **figures)  # type: ignore[arg-type]
         except UsageError as error:
-            found.leave_out(like, _in_short(error))
+            result.leave_out(like, _in_short(error))
 
 
 def search(
@@ -142,10 +142,10 @@ def search(
     ordered: Sequence[Candidate],
     cluster: Cluster,
     virtual: Virtual,
-    found: Found,
+    result: SearchResult,
     *,
     algorithm: str | None = None,
-    told: Callable[[int, Candidate], None] = lambda number, candidate: None,
+    on_candidate: Callable[[int, Candidate], None] = lambda number, candidate: None,
     device: Device | None = None,
     within_s: float = inf,
     clock: Callable[[], float] = perf_counter,
@@ -159,46 +159,46 @@ def search(
         ordered: As `candidates` returns them.
         cluster: The machines.
         virtual: The assumptions.
-        found: Takes the results, each as soon as it is known.
+        result: Takes the results, each as soon as it is known.
         algorithm: The only algorithm to use; by default any.
-        told: Called before each simulation.
+        on_candidate: Called before each simulation.
         device: Measured rates of computes, as in `estimate`.
         within_s: Seconds after which no further simulation begins, and neither does one that would end after them if
             it took as long as the longest so far. The first one is made in any case.
-        clock: What tells the time, in seconds.
+        clock: Clock, in seconds.
     """
     begun_s, longest_s = clock(), 0.0
-    waiting = [(each.bound_s, number, each) for number, each in enumerate(ordered)]
+    waiting = [(candidate.bound_s, number, candidate) for number, candidate in enumerate(ordered)]
     heapify(waiting)
-    while waiting and (found.best is None or waiting[0][0] < found.best.step_s):
+    while waiting and (result.best is None or waiting[0][0] < result.best.step_s):
         _, number, first = heappop(waiting)
         try:
             if not first.near:
                 nearer_s = max(first.bound_s, bound_s(model, first.layout, cluster, virtual, device=device))
                 heappush(waiting, (nearer_s, number, replace(first, bound_s=nearer_s, near=True)))
                 continue
-            if found.best is not None and clock() + longest_s > begun_s + within_s:
+            if result.best is not None and clock() + longest_s > begun_s + within_s:
                 heappush(waiting, (first.bound_s, number, first))
                 break
-            told(len(found.simulated), first)
+            on_candidate(len(result.simulated), first)
             started_s = clock()
-            one = estimate(model, first.layout, cluster, virtual, algorithm=algorithm, device=device)
+            step = estimate(model, first.layout, cluster, virtual, algorithm=algorithm, device=device)
             longest_s = max(longest_s, clock() - started_s)
         except (OverlapError, TopologyError) as error:
-            found.leave_out(first.layout, _in_short(error))
+            result.leave_out(first.layout, _in_short(error))
             continue
-        found.simulated.append((first.layout, one.step_s))
-        if found.best is None or one.step_s < found.best.step_s:
-            found.best = one
-    could_win = [each for each in waiting if found.best is None or each[0] < found.best.step_s]
-    found.bound_s = min((bound for bound, _, _ in could_win), default=0.0)
+        result.simulated.append((first.layout, step.step_s))
+        if result.best is None or step.step_s < result.best.step_s:
+            result.best = step
+    could_win = [candidate for candidate in waiting if result.best is None or candidate[0] < result.best.step_s]
+    result.bound_s = min((bound for bound, _, _ in could_win), default=0.0)
     for bound, _, rest in waiting:
-        found.leave_out(rest.layout, NO_TIME if found.best is None or bound < found.best.step_s else CANNOT_WIN)
-    found.complete = not could_win
+        result.leave_out(rest.layout, NO_TIME if result.best is None or bound < result.best.step_s else CANNOT_WIN)
+    result.complete = not could_win
 
 
 def _in_short(error: Exception) -> str:
-    """Return the kind of mistake: the rule that is violated, or the figure and what was expected, without the value."""
+    """Return the kind of mistake: the violated rule, or the figure and the expectation, without the value."""
     rule = re.search(r"rule ([\w-]+)", str(error)) if isinstance(error, TopologyError) else None
     if rule is not None:
         return f"illegal groups, by rule {rule[1]}"

@@ -18,19 +18,19 @@ from ..timeline.recording import Recorder
 from ..timeline.spans import Timeline
 from .amounts import Amounts
 from .device import Device
-from .folded import FOLDED, FoldedStep, Piece, PieceAlone, Pieces, can_fold, pieces_of
+from .folded import FOLDED, FoldedStep, Piece, PieceAlone, SimulatedPieces, can_fold, pieces_of
 from .layout import Layout
 from .model import Model
-from .parts import Parts
-from .program import Step
+from .parts import StepParts
+from .program import TrainingStep
 
 _LARGE = 12_000  # Operations of all ranks that run, beyond which the inside of layers is simulated once
 
 
-def way_of(whole: Whole, microbatches: int) -> Whole | Folded:
+def way_of(whole: FullSimulation, microbatches: int) -> FullSimulation | FoldedSimulation:
     """Return the simulation to use for steps of so many microbatches together: large ones are folded if they can be."""
     large = whole.operations(microbatches) > _LARGE
-    return Folded(whole) if large and can_fold(whole.amounts.layout) else whole
+    return FoldedSimulation(whole) if large and can_fold(whole.amounts.layout) else whole
 
 
 def steady(layout: Layout) -> tuple[int, int]:
@@ -47,7 +47,7 @@ def steady(layout: Layout) -> tuple[int, int]:
     return (p, p) if m % p == 0 else (m, 1)
 
 
-class Whole:
+class FullSimulation:
     """Simulation of a step in full."""
 
     def __init__(
@@ -64,10 +64,10 @@ class Whole:
         self._virtual, self._algorithm = virtual, algorithm
         self.timeline: Timeline | None = None  # of the last simulation
 
-    def like(self, layout: Layout, cluster: Cluster) -> Whole:
+    def like(self, layout: Layout, cluster: Cluster) -> FullSimulation:
         """Return the simulation of another layout on another cluster, all else alike."""
         of, virtual = self.amounts, replace(self._virtual, alike=layout.stage_of)
-        return Whole(of.model, layout, cluster, virtual, self._algorithm, of.device)
+        return FullSimulation(of.model, layout, cluster, virtual, self._algorithm, of.device)
 
     def operations(self, microbatches: int) -> int:
         """Return about how many computes and collectives the ranks that run have together."""
@@ -77,12 +77,12 @@ class Whole:
         ranks = min(2, layout.world_size // layout.pp)
         return round(microbatches * (model.layers + model.mtp_layers) * each * again * ranks)
 
-    def parts(self, microbatches: int) -> Parts:
+    def parts(self, microbatches: int) -> StepParts:
         """Simulate a step of so many microbatches."""
         layout = self.amounts.layout.with_microbatches(microbatches)
         amounts = replace(self.amounts, layout=layout)
-        self.timeline = self.run(lambda rank: Step(rank, amounts).run(), layout)
-        return Parts.of(self.timeline)
+        self.timeline = self.run(lambda rank: TrainingStep(rank, amounts).run(), layout)
+        return StepParts.of(self.timeline)
 
     def run(self, body: Callable[[Rank], Awaitable[None]], layout: Layout) -> Timeline:
         """Run one program on all ranks in virtual time, and return its timeline."""
@@ -112,18 +112,18 @@ class Whole:
         return timeline
 
 
-class Folded:
-    """Simulation of a step whose layers' insides are simulated once."""
+class FoldedSimulation:
+    """Simulation of a step with the inside of its layers simulated once."""
 
-    def __init__(self, whole: Whole) -> None:
+    def __init__(self, whole: FullSimulation) -> None:
         self._whole, amounts = whole, whole.amounts
         alone = _smallest(whole)
-        found: dict[Piece, Parts] = {}
+        found: dict[Piece, StepParts] = {}
         for piece in pieces_of(amounts):
-            found[piece] = Parts.of(alone.run(partial(_alone, alone.amounts, piece), alone.amounts.layout))
-        self._pieces = Pieces(parts=found)
+            found[piece] = StepParts.of(alone.run(partial(_alone, alone.amounts, piece), alone.amounts.layout))
+        self._pieces = SimulatedPieces(parts=found)
 
-    def parts(self, microbatches: int) -> Parts:
+    def parts(self, microbatches: int) -> StepParts:
         """Simulate a step of so many microbatches."""
         layout = self._whole.amounts.layout.with_microbatches(microbatches)
         amounts = replace(self._whole.amounts, layout=layout)
@@ -133,29 +133,29 @@ class Folded:
             used[piece] = used.get(piece, 0.0) + times
 
         timeline = self._whole.run(lambda rank: FoldedStep(rank, amounts, self._pieces, use).run(), layout)
-        self._whole.timeline, found = timeline, Parts.of(timeline)
+        self._whole.timeline, found = timeline, StepParts.of(timeline)
         inside = [(self._pieces.parts[piece], times / len(found.ranks)) for piece, times in used.items()]
         return found.unfolded(inside, FOLDED)
 
 
-def _smallest(whole: Whole) -> Whole:
+def _smallest(simulation: FullSimulation) -> FullSimulation:
     """Return the simulation of a stage on as few nodes as its groups inside layers need, which lie there as they do.
 
     Ranks of `tp`, `cp` and `ep` are neighbours of each other wherever the stages are the outermost axis; elsewhere, and
     where no number of whole nodes holds such groups, the whole cluster is simulated, with a microbatch for each stage.
     """
-    layout, cluster = whole.amounts.layout, whole.cluster
+    layout, cluster = simulation.amounts.layout, simulation.cluster
     inside, unit = layout.tp * layout.cp * layout.ep, cluster.servers * cluster.ranks_per_node
     nodes = lcm(inside, unit) // cluster.ranks_per_node
     apart = layout.order.startswith("pp") or (layout.cp * layout.ep == 1 and layout.order.endswith("tp"))
     if not apart or nodes >= cluster.nodes:
-        return whole.like(layout.with_microbatches(layout.pp), cluster)
+        return simulation.like(layout.with_microbatches(layout.pp), cluster)
     dp = nodes * cluster.ranks_per_node // (layout.tp * layout.cp)
     few = replace(
         layout, pp=1, chunks=1, schedule="1f1b", dp=dp, global_batch=dp * layout.micro_batch, order="pp.dp.tp",
         replicate=1, zero=layout.shards,
     )  # fmt: skip
-    return whole.like(few, replace(cluster, nodes=nodes, world_size=few.world_size))
+    return simulation.like(few, replace(cluster, nodes=nodes, world_size=few.world_size))
 
 
 async def _alone(amounts: Amounts, piece: Piece, rank: Rank) -> None:
@@ -170,7 +170,7 @@ def simulated(
     algorithm: str | None = None,
     device: Device | None = None,
 ) -> Timeline:
-    """Run a whole step in virtual time and return its timeline; arguments and errors are those of `estimate`."""
-    whole = Whole(model, layout, cluster, virtual, algorithm, device)
+    """Run a whole step in virtual time and return its timeline; arguments and errors as in `estimate`."""
+    whole = FullSimulation(model, layout, cluster, virtual, algorithm, device)
     amounts = whole.amounts
-    return whole.run(lambda rank: Step(rank, amounts).run(), layout)
+    return whole.run(lambda rank: TrainingStep(rank, amounts).run(), layout)

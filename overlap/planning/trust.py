@@ -11,7 +11,7 @@ from topology import Cluster
 from ..cost.parameters import measured
 from ..cost.validation import Accuracy, Class, classes_of
 from .layout import Layout
-from .parts import MESSAGE, Operation, Parts
+from .parts import MESSAGE, StepOperation, StepParts
 from .validation import StepBand, class_band
 
 
@@ -26,7 +26,7 @@ class Band:
     measured: bool  # Whether the size lies within published sizes of that very shape
 
 
-def band_of(cluster: Cluster, operation: Operation) -> Band:
+def band_of(cluster: Cluster, operation: StepOperation) -> Band:
     """Return the band of an operation: that of its chip, network or not, and dtype, or of the nearest that is known."""
     where = "across nodes" if len({cluster.place(rank).node for rank in operation.ranks}) > 1 else "one node"
     found = _nearest(cluster.machine.name.split()[0], f"{cluster.machine.chip.name}, {where}", operation.dtype)
@@ -67,7 +67,7 @@ def _shared(names: Sequence[str]) -> str:
     return ", ".join(each.pop() if len(each) == 1 else other for each, other in ((chips, "all chips"), (places, "all")))
 
 
-def band_of_step(cluster: Cluster, layout: Layout, parts: Parts) -> StepBand:
+def band_of_step(cluster: Cluster, layout: Layout, parts: StepParts) -> StepBand:
     """Return the band of a step: of published steps that were left out, or of its communication if that is wider."""
     typical = worst = 0.0
     for operation, amount in parts.operations.items():

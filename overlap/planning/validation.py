@@ -127,29 +127,29 @@ def _read(row: Mapping[str, object]) -> Published:
 
 
 def judge(rows: Sequence[Published]) -> list[Judged]:
-    """Predict published steps; those of measured devices also with `sustained` fitted to the others.
+    """Predict published steps; steps of measured devices also with `sustained` fitted to the others.
 
-    The step is taken to change with that figure by its computes alone.
+    Only the computes of a step change with that figure.
     """
-    found = [row.predict() for row in rows]
-    measured = [one.device is not None for one in found]
-    shares = [one.parts.compute_ns / one.parts.step_ns for one in found]
-    wanted = [_wanted(row, one, share) for row, one, share in zip(rows, found, shares, strict=True)]
+    steps = [row.predict() for row in rows]
+    measured = [step.device is not None for step in steps]
+    shares = [step.parts.compute_ns / step.parts.step_ns for step in steps]
+    speeds = [_needed_speed(row, step, share) for row, step, share in zip(rows, steps, shares, strict=True)]
     judged = []
-    for place, (row, one) in enumerate(zip(rows, found, strict=True)):
-        others = [each for at, each in enumerate(wanted) if measured[at] and at != place]
-        factor = exp(mean(map(log, others))) if measured[place] and others else 1.0
-        left_out_s = one.step_s * (shares[place] / factor + 1 - shares[place])
+    for index, (row, step) in enumerate(zip(rows, steps, strict=True)):
+        other_speeds = [speed for at, speed in enumerate(speeds) if measured[at] and at != index]
+        factor = exp(mean(map(log, other_speeds))) if measured[index] and other_speeds else 1.0
+        left_out_s = step.step_s * (shares[index] / factor + 1 - shares[index])
         judged.append(
-            Judged(of=row, predicted_s=one.step_s, compute=shares[place], fits=one.fits, left_out_s=left_out_s)
+            Judged(of=row, predicted_s=step.step_s, compute=shares[index], fits=step.fits, left_out_s=left_out_s)
         )
     return judged
 
 
-def _wanted(row: Published, one: Estimate, share: float) -> float:
-    """Return how many times as fast computes would have to be for the step to take what it took."""
-    computed_s = row.measured_s - one.step_s * (1 - share)
-    return one.step_s * share / max(computed_s, 0.1 * row.measured_s)
+def _needed_speed(row: Published, step: Estimate, share: float) -> float:
+    """Return the factor by which faster computes would give the step its measured time."""
+    computed_s = row.measured_s - step.step_s * (1 - share)
+    return step.step_s * share / max(computed_s, 0.1 * row.measured_s)
 
 
 # -- bands -----------------------------------------------------------------------------------------------------------

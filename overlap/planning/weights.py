@@ -40,14 +40,14 @@ class StepWeights:
         replicas: Group,
         expert_replicas: Group,
         copies: Group | None,
-        place: int,
+        position: int,
     ) -> None:
         self._rank, self._amounts, self._layout = rank, amounts, amounts.layout
-        self._lowest, self._last = place, self._layout.pp * self._layout.chunks - 1
+        self._lowest, self._last = position, self._layout.pp * self._layout.chunks - 1
         least = self._layout.bucket_bytes // dtype.itemsize
         self._dense = _Pool(rank, replicas, copies, dtype, least, amounts)
         self._experts = _Pool(rank, expert_replicas, copies, dtype, least, amounts)
-        self._stages = self._layout.stages_of(place)
+        self._stages = self._layout.stages_of(position)
         self._ahead: dict[int, list[object]] = {}  # by layer
         self._computed: deque[Future[Any] | None] = deque([None] * _PREFETCHED, _PREFETCHED)
         self._pools: list[_Pool] = []
@@ -69,7 +69,7 @@ class StepWeights:
     # -- weights that the step before has changed ------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Issue the gathering of the weights that the step before has changed, those of the first layers first."""
+        """Issue the gathering of the weights that the step before changed, first layers first."""
         if not self._layout.gathers_ahead:
             return
         layers = [
@@ -154,7 +154,7 @@ class _Pool:
         return self._group.all_gather(mine, stream=_STREAM, name="dp gather weights")
 
     def gather_buckets(self, sizes: Sequence[int]) -> Iterator[list[object]]:
-        """Gather weights of layers bucket by bucket, and yield what each layer waits for.
+        """Gather weights of layers bucket by bucket, and yield the futures that each layer waits for.
 
         Args:
             sizes: Parameters of each layer.

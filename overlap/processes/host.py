@@ -46,7 +46,7 @@ class Acceptor:
     """Accepts connections, shakes hands, and lets the coordinator act on the messages of members.
 
     Attributes:
-        links: Of the members that are inside.
+        links: Links of the members that are inside.
         turned_away: How many connections were not let in.
         told: Why these were not: a line for each reason, and few in all.
     """
@@ -200,7 +200,7 @@ async def enter_as_host(
     """Return when all members have joined.
 
     Args:
-        config: Of member 0.
+        config: Configuration of member 0.
         nursery: Where the connections live; cancelling it closes them.
         home: Of the loop in which the membership is used.
         report: Gets lines for the user.

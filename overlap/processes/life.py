@@ -157,7 +157,7 @@ def _flight(wanted: RunConfig, place: Place | None, around: WorldSetup, restart:
 
 def _keep(flight: FlightFile | None, how: str, line: str) -> None:
     if flight is not None:
-        flight.writer.end(how, rank=None, line=line, here=True)
+        flight.writer.end(how, rank=None, line=line, began_here=True)
 
 
 DEFAULT_RANKS = 2  # on the local machine: the fewest that can show an overlap
@@ -183,7 +183,7 @@ async def alone(config: RunConfig) -> AsyncIterator[WorldSetup]:
     size = ranks or placed.world_size
     transport = around(NeuronLink(size), wires)
     if transport.ranks != tuple(range(size)):
-        raise UsageError(f"transport: joins ranks {list(transport.ranks)}, but the world has ranks 0 to {size - 1}")
+        raise UsageError(f"transport: expected one of ranks 0 to {size - 1}, got one of ranks {list(transport.ranks)}")
     async with transport.open():
         yield WorldSetup(size=size, cluster=placed, transport=transport)
 

@@ -11,6 +11,8 @@ from contextlib import suppress
 
 import trio
 
+from transports.matching.protocol import BROKEN_PROTOCOL
+
 from .messages import FrameReader, Message, MessageError, encode
 
 #: Of one `receive_some`, and about that of one `send_all`; a frame fits.
@@ -128,7 +130,7 @@ class ControlLink:
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 self._break(error)
             except MessageError as error:
-                self.cut(f"it sent {error}")
+                self.cut(f"it sent {error}; {BROKEN_PROTOCOL}")
             finally:
                 self._ended.set()
         await trio.lowlevel.checkpoint_if_cancelled()

@@ -58,7 +58,7 @@ def given_secret(environ: Mapping[str, str]) -> bytes | None:
         return _inherited(text)
     if path := environ.get("OVERLAP_SECRET_FILE"):
         if (secret := _private_file(Path(path))) is None:
-            raise UsageError(f"OVERLAP_SECRET_FILE: {path}: there is no such file")
+            raise UsageError(f"OVERLAP_SECRET_FILE: {path}: there is no such file; write a secret into it")
         return _strong("OVERLAP_SECRET_FILE", _decoded(secret))
     if text := _variable(environ):
         return _strong("OVERLAP_SECRET", _decoded(text.encode()))

@@ -20,7 +20,7 @@ async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> A
     """Enter `manager` there for the length of an ``async with`` here; if it fails, so does this.
 
     Args:
-        name: Of the thread.
+        name: Name of the thread.
         manager: Entered and left in the other loop; gives what is used here.
     """
     held = _Held(name, manager)

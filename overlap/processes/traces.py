@@ -172,7 +172,7 @@ class TraceStream:
 
     Args:
         path: The file; what is there is overwritten.
-        recorders: Of the ranks of this process.
+        recorders: Recorders of the ranks of this process.
         empty: Says of the run what a timeline without spans does.
         offset_ns: What the common clock showed when that of this process showed 0.
     """

@@ -12,7 +12,7 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..engines.gang import GangSpec, MemberEnd
-from ..engines.home import taken
+from ..engines.home import take_records
 from ..engines.member import GangMember
 from ..engines.pickling import Pickling
 from ..errors import OverlapError, PeerLostError, UsageError
@@ -146,14 +146,14 @@ class MemberActor(_store_class()):  # type: ignore[misc]
         self._member.stop()
 
     async def lives(self) -> bool:
-        """Whether the world has come to life."""
+        """Whether the world has started."""
         return self._member.lives
 
     async def left_behind(self) -> dict[str, bytes]:
         """Return the flight records of members of this machine that could not bring theirs, and remove the folder."""
-        return taken(self._token)
+        return take_records(self._token)
 
 
 def left_behind(token: str) -> dict[str, bytes]:
-    """Do what the method of `MemberActor` does, on a machine all of whose members are gone."""
-    return taken(token)
+    """Return flight records as the method of `MemberActor` does, on a machine without living members."""
+    return take_records(token)

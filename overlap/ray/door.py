@@ -55,8 +55,8 @@ def run(
         args: Further arguments, pickled too.
         ranks: How many ranks.
         ranks_per_actor: Ranks of each actor, which is one process; they share its memory.
-        resources: Of each actor, such as {"CPU": 4, "GPU": 1}; by default one CPU.
-        strategy: Of the placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
+        resources: Resources of each actor, such as {"CPU": 4, "GPU": 1}; by default one CPU.
+        strategy: Strategy of the placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
         max_restarts: How often the world may be started again.
         wait_s: How long to wait for resources. After a second a line on stderr says what is missing.
         name: Name of the job, for `overlap top`; two jobs of one name do not run at once. By default a new one.
@@ -92,7 +92,7 @@ def run(
 def run_wanted(
     main: Callable[..., Awaitable[object]],
     args: tuple[object, ...],
-    wanted: RunConfig,
+    config: RunConfig,
     *,
     ranks_per_actor: int = 1,
     resources: Mapping[str, float] | None = None,
@@ -102,27 +102,27 @@ def run_wanted(
     name: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
 ) -> list[object]:
-    """Do what `run` does, with the settings of a run."""
+    """Run like `run`, with the settings of a run."""
     check_strategy(strategy)
-    each = checked_resources(resources)
+    resources_of_actor = checked_resources(resources)
 
     @contextmanager
     def held(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
         if not ray.is_initialized():
             ray.init(log_to_driver=True, logging_level="warning")
         with _named(spec) if name else nullcontext():
-            yield RayGang(resources=each, strategy=strategy, wait_s=wait_s, runtime_env=runtime_env).once
+            yield RayGang(resources=resources_of_actor, strategy=strategy, wait_s=wait_s, runtime_env=runtime_env).once
 
     return run_gang(
-        main, args, wanted, held,
-        engine="Ray", cloudpickle=cloudpickle, ranks_each=ranks_per_actor, each="ranks_per_actor", name=name,
+        main, args, config, held,
+        engine="Ray", cloudpickle=cloudpickle, ranks_each=ranks_per_actor, argument="ranks_per_actor", name=name,
         wait_s=wait_s, max_restarts=max_restarts,
     )  # fmt: skip
 
 
 @contextmanager
 def _named(spec: GangSpec) -> Iterator[None]:
-    """Take the name of a job for as long as it runs; an actor has it, whose process nobody waits for."""
+    """Reserve the name of a job while it runs, by an actor of that name; nobody waits for its process."""
     try:
         holder = made_store(f"job/{spec.job}")
     except ValueError as error:

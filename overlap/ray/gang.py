@@ -1,4 +1,4 @@
-"""Gang on Ray: one attempt of a world, whose actors are placed together, watched, and ended together."""
+"""Gang on Ray: one attempt of a world. Its actors are placed together, watched, and ended together."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..engines.attempts import in_one_line_of
 from ..engines.gang import GangOutcome, GangSpec, MemberEnd
-from ..engines.home import taken
+from ..engines.home import take_records
 from ..engines.verdict import failure, lost_member
 from ..notice import notify
 from .actors import CALLS, MemberActor, RayStore, left_behind
-from .placement import Placement, gone, here, placed
+from .placement import GangPlacement, gone, here, placed
 
 # From the first failure to the hard end of the actors that have not ended by themselves.
 GRACE_S = 10.0
-# Of calls that any actor answers at once, unless its machine is gone.
+# Limit of calls that any actor answers at once, unless its machine is lost.
 _ANSWER_S = 5.0
-# Of a task that needs a new process, which takes Ray 15 s on a crowded machine.
+# Limit of a task that needs a new process; Ray starts it in up to 15 s on a crowded machine.
 _LEFT_BEHIND_S = 30.0
 _POLL_S = 0.5
 _MISSING_MODULE = re.compile(r"No module named '([^']+)'")
@@ -33,10 +33,10 @@ _MISSING_MODULE = re.compile(r"No module named '([^']+)'")
 class RayGang:
     """The way in which the actors of a job are placed."""
 
-    resources: Mapping[str, float]  # Of each actor
-    strategy: str  # Of the placement group
+    resources: Mapping[str, float]  # Resources of each actor
+    strategy: str  # Strategy of the placement group
     wait_s: float  # How long to wait for resources
-    runtime_env: Mapping[str, Any] | None  # Of the actors
+    runtime_env: Mapping[str, Any] | None  # Environment of the actors
     without: set[str] = field(default_factory=set)  # Nodes that were lost
 
     def once(self, spec: GangSpec) -> GangOutcome:
@@ -53,12 +53,12 @@ class RayGang:
             actors = [self._actor(spec, member, placement) for member in range(spec.members)]
             try:
                 running = [actor.run.remote(RayStore(actors[0])) for actor in actors]
-                outcome = _Watch(spec, actors, placement.nodes, running).outcome()
+                outcome = _ActorWatch(spec, actors, placement.nodes, running).outcome()
                 return self._with_files(spec, outcome, actors, placement)
             finally:
                 _end(actors, [node in self.without for node in placement.nodes])
 
-    def _actor(self, spec: GangSpec, member: int, placement: Placement) -> Any:
+    def _actor(self, spec: GangSpec, member: int, placement: GangPlacement) -> Any:
         more = {} if self.runtime_env is None else {"runtime_env": dict(self.runtime_env)}
         options = (
             placement.options(member) | {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS} | more
@@ -66,14 +66,14 @@ class RayGang:
         return ray.remote(MemberActor).options(**options).remote(spec, member)
 
     def _with_files(
-        self, spec: GangSpec, outcome: GangOutcome, actors: Sequence[Any], placement: Placement
+        self, spec: GangSpec, outcome: GangOutcome, actors: Sequence[Any], placement: GangPlacement
     ) -> GangOutcome:
         """Bring the flight records of members that could not bring theirs, and remember the nodes that are gone."""
         if not outcome.lost:
             return outcome
         nodes = {placement.nodes[member] for member in outcome.lost}
         self.without.update(lost := gone(nodes))
-        files = taken(spec.token)  # of this machine
+        files = take_records(spec.token)  # of this machine
         for node in sorted(nodes.difference(lost, here() if files else ())):
             near = [member for member in outcome.ends if placement.nodes[member] == node]
             if near:
@@ -87,7 +87,7 @@ class RayGang:
         return replace(outcome, files=files)
 
 
-class _Watch:
+class _ActorWatch:
     """Waits for the ends of all members, and once one has failed only for as long as the others may need."""
 
     def __init__(self, spec: GangSpec, actors: Sequence[Any], nodes: Sequence[str], running: Sequence[Any]) -> None:
@@ -147,13 +147,13 @@ class _Watch:
         return False
 
     def _is_over(self) -> bool:
-        """Whether only those are missing that will tell nothing."""
+        """Whether all missing members are lost, and will send no report."""
         if self._until_s is None:
             return False
         return time.monotonic() >= self._until_s or self._gone().issuperset(self._pending.values())
 
     def _gone(self) -> set[int]:
-        """Return the members that will tell nothing; the others have often named only one of those of a lost node."""
+        """Return the members that will send no report; the others often name only one member of a lost node."""
         return self._blamed() | self._homeless
 
     def _blamed(self) -> set[int]:
@@ -177,7 +177,7 @@ def _answer(asked: Any, limit_s: float) -> Any:
 
 
 def _end(actors: Sequence[Any], homeless: Sequence[bool]) -> None:
-    """End actors at once, and return when Ray knows it of those whose nodes are there."""
+    """End actors at once, and return when Ray knows the end of every actor on a living node."""
     for actor in actors:
         ray.kill(actor, no_restart=True)
     answers = [actor.lives.remote() for actor, gone in zip(actors, homeless, strict=True) if not gone]

@@ -25,14 +25,14 @@ def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]
     Raises:
         UsageError: If they are none.
     """
-    wanted = {"CPU": 1.0} if resources is None else dict(resources)
-    for name, amount in wanted.items():
+    amounts = {"CPU": 1.0} if resources is None else dict(resources)
+    for name, amount in amounts.items():
         if not isinstance(name, str) or isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0:
             raise UsageError(f"resources: expected names and amounts such as {{'CPU': 4}}, got {name!r}: {amount!r}")
-    wanted = {name: amount for name, amount in wanted.items() if amount}
-    if not wanted:
+    amounts = {name: amount for name, amount in amounts.items() if amount}
+    if not amounts:
         raise UsageError("resources: an actor without any has no place; give it at least {'CPU': 0.001}")
-    return wanted
+    return amounts
 
 
 def check_strategy(strategy: str) -> None:
@@ -41,7 +41,7 @@ def check_strategy(strategy: str) -> None:
         raise UsageError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
 
 
-class Placement:
+class GangPlacement:
     """The placement group of one attempt.
 
     Attributes:
@@ -70,20 +70,20 @@ class Placement:
 
 @contextmanager
 def placed(
-    what: str,
+    gang: str,
     members: int,
     resources: Mapping[str, float],
     *,
     strategy: str,
     limit_s: float,
     without: Collection[str] = (),
-) -> Iterator[Placement]:
+) -> Iterator[GangPlacement]:
     """Hold a placement group for the block, all bundles or none; nothing of it is left after that.
 
     Args:
-        what: The gang, for messages.
+        gang: The gang, for messages.
         members: How many bundles.
-        resources: Of each.
+        resources: Resources of each.
         strategy: Ray's strategy.
         limit_s: How long to wait for resources.
         without: Nodes that are gone, though Ray may not know it yet.
@@ -94,12 +94,12 @@ def placed(
     try:
         demand = ", ".join(f"{name}: {amount:g}" for name, amount in resources.items())
         awaited(
-            f"{what}, {members} x {{{demand}}}, {strategy}",
+            f"{gang}, {members} x {{{demand}}}, {strategy}",
             limit_s,
             lambda seconds: bool(group.wait(seconds)),
             lambda: lacking(bundles, _free(without)),
         )
-        yield Placement(group, resources)
+        yield GangPlacement(group, resources)
     finally:
         with suppress(Exception):  # the cluster is gone, and the group with it
             remove_placement_group(group)

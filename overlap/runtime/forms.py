@@ -124,8 +124,8 @@ class Absent:
     """The place of an array in a tree.
 
     Args:
-        shape: Of the array.
-        dtype: Of the array.
+        shape: Shape of the array.
+        dtype: Dtype of the array.
     """
 
     __slots__ = ("dtype", "shape")

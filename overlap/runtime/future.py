@@ -15,7 +15,7 @@ from ..errors import FutureCancelledError, UsageError, shown
 from .failure import Failure
 from .not_a_value import NotAValue
 from .settling import LOCK, Flag, Settling
-from .state import DONE, FAILED, State
+from .state import DONE, FAILED, OperationState
 from .waits import await_in_asyncio, call_back
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class Item(Future[object]):
         return f"item {self._index!r} of {self._whole.label}"
 
     @property
-    def _present(self) -> State:
+    def _present(self) -> OperationState:
         whole = self._whole._present
         return FAILED if whole is DONE and self._outcome()[1] is not None else whole
 

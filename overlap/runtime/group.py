@@ -135,9 +135,9 @@ class Group(GroupCalls):
         name: str | None = None,
     ) -> None:
         if len(set(ranks)) < len(ranks):
-            raise UsageError(f"ranks: {list(ranks)} names a rank twice")
+            raise UsageError(f"ranks: {list(ranks)} names a rank twice; name each rank once")
         if context.rank not in ranks:
-            raise UsageError(f"ranks: {list(ranks)} does not contain this rank, {context.rank}")
+            raise UsageError(f"ranks: expected this rank, {context.rank}, among {list(ranks)}; only members call it")
         around.check_group(ranks)
         self.ranks, self.name = ranks, name or "-".join(map(str, ranks))
         self.size: int = len(ranks)
@@ -227,7 +227,7 @@ class Group(GroupCalls):
         Args:
             color: Ranks of one color form a group; with None, this rank is in none.
             key: Where this rank stands in its group; by default in the order of this one.
-            name: Of the groups, for messages and timelines; by default this group's name and the color.
+            name: Name of the groups, for messages and timelines; by default this group's name and the color.
 
         Returns:
             The group of this rank's color; None without a color.

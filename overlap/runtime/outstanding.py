@@ -19,7 +19,7 @@ from ..timeline.recording import call_site
 from .failure import Failure, FailureCause
 from .future import Future, Loop, consumers, is_waited_for
 from .settling import has_failed_nursery, settle
-from .state import ADMITTED, BLOCKED, CANCELLING, DONE, QUEUED, STOPPING, UNWANTED, State, TransitionError
+from .state import ADMITTED, BLOCKED, CANCELLING, DONE, QUEUED, STOPPING, UNWANTED, OperationState, TransitionError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -30,7 +30,7 @@ _CAUSES = 64  # causes from elsewhere that a rank remembers: mostly peers
 _LISTED = 4  # unfinished operations of a rank in a report
 
 # Texts of states without a wait for ranks; states without a text are not mentioned.
-_DESCRIBED: dict[State, str] = {
+_DESCRIBED: dict[OperationState, str] = {
     QUEUED: "is queued",
     ADMITTED: "is queued",
     BLOCKED: "waits for its input",

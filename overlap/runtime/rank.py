@@ -277,8 +277,8 @@ class Rank(GroupCalls):
         """Return a new array of zeros; in a simulation without data, one that has only shape and dtype.
 
         Args:
-            shape: Of the array.
-            dtype: Of the array.
+            shape: Shape of the array.
+            dtype: Dtype of the array.
             common: Whether to put it in memory that other processes of this host can read, which makes collectives on
                 it cheaper. A fork of this process shares it, too, rather than a copy. Where there is no (more) such
                 memory, see `--shared-memory`, it is an array like any other.

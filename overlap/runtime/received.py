@@ -49,7 +49,7 @@ def buffers_for(like: object, arrays: Arrays) -> ReceiveBuffers:
     tree = _with_arrays(like, arrays)
     leaves = leaves_of(tree)
     if not leaves:
-        raise UsageError("like: there is no array in it")
+        raise UsageError("like: there is no array in it; expected an array, or lists and dicts of arrays")
     memory = [as_output(leaf, "like") if not arrays.shapes_only else cast(Array, leaf) for leaf in leaves]
     dtypes = {leaf.dtype for leaf in memory}
     dtype: np.dtype[Any] = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)

@@ -19,7 +19,7 @@ from trio.lowlevel import Task, reschedule
 
 from ..errors import FutureCancelledError
 from .failure import Failure
-from .state import CANCELLED, DONE, FAILED, FOLLOWS, ISSUED, MATCHING, State, TransitionError
+from .state import CANCELLED, DONE, FAILED, FOLLOWS, ISSUED, MATCHING, OperationState, TransitionError
 
 # Lock of all futures for settling, waiting and callbacks of several threads. Its holder does nothing else, so one lock
 # for all futures is no bottleneck, and a future need not carry its own.
@@ -55,7 +55,7 @@ class Settling:
         "_anywhere", "_callbacks", "_failure", "_nursery_failed", "_taken", "_threads", "_value", "_waiters", "state",
     )  # fmt: skip
 
-    state: State  # Moved on by streams, engines and the functions below
+    state: OperationState  # Moved on by streams, engines and the functions below
     _nursery_failed: bool  # True if the nursery of a task that awaited it has failed; else absent
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Settling:
         return "result"
 
     @property
-    def _present(self) -> State:
+    def _present(self) -> OperationState:
         """State that programs see."""
         return self.state
 
@@ -93,19 +93,21 @@ class Settling:
     def _await_cancelled_elsewhere(self) -> None:
         """Note a cancelled await of a task on another thread's loop; any thread."""
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: OperationState) -> None:
         """Move to another state that is no end; for ends see `_settle`."""
         if not FOLLOWS[self.state][state]:
             self._refuse(state)
         self.state = state
 
-    def _refuse(self, state: State) -> NoReturn:
+    def _refuse(self, state: OperationState) -> NoReturn:
         """Raise the error of a state that may not follow the present one."""
         error = TransitionError(self.state, state)
         self._report(error)
         raise error
 
-    def _settle(self, value: object, failure: Failure | None = None, before: State = DONE, alone: bool = False) -> bool:
+    def _settle(
+        self, value: object, failure: Failure | None = None, before: OperationState = DONE, alone: bool = False
+    ) -> bool:
         """Set the outcome, any thread; `_deliver` must follow on the loop's thread, or in its place.
 
         Args:
@@ -222,7 +224,7 @@ def conclude(future: Settling, value: object, failure: Failure | None = None) ->
     return True
 
 
-def take_back(future: Settling, state: State) -> bool:
+def take_back(future: Settling, state: OperationState) -> bool:
     """Move an ended future to another state, unless its result was given to the program; any thread."""
     with LOCK:
         if not future._taken:
@@ -230,7 +232,7 @@ def take_back(future: Settling, state: State) -> bool:
         return not future._taken
 
 
-def advance(future: Settling, state: State) -> bool:
+def advance(future: Settling, state: OperationState) -> bool:
     """Move a future that has not ended to another state that is no end; any thread."""
     with LOCK:
         if future.state < DONE:

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Final
 
 
-class State(IntEnum):
+class OperationState(IntEnum):
     """The state of an operation. From `DONE` on, it has ended."""
 
     ISSUED = 0  #: issued by the program; no stream has admitted it yet, or its sources have not ended
@@ -33,23 +33,23 @@ class State(IntEnum):
         return self.name.lower()
 
 
-ISSUED: Final = State.ISSUED
-QUEUED: Final = State.QUEUED
-ADMITTED: Final = State.ADMITTED
-BLOCKED: Final = State.BLOCKED
-MATCHING: Final = State.MATCHING
-RUNNING: Final = State.RUNNING
-UNWANTED: Final = State.UNWANTED
-CANCELLING: Final = State.CANCELLING
-STOPPING: Final = State.STOPPING
-PARKED: Final = State.PARKED
-DONE: Final = State.DONE
-FAILED: Final = State.FAILED
-CANCELLED: Final = State.CANCELLED
+ISSUED: Final = OperationState.ISSUED
+QUEUED: Final = OperationState.QUEUED
+ADMITTED: Final = OperationState.ADMITTED
+BLOCKED: Final = OperationState.BLOCKED
+MATCHING: Final = OperationState.MATCHING
+RUNNING: Final = OperationState.RUNNING
+UNWANTED: Final = OperationState.UNWANTED
+CANCELLING: Final = OperationState.CANCELLING
+STOPPING: Final = OperationState.STOPPING
+PARKED: Final = OperationState.PARKED
+DONE: Final = OperationState.DONE
+FAILED: Final = OperationState.FAILED
+CANCELLED: Final = OperationState.CANCELLED
 
 _ENDS = (DONE, FAILED, CANCELLED)
 
-TABLE: Final[dict[State, tuple[State, ...]]] = {
+TABLE: Final[dict[OperationState, tuple[OperationState, ...]]] = {
     ISSUED: (QUEUED, BLOCKED, MATCHING, RUNNING, *_ENDS),
     QUEUED: (ADMITTED, BLOCKED, MATCHING, RUNNING, PARKED, *_ENDS),
     ADMITTED: (BLOCKED, MATCHING, PARKED, *_ENDS),
@@ -72,7 +72,7 @@ a sender.
 """
 
 # Rows of truth values: each operation looks some up, and members of an enum are slow to find in sets.
-FOLLOWS: Final = tuple(tuple(after in TABLE[state] for after in State) for state in State)
+FOLLOWS: Final = tuple(tuple(after in TABLE[state] for after in OperationState) for state in OperationState)
 """`FOLLOWS[state][after]`: whether `after` may follow `state`."""
 
 
@@ -85,7 +85,7 @@ class TransitionError(RuntimeError):
         operation: Label, line and rank of the operation.
     """
 
-    def __init__(self, before: State, after: State) -> None:
+    def __init__(self, before: OperationState, after: OperationState) -> None:
         super().__init__(before, after)
         self.before, self.after = before, after
         self.operation: str = "an operation"
@@ -95,7 +95,7 @@ class TransitionError(RuntimeError):
         return f"{change}: this is a bug in overlap, please report it"
 
 
-def transition(state: State, after: State) -> State:
+def transition(state: OperationState, after: OperationState) -> OperationState:
     """Return the state that follows another one.
 
     Raises:

@@ -242,6 +242,6 @@ def resolved(x: object, context: RankContext) -> object:
 def check_tree(operation: CollectiveFuture[Any]) -> None:
     """Raise `UsageError` if an operation has arguments that are for single arrays."""
     if operation.out is not None or operation.counts is not None:
-        raise UsageError("x: a list or dict of arrays takes neither out= nor counts=; its results are new arrays")
+        raise UsageError("x: a list or dict of arrays takes neither out= nor counts=; leave them out")
     if operation.shared:
         raise UsageError("x: a list or dict of arrays cannot be shared; issue a call with shared=True for each")

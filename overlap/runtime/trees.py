@@ -155,7 +155,7 @@ def arrays_of(tree: object) -> list[Array]:
     """
     leaves = [leaf if type(leaf) is np.ndarray else as_input(leaf) for leaf in _leaves(tree)]
     if not leaves:
-        raise UsageError("x: there is no array in it")
+        raise UsageError("x: there is no array in it; expected an array, or lists and dicts of arrays")
     return leaves
 
 

@@ -356,7 +356,7 @@ class World:
         self.ending.begin(culprit, cause, doing, self.backend.now_ns())
         if self._flight is not None:
             here = culprit in self.local and not isinstance(cause, (PeerError, RemoteError, TransportError))
-            self._flight.end("failed", rank=culprit, line=f"{in_one_line(cause)}{where(cause)}", here=here)
+            self._flight.end("failed", rank=culprit, line=f"{in_one_line(cause)}{where(cause)}", began_here=here)
         for member in self._members:
             if member.context.rank != spared:
                 self._abandon(member)

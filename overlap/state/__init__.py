@@ -1,6 +1,6 @@
-"""The state store: what a rank must find again after a restart, kept so that no kill can leave half of it."""
+"""The state store: saves the state of ranks for a restart; no kill can leave half of a save."""
 
-# The map of this room:
+# The map:
 #
 #   encoding    a tree of arrays as bytes, and back: pure
 #   parts       the files: written whole or not at all

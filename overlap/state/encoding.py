@@ -27,8 +27,8 @@ _DIGEST_BYTES = 32
 _HEADER_LIMIT_BYTES = 256 << 20  # of a tree of millions of arrays: more is damage
 
 
-class DamagedError(ValueError):
-    """A file is damaged: it is not what was written."""
+class DamagedStateError(ValueError):
+    """A file is damaged: its content differs from the written one."""
 
 
 def encode(tree: Tree) -> Iterator[bytes]:
@@ -55,17 +55,17 @@ def decode(data: bytearray) -> Tree:
     """
     body = memoryview(data)[:-_DIGEST_BYTES]
     if len(data) < len(_MAGIC) + _LENGTH.size + _DIGEST_BYTES or not data.startswith(_MAGIC):
-        raise DamagedError("it is no state")
+        raise DamagedStateError("it is no state")
     if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != data[-_DIGEST_BYTES:]:
-        raise DamagedError("its checksum is wrong")
+        raise DamagedStateError("its checksum is wrong")
     (length,) = _LENGTH.unpack_from(data, len(_MAGIC))
     begin = len(_MAGIC) + _LENGTH.size + length
     if length > _HEADER_LIMIT_BYTES or begin > len(body):
-        raise DamagedError("its header is too long")
+        raise DamagedStateError("its header is too long")
     try:
         header = json.loads(bytes(body[begin - length : begin]))
     except ValueError as error:
-        raise DamagedError("its header is no JSON") from error
+        raise DamagedStateError("its header is no JSON") from error
     return _restored(header["tree"], list(_arrays(body, begin, header["arrays"])))
 
 
@@ -85,20 +85,20 @@ def _bytes_of(array: Array) -> bytes:
 # -- the tree ------------------------------------------------------------------------------------------------------
 
 
-def _noted(tree: Tree, arrays: list[Array], place: str) -> object:
+def _noted(tree: Tree, arrays: list[Array], path: str) -> object:
     """Return a tree as JSON, with a number in the place of each array."""
     if tree is None or (isinstance(tree, (bool, int, float, str)) and not isinstance(tree, np.generic)):
         return {"value": tree}
     if isinstance(tree, dict):
-        return {"dict": [[_key(key, place), _noted(tree[key], arrays, f"{place}[{key!r}]")] for key in tree]}
+        return {"dict": [[_key(key, path), _noted(tree[key], arrays, f"{path}[{key!r}]")] for key in tree]}
     if isinstance(tree, (list, tuple)):
-        items = [_noted(item, arrays, f"{place}[{index}]") for index, item in enumerate(tree)]
+        items = [_noted(item, arrays, f"{path}[{index}]") for index, item in enumerate(tree)]
         return {"list" if isinstance(tree, list) else "tuple": items}
     try:
         arrays.append(as_input(tree))
     except UsageError:
         raise UsageError(
-            f"tree{place}: cannot keep {type(tree).__name__}; expected arrays, numbers, texts or None, "
+            f"tree{path}: cannot keep {type(tree).__name__}; expected arrays, numbers, texts or None, "
             "in lists, tuples and dicts"
         ) from None
     return {"scalar" if isinstance(tree, np.generic) else "array": len(arrays) - 1}
@@ -106,7 +106,7 @@ def _noted(tree: Tree, arrays: list[Array], place: str) -> object:
 
 def _key(key: object, place: str) -> str | int:
     if not isinstance(key, (str, int)) or isinstance(key, bool):
-        raise UsageError(f"tree{place}: keys are texts or integers, got {key!r}")
+        raise UsageError(f"tree{place}: expected texts or integers as keys, got {key!r}")
     return key
 
 

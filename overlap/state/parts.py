@@ -72,7 +72,7 @@ class Parts:
         return data
 
     def found(self) -> dict[Save, dict[int, set[int]]]:
-        """Return the ranks of each save whose parts are files here, by the number of ranks that saved.
+        """Return the ranks of each save with parts as files here, by the number of ranks that saved.
 
         Pipes, sockets, devices, folders and links that lead to no file are passed over: a pipe could not even be opened
         without a writer.
@@ -91,14 +91,14 @@ class Parts:
         whole = [(save, n) for save, parts in self.found().items() for n, here in parts.items() if len(here) == n]
         return sorted(whole, reverse=True)
 
-    def remove_before(self, kept: Sequence[Save]) -> None:
+    def remove_before(self, newest: Sequence[Save]) -> None:
         """Remove the saves before these, the newest last; several processes may do so, and be killed meanwhile.
 
         Not the next save of the same attempt, which a rank that is ahead may be writing.
         """
         for save, folder in self._folders():
-            ahead = save.nonce == kept[-1].nonce and save.step > kept[0].step
-            if save not in kept and not ahead:
+            ahead = save.nonce == newest[-1].nonce and save.step > newest[0].step
+            if save not in newest and not ahead:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _folders(self) -> list[tuple[Save, Path]]:

@@ -22,7 +22,7 @@ from ..notice import notify
 from ..runtime.group import Group
 from ..runtime.memory.arrays import metadata
 from ..runtime.stream import Stream
-from .encoding import DamagedError, Tree, decode, encode
+from .encoding import DamagedStateError, Tree, decode, encode
 from .parts import Parts, Save
 
 # Saves that a rank offers to the others, the newest first. Two are kept; the rest are unfinished ones of earlier
@@ -75,7 +75,7 @@ class SavedState:
             raise UsageError(f"rank: expected 0 to {self.world_size - 1}, a rank that saved the state, got {rank!r}")
         try:
             return await _in_thread(lambda: decode(self._parts.read(self._save, rank, self.world_size)))
-        except (OSError, DamagedError) as error:
+        except (OSError, DamagedStateError) as error:
             raise UsageError(f"state: the part of rank {rank} at step {self.step} cannot be read: {error}") from None
 
 
@@ -120,7 +120,7 @@ class RankState:
         return self._real
 
     async def save(self, step: int, tree: Tree) -> None:
-        """Keep a tree of arrays; when this returns, those of all ranks are on the disk.
+        """Save a tree of arrays; when this returns, the trees of all ranks are on the disk.
 
         A collective: every rank calls it, with the same step and a tree of its own. Killed at any moment it leaves the
         state before it, or this one, never a mixture. The two newest are kept.
@@ -139,18 +139,18 @@ class RankState:
         if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
             raise UsageError(f"step: expected 0 or more, got {step!r}")
         if self._kept and step <= self._kept[-1].step:
-            raise UsageError(f"step: {step} does not follow {self._kept[-1].step}, the last that was saved")
-        place = _users_place()
+            raise UsageError(f"step: expected more than the last saved step ({self._kept[-1].step}), got {step}")
+        call_site = _users_place()
         if not self._real:
-            await self._together(place)
+            await self._together(call_site)
             return
         parts = self._folder()
         if not self._looked:
             await self._check_unused(parts)
-        save = Save(int(step), await self._attempt(place))
-        mine, ranks = self._world.rank, self._world.size
-        await _in_thread(lambda: parts.write(save, mine, ranks, encode(tree)))
-        await self._together(place)
+        save = Save(int(step), await self._attempt(call_site))
+        own_rank, ranks = self._world.rank, self._world.size
+        await _in_thread(lambda: parts.write(save, own_rank, ranks, encode(tree)))
+        await self._together(call_site)
         self._kept = [*self._kept[-1:], save]
         self.note_kept(save.step)
         await _in_thread(lambda: parts.remove_before(self._kept))
@@ -163,20 +163,20 @@ class RankState:
         Raises:
             UsageError: If no folder is named.
         """
-        self._looked, place = True, _users_place()
+        self._looked, call_site = True, _users_place()
         if not self._real:
-            await self._together(place, name="state.latest")
+            await self._together(call_site, name="state.latest")
             return None
         parts = self._folder()
         offered = await _in_thread(lambda: self._offers(parts))
-        for save, ranks in await self._common(offered, place):
-            mine = self._world.rank if ranks == self._world.size else None
-            own, trouble = await _in_thread(lambda: _read(parts, save, mine, ranks))  # noqa: B023 (awaited at once)
-            if await self._all(not trouble, place):
+        for save, ranks in await self._common(offered, call_site):
+            own_rank = self._world.rank if ranks == self._world.size else None
+            own, trouble = await _in_thread(lambda: _read(parts, save, own_rank, ranks))  # noqa: B023 (awaited at once)
+            if await self._all(not trouble, call_site):
                 self._kept = [save]
-                return SavedState(parts, save, ranks, own, mine)
+                return SavedState(parts, save, ranks, own, own_rank)
             if trouble:
-                notify(f"state: step {save.step} is passed over: the part of rank {mine} cannot be read: {trouble}")
+                notify(f"state: step {save.step} is passed over: the part of rank {own_rank} cannot be read: {trouble}")
         return None
 
     def _folder(self) -> Parts:
@@ -197,13 +197,13 @@ class RankState:
 
     # -- with the other ranks ------------------------------------------------------------------------------------------
 
-    async def _common(self, offered: list[tuple[Save, int]], place: Place | None) -> list[tuple[Save, int]]:
+    async def _common(self, offered: list[tuple[Save, int]], call_site: Place | None) -> list[tuple[Save, int]]:
         """Return the saves that all ranks offer, the newest first."""
         told = np.full((1, _OFFERED, 3), -1, np.int64)
         for index, (save, ranks) in enumerate(offered):
             told[0, index] = (save.step, save.nonce, ranks)
         gathered = await self._world.all_gather(
-            metadata(told), stream=self._stream, name="state.latest", call_site=place
+            metadata(told), stream=self._stream, name="state.latest", call_site=call_site
         )
         common = set.intersection(*({tuple(row) for row in of_one if row[2] > 0} for of_one in gathered.tolist()))
         return sorted(((Save(step, nonce), ranks) for step, nonce, ranks in common), reverse=True)
@@ -249,7 +249,7 @@ def _read(parts: Parts, save: Save, mine: int | None, ranks: int) -> tuple[Tree,
         return None, ""
     try:
         return decode(parts.read(save, mine, ranks)), ""
-    except (OSError, DamagedError, ValueError) as error:
+    except (OSError, DamagedStateError, ValueError) as error:
         return None, str(error)
 
 

@@ -1,4 +1,4 @@
-"""Faults of a test as data: which rank, what happens to it, and when; drawn from a seed, or written down."""
+"""Faults of a test as data: rank, kind and moment; drawn from a seed, or written down."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Fault:
     rank: int
     at: int = 0  # Before which of the rank's operations (and computes of `rank.compute`), from 0
     by: float | None = None  # How much, for kinds that have an amount
-    to: int | None = None  # Of a cut: the other end of the link; None: all links of the rank
+    to: int | None = None  # Other end of the link of a cut; None: all links of the rank
     step: int | None = None  # Instead of `at`: before the first thing that begins of what this step, or a later, issued
 
     def __post_init__(self) -> None:
@@ -78,24 +78,24 @@ def parse(text: str) -> tuple[Fault, ...]:
     Raises:
         UsageError: If it reads as none.
     """
-    found = []
+    faults = []
     for kind, arguments in _TEXT.findall(text):
-        told: dict[str, Any] = {}
+        arguments_by_name: dict[str, Any] = {}
         for part in filter(None, (each.strip() for each in arguments.split(","))):
             name, _, value = part.partition("=")
             if name.strip() not in ("rank", "at", "by", "step", *(["to"] if kind == "cut" else [])):
                 to = ", to" * (kind == "cut")
                 raise UsageError(f"faults: {kind} has no {name.strip()!r}; it takes rank, at, step{to} and by")
             try:
-                told[name.strip()] = float(value) if name.strip() == "by" else int(value)
+                arguments_by_name[name.strip()] = float(value) if name.strip() == "by" else int(value)
             except ValueError:
                 raise UsageError(f"faults: {name.strip()} of {kind} should be a number, got {value!r}") from None
-        if "rank" not in told:
+        if "rank" not in arguments_by_name:
             raise UsageError(f"faults: {kind} needs a rank, as in {kind}(rank=0)")
-        found.append(Fault(kind=kind, **told))
-    if not found or _TEXT.sub("", text).strip(" ,"):
+        faults.append(Fault(kind=kind, **arguments_by_name))
+    if not faults or _TEXT.sub("", text).strip(" ,"):
         raise UsageError(f'faults: expected faults such as "die(rank=1, at=3)", got {text!r}')
-    return tuple(found)
+    return tuple(faults)
 
 
 def check_function(kinds: Iterable[str]) -> None:
@@ -129,7 +129,7 @@ def draw(seed: int, kinds: Sequence[str], counts: Sequence[int]) -> tuple[Fault,
     return tuple(found)
 
 
-class Plan(Fates):
+class FaultPlan(Fates):
     """The fates of one run: planned faults, and by the seed how fast ranks are and in which order they take turns.
 
     Args:
@@ -158,7 +158,7 @@ class Plan(Fates):
         self._seed = seed
 
     def _now(self, rank: int, step: int | None, kinds: Collection[str] = KINDS) -> list[Fault]:
-        """Return the faults that are due at what the rank does next."""
+        """Return the faults that are due at the next action of the rank."""
         number = self._done[rank]
         due = []
         for fault in self.planned:
@@ -204,12 +204,12 @@ class Plan(Fates):
         return max(0.0, *ends, now_ns) - now_ns
 
     def cause(self, rank: int) -> str:
-        """Say what wanted a rank to be hit: the planned faults of it, if there are any."""
+        """Return the reason for the fault of a rank: its planned faults, if there are any."""
         planned = [str(fault) for fault in self.happened if fault.rank == rank]
         return f"{', '.join(planned)} wants it" if planned else super().cause(rank)
 
     def next(self, rank: int, step: int | None = None) -> Fate:
-        """Return what becomes of the next thing that a rank does."""
+        """Return the fate of the next action of a rank."""
         due = self._now(rank, step, _OF_COMPUTES) if self._due is None else self._due
         self._note_step(rank, step, operation=False)
         drawn = super().next(rank) if self._seed else self._calm(rank)

@@ -1,4 +1,4 @@
-"""Working directory of a run: a fresh folder that holds what was in the current folder when the run began."""
+"""Working directory of a run: a fresh folder with the contents of the current folder at the start of the run."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ def _link_all(origin: Path, folder: Path) -> None:
 
 def _fill(origin: Path, folder: Path) -> None:
     """Copy short files and folders, the outer folders first, and link the rest."""
-    left, folders = _OWN_ENTRIES, [(origin, folder)]
+    entries_left, folders = _OWN_ENTRIES, [(origin, folder)]
     for source, target in folders:
         entries = _entries(source)
-        if source != origin and (len(entries) > left or any(entry.name == VENV_MARK for entry in entries)):
+        if source != origin and (len(entries) > entries_left or any(entry.name == VENV_MARK for entry in entries)):
             target.symlink_to(source)
             continue
-        left -= len(entries)
+        entries_left -= len(entries)
         target.mkdir(exist_ok=True)
         for entry in entries:
-            own = target / entry.name
+            copied = target / entry.name
             if entry.is_symlink() or entry.name.startswith("."):
-                own.symlink_to(entry.path)
+                copied.symlink_to(entry.path)
             elif entry.is_dir():
-                folders.append((Path(entry.path), own))
+                folders.append((Path(entry.path), copied))
             elif entry.is_file() and entry.stat().st_size <= _COPIED_BYTES and os.access(entry.path, os.R_OK):
-                shutil.copy2(entry.path, own)
+                shutil.copy2(entry.path, copied)
             else:
-                own.symlink_to(entry.path)
+                copied.symlink_to(entry.path)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -27,14 +27,14 @@ import overlap
 
 from ..errors import UsageError
 from . import torch_saves
-from .threads import RankThread, RefusedError, owning_threads
+from .threads import RankThread, UntestableError, owning_threads
 
 # Communication that we cannot see: its ranks would be those of this one process.
 _FOREIGN = {"mpi4py": "mpi4py", "horovod": "Horovod", "deepspeed": "DeepSpeed", "oneccl_bindings_for_pytorch": "oneCCL"}
 
 
 class GuardedProgram(Protocol):
-    """Program whose ranks share this process, as its guards see it; see `programs`."""
+    """Program with all ranks in this process, as its guards see it; see `programs`."""
 
     opened: dict[int, list[tuple[str, weakref.ref[Any]]]]
 
@@ -54,7 +54,7 @@ class _Refusing(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Raise for a module that communicates."""
         if name in _FOREIGN and RankThread.here() is not None:
-            raise RefusedError(
+            raise UntestableError(
                 f"the program communicates by {_FOREIGN[name]}, whose ranks are processes; in a test only "
                 "torch.distributed can have many ranks in one process"
             )
@@ -63,7 +63,7 @@ class _Refusing(MetaPathFinder):
 
 @contextmanager
 def guarded(program: GuardedProgram) -> Iterator[None]:
-    """Answer or refuse what a program does to its process in the threads of ranks."""
+    """Emulate or refuse calls of a program that would change its process, in the threads of ranks."""
     finder = _Refusing()
     put = _Patches()
     put(os, "fork", _refuse_fork)
@@ -108,21 +108,21 @@ class _Patches:
 
 
 def _refuse_run(original: Callable[..., Any], *args: Any, **more: Any) -> None:
-    raise RefusedError(
+    raise UntestableError(
         "the program starts ranks of its own by overlap.run; test its async function: "
         "`ranks.run(main, ranks=4)` or @pytest.mark.ranks(4)"
     )
 
 
 def _refuse_fork(original: Callable[..., Any]) -> int:
-    raise RefusedError(
+    raise UntestableError(
         "the program forks, and a fork of this process would have all ranks; load data in the program's own "
         "process (num_workers=0)"
     )
 
 
 def _refuse_rpc(original: Callable[..., Any], *args: Any, **more: Any) -> None:
-    raise RefusedError(
+    raise UntestableError(
         "the program communicates by torch.distributed.rpc, whose threads and sockets a test has no part in; test what "
         "its functions compute, or send by torch.distributed"
     )
@@ -164,13 +164,13 @@ def _handling(program: GuardedProgram) -> Callable[..., Any]:
 
 
 def _spawned(
-    original: Callable[..., Any], fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, **more: Any
+    original: Callable[..., Any], fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, **options: Any
 ) -> None:
-    here = RankThread.here()
-    assert here is not None
-    if nprocs != here.rank.world_size:
+    thread = RankThread.here()
+    assert thread is not None
+    if nprocs != thread.rank.world_size:
         raise UsageError(
-            f"ranks: the program spawns {nprocs} processes, and the test has {here.rank.world_size} ranks; pass "
+            f"ranks: the program spawns {nprocs} processes, and the test has {thread.rank.world_size} ranks; pass "
             f"ranks={nprocs}"
         )
-    fn(here.rank.rank, *args)  # every rank of the test has come here: each becomes one of the processes
+    fn(thread.rank.rank, *args)  # every rank of the test calls this: each becomes one of the processes

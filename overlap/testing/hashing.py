@@ -1,4 +1,4 @@
-"""Sets of strings whose order differs between ranks, as it does between processes.
+"""Sets of strings with another order on each rank, as in separate processes.
 
 Each process of Python hashes strings by a seed of its own, so a loop over a set of names takes another order in each.
 The ranks of a test share one process; with a seed other than 0, the sets that a program makes behave as in processes.
@@ -34,8 +34,8 @@ def set_type(seed: int, rank: int) -> type[set[Any]]:
 
         def __iter__(self) -> Iterator[Any]:
             elements = list(super().__iter__())
-            if elements and all(isinstance(each, str) for each in elements):
-                elements.sort(key=lambda each: xxh64_intdigest(f"{seed}, {rank}, {each}".encode()))
+            if elements and all(isinstance(element, str) for element in elements):
+                elements.sort(key=lambda element: xxh64_intdigest(f"{seed}, {rank}, {element}".encode()))
             return iter(elements)
 
         def pop(self) -> Any:
@@ -61,7 +61,7 @@ def _combining(name: str, kind: type[set[Any]]) -> Any:
 
 
 def compiled(source: bytes, file: str) -> CodeType:
-    """Compile a program whose literals and comprehensions of sets are of the rank's type.
+    """Compile a program, with its literals and comprehensions of sets as the set type of the rank.
 
     Raises:
         SyntaxError: If it is no program.

@@ -1,4 +1,4 @@
-"""From the end of a world to verdicts: which error it was, and what the record says of it."""
+"""Verdicts from the end of a world: the error that ended it, explained by the record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..errors import (
 )
 from . import survived
 from .record import Record
-from .threads import RealTimeError, RefusedError
+from .threads import RealTimeError, UntestableError
 from .verdict import Verdict, why_mismatched, why_stalled
 
 UNUSED = "unused fault"
@@ -44,23 +44,23 @@ def judge(
     shared_order: bool = False,
     unused: str = "",
 ) -> list[Verdict]:
-    """Return what is wrong with a program, the cause first.
+    """Return the verdicts on a program, the cause first.
 
     Args:
-        record: Of its run.
-        error: That has ended the run.
+        record: Record of its run.
+        error: Error that ended the run.
         synchronised: Whether the program means its ranks to have the same weights: it wraps them in
             DistributedDataParallel, or makes every update of gradients that all ranks have added up.
         shared_order: Whether the operations of all groups need one order, as those of a GPU do.
         unused: Why a planned fault has not happened.
     """
-    found = [] if error is None else [_ended(record, error)]
-    whole = {rank for rank, how in record.left.items() if not how}
-    checks = [survived.groups(record, whole), survived.touches(record), survived.tags(record)]
+    verdicts = [] if error is None else [_ended(record, error)]
+    finished = {rank for rank, how in record.left.items() if not how}
+    checks = [survived.groups(record, finished), survived.touches(record), survived.tags(record)]
     checks.append(survived.gradients(record))
     if not any(verdict is not None and verdict.kind == "group of some" for verdict in checks):
         checks.append(survived.group_order(record) or survived.group_members(record))
-    if shared_order and not any(verdict.kind == "order inversion" for verdict in found):
+    if shared_order and not any(verdict.kind == "order inversion" for verdict in verdicts):
         checks.append(survived.inversion(record))
     if synchronised:
         checks.append(survived.weights(record))
@@ -69,43 +69,43 @@ def judge(
     if unused:
         checks.append(Verdict(kind=UNUSED, text=unused))
     others = [verdict for verdict in checks if verdict is not None]
-    first = [verdict for verdict in others if found and verdict.kind in _CAUSES.get(found[0].kind, ())]
+    first = [verdict for verdict in others if verdicts and verdict.kind in _CAUSES.get(verdicts[0].kind, ())]
     if first:
-        return [first[0], *found, *(each for each in others if each is not first[0])]  # the cause of the stall
-    return [*found, *others]
+        return [first[0], *verdicts, *(each for each in others if each is not first[0])]  # the cause of the stall
+    return [*verdicts, *others]
 
 
 def _ended(record: Record, error: BaseException) -> Verdict:
     """Return why a run ended."""
     cause = error.cause if isinstance(error, RankFailedError) else error
     rank = error.rank if isinstance(error, RankFailedError) else -1  # -1: before any rank, or around all
-    ranks, who = ((rank,), f"rank {rank}") if rank >= 0 else ((), "the world")
+    ranks, culprit = ((rank,), f"rank {rank}") if rank >= 0 else ((), "the world")
     chain = list(_causes(cause))
     if isinstance(cause, RuntimeError) and rank in record.troubles:  # C++ has passed it on as text
         chain += _causes(record.troubles[rank])
-    for each in chain:
-        if isinstance(each, CollectiveMismatchError):
-            told = why_mismatched(record, each.group, each.seq, each.ranks)
-            return told or Verdict(kind="mismatch", text=str(each), ranks=each.ranks, lines=each.call_sites)
-        if isinstance(each, RefusedError):
-            line = each.line or where(each).removeprefix(" at ")
-            return Verdict(kind="refused", text=f"{line}: {each}", ranks=ranks, lines=(line,))
-        if isinstance(each, RealTimeError):
-            return Verdict(kind=NEVER_ENDS, text=str(each), ranks=ranks)
-        if isinstance(each, PeerLostError):
-            return Verdict(kind="rank lost", text=str(each), ranks=(each.culprit,))
-        if isinstance(each, (StallError, RankLeftError, DeadlineError)):
-            told = why_stalled(record)
-            if told is not None:
-                return told
-            kind = "stall" if not isinstance(each, DeadlineError) else "deadline"
-            return Verdict(kind=kind, text=str(each), ranks=ranks)
+    for failure in chain:
+        if isinstance(failure, CollectiveMismatchError):
+            verdict = why_mismatched(record, failure.group, failure.seq, failure.ranks)
+            return verdict or Verdict(kind="mismatch", text=str(failure), ranks=failure.ranks, lines=failure.call_sites)
+        if isinstance(failure, UntestableError):
+            line = failure.line or where(failure).removeprefix(" at ")
+            return Verdict(kind="refused", text=f"{line}: {failure}", ranks=ranks, lines=(line,))
+        if isinstance(failure, RealTimeError):
+            return Verdict(kind=NEVER_ENDS, text=str(failure), ranks=ranks)
+        if isinstance(failure, PeerLostError):
+            return Verdict(kind="rank lost", text=str(failure), ranks=(failure.culprit,))
+        if isinstance(failure, (StallError, RankLeftError, DeadlineError)):
+            verdict = why_stalled(record)
+            if verdict is not None:
+                return verdict
+            kind = "stall" if not isinstance(failure, DeadlineError) else "deadline"
+            return Verdict(kind=kind, text=str(failure), ranks=ranks)
     if rank < 0 and not isinstance(cause, (OverlapError, TopologyError)):
         raise cause  # no rank has raised it: a bug of this package, not of the program
     place = next(filter(None, map(where, [cause, *chain])), "")
     line = place.removeprefix(" at ")
     return Verdict(
-        kind="crash", text=f"{who} failed{place}: {in_one_line(only(cause))}", ranks=ranks,
+        kind="crash", text=f"{culprit} failed{place}: {in_one_line(only(cause))}", ranks=ranks,
         lines=(line,) if line else (),
     )  # fmt: skip
 

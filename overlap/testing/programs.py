@@ -34,7 +34,7 @@ from .running import Setting, finished, live
 from .threads import RankThread, RealTime
 from .verdict import Verdict
 from .views import RankView, process_restored
-from .watch import Cost, Models, Watch, fixed_cost, watching
+from .watch import Cost, ModelWatch, Watch, fixed_cost, watching
 from .world import TestedBackend
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ class ProgramExit(OverlapError):
     """A program has called `sys.exit` with a code that says it has failed."""
 
 
-class Program:
+class TestedProgram:
     """A program for many ranks.
 
     Args:
         body: Runs the program of one rank, given what the rank sees of the process.
         argv: Its name and arguments.
-        setting: Of the run.
+        setting: Setting of the run.
         folder: Modules that are loaded from it are each rank's own.
     """
 
@@ -73,7 +73,7 @@ class Program:
         self._body, self._argv, self._setting, self._folder = body, list(argv), setting, folder
         self._cost, self._measured = _cost(setting.cost)
         self._threads: dict[int, RankThread[Any]] = {}
-        self._watches: dict[RankThread[Any], tuple[Watch | None, Models]] = {}
+        self._watches: dict[RankThread[Any], tuple[Watch | None, ModelWatch]] = {}
         self._store: dict[str, bytes] = {}
         self._views: list[RankView] = []
         self._handlers: dict[int, Any] = {}
@@ -149,15 +149,15 @@ class Program:
         """Run the program of one rank, in its thread."""
         record, number = clock.record, thread.rank.rank
         assert clock.shared is not None
-        models = Models(number, record)
+        models = ModelWatch(number, record)
         watch = Watch(thread, record, self._cost)
-        mine = pytorch.enter(thread, self._store, record, clock.shared, watch, models)
+        torch_rank = pytorch.enter(thread, self._store, record, clock.shared, watch, models)
         self._watches[thread] = watch, models
         before = set(threading.enumerate())
         try:
             with watch:
                 result = self._body(self._views[number])
-            mine.end()
+            torch_rank.end()
         except SystemExit as left:
             if left.code not in (None, 0):
                 raise ProgramExit(f"the program called sys.exit({left.code!r})") from left
@@ -182,7 +182,7 @@ class Program:
             if number not in record.left:
                 record.places[number] = thread.place()
 
-    def _watch_here(self) -> tuple[Watch | None, Models] | None:
+    def _watch_here(self) -> tuple[Watch | None, ModelWatch] | None:
         here = RankThread.here()
         return None if here is None else self._watches.get(here)
 
@@ -215,7 +215,7 @@ class Program:
         return rank in self._plan.full
 
 
-def of_file(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> Program:
+def of_file(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> TestedProgram:
     """Return the program in a file.
 
     Raises:
@@ -228,7 +228,7 @@ def of_file(path: str | os.PathLike[str], args: Sequence[str], setting: Setting)
         raise UsageError(f"program: cannot read {path}: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"program: {path} is no Python program: {error}") from None
-    return Program(
+    return TestedProgram(
         lambda view: _execute(code, str(file), view), [str(path), *map(str, args)], setting, f"{file.parent}{os.sep}"
     )
 
@@ -239,43 +239,43 @@ def _execute(code: CodeType, file: str, view: RankView) -> None:
     exec(code, view.main.__dict__)  # a program of the user, as `python FILE` runs it
 
 
-def of_function(function: Callable[..., Any], args: Sequence[object], setting: Setting) -> Program:
+def of_function(function: Callable[..., Any], args: Sequence[object], setting: Setting) -> TestedProgram:
     """Return a program that calls a function."""
     if not callable(function):
         raise UsageError(f"function: expected a function, got {function!r}")
-    return Program(lambda view: function(*args), sys.argv, setting)
+    return TestedProgram(lambda view: function(*args), sys.argv, setting)
 
 
-def _cost(asked: Any) -> tuple[Cost | None, bool]:
-    """Read prices of functions; whether computes take what they took."""
-    if asked == "fixed":
+def _cost(cost: Any) -> tuple[Cost | None, bool]:
+    """Return the prices of functions, and whether computes take their measured time."""
+    if cost == "fixed":
         return fixed_cost, False
-    if asked == "measured":
+    if cost == "measured":
         return None, True
-    if isinstance(asked, (str, os.PathLike)):
-        asked = prices(asked)
-    if isinstance(asked, dict):
-        return (lambda name, nbytes, flops: float(asked.get(name, 0.0))), False
-    if callable(asked):
-        return asked, False
+    if isinstance(cost, (str, os.PathLike)):
+        cost = prices(cost)
+    if isinstance(cost, dict):
+        return (lambda name, nbytes, flops: float(cost.get(name, 0.0))), False
+    if callable(cost):
+        return cost, False
     raise UsageError(
         f'cost: expected "fixed", "measured", a file of torch.profiler, a table of seconds by name, or a function, got '
-        f"{asked!r}"
+        f"{cost!r}"
     )
 
 
-def _arrays(models: Models) -> dict[str, Any]:
-    found = {}
+def _arrays(models: ModelWatch) -> dict[str, Any]:
+    arrays = {}
     for name, tensor in models.weights().items():
         try:
-            found[name] = np.array(view_of(tensor.contiguous()))
+            arrays[name] = np.array(view_of(tensor.contiguous()))
         except ValueError:  # of a type that has no array
             continue
-    return found
+    return arrays
 
 
 def _helped(verdict: Verdict) -> Verdict:
-    """Add what to do to a verdict on what tests cannot do."""
+    """Return a verdict on a limit of tests with advice added."""
     if verdict.kind == "crash" and ("CUDA" in verdict.text or "NVIDIA" in verdict.text):
         text = f"{verdict.text}; in a test all ranks compute on the CPU: choose the device by torch.cuda.is_available()"
         return Verdict(kind=verdict.kind, text=text, ranks=verdict.ranks, lines=verdict.lines)

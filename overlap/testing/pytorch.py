@@ -36,7 +36,7 @@ from .threads import RankThread
 from .torch_profiler import Profiler
 from .torch_rank import RANKS, TorchRank, here, over
 from .torch_store import STORES, forget
-from .watch import Models, Watch
+from .watch import ModelWatch, Watch
 from .world import TestedCommunicators
 
 BACKEND = "overlap_testing"
@@ -56,10 +56,10 @@ _PRIVATE = (
 
 
 def check_torch() -> None:
-    """Refuse versions of torch that lack what tests stand on.
+    """Refuse versions of torch that lack parts that tests need.
 
     Raises:
-        UsageError: Naming what is missing.
+        UsageError: Names the missing part.
     """
     for owner, name in _PRIVATE:
         if not hasattr(owner, name):
@@ -70,7 +70,7 @@ def check_torch() -> None:
 
 
 class WorldOfThread:
-    """The process groups of torch, kept apart by rank: what torch keeps once a process."""
+    """Process groups of torch, one set for each rank; torch has one set for each process."""
 
     def __init__(self) -> None:
         object.__setattr__(self, "_worlds", {})
@@ -127,42 +127,44 @@ def _init_process_group(
     device_id: Any = None,
 ) -> None:
     """Join the ranks of the test, whatever backend and meeting the program names."""
-    mine = here()
-    if mine is None:
+    torch_rank = here()
+    if torch_rank is None:
         original(backend, init_method, timeout, world_size, rank, store, group_name, pg_options, device_id)
         return
-    size, number = mine.thread.rank.world_size, mine.thread.rank.rank
+    size, number = torch_rank.thread.rank.world_size, torch_rank.thread.rank.rank
     if world_size not in (-1, size):
-        raise ValueError(f"world_size: the program says {world_size}, and the test has {size} ranks")
+        raise ValueError(
+            f"world_size: the program says {world_size}, and the test has {size} ranks; pass ranks={world_size}"
+        )
     if rank not in (-1, number):
         raise ValueError(f"rank: the program says {rank} on rank {number} of the test")
-    mine.named = str(backend or "gloo").lower()
+    torch_rank.named = str(backend or "gloo").lower()
     original(
-        BACKEND, timeout=timeout or timedelta(minutes=30), world_size=size, rank=number, store=mine.store,
+        BACKEND, timeout=timeout or timedelta(minutes=30), world_size=size, rank=number, store=torch_rank.store,
         group_name=group_name,
     )  # fmt: skip
 
 
-def _new_group_helper(original: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """Make a group of our backend, whichever the program names, and note that the rank has come here."""
-    mine = here()
-    if mine is None:
-        return original(*args, **more)
+def _new_group_helper(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Make a group of our backend, for any backend that the program names, and record the call of the rank."""
+    torch_rank = here()
+    if torch_rank is None:
+        return original(*args, **options)
     size, number, ranks, named, *rest = args
     caller = sys._getframe(1)
     while caller.f_back is not None and caller.f_code.co_name not in ("_new_group_with_tag",):
         caller = caller.f_back
     if ranks:
         alone = bool(caller.f_locals.get("use_local_synchronization", False))
-        mine.record.made.append(
-            Made(rank=mine.thread.rank.rank, ranks=tuple(ranks), line=line_of(users_frame()), alone=alone)
+        torch_rank.record.made.append(
+            Made(rank=torch_rank.thread.rank.rank, ranks=tuple(ranks), line=line_of(users_frame()), alone=alone)
         )
-    more.pop("backend_options", None)
-    more.pop("device_id", None)
-    made = original(size, number, ranks, c10d.Backend(BACKEND), *rest[:2], **more)
-    if made[0] in c10d._world.pg_map:
-        c10d._world.pg_map[made[0]] = (_told(named, mine), c10d._world.pg_map[made[0]][1])
-    return made
+    options.pop("backend_options", None)
+    options.pop("device_id", None)
+    group = original(size, number, ranks, c10d.Backend(BACKEND), *rest[:2], **options)
+    if group[0] in c10d._world.pg_map:
+        c10d._world.pg_map[group[0]] = (_named_backend(named, torch_rank), c10d._world.pg_map[group[0]][1])
+    return group
 
 
 def _rank_of(original: Callable[[Rank | None], Rank], rank: Rank | None) -> Rank:
@@ -173,8 +175,8 @@ def _rank_of(original: Callable[[Rank | None], Rank], rank: Rank | None) -> Rank
     return original(rank)
 
 
-def _told(named: Any, rank: TorchRank) -> str:
-    """Return the backend that the program believes in."""
+def _named_backend(named: Any, rank: TorchRank) -> str:
+    """Return the backend that the program named."""
     name = str(named).lower()
     return rank.named if BACKEND in name else name
 
@@ -183,14 +185,14 @@ def _get_future(work: Work) -> torch.futures.Future[Any]:
     """Return a future that is completed in the thread of the rank; see `Work.get_future`."""
     rank = here()
     if work._future is None:
-        begun: torch.futures.Future[None] = torch.futures.Future()
-        work._future = begun.then(work._value)
+        start: torch.futures.Future[None] = torch.futures.Future()
+        work._future = start.then(work._value)
         if rank is not None and rank.at_once:
             work._handle.exception()
         if rank is None or over(work._handle):
-            begun.set_result(None)
+            start.set_result(None)
         else:
-            rank.later(work._handle, begun)
+            rank.later(work._handle, start)
     return work._future
 
 
@@ -345,7 +347,7 @@ def exchange() -> Callable[[], None]:
 
 
 def _has_parallel_loss() -> bool:
-    """Whether operations of DTensor are now those of `loss_parallel`, which registers them once a process."""
+    """Whether `loss_parallel` has replaced operations of DTensor; it does so once in a process."""
     loss = sys.modules.get(_LOSS)
     return loss is not None and not loss.customized_loss_ops.keys().isdisjoint(
         loss.DTensor._op_dispatcher._custom_op_handlers
@@ -358,7 +360,7 @@ def enter(
     record: Record,
     shared: TestedCommunicators,
     watch: Watch,
-    models: Models,
+    models: ModelWatch,
 ) -> TorchRank:
     """Give a rank its torch."""
     made = RANKS[thread] = TorchRank(thread, store, record, shared, watch, models)

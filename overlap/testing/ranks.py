@@ -24,7 +24,7 @@ from .running import Setting, explore, failed, run_async, settled
 
 if TYPE_CHECKING:
     from ..runtime.rank import Rank
-    from .programs import Program
+    from .programs import TestedProgram
 
 Repeating: TypeAlias = Callable[[str | os.PathLike[str], Sequence[str], Setting], str]
 
@@ -59,9 +59,9 @@ class Ranks:
         and flops, operations what the model says of the cluster.
 
         Args:
-            path: Of the program; relative to the test's file, or to the current folder.
-            args: Its arguments, a list such as `["--steps", "5"]`; the number of steps may become less in a failing
-                run that is made smaller.
+            path: File of the program; relative to the test's file, or to the current folder.
+            args: Arguments of the program, a list such as `["--steps", "5"]`; a failing run that is made smaller may
+                have fewer steps.
             check: Whether to raise if anything is wrong; else ask `run.verdict`.
             setting: `ranks`, `cluster`, `seed`; `seeds` to try so many; `faults`, such as "die(rank=1, at=3)", or
                 kinds that seeds draw from, such as "die, late"; `steps`, which the program is given as `--steps`;
@@ -70,41 +70,41 @@ class Ranks:
                 kinds of verdicts that are no failures.
 
         Returns:
-            The run; of several seeds that of the first, or the one without faults if seeds draw some, whose `results`,
-            `same` and `equals` speak of all. With `check=False` it is the first that fails.
+            The run; of several seeds the first one, or the one without faults if seeds draw some; its `results`,
+            `same` and `equals` cover all of them. With `check=False` it is the first run that fails.
 
         Raises:
             RanksFailed: If the program is wrong: with ranks, operations and lines, and the line that repeats it.
             UsageError: For arguments that cannot be meant.
         """
         __tracebackhide__ = True
-        found, given = self._found(path), _words(args)
-        setting = {"steps": _steps_of(given), **setting}
+        file, words = self._found(path), _words(args)
+        setting = {"steps": _steps_of(words), **setting}
 
-        def make(chosen: Setting) -> Program:
+        def make(chosen: Setting) -> TestedProgram:
             from .programs import of_file
 
-            return of_file(found, _with_steps(given, chosen.steps), chosen)
+            return of_file(file, _with_steps(words, chosen.steps), chosen)
 
         def line(chosen: Setting) -> str:
-            return self._repeating(path, _with_steps(given, chosen.steps), replace(chosen, steps=None))
+            return self._repeating(path, _with_steps(words, chosen.steps), replace(chosen, steps=None))
 
         return self._run(make, line, setting, check)
 
     def function(self, function: Callable[..., Any], *args: object, check: bool = True, **setting: Any) -> Run:
-        """Call a function that uses `torch.distributed` on every rank; `run.results` has what it returns.
+        """Call a function that uses `torch.distributed` on every rank; `run.results` has the returned values.
 
         Arguments and modules are the same objects on all ranks. Otherwise like `program`.
         """
         __tracebackhide__ = True
 
-        def make(chosen: Setting) -> Program:
+        def make(chosen: Setting) -> TestedProgram:
             from .programs import of_function
 
             return of_function(_stepping(function, chosen), args, chosen)
 
         def line(chosen: Setting) -> str:
-            return f"ranks.function({_called(function, args)}, {chosen.told})"
+            return f"ranks.function({_called(function, args)}, {chosen.arguments})"
 
         return self._run(make, line, setting, check)
 
@@ -121,7 +121,7 @@ class Ranks:
             return call_program(partial(main, **steps) if steps else main, rank, args)
 
         def line(each: Setting) -> str:
-            return f"ranks.run({_called(main, args)}, {each.told})"
+            return f"ranks.run({_called(main, args)}, {each.arguments})"
 
         return _tried(partial(_with_line, partial(run_async, life), line), chosen, seeds, kinds, check)
 
@@ -145,7 +145,7 @@ class Ranks:
 
     def _run(
         self,
-        make: Callable[[Setting], Program],
+        make: Callable[[Setting], TestedProgram],
         line: Callable[[Setting], str],
         setting: Mapping[str, Any],
         check: bool,
@@ -166,7 +166,7 @@ class Ranks:
 
 def _repeating_in_a_test(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
     shown = f", args={args}" if args else ""
-    return f'ranks.program("{path}"{shown}, {setting.told})'
+    return f'ranks.program("{path}"{shown}, {setting.arguments})'
 
 
 def _called(function: Callable[..., Any], args: Sequence[object]) -> str:
@@ -281,28 +281,28 @@ def run_marked(
     """Run a marked test function on every rank.
 
     Args:
-        function: Of the test.
+        function: Test function.
         fixtures: Its arguments but `rank`; the same objects on all ranks.
-        settings: As the marker has them.
-        takes_rank: Whether it asks for `rank`.
-        path: Of its file.
+        settings: Arguments of the marker.
+        takes_rank: Whether the function has an argument `rank`.
+        path: File of the function.
 
     Raises:
         UsageError: If the marker cannot be meant.
         RanksFailed: If the program is wrong. An exception of a rank is raised as it is, such as an assertion that
-            fails; but a `UsageError` of a rank is told with its line.
+            fails; but a `UsageError` of a rank is reported with its line.
     """
-    told = dict(settings)
-    _check_unpriced(told)
-    clock = told.pop("clock", "virtual")
+    options = dict(settings)
+    _check_unpriced(options)
+    clock = options.pop("clock", "virtual")
     if not takes_rank:
         raise UsageError(f"ranks: the test function {function.__name__} should take `rank`, its place among the ranks")
     if clock == "virtual" or not isinstance(clock, (str, int)):
-        _virtually(function, fixtures, told if clock == "virtual" else {**told, "clock": clock})
+        _virtually(function, fixtures, options if clock == "virtual" else {**options, "clock": clock})
     elif clock == "real":
         from ..front import run
 
-        setting = _undisturbed(told)
+        setting = _undisturbed(options)
         run(
             partial(_given, _stepping(function, setting), fixtures),
             ranks=setting.ranks,
@@ -310,14 +310,14 @@ def run_marked(
             timeout_s=setting.real_timeout_s,
         )
     elif isinstance(clock, int) and not isinstance(clock, bool) and clock > 0:
-        _in_processes(function, fixtures, _undisturbed(told), clock, path)
+        _in_processes(function, fixtures, _undisturbed(options), clock, path)
     else:
         raise UsageError(f'clock: expected "virtual", "real" or a number of processes, got {clock!r}')
 
 
-def _check_unpriced(told: Mapping[str, Any]) -> None:
-    """Refuse prices of PyTorch's functions for async functions, whose computes have costs of their own."""
-    if "cost" in told:
+def _check_unpriced(options: Mapping[str, Any]) -> None:
+    """Refuse prices of PyTorch's functions for async functions: their computes state their own costs."""
+    if "cost" in options:
         raise UsageError(
             "cost: prices the functions of programs of PyTorch; a compute of an async function states its cost, as in "
             "rank.compute(f, x, seconds=1e-3), or has it from a recorded run: clock=overlap.Virtual(profile=TRACE)"
@@ -348,7 +348,7 @@ def _virtually(
     run = partial(
         _with_line,
         partial(run_async, partial(_given, function, fixtures)),
-        lambda each: f"@pytest.mark.ranks({each.told})",
+        lambda each: f"@pytest.mark.ranks({each.arguments})",
     )
     try:
         _tried(run, setting, seeds, kinds, True)
@@ -372,16 +372,18 @@ def _in_processes(
         raise UsageError(f"ranks: in processes a test takes only `rank`; it cannot be given {', '.join(fixtures)}")
     size = setting.ranks or processes
     if size % processes:
-        raise UsageError(f"ranks: {processes} processes cannot have equal shares of {size} ranks")
+        raise UsageError(
+            f"ranks: {processes} processes cannot have equal shares of {size} ranks; pass a multiple of {processes}"
+        )
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "marked.py"
-        told = _PROGRAM.format(
+        source = _PROGRAM.format(
             folders=[os.path.abspath(folder) for folder in sys.path],
             module=function.__module__,
             path=str(path),
             name=function.__name__,
         )
-        program.write_text(told, encoding="utf-8")
+        program.write_text(source, encoding="utf-8")
         command = [sys.executable, "-m", "overlap", "run", "--nnodes", str(processes), "--ranks-per-process"]
         done = subprocess.run(
             [*command, str(size // processes), str(program)],

@@ -21,7 +21,7 @@ class Issue:
     line: str  # "file.py:41"
     issued_ns: int
     nbytes: int = 0
-    tag: int = 0  # Of messages
+    tag: int = 0  # Tag of a message
     peer: int | None = None  # World rank of the other end of a message; None is any source
     ended_ns: int | None = None  # None: it never ended
     failed: bool = False
@@ -69,15 +69,15 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """Digests of a rank's weights after one update; a weight of which ranks hold parts has its place in its name."""
+class WeightRecord:
+    """Digests of a rank's weights after one update; part of a weight has its position in its name."""
 
     rank: int
     step: int
     digests: dict[str, str]
     without_gradient: tuple[str, ...] = ()
     line: str = ""  # of the update
-    joins: int = 0  # contexts of uneven inputs that have ended before; updates are counted anew after each
+    joins: int = 0  # number of contexts of uneven inputs that ended before; each restarts the count of updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class Record:
     size: int
     issues: list[Issue] = field(default_factory=list)  # In the order in which they were issued
     made: list[Made] = field(default_factory=list)
-    weights: list[Weights] = field(default_factory=list)
+    weights: list[WeightRecord] = field(default_factory=list)
     touches: list[Touch] = field(default_factory=list)
     troubles: dict[int, BaseException] = field(default_factory=dict)  # Last error of an operation that a rank was given
     stopped: set[int] = field(default_factory=set)  # Ranks that a fault has stopped

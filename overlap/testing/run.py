@@ -31,7 +31,7 @@ _SHOWN = 20
 
 
 class RanksFailed(AssertionError):
-    """A run has failed; says what is wrong, and how to repeat it.
+    """A run failed; the message has the fault of the program, and the line that repeats the run.
 
     Attributes:
         run: The run.
@@ -182,7 +182,7 @@ class Run:
         """Return whether all ranks have the same weights at the end, bit by bit, or the same results.
 
         Args:
-            what: "model weights", or "results" for what the programs return.
+            what: "model weights", or "results" for the values that the programs return.
         """
         if what not in ("model weights", "results"):
             raise UsageError(f'same: expected "model weights" or "results", got {what!r}')
@@ -286,7 +286,7 @@ class Run:
 
     @property
     def peak_bytes(self) -> int:
-        """Most memory that a rank's tensors took at once, of the rank with most; those made by PyTorch's functions."""
+        """Peak memory of a rank's tensors, of the rank with most; counts tensors made by PyTorch's functions."""
         return max(self.record.peak_bytes.values(), default=0)
 
     @property
@@ -334,14 +334,14 @@ def _difference(a: Weight, b: Weight) -> str:
 
 
 def whole_weights(ranks: Sequence[Mapping[str, Weight]]) -> dict[str, Weight]:
-    """Return the weights of a run: those of the first rank that has each, with parts joined along their first axis."""
-    found: dict[str, dict[str, Weight]] = {}
+    """Return the weights of a run, each from the first rank that has it, with parts joined along their first axis."""
+    parts_by_name: dict[str, dict[str, Weight]] = {}
     for weights in ranks:
         for name, value in weights.items():
             base, _, part = name.partition(" [part ")
-            found.setdefault(base.removeprefix("module."), {}).setdefault(part, value)
+            parts_by_name.setdefault(base.removeprefix("module."), {}).setdefault(part, value)
     whole = {}
-    for name, parts in found.items():
+    for name, parts in parts_by_name.items():
         ordered = sorted(parts, key=lambda part: [int(each) for each in part.rstrip("]").split(", ") if each])
         whole[name] = np.concatenate([parts[part] for part in ordered]) if len(ordered) > 1 else parts[ordered[0]]
     return whole

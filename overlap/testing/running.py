@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..settings import check_ranks
 from ..simulation.simulated_backend import Virtual
-from .faults import Fault, Plan, check_kind, draw, parse
+from .faults import Fault, FaultPlan, check_kind, draw, parse
 from .judging import NEVER_ENDS, UNUSED, judge
 from .run import RanksFailed, Run
 from .threads import RealTimeError
@@ -35,11 +35,11 @@ _REAL_TIMEOUT_S = 60.0
 class Setting:
     """The setting of a run."""
 
-    ranks: int | None = None  # By default those of the cluster, or 2
+    ranks: int | None = None  # Default: the ranks of the cluster, or 2
     cluster: str | topology.Cluster = "local"  # The machine whose wires carry the bytes
-    seed: int = 0  # Of the ranks' speeds and order; 0: equally fast, in their order
+    seed: int = 0  # Seed of the ranks' speeds and order; 0: equally fast, in their order
     faults: tuple[Fault, ...] = ()
-    steps: int | None = None  # Of the program: its argument `--steps`, or the argument `steps` of a function
+    steps: int | None = None  # Argument `--steps` of a program, or the argument `steps` of a function
     timeout_s: float | None = 1e5  # Limit in virtual time
     real_timeout_s: float = _REAL_TIMEOUT_S  # Limit in real time of what a rank does without giving others their turn
     cost: Any = "fixed"  # Prices of PyTorch's functions: "fixed", "measured", a table of seconds by name, a function
@@ -61,7 +61,7 @@ class Setting:
             )
 
     @property
-    def told(self) -> str:
+    def arguments(self) -> str:
         """The arguments of a test that repeat it."""
         parts = [f"ranks={self.ranks}"] if self.ranks is not None else []
         parts += [f"cluster={self.cluster!r}"] if self.cluster != "local" else []
@@ -133,7 +133,7 @@ def live(setting: Setting, wrap: Callable[[TestedBackend, World], Callable[..., 
             ranks=setting.ranks,
             cluster=setting.cluster,
             assumptions=setting.clock,
-            plan=Plan(setting.seed, setting.faults),
+            plan=FaultPlan(setting.seed, setting.faults),
             timeout_s=setting.timeout_s,
             wrap=begin,
         )
@@ -197,7 +197,7 @@ def explore(
 
     Args:
         make: Runs a setting.
-        setting: Of the first seed.
+        setting: Setting of the first seed.
         seeds: How many.
         kinds: Kinds of faults that each seed draws; none by default. A run without faults then comes first, for seeds
             draw among its operations.
@@ -245,28 +245,28 @@ def _counts(run: Run) -> list[int]:
 
 
 def smaller(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksFailed:
-    """Take away from a failing setting what its failure does not need: the seed, faults, ranks, steps."""
+    """Remove parts of a failing setting that its failure does not need: the seed, faults, ranks, steps."""
     assert run.verdict is not None
     if run.verdict.kind in (UNUSED, NEVER_ENDS):  # each try would take as long
         return RanksFailed(run, run.verdict)
     tries = 0
 
-    def fails(other: Setting) -> Run | None:
+    def fails(candidate: Setting) -> Run | None:
         nonlocal tries
         tries += 1
         try:
-            tried = make(other)
+            tried = make(candidate)
         except UsageError:  # the setting is refused, such as a fault of a rank that it lacks
             return None
         return tried if failed(tried) and _same_failure(run, tried) else None
 
     best = run
     for less in (_without, _fewer, _shorter, _earlier):
-        for other in less(setting):
+        for candidate in less(setting):
             if tries >= _TRIES:
                 break
-            if (found := fails(other)) is not None:
-                setting, best = other, found
+            if (smaller_run := fails(candidate)) is not None:
+                setting, best = candidate, smaller_run
                 break
     assert best.verdict is not None
     more = f"made smaller in {tries} {'try' if tries == 1 else 'tries'}" if best is not run else ""
@@ -334,7 +334,7 @@ def _earlier(setting: Setting) -> Iterator[Setting]:
 
 
 def settled(values: dict[str, Any]) -> tuple[Setting, int, tuple[str, ...]]:
-    """Read the arguments of a test: the setting, how many seeds, and which faults they draw.
+    """Return the setting of a test, the number of seeds, and the kinds of faults that seeds draw.
 
     Raises:
         UsageError: If one is unknown or cannot be meant.
@@ -343,19 +343,19 @@ def settled(values: dict[str, Any]) -> tuple[Setting, int, tuple[str, ...]]:
     seeds = values.pop("seeds", 1)
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
         raise UsageError(f"seeds: expected a positive integer, got {seeds!r}")
-    known = [each.name for each in fields(Setting)]
+    known = [field.name for field in fields(Setting)]
     for name in values:
         if name not in known:
             raise UsageError(f"ranks: {name!r} is unknown; known are {', '.join([*known, 'seeds'])}")
-    told = values.pop("faults", ())
+    planned = values.pop("faults", ())
     faults: tuple[Fault, ...] = ()
     kinds: tuple[str, ...] = ()
-    if not isinstance(told, str):
-        faults = tuple(told)
-    elif "(" in told:
-        faults = parse(told)
+    if not isinstance(planned, str):
+        faults = tuple(planned)
+    elif "(" in planned:
+        faults = parse(planned)
     else:
-        kinds = tuple(each.strip() for each in told.split(","))
+        kinds = tuple(field.strip() for field in planned.split(","))
     for kind in kinds:
         check_kind(kind)
     if isinstance(values.get("allow"), str):

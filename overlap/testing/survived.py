@@ -1,4 +1,4 @@
-"""Faults of a program that a run has survived: a static pass over the record, for what would hang on other machines."""
+"""Faults of a program that a run survived: a static pass over the record finds hangs that other machines would show."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise, zip_longest
 
-from .record import Issue, Made, Record, Touch, Weights
+from .record import Issue, Made, Record, Touch, WeightRecord
 from .verdict import Verdict, named
 
 Meeting = tuple[str, int]
@@ -63,12 +63,12 @@ def _inversion(pairs: list[tuple[Issue, Issue]]) -> Verdict:
     )
 
 
-def groups(record: Record, whole: set[int]) -> Verdict | None:
+def groups(record: Record, finished: set[int]) -> Verdict | None:
     """Return a group that only some ranks have made.
 
     Args:
-        record: Of the run.
-        whole: Ranks whose program has ended well; the others may not have come to it yet.
+        record: Record of the run.
+        finished: Ranks with a program that ended well; the others may make the group later.
     """
     of_rank = {
         rank: [made for made in record.made if made.rank == rank and not made.alone] for rank in range(record.size)
@@ -79,7 +79,7 @@ def groups(record: Record, whole: set[int]) -> Verdict | None:
             continue
         most = max(count[made.ranks] for count in counts.values())
         lacking = [rank for rank in counts if counts[rank][made.ranks] < most]
-        sure = [rank for rank in lacking if rank in whole or _went_past(of_rank[rank], made, of_rank[made.rank])]
+        sure = [rank for rank in lacking if rank in finished or _went_past(of_rank[rank], made, of_rank[made.rank])]
         if sure:
             makers = [rank for rank in counts if rank not in lacking]
             text = (
@@ -148,10 +148,10 @@ def _has_made(mades: list[Made], group: Made) -> bool:
 
 
 def tags(record: Record) -> Verdict | None:
-    """Return two messages under way at once between two ranks whose equal tags do not say which is which.
+    """Return two messages in flight between two ranks that their equal tags do not distinguish.
 
-    Only tags that the program names, and messages that two of its lines send and two receive: a line that sends again
-    and again means its order.
+    Only tags that the program names count, and messages that two of its lines send and two receive: a line that sends
+    repeatedly means its order.
     """
     ends = {(issue.key, issue.seq, issue.op): issue for issue in record.issues if issue.is_message and issue.tag}
     for (key, seq, op), first in ends.items():
@@ -194,7 +194,7 @@ def _touched(touch: Touch) -> Verdict:
 
 
 def gradients(record: Record) -> Verdict | None:
-    """Return a weight whose gradient was missing in an update, on some ranks only."""
+    """Return a weight without a gradient in an update, on some ranks only."""
     for step, of_step in _by_step(record):
         missing = {rank: set(each.without_gradient) for rank, each in of_step.items()}
         common = set.intersection(*missing.values())
@@ -225,13 +225,13 @@ def weights(record: Record) -> Verdict | None:
 
 
 def _differing(
-    record: Record, step: int, name: str, odd: list[int], found: dict[int, str], of_step: dict[int, Weights]
+    record: Record, step: int, name: str, odd: list[int], digests: dict[int, str], of_step: dict[int, WeightRecord]
 ) -> Verdict:
-    usual = next(rank for rank in found if rank not in odd)
+    usual = next(rank for rank in digests if rank not in odd)
     line = of_step[odd[0]].line
     when = f"after update {step} ({line}), and not before," if step else "before the first update"
     when += " since the last Join" if of_step[odd[0]].joins else ""
-    text = f"{when} '{name}' differs: {named(odd)} ({found[odd[0]]}) from {named([usual])} ({found[usual]})"
+    text = f"{when} '{name}' differs: {named(odd)} ({digests[odd[0]]}) from {named([usual])} ({digests[usual]})"
     last = randomness(record, odd[0], usual)
     return Verdict(kind="weights differ", text=text + last, ranks=(*odd, usual), lines=tuple(filter(None, (line,))))
 
@@ -245,9 +245,9 @@ def randomness(record: Record, odd: int, usual: int) -> str:
     return ""
 
 
-def _by_step(record: Record) -> Iterator[tuple[int, dict[int, Weights]]]:
+def _by_step(record: Record) -> Iterator[tuple[int, dict[int, WeightRecord]]]:
     """Yield the weights of all ranks, update by update, as long as all ranks have one."""
-    of_step: dict[tuple[int, int], dict[int, Weights]] = {}
+    of_step: dict[tuple[int, int], dict[int, WeightRecord]] = {}
     for each in record.weights:
         of_step.setdefault((each.joins, each.step), {})[each.rank] = each
     for joins, step in sorted(of_step):

@@ -1,4 +1,4 @@
-"""Ranks whose program is plain code: each in a thread of its own, which runs only while its task hands it the baton.
+"""Ranks with a program of plain code: each has its own thread, which runs only while its task gives it the baton.
 
 One thread of the world runs at a time: the event loop's, or that of one rank. A rank's thread gives the baton back
 where it issues an operation, waits, or ends. So the order of everything follows from the virtual clock and the seed.
@@ -35,15 +35,15 @@ _HERE = threading.local()
 _OWNER = "_overlap_owner"  # attribute of threads that programs of ranks have started
 
 
-class Stopped(BaseException):
-    """Unwinds the thread of a rank whose world has ended. No `Exception`: programs must not catch it."""
+class StopThread(BaseException):
+    """Unwinds the thread of a rank after the end of its world. No `Exception`: programs must not catch it."""
 
 
-class RefusedError(UsageError):
-    """A program does what it cannot do in a test.
+class UntestableError(UsageError):
+    """A program uses a feature that tests do not support.
 
     Attributes:
-        line: Of the program, as "file:line", where the error's traceback does not lead to it.
+        line: Line of the program, as "file:line", where the error's traceback does not lead to it.
     """
 
     line: str = ""
@@ -58,7 +58,7 @@ class RealTimeError(OverlapError):
 
 @dataclass(slots=True)
 class RealTime:
-    """Limit of what ranks do without giving others their turn; all end with the first that exceeds it."""
+    """Limit of the real time that a rank may run without a turn of others; all end with the first that exceeds it."""
 
     limit_s: float
     exceeded: bool = False
@@ -71,15 +71,15 @@ class View(Protocol):
         """Make it the process's."""
 
     def leave(self) -> None:
-        """Keep what the rank has changed, and restore the process."""
+        """Save the changes of the rank, and restore the process."""
 
 
 class RankThread(Generic[T]):
     """One rank's thread.
 
     Args:
-        rank: Of the world.
-        kernel: Of its time.
+        rank: Rank of the world.
+        kernel: Kernel of virtual time.
         view: What the rank sees of the process while its thread runs.
         program: Runs in the thread.
         real_time: Limits how long it may compute before it gives the baton back.
@@ -117,8 +117,8 @@ class RankThread(Generic[T]):
         self._request: Callable[[], Any] | None = None
         self._waiting: Future[Any] | None = None
         self._answer: tuple[Any, BaseException | None] = (None, None)
-        self._refused: RefusedError | None = None  # what a thread that the program has started cannot do
-        self._ended, self._told_to_end = False, False
+        self._refused: UntestableError | None = None  # unsupported call of a thread that the program started
+        self._ended, self._is_ending = False, False
         self._result: T | None = None
         self._error: BaseException | None = None
         self.on_resume: Callable[[], None] = _nothing  # called in the thread, after each wait
@@ -127,18 +127,18 @@ class RankThread(Generic[T]):
 
     @staticmethod
     def here() -> RankThread[Any] | None:
-        """Return the rank whose thread calls, if any."""
+        """Return the rank of the calling thread, if any."""
         return getattr(_HERE, "rank", None)
 
     @staticmethod
     def owner() -> RankThread[Any] | None:
-        """Return the rank whose program has started this thread, or runs in it, if any."""
+        """Return the rank with a program that started this thread, or runs in it, if any."""
         return getattr(_HERE, "rank", None) or getattr(threading.current_thread(), _OWNER, None)
 
     # -- in the event loop -------------------------------------------------------------------------------------------
 
     async def live(self) -> T:
-        """Run the program to its end, and return what it returns; a cancelled rank's thread is unwound first.
+        """Run the program to its end, and return its result; a cancelled rank's thread is unwound first.
 
         Threads that `begin` has added end before that, as a process waits for its threads.
         """
@@ -158,13 +158,13 @@ class RankThread(Generic[T]):
 
     def begin(self, program: Callable[[RankThread[Any]], object]) -> None:
         """Add a thread to this rank, which takes turns with its first one as ranks do."""
-        other: RankThread[Any] = RankThread(
+        thread: RankThread[Any] = RankThread(
             self.rank, self.kernel, self.view, program,
             real_time=self._real_time, compute_ns=self._compute_ns, measured=self._measured,
         )  # fmt: skip
-        other.turn, other._nursery = self.turn, self._nursery
+        thread.turn, thread._nursery = self.turn, self._nursery
         assert self._nursery is not None
-        self.call(partial(self._nursery.start_soon, other._live))
+        self.call(partial(self._nursery.start_soon, thread._live))
 
     async def _live(self) -> None:
         self._thread.start()
@@ -239,12 +239,12 @@ class RankThread(Generic[T]):
         return place_of(self._thread.ident or 0)
 
     def _unwind(self) -> None:
-        """End the thread: whatever it asks for from now on raises."""
-        self._told_to_end = True
+        """End the thread: each later request of it raises."""
+        self._is_ending = True
         if not self._ended and self._thread.is_alive():
             if not self._back.locked():  # it was interrupted while it ran
                 self._back.acquire(blocking=False)
-            self._answer = None, Stopped()
+            self._answer = None, StopThread()
             if self._go.locked():
                 self._go.release()
             self._thread.join(_END_S)
@@ -253,8 +253,10 @@ class RankThread(Generic[T]):
                 self._thread.join(_END_S)
 
     def _interrupt(self) -> None:
-        self._told_to_end = True
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(Stopped))
+        self._is_ending = True
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(StopThread)
+        )
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
@@ -262,7 +264,7 @@ class RankThread(Generic[T]):
         _HERE.rank = self
         self._go.acquire()
         try:
-            if self._told_to_end:
+            if self._is_ending:
                 return
             self.view.enter()
             try:
@@ -271,7 +273,7 @@ class RankThread(Generic[T]):
             finally:
                 self._measure()
                 self.view.leave()
-        except Stopped:
+        except StopThread:
             self._error = None
         except BaseException as error:
             self._error = error
@@ -280,7 +282,7 @@ class RankThread(Generic[T]):
             self._back.release()
 
     def call(self, function: Callable[[], C]) -> C:
-        """Call a function in the event loop, at this rank's present instant, and return what it returns."""
+        """Call a function in the event loop, at this rank's present instant, and return its result."""
         return cast(C, self._ask(function, None))
 
     def wait(self, future: Future[Any], timeout_s: float | None = None) -> bool:
@@ -309,14 +311,14 @@ class RankThread(Generic[T]):
 
     def _ask(self, request: Callable[..., Any], future: Future[Any] | None) -> Any:
         if threading.current_thread() is not self._thread:
-            self._refused = RefusedError(
+            self._refused = UntestableError(
                 f"a thread that the program of rank {self.rank.rank} has started communicates; in a test only the "
                 "program's own thread can, because the order of threads is not repeatable"
             )
             self._refused.line = place_of(threading.get_ident())
             raise self._refused
-        if self._told_to_end:
-            raise Stopped
+        if self._is_ending:
+            raise StopThread
         self._request, self._waiting = request, future
         self._measure()
         self.view.leave()
@@ -325,8 +327,8 @@ class RankThread(Generic[T]):
         self.view.enter()
         self._since_ns = time.thread_time_ns()
         answer, error = self._answer
-        if self._told_to_end:
-            raise Stopped
+        if self._is_ending:
+            raise StopThread
         if error is not None:
             raise error
         interrupting, self._interrupting = self._interrupting, None
@@ -342,7 +344,7 @@ class RankThread(Generic[T]):
 
 @contextmanager
 def owning_threads() -> Iterator[None]:
-    """Let threads that a rank's program starts, and threads that those start, belong to the rank."""
+    """Assign threads that a rank's program starts, directly or through other threads, to the rank."""
     original = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
@@ -358,7 +360,7 @@ def _nothing() -> None:
 
 
 async def _at_once() -> None:
-    """It is the turn of every thread."""
+    """Return at once: every thread has its turn."""
 
 
 async def _ended(timeout_s: float | None, future: Future[Any]) -> bool:

@@ -34,16 +34,16 @@ class Profiler:
     def __init__(self) -> None:
         self._holder: RankThread[Any] | None = None
 
-    def start(self, original: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    def start(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Prepare or start it, unless another rank has it."""
         here = RankThread.here()
         if self._holder is not None and self._holder is not here:
             return None
         self._holder = here
-        return original(*args, **more)
+        return original(*args, **options)
 
     def stop(self, original: Callable[..., Any], *args: Any, **more: Any) -> Any:
-        """Stop it, and return what it has recorded."""
+        """Stop it, and return the recorded events."""
         if self._holder is not RankThread.here():
             return NoEvents()
         self._holder = None

@@ -17,8 +17,8 @@ from ..torch import private
 from ..torch.process_group import ProcessGroup
 from .record import Record
 from .threads import RankThread
-from .torch_store import Store
-from .watch import Models, Watch
+from .torch_store import SharedStore
+from .watch import ModelWatch, Watch
 from .world import TestedCommunicators
 
 
@@ -26,8 +26,8 @@ class Pending:
     """A future of ours, for which a rank's thread waits by giving others the baton.
 
     Args:
-        thread: Of the rank.
-        future: Of the operation.
+        thread: Thread of the rank.
+        future: Future of the operation.
         noted: Called when the program has waited for it.
         failed: Called with its error.
     """
@@ -122,8 +122,8 @@ class TorchRank:
     """The torch of one rank.
 
     Args:
-        thread: Of the rank.
-        store: Of all ranks.
+        thread: Thread of the rank.
+        store: Store of all ranks.
         record: Is written to.
         shared: Where operations meet.
         watch: Sees its functions.
@@ -137,19 +137,19 @@ class TorchRank:
         record: Record,
         shared: TestedCommunicators,
         watch: Watch,
-        models: Models,
+        models: ModelWatch,
     ) -> None:
         self.thread: RankThread[Any] = thread
         self.record: Record = record
         self.watch: Watch = watch
-        self.models: Models = models
-        self.store: Store = Store(store)
+        self.models: ModelWatch = models
+        self.store: SharedStore = SharedStore(store)
         self._shared = shared
         self._later: list[tuple[Pending | Any, torch.futures.Future[None]]] = []
         self._unwaited: list[Pending | Any] = []  # operations that ended in another wait; C++ waits for their futures
         self._groups: dict[tuple[int, ...], int] = {}  # how many have been made of the same ranks
         self.at_once = False  # whether futures are made complete, as C++ waits for them before Python runs again
-        self.site = ""  # the line of the program that has begun this thread, if another one has
+        self.site = ""  # the line of the program that started this thread, if another thread did
         self._number = self._threads = 0  # of this thread, and of the last one that was begun
         self.named = "gloo"  # the backend that the program has named
         self.dropped_by = ""  # the code of torch that issues operations now and waits for none of them
@@ -194,11 +194,11 @@ class TorchRank:
         return Pending(self.thread, future, waited, self._failed)
 
     def _failed(self, error: BaseException) -> None:
-        """Keep the error of an operation: what C++ makes of it has only its text."""
+        """Save the error of an operation: C++ passes on only its text."""
         self.record.troubles[self.thread.rank.rank] = error
 
     def end(self) -> None:
-        """Wait for what the program has left unfinished, as the end of a process of torch does not."""
+        """Wait for unfinished operations of the program; the end of a real process of torch does not wait."""
         self.finish()
 
     # -- futures of torch, which C++ waits for -----------------------------------------------------------------------
@@ -210,7 +210,7 @@ class TorchRank:
             private.after_backward(self.finish)
 
     def deliver(self) -> None:
-        """Complete the futures whose operations have ended."""
+        """Complete the futures of operations that ended."""
         ended = [each for each in self._later if over(each[0])]
         self._later = [each for each in self._later if each not in ended]
         for handle, begun in ended:
@@ -218,7 +218,7 @@ class TorchRank:
             begun.set_result(None)
 
     def finish(self) -> None:
-        """Wait for all operations whose futures C++ may wait for."""
+        """Wait for all operations with futures that C++ may wait for."""
         while self._later:
             self._later[0][0].exception()
             self.deliver()
@@ -228,14 +228,14 @@ class TorchRank:
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
-    def make(self, asked: Any) -> ProcessGroup:
+    def make(self, request: Any) -> ProcessGroup:
         """Make the process group that torch asks for."""
-        ranks = list(asked.global_ranks_in_group)
+        ranks = list(request.global_ranks_in_group)
         group = ThreadGroup(self, self.thread.rank.world)
         if ranks:
             same = self._groups[tuple(ranks)] = self._groups.get(tuple(ranks), 0) + 1
             group = group.group(ranks, name=f"{listed(ranks)}{f', number {same}' if same > 1 else ''}")
-        return ProcessGroup(asked.store, group, asked.timeout)  # type: ignore[arg-type]
+        return ProcessGroup(request.store, group, request.timeout)  # type: ignore[arg-type]
 
 
 def _nothing() -> None:
@@ -259,6 +259,6 @@ RANKS: dict[RankThread[Any], TorchRank] = {}
 
 
 def here() -> TorchRank | None:
-    """Return the torch of the rank whose thread calls."""
+    """Return the `TorchRank` of the calling thread; None in other threads."""
     thread = RankThread.here()
     return None if thread is None else RANKS.get(thread)

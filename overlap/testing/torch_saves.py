@@ -1,4 +1,4 @@
-"""Checkpoints that PyTorch saves in a thread, such as those of `async_save`: a thread that takes turns with its rank's.
+"""Checkpoints that PyTorch saves in a thread, as `async_save` does: it takes turns with the thread of its rank.
 
 The threads in which `torch.distributed.checkpoint` stages and saves communicate. Each becomes a second thread of its
 rank, which runs one function and ends.
@@ -17,7 +17,7 @@ from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d as c10d
 
 from ..torch.issuing import line_of, users_frame
-from .threads import RankThread, RefusedError
+from .threads import RankThread, UntestableError
 from .torch_rank import RANKS, TorchRank
 
 _CHECKPOINTS = "torch.distributed.checkpoint."
@@ -27,7 +27,7 @@ _LOOK_S = 1e-6
 
 
 class SaveFuture(Future[Any]):
-    """Future of a function that runs in a thread of the rank; who waits for it lets the thread go on."""
+    """Future of a function that runs in a thread of the rank; a wait for it gives the turn to the thread."""
 
     ended: trio.Event
 
@@ -64,21 +64,21 @@ def submitted(
     pool: ThreadPoolExecutor,
     function: Callable[..., Any],
     *args: Any,
-    **more: Any,
+    **options: Any,
 ) -> Future[Any]:
     """Run a function of a pool of threads; where it is PyTorch's and saves, in a thread that takes turns."""
     module = getattr(function, "__module__", None) or ""
     if not module.startswith(_CHECKPOINTS):
-        return original(pool, function, *args, **more)
+        return original(pool, function, *args, **options)
     if module == _OF_PROCESSES:
-        raise RefusedError(
+        raise UntestableError(
             "the program saves a checkpoint in a process of its own, and a test has one process: use "
             "AsyncCheckpointerType.THREAD"
         )
-    here = RankThread.here()
-    assert here is not None
+    thread = RankThread.here()
+    assert thread is not None
     future = SaveFuture()
-    here.begin(partial(_save, RANKS[here], line_of(users_frame()), future, partial(function, *args, **more)))
+    thread.begin(partial(_save, RANKS[thread], line_of(users_frame()), future, partial(function, *args, **options)))
     return future
 
 

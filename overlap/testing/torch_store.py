@@ -1,4 +1,4 @@
-"""Stores that ranks of a test share, in place of those in which processes meet."""
+"""Stores that ranks of a test share, in place of the stores of torch, through which processes meet."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import trio
 
 from .threads import RankThread
 
-# What a request takes, in which other ranks have their turns. To repeat one takes twice as long each time, up to the
-# second figure: what a rank polls for may be seconds of virtual time away.
+# Seconds of a request, in which other ranks have their turns. A repeated request takes twice as long each time, up to
+# the second figure: a rank may poll for seconds of virtual time.
 _REQUEST_S, _LONGEST_REQUEST_S = 1e-6, 1e-2
 # Ports from here on are given to servers that ask for any.
 _FIRST_PORT = 49152
 _TIMEOUT = timedelta(minutes=5)
 
 
-class Store(dist.Store):  # type: ignore[misc]
+class SharedStore(dist.Store):  # type: ignore[misc]
     """Store that the ranks of a test share; each request lets others go on.
 
     Args:
-        values: Of all ranks.
+        values: Values of all ranks.
         timeout: How long `get` waits.
     """
 
@@ -102,9 +102,9 @@ class Store(dist.Store):  # type: ignore[misc]
         self._request("")
         return list(self._values)
 
-    def clone(self) -> Store:
+    def clone(self) -> SharedStore:
         """Return another store of the same values."""
-        return Store(self._values, self._timeout)
+        return SharedStore(self._values, self._timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long `get` waits."""
@@ -151,18 +151,18 @@ class Store(dist.Store):  # type: ignore[misc]
             _changed()
 
 
-class TCPStore(Store):
-    """Store of a server that a program starts: its clients are those that name its port.
+class TCPStore(SharedStore):
+    """Store of a server that a program starts: stores that name its port are its clients.
 
     Args:
         host_name: Any name of the host: all ranks are on one.
-        port: Of the server; 0: any.
+        port: Port of the server; 0: any.
         world_size: How many clients the server waits for, itself included; None: for none.
         is_master: Whether this is the server.
         timeout: How long requests wait.
         wait_for_workers: Whether the server waits for its clients.
         multi_tenant: Whether several servers may have the port.
-        others: Of sockets.
+        others: Other arguments of sockets.
     """
 
     host: str
@@ -216,12 +216,12 @@ class TCPStore(Store):
             raise dist.DistStoreError(f"Timed out after {limit_s:g} s waiting for clients. {joined}/{count} joined.")
 
 
-class FileStore(Store):
+class FileStore(SharedStore):
     """Store of all ranks that name the same file, which is not written.
 
     Args:
         file_name: The file.
-        world_size: Of no use here.
+        world_size: Ignored.
     """
 
     path: str
@@ -231,7 +231,7 @@ class FileStore(Store):
         super().__init__(_files.setdefault(os.path.abspath(file_name), {}))
 
 
-class HashStore(Store):
+class HashStore(SharedStore):
     """Store of one rank."""
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ STORES = {"TCPStore": TCPStore, "FileStore": FileStore, "HashStore": HashStore}
 
 _servers: dict[int, tuple[int, dict[str, bytes]]] = {}  # by port: the rank of the server, and its values
 _files: dict[str, dict[str, bytes]] = {}
-_kept: list[Store] = []
+_kept: list[SharedStore] = []
 _events: list[trio.Event] = []
 
 
@@ -270,6 +270,6 @@ def is_used() -> bool:
 
 
 def forget() -> None:
-    """Forget stores and who waits for them, once a run is over."""
+    """Forget stores and their waiting ranks, after a run."""
     for kept in (_servers, _files, _kept, _events):
         kept.clear()

@@ -16,8 +16,8 @@ from random import Random
 
 import trio
 
-# What a seed chooses from: how many ordered steps a fault may need, and the number of steps as a power of two. For one
-# step alone, priorities would never change: seeds with other speeds try that.
+# Choices of a seed: the number of ordered steps that a fault may need, and the number of steps as a power of two. For
+# one step alone, priorities would never change: seeds with other speeds try that.
 _DEPTHS, _POWERS = (2, 3, 4), range(2, 13)
 
 

@@ -37,7 +37,7 @@ class Meetings:
     """The operations of a run by where they meet.
 
     Args:
-        record: Of the run.
+        record: Record of the run.
     """
 
     def __init__(self, record: Record) -> None:

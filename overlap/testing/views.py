@@ -29,7 +29,7 @@ _KEPT_CHARACTERS = 100_000
 
 
 class Output(io.TextIOBase):
-    """The first part of what a rank prints.
+    """First part of a rank's output.
 
     Attributes:
         left_out: How many characters came after that.
@@ -54,7 +54,7 @@ class Output(io.TextIOBase):
         return len(text)
 
     def getvalue(self) -> str:
-        """Return what was kept."""
+        """Return the captured text."""
         more = f"\n... and {self.left_out} more characters\n" if self.left_out else ""
         return "".join(self._parts) + more
 
@@ -73,7 +73,7 @@ class RankView:
         rank: Its index.
         world_size: How many there are.
         argv: The program and its arguments.
-        seed: Of its random numbers.
+        seed: Seed of its random numbers.
         cwd: Its working directory at first.
         folder: Modules that are loaded from it are the rank's own, except installed ones; None: all modules are shared.
         more: Further states of the process: each returns a function that restores it as it is now.
@@ -115,7 +115,7 @@ class RankView:
         before, has_own_folder = _Process(), _has_own_folder()
         hidden = {name: sys.modules.get(name) for name in self._own}
         states = [exchange() for exchange in self._more]
-        known = set(sys.modules)
+        modules = set(sys.modules)
         os.environ._data = self._environ  # type: ignore[attr-defined]
         sys.argv, sys.stdout, sys.stderr = self._argv, self.output, self.output
         random.setstate(self._python)
@@ -130,7 +130,7 @@ class RankView:
             self._argv, self._cwd = sys.argv, os.getcwd()
             self._python, self._numpy = random.getstate(), np.random.get_state()
             self._restoring = [exchange() for exchange in self._more]
-            self._keep_modules(known)
+            self._keep_modules(modules)
             for name in self._own:
                 module = hidden.get(name)
                 if module is None:
@@ -144,7 +144,7 @@ class RankView:
         self._outside = leave
 
     def leave(self) -> None:
-        """Keep what the rank has changed, and restore the process."""
+        """Save the changes of the rank, and restore the process."""
         if self._outside is not None:
             outside, self._outside = self._outside, None
             outside()
@@ -206,8 +206,10 @@ def _has_own_folder() -> bool:
 def _environment(rank: int, world_size: int) -> Any:
     """Return the environment that torchrun would give a rank, in the form that `os.environ` keeps."""
     if not hasattr(os.environ, "_data"):
-        raise UsageError("ranks: this version of Python keeps the environment in another way than we know")
-    told: Mapping[str, object] = {
+        raise UsageError(
+            "ranks: this version of Python keeps the environment in an unknown way; use CPython 3.11 to 3.14"
+        )
+    variables: Mapping[str, object] = {
         "RANK": rank,
         "WORLD_SIZE": world_size,
         "LOCAL_RANK": rank,
@@ -217,7 +219,7 @@ def _environment(rank: int, world_size: int) -> Any:
         "MASTER_PORT": 29500,
     }
     encode: Callable[[str], Any] = os.environ.encodekey
-    return {**os.environ._data, **{encode(name): encode(str(value)) for name, value in told.items()}}
+    return {**os.environ._data, **{encode(name): encode(str(value)) for name, value in variables.items()}}
 
 
 def _randoms(seed: str) -> tuple[Any, Any]:

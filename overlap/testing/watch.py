@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from ..torch.issuing import line_of, users_frame
 from ..torch.operations import untraced
 from ..torch.tensors import view_of
-from .record import Issue, Record, Touch, Weights
+from .record import Issue, Record, Touch, WeightRecord
 from .threads import RankThread
 
 # Prices of a function of torch where the test gives none: a launch, and what a device of 1 TB/s and 100 TFLOP/s takes.
@@ -38,7 +38,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     """Sees every function of torch that a rank calls.
 
     Args:
-        thread: Of the rank.
+        thread: Thread of the rank.
         record: Is written to.
         cost: Prices functions; None: they take no time here, because it is measured.
     """
@@ -145,7 +145,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
                 weakref.finalize(storage, self._forget, key, nbytes)
 
     def _forget_memory(self, start: int, nbytes: int) -> None:
-        """Forget operations whose memory is now that of a new tensor: they ended, and the program never waits."""
+        """Forget operations with memory that a new tensor got: they ended, and the program never waits for them."""
         if self._flying:
             self._flying = {
                 address: each for address, each in self._flying.items() if not start <= address < start + nbytes
@@ -164,7 +164,7 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-class Models:
+class ModelWatch:
     """The weights of one rank: the parameters of its optimizers, by the names that they have in its modules.
 
     Args:
@@ -229,7 +229,7 @@ class Models:
         self._note(self._lacking)
 
     def joined(self) -> None:
-        """Count updates anew: ranks have made different numbers of them in a context of uneven inputs."""
+        """Restart the count of updates: ranks made different numbers of them in a context of uneven inputs."""
         self._joins += 1
         self._updates = 0
 
@@ -241,23 +241,23 @@ class Models:
     def _note(self, lacking: tuple[str, ...]) -> None:
         digests = {name: _digest(value) for name, value in self.weights().items()}
         self._record.weights.append(
-            Weights(
+            WeightRecord(
                 rank=self.rank, step=self._updates, joins=self._joins, digests=digests, without_gradient=lacking,
                 line=line_of(users_frame()),
             )
         )  # fmt: skip
 
     def names(self) -> dict[int, str]:
-        """Return the names of parameters, by their identity: those in the outermost module that has them."""
+        """Return the names of parameters by their identity, as the outermost module with the parameter names them."""
         inner = {id(child) for module in self._modules.values() for child in module.children()}
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         for module in sorted(self._modules.values(), key=lambda module: id(module) in inner):
             for name, parameter in module.named_parameters():
-                found.setdefault(id(parameter), name.replace("_fsdp_wrapped_module.", ""))
-        return found
+                names.setdefault(id(parameter), name.replace("_fsdp_wrapped_module.", ""))
+        return names
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return what is optimised, or all parameters where there is no optimizer; a part has its place in its name."""
+        """Return the optimised parameters, or all without an optimizer; the name of a part has its position."""
         names = self.names()
         chosen = self._optimized or {id(p): p for module in self._modules.values() for p in module.parameters()}
         return {
@@ -291,26 +291,26 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 @contextmanager
-def watching(find: Callable[[], tuple[Watch | None, Models] | None]) -> Iterator[None]:
-    """Hear of modules, optimizers and wrappers that are made in the threads of ranks.
+def watching(find: Callable[[], tuple[Watch | None, ModelWatch] | None]) -> Iterator[None]:
+    """Record modules, optimizers and wrappers that threads of ranks make.
 
     Args:
-        find: Returns what watches the rank whose thread calls.
+        find: Returns the watches of the calling thread's rank.
     """
 
     def registered(module: torch.nn.Module, name: str, parameter: Any) -> None:
-        if (found := find()) is not None:
-            found[1].registered(module)
+        if (watched := find()) is not None:
+            watched[1].registered(module)
 
     def before(optimizer: Any, *_: Any) -> None:
-        if (found := find()) is not None:
-            with _aside(found[0]):
-                found[1].before(optimizer)
+        if (watched := find()) is not None:
+            with _aside(watched[0]):
+                watched[1].before(optimizer)
 
     def after(optimizer: Any, *_: Any) -> None:
-        if (found := find()) is not None:
-            with _aside(found[0]):
-                found[1].after(optimizer)
+        if (watched := find()) is not None:
+            with _aside(watched[0]):
+                watched[1].after(optimizer)
 
     hooks = [
         torch.nn.modules.module.register_module_parameter_registration_hook(registered),

@@ -1,4 +1,4 @@
-"""World of a test: simulated ranks whose operations are recorded, and to which the planned faults happen."""
+"""World of a test: simulated ranks with a record of their operations, and with planned faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..simulation.faulty_world import FaultInjector, FaultyCommunicator, FaultyC
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
 from ..timeline.recording import KeptSteps
 from ..timeline.spans import Timeline
-from .faults import Fault, Plan
+from .faults import Fault, FaultPlan
 from .record import Issue, Record
 
 if TYPE_CHECKING:
@@ -129,13 +129,13 @@ class TestedCommunicators(FaultyCommunicators):
         call_when_done(operation, Onlooker(ended))
 
     def drop_withdrawn(self) -> None:
-        """Drop from the record receives whose awaits were cancelled: nobody waits for their messages."""
+        """Drop receives with a cancelled await from the record: nobody waits for their messages."""
         for issue, operation in self.noted.values():
             if operation.state is PARKED:
                 self.record.issues.remove(issue)
 
     def note_unfinished(self, rank: int, *, sends: bool) -> None:
-        """Note what a rank's program has left under way at its end, and never waited for.
+        """Record operations in flight at the end of a rank's program that it never waited for.
 
         Args:
             rank: World rank.
@@ -151,19 +151,19 @@ class TestedCommunicators(FaultyCommunicators):
     def _identity(self, port: OperationPort) -> str:
         """Return the name of a communicator that is the same on every rank; to make it takes a while for many ranks.
 
-        Numbers of operations begin anew when a communicator is opened again.
+        Numbers of operations restart when a communicator is opened again.
         """
-        found = self._identities.get(id(port.communicator))
-        if found is None:
+        identity_of_port = self._identities.get(id(port.communicator))
+        if identity_of_port is None:
             identity = port.communicator.identity
             self._opened[identity] += 1
             again = f", {self._opened[identity]}" if self._opened[identity] > 1 else ""
-            found = self._identities[id(port.communicator)] = port.communicator, f"{identity}{again}"
-        return found[1]
+            identity_of_port = self._identities[id(port.communicator)] = port.communicator, f"{identity}{again}"
+        return identity_of_port[1]
 
 
 def _strategy_issues() -> bool:
-    """Return whether a strategy is what issues the present operation."""
+    """Return whether a strategy issues the present operation."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and (module := frame.f_globals.get("__name__", "")).startswith("overlap."):
         if module.startswith("overlap.parallel."):
@@ -173,7 +173,7 @@ def _strategy_issues() -> bool:
 
 
 def _describe(issue: Issue, operation: CollectiveFuture[Any]) -> None:
-    """Say of an operation what it is, once its input is there."""
+    """Describe an operation in its issue, after its input has arrived."""
     call = getattr(operation, "call", None)
     if call is not None:
         issue.what, issue.nbytes = str(call), call.nbytes
@@ -185,7 +185,7 @@ class _TestedCommunicator(FaultyCommunicator):
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end, unless a fault stops it."""
         plan = self._injector.fates
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, FaultPlan)
         if plan.turns is not None:
             operation.lock()
             arrive = partial(FaultyCommunicator.arrive, self, operation)
@@ -195,7 +195,7 @@ class _TestedCommunicator(FaultyCommunicator):
 
 
 class TestedWorld(FaultyWorld):
-    """A world whose groups record."""
+    """World with groups that record their operations."""
 
     issuer: type[RecordingIssuer]
 
@@ -218,10 +218,10 @@ class TestedBackend(SimulatedBackend):
         record: Is written to.
     """
 
-    plan: Plan
+    plan: FaultPlan
     injector: FaultInjector
 
-    def __init__(self, assumptions: Virtual, cluster: topology.Cluster, plan: Plan, record: Record) -> None:
+    def __init__(self, assumptions: Virtual, cluster: topology.Cluster, plan: FaultPlan, record: Record) -> None:
         super().__init__(assumptions, cluster)
         self.record = record
         self.plan, self.injector = plan, FaultInjector(plan, self.kernel)
@@ -280,8 +280,8 @@ class Lived:
     """The life of a world, however it ended."""
 
     record: Record
-    results: list[Any] = field(default_factory=list)  # Of the programs, by rank; empty if the world ended badly
-    error: BaseException | None = None  # That ended it
+    results: list[Any] = field(default_factory=list)  # Results of the programs by rank; empty if the world failed
+    error: BaseException | None = None  # Error that ended the world
     timeline: Callable[[], Timeline] | None = None  # Returns it: to read the spans takes a while
     faults: Sequence[Fault] = ()  # Planned ones that have happened
     unused: str = ""  # Why a planned fault has not happened, of a run that ended well
@@ -292,7 +292,7 @@ def simulate(
     ranks: int | None,
     cluster: str | topology.Cluster,
     assumptions: Virtual,
-    plan: Plan,
+    plan: FaultPlan,
     timeout_s: float | None,
     wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]],
 ) -> Lived:

@@ -169,16 +169,18 @@ def _meet(
         ValueError: If no launcher has started this process, or it does not say where they meet.
     """
     try:
-        place = surviving.present_place() or find_place(os.environ)
+        process_place = surviving.present_place() or find_place(os.environ)
     except OverlapError as error:
         raise ValueError(f"init_method: {error}") from error
-    if "RANK" in os.environ and (place is None or place.source != "overlap run"):  # torchrun, or a launcher like it
+    if "RANK" in os.environ and (
+        process_place is None or process_place.source != "overlap run"
+    ):  # torchrun, or a launcher like it
         yield from rendezvous("env://", timeout=timeout, **options)
         return
-    if place is None:
+    if process_place is None:
         raise ValueError("init_method: no launcher has started this process; use env:// or tcp://, with a rank")
     try:
-        yield _store(place, timeout), place.process, place.processes
+        yield _store(process_place, timeout), process_place.process, process_place.processes
     except OverlapError as error:
         raise ValueError(f"init_method: {error}") from error
     raise RuntimeError("init_method: processes meet once by overlap://")

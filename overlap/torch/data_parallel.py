@@ -15,11 +15,11 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from .issuing import users_frame
-from .model import Bucket, OptimizerMaker, TrainedModule, Unused, as_of_now
+from .model import OptimizerMaker, ParameterBucket, TrainedModule, Unused, as_of_now
 from .tensors import view_of
 
 
-class _Averaged(Bucket):
+class _Averaged(ParameterBucket):
     """A bucket of gradients that all ranks get back as means."""
 
     flat: torch.Tensor | None = None  # where gradients are side by side; made when they first are

@@ -22,7 +22,7 @@ from ..runtime.prepared import PreparedCall
 from . import private
 from .errors import CallError, backend_error
 from .tensors import Memory, copy_blocks, flat_input, is_plain, listed, same_kind
-from .work import Handle, Joined
+from .work import Handle, JoinedOperations
 
 Tensors = list[torch.Tensor]
 Known = tuple[object, ...]
@@ -62,8 +62,8 @@ class Issuing:
                 self._prepared[known_as] = prepared
             return cast(Handle, future)
         if name in ("all_gather", "gather") and args[-1] is None:  # no `out`
-            return Joined([future], lambda: place(future.result(0)))
-        return Joined([future], place)
+            return JoinedOperations([future], lambda: place(future.result(0)))
+        return JoinedOperations([future], place)
 
     def _issue_again(
         self, known_as: Known, x: torch.Tensor | None, out: torch.Tensor | None, opts: Any
@@ -105,7 +105,7 @@ class Issuing:
             for out, result in zip(outs, future.result(0), strict=True):
                 copy_blocks(result, [out])
 
-        return [Joined([future], place)]
+        return [JoinedOperations([future], place)]
 
     def _parted(self, outs: Tensors, xs: Tensors) -> tuple[list[int], list[int]]:
         """Return the indices of tensors that travel better as one operation, and of tensors that travel alone."""

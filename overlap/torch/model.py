@@ -32,7 +32,7 @@ OptimizerMaker = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Unused = Literal["error", "zeros"]
 
 
-class Bucket:
+class ParameterBucket:
     """Parameters with gradients that travel together.
 
     Attributes:
@@ -65,7 +65,7 @@ class Bucket:
         ]
 
 
-B = TypeVar("B", bound=Bucket)
+B = TypeVar("B", bound=ParameterBucket)
 
 
 @plainly_named
@@ -76,7 +76,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         module: The wrapped module.
         rank: The rank that it runs on.
         group: Ranks that train it together.
-        optimizer: Of the weights that this rank updates; learning-rate schedules are given this.
+        optimizer: Optimizer of the weights that this rank updates; learning-rate schedules are given this.
     """
 
     optimizer: torch.optim.Optimizer
@@ -96,7 +96,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         self._names = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         if not self._names:
-            raise UsageError("module: it has no parameter that requires a gradient")
+            raise UsageError("module: it has no parameter that requires a gradient; call it without a wrapper")
         self._first_weights()
         self._stream = self.rank.stream(f"gradients of {self.group.name}", window=16)
         self._queue: BucketQueue[B] = BucketQueue(self._plan(bucket_bytes))

@@ -23,7 +23,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
     """One rank's view of a group, as torch wants it.
 
     Args:
-        store: Of this group alone.
+        store: Store of this group alone.
         group: Ours.
         timeout: How long an operation may take that names no limit.
         leave: Called when torch shuts the group down; by default there is nothing to end.
@@ -58,7 +58,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
 
     @property
     def group_name(self) -> str:
-        """The name that torch gave it."""
+        """Name of this group in torch."""
         return self._name
 
     def getGroupName(self) -> str:

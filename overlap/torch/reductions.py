@@ -25,7 +25,7 @@ from .tensors import (
     same_kind,
     same_shape,
 )
-from .work import Handle, Joined, Work
+from .work import Handle, JoinedOperations, Work
 
 
 class Reductions(Issuing):
@@ -52,7 +52,7 @@ class Reductions(Issuing):
             return Work(self._all_reduce(inputs[0], reduction, limit, known_as), inputs)
         first = _combined(inputs, reduction[0])
         handle = self._all_reduce(first, reduction, limit)
-        return Work(Joined([handle], lambda: copy_to(inputs, first)), inputs)
+        return Work(JoinedOperations([handle], lambda: copy_to(inputs, first)), inputs)
 
     @operation("allreduce_coalesced_", "all_reduce")
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
@@ -64,7 +64,9 @@ class Reductions(Issuing):
         (name, factor), (fused, rest) = op, self._parted(tensors, tensors)
         handles = [self._all_reduce(tensors[i], op, limit) for i in rest]
         small = [tensors[i] if factor is None else tensors[i].mul_(factor) for i in fused]
-        return Work(Joined([*handles, *self._issue_fused("all_reduce", small, small, name, limit=limit)]), tensors)
+        return Work(
+            JoinedOperations([*handles, *self._issue_fused("all_reduce", small, small, name, limit=limit)]), tensors
+        )
 
     def _all_reduce(self, tensor: torch.Tensor, op: Any, limit: float, known_as: Known | None = None) -> Handle:
         name, factor = op
@@ -140,7 +142,9 @@ class Reductions(Issuing):
         fused, rest = self._parted(outputs, scaled)
         handles = [self._reduce_scatter(outputs[i], scaled[i], name, limit) for i in rest]
         outs, xs = [outputs[i] for i in fused], [scaled[i] for i in fused]
-        return Work(Joined([*handles, *self._issue_fused("reduce_scatter", outs, xs, name, limit=limit)]), outputs)
+        return Work(
+            JoinedOperations([*handles, *self._issue_fused("reduce_scatter", outs, xs, name, limit=limit)]), outputs
+        )
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -192,8 +196,8 @@ def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: fl
     """Add up the sparse tensors of all ranks, in place; returns once all ranks have said how many elements they have.
 
     Args:
-        group: Of the ranks.
-        tensors: Of this rank, in coordinate layout, with the same axes on all ranks; each becomes the sum of all.
+        group: Group of the ranks.
+        tensors: Tensors of this rank, in coordinate layout, with the same axes on all ranks; each becomes the sum.
         op: The reduction asked for, which must be a sum.
         limit_s: How long each part may take.
 
@@ -227,7 +231,7 @@ def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: fl
         total = torch.sparse_coo_tensor(where.t(), what.reshape(shape), local.shape, check_invariants=False)
         copy_to(tensors, total.coalesce())
 
-    return Work(Joined(cast("list[Handle]", gathered), add_up), tensors)
+    return Work(JoinedOperations(cast("list[Handle]", gathered), add_up), tensors)
 
 
 def _width(tensor: torch.Tensor) -> int:

@@ -16,17 +16,17 @@ from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from . import private
 from .issuing import users_frame
-from .model import Bucket, OptimizerMaker, TrainedModule, Unused, as_of_now
+from .model import OptimizerMaker, ParameterBucket, TrainedModule, Unused, as_of_now
 from .tensors import Array, view_of
 
 
-class _Shared(Bucket):
+class _Shared(ParameterBucket):
     """A bucket of which each rank keeps and updates an equal part.
 
     Attributes:
         whole: Its weights side by side, filled up to a multiple of the ranks; the parameters are views of it.
         shard: This rank's part, which the optimizer is given.
-        mean: Of the gradients of that part, of the step that was sent last.
+        mean: Mean of the gradients of that part, of the step that was sent last.
         gathered: Brings the whole to every rank, if it is under way.
         gradients: As `whole`; where the gradients of a step are put together.
         present: Whether `whole` has memory.
@@ -116,7 +116,7 @@ class Sharded(TrainedModule[_Shared]):
         Args:
             module: With parameters on the CPU, the same ones on all ranks.
             optimizer: Makes an optimizer of parameters.
-            stage: Of ZeRO.
+            stage: Stage of ZeRO.
             rank: This rank; by default the rank of `init_process_group("overlap")`.
             group: Ranks to share with; by default all.
             bucket_bytes: When a bucket is full; by default as in `overlap.parallel.DataParallel`.

@@ -29,7 +29,7 @@ from .tensors import (
     same_shape,
     view_of,
 )
-from .work import Handle, Joined, Work
+from .work import Handle, JoinedOperations, Work
 
 # The last tag of ours is for all-to-all exchanges of unequal parts.
 _ALL_TO_ALL_TAG = (1 << 24) - 1
@@ -44,19 +44,19 @@ class Transfers(Issuing):
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int | None = None
     ) -> Work:
         """Give every rank the root's tensor; of several tensors, each gets the one that the root's options name."""
-        found = listed(tensors, "tensors")
-        src, limit = root_of(opts, root, len(found)), self._limit(opts, timeout)
-        if len(found) == 1:
-            known_as = "broadcast", found[0].dtype, found[0].numel(), src
-            x = found[0] if self._group.rank == src else None
-            again = self._issue_again(known_as, x, found[0], opts) if timeout is None else None
-            return Work(self._broadcast(found[0], src, limit, known_as) if again is None else again, found)
-        same_kind(found, "tensors")
-        same_shape(found, "tensors")
-        check_memory(found)
-        first = found[int(getattr(opts, "rootTensor", 0)) if self._group.rank == src else 0]
+        inputs = listed(tensors, "tensors")
+        src, limit = root_of(opts, root, len(inputs)), self._limit(opts, timeout)
+        if len(inputs) == 1:
+            known_as = "broadcast", inputs[0].dtype, inputs[0].numel(), src
+            x = inputs[0] if self._group.rank == src else None
+            again = self._issue_again(known_as, x, inputs[0], opts) if timeout is None else None
+            return Work(self._broadcast(inputs[0], src, limit, known_as) if again is None else again, inputs)
+        same_kind(inputs, "tensors")
+        same_shape(inputs, "tensors")
+        check_memory(inputs)
+        first = inputs[int(getattr(opts, "rootTensor", 0)) if self._group.rank == src else 0]
         handle = self._broadcast(first, src, limit)
-        return Work(Joined([handle], lambda: copy_to(found, first)), found)
+        return Work(JoinedOperations([handle], lambda: copy_to(inputs, first)), inputs)
 
     def _broadcast(self, tensor: torch.Tensor, root: int, limit: float, known_as: Known | None = None) -> Handle:
         out, place = flat_output(tensor)
@@ -114,7 +114,7 @@ class Transfers(Issuing):
         check_memory(xs)
         columns = list(zip(*output_lists, strict=True))
         handles = [self._all_gather(list(outs), x, limit) for outs, x in zip(columns, xs, strict=True)]
-        return Work(Joined(handles), output_lists)
+        return Work(JoinedOperations(handles), output_lists)
 
     def _all_gather(self, parts: Tensors, tensor: torch.Tensor, limit: float, known_as: Known | None = None) -> Handle:
         self._check_count(parts, "output_tensors")
@@ -147,7 +147,7 @@ class Transfers(Issuing):
         fused, rest = self._parted(outputs, inputs)
         handles = [self._all_gather_single(outputs[i], inputs[i], limit) for i in rest]
         outs, xs = [outputs[i] for i in fused], [inputs[i] for i in fused]
-        return Work(Joined([*handles, *self._issue_fused("all_gather", outs, xs, limit=limit)]), outputs)
+        return Work(JoinedOperations([*handles, *self._issue_fused("all_gather", outs, xs, limit=limit)]), outputs)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -298,7 +298,7 @@ class Transfers(Issuing):
             handles.append(self._issue(place, "recv", out, rank, _ALL_TO_ALL_TAG, limit=limit, site=site))
         for rank, part in enumerate(sent):
             handles.append(self._issue(None, "send", flat_input(part), rank, _ALL_TO_ALL_TAG, limit=limit, site=site))
-        return Work(Joined(handles), [value] if isinstance(value, torch.Tensor) else value)
+        return Work(JoinedOperations(handles), [value] if isinstance(value, torch.Tensor) else value)
 
     @operation("send", "send")
     def send(self, tensors: Any, dst: int, tag: int) -> Work:
@@ -335,7 +335,7 @@ class Transfers(Issuing):
             return Work(letter, [tensor], lambda: int(letter.source or 0))
         out, place = flat_output(tensor)
         future = self._begin("recv", (out, src, tag), {}, limit, users_frame())
-        handle = future if place is None else Joined([future], place)
+        handle = future if place is None else JoinedOperations([future], place)
         return Work(handle, [tensor], lambda: src if src is not None else int(future.src))
 
 

@@ -24,7 +24,7 @@ def wanted(tensors: object, frames: int) -> bool:
     """Whether the caller is that hook: C++ under a backward pass, for one tensor of float16.
 
     Args:
-        tensors: Of the operation.
+        tensors: Tensors of the operation.
         frames: How many frames of ours lie between this call and the caller.
     """
     if not isinstance(tensors, list) or len(tensors) != 1 or tensors[0].dtype is not torch.float16:

@@ -44,7 +44,7 @@ class Handle(Protocol):
         """Call `callback` with it, once it is done."""
 
 
-class Joined:
+class JoinedOperations:
     """Operations that end as one, once all of them have, followed by copies into place.
 
     Args:
@@ -236,7 +236,7 @@ def when_over(handle: Handle, callback: Callable[[Any], object]) -> None:
 
 def finished(tensors: object) -> Work:
     """Return the handle of an operation that had nothing to do."""
-    return Work(Joined(()), tensors)
+    return Work(JoinedOperations(()), tensors)
 
 
 def _in_a_thread(begun: torch.futures.Future[None]) -> None:

@@ -24,9 +24,9 @@ import numpy as np
 import topology
 from overlap import Rank, run
 from overlap.cli.bench.cases import Assignment, Case
-from overlap.cli.bench.measuring import NodeLayout, Told
+from overlap.cli.bench.measuring import NodeLayout, RankSamples
 from overlap.cli.bench.sampling import Sampling, Times, slowest
-from overlap.cli.children import Child, hear, start
+from overlap.cli.children import Child, read_json_lines, start
 from overlap.collectives.generators import GENERATORS
 from overlap.collectives.generators.rank_order import ONLY_FOR_ORDER
 from overlap.collectives.schedule import COLUMNS, Schedule
@@ -124,7 +124,7 @@ def _measured(
     cases = float32_cases(name, cluster.world_size, sizes)
     each = [list(dict.fromkeys(distinct(name, size, cluster).values())) for size in sizes]
     program = [f"{__package__}.algorithms", Assignment(cases=cases, sampling=sampling).to_json(), json.dumps(each)]
-    told = hear(begin(program))
+    told = read_json_lines(begin(program))
     rows = [
         {algorithm: slowest(next(told)["told"], batch=sampling.batch(case.size_bytes)) for algorithm in algorithms}
         for case, algorithms in zip(cases, each, strict=True)
@@ -156,7 +156,7 @@ def _bytes_of(table: Schedule) -> bytes:
 # -- one process -----------------------------------------------------------------------------------------------------
 
 
-async def _sampled(rank: Rank, case: Case, sampling: Sampling, algorithms: Sequence[str]) -> list[Told] | None:
+async def _sampled(rank: Rank, case: Case, sampling: Sampling, algorithms: Sequence[str]) -> list[RankSamples] | None:
     """Return the samples of each algorithm by rank, on rank 0."""
     x, out = case.buffers(rank.rank)
     samples: dict[str, list[int]] = {algorithm: [] for algorithm in algorithms}

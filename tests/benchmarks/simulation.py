@@ -23,7 +23,7 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_resch
 import topology
 from overlap import Rank, Virtual, run
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.cli.children import hear, start
+from overlap.cli.children import read_json_lines, start
 from overlap.simulation import FabricDriver, Kernel, Reached, SimulatedFabric
 from overlap.units import format_bytes
 
@@ -194,7 +194,7 @@ def _world(ranks: int, aim_ns: float) -> Iterator[Figure | str]:
 
 def _simulated(ranks: int, *, alike: int = 0) -> dict[str, Any]:
     """Measure a world in a process of its own, for the sake of its memory."""
-    [told] = hear([start([], [PROGRAM, str(ranks), str(alike)])])
+    [told] = read_json_lines([start([], [PROGRAM, str(ranks), str(alike)])])
     return told
 
 

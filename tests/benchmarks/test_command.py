@@ -202,7 +202,7 @@ def test_files_of_the_current_directory_do_not_stand_in_for_modules(tmp_path, mo
     [
         (("--vs", "nccl"), "benchmarks: --vs: 'nccl' is unknown; known are gloo, mpi\n"),
         (("-n", "0"), "benchmarks: --iters: expected at least 1, got 0\n"),
-        (("--json", "/no/a.json"), "benchmarks: --json: cannot write into /no\n"),
+        (("--json", "/no/a.json"), "benchmarks: --json: cannot write into /no; name a folder of yours\n"),
     ],
 )
 def test_options_that_cannot_be_meant_are_told_before_measuring(benchmarks, monkeypatch, argv, message):

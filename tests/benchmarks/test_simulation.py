@@ -48,7 +48,7 @@ def test_every_figure(monkeypatch, installed):
         monkeypatch.setattr(simulation, name, value)
     told = {"wall_ns": 7e9, "peak_bytes": 1 << 31}
     monkeypatch.setattr(simulation, "start", lambda options, program: program)
-    monkeypatch.setattr(simulation, "hear", lambda programs: [told | {"program": programs[0]}])
+    monkeypatch.setattr(simulation, "read_json_lines", lambda programs: [told | {"program": programs[0]}])
     monkeypatch.setattr(simulation, "find_spec", lambda name: installed or None)
     monkeypatch.setattr(simulation, "simpy_ring", lambda: None)
     monkeypatch.setattr(simulation, "ring_costing_s", lambda: (0.01, 0.02))

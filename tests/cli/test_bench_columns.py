@@ -201,5 +201,5 @@ def test_json_that_could_not_be_written_is_refused_before_measuring(overlap, mon
     assert overlap("bench", "allr", "--json", "no/b.json") == (
         2,
         "",
-        f"overlap: --json: cannot write into {tmp_path / 'no'}\n",
+        f"overlap: --json: cannot write into {tmp_path / 'no'}; name a folder of yours\n",
     )

@@ -22,7 +22,7 @@ from overlap.cli.bench.measuring import NodeLayout, Result
 from overlap.cli.bench.operations import find
 from overlap.cli.bench.options import cases, layout
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.cli.children import Child, environment, hear
+from overlap.cli.children import Child, environment, read_json_lines
 
 ROOT = str(Path(__file__).parents[2])
 LIMIT_S = 60  # reached only by a process that outlives its end
@@ -211,7 +211,7 @@ def test_a_line_is_heard_before_the_next_is_said(child):
     read, write = os.pipe()
     with os.fdopen(write, "w") as go_on:
         talker = Child([sys.executable, "-c", program, f"/proc/{os.getpid()}/fd/{read}"], environment())
-        lines = hear([talker])
+        lines = read_json_lines([talker])
         assert next(lines) == {"a": 1}
         go_on.close()
         assert list(lines) == [{}]
@@ -219,7 +219,7 @@ def test_a_line_is_heard_before_the_next_is_said(child):
 
 
 def test_a_failure_is_an_error_after_what_was_said(child):
-    heard = hear([child("print('{}')"), child("raise SystemExit(3)")])
+    heard = read_json_lines([child("print('{}')"), child("raise SystemExit(3)")])
     assert next(heard) == {}
     with pytest.raises(OverlapError, match="a process that was to be measured ended with exit code 3"):
         next(heard)
@@ -227,7 +227,7 @@ def test_a_failure_is_an_error_after_what_was_said(child):
 
 def test_who_stops_listening_leaves_no_process(child):
     talker = child("import signal\nprint('{}', flush=True)\nsignal.pause()")
-    heard = hear([talker])
+    heard = read_json_lines([talker])
     assert next(heard) == {}
     heard.close()
     assert talker.returncode == -signal.SIGTERM
@@ -237,7 +237,7 @@ def test_the_deaf_are_killed(child, monkeypatch):
     monkeypatch.setattr(children, "GRACE_S", 0.01)
     deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('{}', flush=True)\nsignal.pause()"
     talker = child(deaf)
-    heard = hear([talker])
+    heard = read_json_lines([talker])
     assert next(heard) == {}
     heard.close()
     assert talker.returncode == -signal.SIGKILL

@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from overlap.cli.doctor import machine, network, page, software
-from overlap.cli.doctor.finding import Finding
+from overlap.cli.doctor.finding import CheckResult
 from overlap.cli.doctor.software import _packages, numbers, shadowing
 
 
@@ -27,7 +27,7 @@ def test_json_has_what_the_page_has(overlap):
 
 
 def test_what_does_not_work_is_the_exit_code(overlap, monkeypatch):
-    broken = Finding(subject="sockets", state="wrong", text="127.0.0.1 cannot be reached", fix="ip link set lo up")
+    broken = CheckResult(subject="sockets", state="wrong", text="127.0.0.1 cannot be reached", fix="ip link set lo up")
     monkeypatch.setattr("overlap.cli.doctor.network.findings", lambda: [broken])
     code, out, _ = overlap("doctor")
     assert code == 1
@@ -127,7 +127,7 @@ def test_records_of_dead_processes_are_counted(tmp_path):
 
 
 def test_findings_of_a_page_are_wrapped_to_its_width():
-    lines = list(page([Finding(subject="limits", state="note", text="word " * 30, fix="ulimit")], 60))
+    lines = list(page([CheckResult(subject="limits", state="note", text="word " * 30, fix="ulimit")], 60))
     assert lines[0].startswith("note  limits              word")
     assert lines[1].startswith(" " * 26 + "word")
     assert max(map(len, lines)) <= 60

@@ -57,7 +57,7 @@ def test_a_folder_that_exists_stays_as_it_is(overlap):
     Path("first").mkdir()
     Path("first", "mine.py").touch()
     code, _, err = overlap("new", "first")
-    assert (code, err) == (2, "overlap: NAME: first exists already; nothing was changed\n")
+    assert (code, err) == (2, "overlap: NAME: first exists already; choose another name\n")
     assert os.listdir("first") == ["mine.py"]
 
 

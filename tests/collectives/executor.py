@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from overlap.collectives import Buffer, Extent, Kind, Op, Program, Schedule, Step, slot_bounds
+from overlap.collectives import Buffer, Extent, Op, Program, Schedule, Step, StepKind, slot_bounds
 
 Ints = np.ndarray
 
@@ -57,9 +57,9 @@ class _World:
         """Receives drive: one may start when its message is at the head of the sender's queue, and both may go."""
         step = self.step(rank, queue)
         assert step is not None
-        if step.kind is Kind.SEND or not self.free(rank, step):
+        if step.kind is StepKind.SEND or not self.free(rank, step):
             return False
-        if step.kind is Kind.LOCAL:
+        if step.kind is StepKind.LOCAL:
             return True
         sent = self.step(step.peer, 2 * step.channel)
         return sent is not None and sent.peer == rank and self.free(step.peer, sent)
@@ -70,7 +70,7 @@ class _World:
     def run(self, rank: int, queue: int) -> None:
         step = self.step(rank, queue)
         assert step is not None
-        if step.kind is Kind.RECV:
+        if step.kind is StepKind.RECV:
             sent = self.step(step.peer, 2 * step.channel)
             assert sent is not None
             assert (sent.src, sent.dst, sent.op) == (step.src, step.dst, step.op)

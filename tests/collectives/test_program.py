@@ -5,8 +5,8 @@ import gc
 import numpy as np
 import pytest
 
-from overlap.collectives import Buffer, Extent, Kind, Op, generate, project, project_all, verify
-from overlap.collectives.tablewriter import Table
+from overlap.collectives import Buffer, Extent, Op, StepKind, generate, project, project_all, verify
+from overlap.collectives.tablewriter import TableWriter
 
 from .cases import fitting, schedules
 from .executor import Stuck, execute
@@ -37,8 +37,8 @@ def test_one_rank_is_projected_as_all_are(collective: str, algorithm: str, size:
 def test_ring_reads_the_input_where_it_lies() -> None:
     program = project(generate("all_reduce", "ring", 4), 1)
     sends, receives = program.queues
-    assert [s.kind for s in sends] == [Kind.SEND] * 6
-    assert [s.kind for s in receives] == [Kind.RECV] * 3 + [Kind.LOCAL] + [Kind.RECV] * 3
+    assert [s.kind for s in sends] == [StepKind.SEND] * 6
+    assert [s.kind for s in receives] == [StepKind.RECV] * 3 + [StepKind.LOCAL] + [StepKind.RECV] * 3
     assert [s.base for s in receives[:3]] == [Extent(Buffer.IN, slot, 1) for slot in (3, 2, 1)]
     assert sends[0].src == Extent(Buffer.IN, 0, 1)
     assert [s.waits for s in sends] == [(), ((1, 1),), ((1, 2),), ((1, 4),), ((1, 5),), ((1, 6),)]
@@ -47,9 +47,9 @@ def test_ring_reads_the_input_where_it_lies() -> None:
 def test_a_root_sends_its_input_beside_the_copy_to_its_result() -> None:
     """Where both are the same memory, that copy changes nothing; what is read from the result waits for it."""
     sends, copies = project(generate("broadcast", "mesh", 4, root=2), 2).queues
-    assert [s.kind for s in copies] == [Kind.LOCAL]
+    assert [s.kind for s in copies] == [StepKind.LOCAL]
     assert [(s.src.buffer, s.waits) for s in sends] == [(Buffer.IN, ())] * 3
-    table = Table()
+    table = TableWriter()
     table.move(0, 0, 0, (Buffer.IN, 0), (Buffer.OUT, 0))
     table.move(1, 0, 1, (Buffer.OUT, 0), (Buffer.OUT, 0))
     (sends, _) = project(table.build("broadcast", "by hand", 2, root=0), 0).queues
@@ -62,7 +62,7 @@ def test_mesh_meets_pairwise() -> None:
         nearest = [(rank + d) % 5 for d in (1, 2, 3, 4)]
         farthest = [(rank - d) % 5 for d in (1, 2, 3, 4)]
         assert [s.peer for s in sends] == farthest + nearest
-        assert [s.peer for s in receives if s.kind is Kind.RECV] == nearest + farthest
+        assert [s.peer for s in receives if s.kind is StepKind.RECV] == nearest + farthest
         assert [s.op for s in receives] == [Op.ADD] * 4 + [Op.MOVE] * 5
 
 
@@ -105,10 +105,10 @@ def test_whole_vectors_are_added_from_where_they_lie() -> None:
     first, second, last = receives
     assert (first.base, first.dst) == (Extent(Buffer.IN, 0, 1), Extent(Buffer.SCRATCH, 1, 1))
     assert (second.base, second.dst) == (Extent(Buffer.SCRATCH, 1, 1), Extent(Buffer.SCRATCH, 0, 1))
-    assert (last.kind, last.src, last.dst) == (Kind.LOCAL, Extent(Buffer.SCRATCH, 0, 1), Extent(Buffer.OUT, 0, 1))
+    assert (last.kind, last.src, last.dst) == (StepKind.LOCAL, Extent(Buffer.SCRATCH, 0, 1), Extent(Buffer.OUT, 0, 1))
 
 
-def check_reduce(table: Table, *, k: int = 1) -> None:
+def check_reduce(table: TableWriter, *, k: int = 1) -> None:
     """Check that a table for two ranks is a reduce to rank 0, and that its program is right too."""
     schedule = table.build("reduce", "by hand", 2, slots_per_block=k, scratch=2)
     verify(schedule)
@@ -119,7 +119,7 @@ def check_reduce(table: Table, *, k: int = 1) -> None:
 
 
 def test_a_copy_whose_source_changes_is_made() -> None:
-    table = Table()
+    table = TableWriter()
     table.move(0, 0, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
     table.move(1, 0, 0, (Buffer.SCRATCH, 0), (Buffer.SCRATCH, 1))
     table.move(2, 1, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
@@ -129,7 +129,7 @@ def test_a_copy_whose_source_changes_is_made() -> None:
 
 
 def test_copies_from_several_places_are_made() -> None:
-    table = Table()
+    table = TableWriter()
     table.move(0, 0, 0, (Buffer.IN, 1), (Buffer.SCRATCH, 1))
     table.move(1, 0, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 2))
     table.move(1, 0, 0, (Buffer.SCRATCH, 1), (Buffer.SCRATCH, 3))

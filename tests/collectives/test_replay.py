@@ -62,7 +62,7 @@ def test_bad_names_and_sizes(collective: str, algorithm: str, size: int, message
 
 
 def test_bad_roots_pairs_and_orders() -> None:
-    with pytest.raises(ScheduleError, match="root 4 is not one of the 4 ranks"):
+    with pytest.raises(ScheduleError, match="root: expected one of the group's 4 ranks, from 0, got 4"):
         generate("broadcast", "mesh", 4, root=4)
     with pytest.raises(ScheduleError, match="may be a destination once"):
         generate("permute", "mesh", 4, pairs=((0, 1), (2, 1)))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from overlap.collectives import Kind, generate, project_all, verify
+from overlap.collectives import StepKind, generate, project_all, verify
 from overlap.collectives.slicing import (
     LONGEST_BYTES,
     MOST_SLICES,
@@ -75,8 +75,8 @@ def test_a_slice_is_passed_on_as_soon_as_it_has_come():
     assert first_gathered == 3
     [(queue, count)] = sends[first_gathered].waits
     assert queue == 1
-    assert [step.kind for step in receives[:count]].count(Kind.RECV) == 1
-    assert [step.kind for step in receives].count(Kind.RECV) == 6
+    assert [step.kind for step in receives[:count]].count(StepKind.RECV) == 1
+    assert [step.kind for step in receives].count(StepKind.RECV) == 6
 
 
 def test_long_messages_from_which_something_follows_are_sliced():

@@ -11,7 +11,7 @@ import pytest
 from overlap.collectives import GENERATORS, Buffer, Op, Schedule, fits, generate, verify
 from overlap.collectives.explain import Origin, contributors, expected
 from overlap.collectives.generators.families import FROM_ROOT
-from overlap.collectives.tablewriter import Table
+from overlap.collectives.tablewriter import TableWriter
 from overlap.errors import ScheduleError
 
 from .cases import NAMES, schedules
@@ -285,9 +285,9 @@ def test_provenance_is_the_definition() -> None:
                 assert contributors(schedule, rank, slot) == expected(schedule, rank, slot)
 
 
-def chain_of(order: list[int]) -> Table:
+def chain_of(order: list[int]) -> TableWriter:
     """Reduce along a chain of ranks into its last, whose sum then goes nowhere."""
-    table, ranks = Table(), np.arange(len(order))
+    table, ranks = TableWriter(), np.arange(len(order))
     table.move(0, ranks, ranks, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
     for step, (src, dst) in enumerate(itertools.pairwise(order)):
         table.add(step, src, dst, (Buffer.SCRATCH, 0), (Buffer.SCRATCH, 0))
@@ -296,7 +296,7 @@ def chain_of(order: list[int]) -> Table:
 
 def test_another_parenthesisation_on_another_rank_is_refused() -> None:
     # Every rank gets the whole sum, but 0 and 1 add up (0 + 1) + 2, while 2 adds up (2 + 1) + 0.
-    table, ranks = Table(), np.arange(3)
+    table, ranks = TableWriter(), np.arange(3)
     table.move(0, ranks, ranks, (Buffer.IN, 0), (Buffer.SCRATCH, 1))
     for step, (first, second) in enumerate([(1, 1), (2, 0)]):
         table.add(step, first, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 1))
@@ -323,7 +323,7 @@ def test_an_unfinished_result_is_refused() -> None:
 
 def exchange(bank: int) -> Schedule:
     """Two ranks add each other's vector, reading bank 0 and writing `bank`."""
-    table, ranks = Table(), np.arange(2)
+    table, ranks = TableWriter(), np.arange(2)
     table.move(0, ranks, ranks, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
     if bank:
         table.move(1, ranks, ranks, (Buffer.SCRATCH, 0), (Buffer.SCRATCH, bank))
@@ -342,7 +342,7 @@ def test_an_exchange_needs_two_banks() -> None:
 
 def test_memory_that_may_be_shared_is_a_hazard() -> None:
     # Right as long as IN and SCRATCH are apart; in place, each rank would overwrite what it is sending.
-    table, ranks = Table(), np.arange(2)
+    table, ranks = TableWriter(), np.arange(2)
     table.move(0, ranks, ranks, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
     table.add(0, ranks, 1 - ranks, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
     table.move(1, ranks, ranks, (Buffer.SCRATCH, 0), (Buffer.OUT, 0))
@@ -390,7 +390,7 @@ def test_only_the_root_has_inputs_and_outputs() -> None:
 
 
 def test_a_local_row_must_not_read_what_arrives_in_its_step() -> None:
-    table = Table()
+    table = TableWriter()
     table.move(0, 0, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
     table.move(1, 0, 0, (Buffer.SCRATCH, 0), (Buffer.SCRATCH, 1))
     table.add(1, 1, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 0))

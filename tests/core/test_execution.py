@@ -14,7 +14,7 @@ import trio.lowlevel
 from trio.testing import wait_all_tasks_blocked
 
 import overlap
-from overlap.collectives import Buffer, Extent, Kind, Op, Program, Step
+from overlap.collectives import Buffer, Extent, Op, Program, Step, StepKind
 from overlap.collectives.generators import GENERATORS
 from overlap.runtime.backend import Backend
 from overlap.runtime.engine import arithmetic, execution, programs
@@ -227,7 +227,7 @@ def test_a_program_gets_the_error_of_its_pieces(monkeypatch: pytest.MonkeyPatch)
 def _copying(size: int) -> tuple[Callable[[trio.Nursery], Execution], Workers]:
     """Return the execution of a program that copies an array in pieces, once there is a nursery, and its workers."""
     workers = Workers(1)
-    step = Step(Kind.LOCAL, Op.MOVE, 0, 0, Extent(Buffer.IN, 0, 1), Extent(Buffer.OUT, 0, 1), None, ())
+    step = Step(StepKind.LOCAL, Op.MOVE, 0, 0, Extent(Buffer.IN, 0, 1), Extent(Buffer.OUT, 0, 1), None, ())
     layout = BufferLayout(size, 1, None, 1)
     buffers = Buffers((np.ones(size), np.zeros(size), np.empty(0)), layout)
     laid = lay_out(Program(0, ((), (step,))), buffers, [0])

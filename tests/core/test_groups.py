@@ -164,9 +164,9 @@ def test_a_rank_knows_its_place() -> None:
 
 
 BAD_GROUPS = [
-    ([0, 2], r"^ranks: \[0, 2\] does not contain this rank, 1$"),
-    ([], r"^ranks: \[\] does not contain this rank, 1$"),
-    ([1, 0, 1], r"^ranks: \[1, 0, 1\] names a rank twice$"),
+    ([0, 2], r"^ranks: expected this rank, 1, among \[0, 2\]; only members call it$"),
+    ([], r"^ranks: expected this rank, 1, among \[\]; only members call it$"),
+    ([1, 0, 1], r"^ranks: \[1, 0, 1\] names a rank twice; name each rank once$"),
     ([1, 3], r"^ranks: expected 0 to 2, a rank of group 'world', got 3$"),
     ([-1, 1], r"^ranks: expected 0 to 2, a rank of group 'world', got -1$"),
     ([1.0], r"^ranks: expected 0 to 2, a rank of group 'world', got 1.0$"),

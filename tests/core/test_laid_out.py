@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from overlap.collectives import Buffer, Extent, Kind, Op, Program, Schedule, Step, generate, project_all
+from overlap.collectives import Buffer, Extent, Op, Program, Schedule, Step, StepKind, generate, project_all
 from overlap.collectives.generators import GENERATORS, fits
 from overlap.collectives.reduce import reducer
 from overlap.collectives.slicing import in_slices
@@ -157,7 +157,7 @@ def test_whoever_ends_a_blank_program_has_heard_of_everybody(algorithm: str) -> 
 def test_what_is_added_to_what_comes_waits_for_it() -> None:
     """The pieces of a message may be added as they come, but not before what they are added to has."""
     place = Extent(Buffer.OUT, 0, 1)
-    steps = [Step(Kind.RECV, op, peer, 0, place, place, None, ()) for peer, op in ((1, Op.MOVE), (2, Op.ADD))]
+    steps = [Step(StepKind.RECV, op, peer, 0, place, place, None, ()) for peer, op in ((1, Op.MOVE), (2, Op.ADD))]
     laid = lay(steps)
     assert (laid.steps[0].lets_work, laid.before_work) == ((1,), (0, 1))
     assert [run.steps for run in laid.first] == [laid.steps]
@@ -165,7 +165,7 @@ def test_what_is_added_to_what_comes_waits_for_it() -> None:
 
 def test_receives_are_posted_so_far_ahead() -> None:
     steps = [
-        Step(Kind.RECV, Op.MOVE, 1, 0, Extent(Buffer.IN, at, 1), Extent(Buffer.OUT, at, 1), None, ())
+        Step(StepKind.RECV, Op.MOVE, 1, 0, Extent(Buffer.IN, at, 1), Extent(Buffer.OUT, at, 1), None, ())
         for at in range(AHEAD + 2)
     ]
     laid = lay(steps)

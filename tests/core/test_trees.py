@@ -133,7 +133,7 @@ def test_from_threads_and_between_processes() -> None:
         (lambda r: r.all_reduce({}), "x: there is no array in it"),
         (
             lambda r: r.all_reduce([np.ones(1)], out=np.ones(1)),
-            "x: a list or dict of arrays takes neither out= nor counts=; its results are new arrays",
+            "x: a list or dict of arrays takes neither out= nor counts=; leave them out",
         ),
         (
             lambda r: r.reduce_scatter([np.ones(2), np.ones(3)]),

@@ -274,7 +274,7 @@ def test_forms_that_differ_are_a_mismatch_that_names_both(forms: Any, whole: boo
 TEXT = (
     "expected an array of numbers, got str with dtype <U4; broadcast_object, gather_object and their like carry objects"
 )
-NO_OUT = "a list or dict of arrays takes neither out= nor counts=; its results are new arrays"
+NO_OUT = "a list or dict of arrays takes neither out= nor counts=; leave them out"
 NOT_SHARED = "a list or dict of arrays cannot be shared; issue a call with shared=True for each"
 
 
@@ -287,7 +287,7 @@ def late(rank: R, x: Any, **options: Any) -> list[overlap.Future[Any]]:
     [
         ("text", {}, "an object of type str", f"x: {TEXT}"),
         (None, {}, "None", "x: all_reduce needs an array, got None"),
-        ({}, {}, "a dict of 0", "x: there is no array in it"),
+        ({}, {}, "a dict of 0", "x: there is no array in it; expected an array, or lists and dicts of arrays"),
         ({"w": np.ones(2)}, {"out": None}, "a dict of 1", f"x: {NO_OUT}"),
         ([np.ones(2)], {"shared": True}, "a list of 1", f"x: {NOT_SHARED}"),
     ],

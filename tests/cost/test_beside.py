@@ -4,7 +4,7 @@ import pytest
 
 import topology
 from overlap.collectives import generate
-from overlap.collectives.program import Kind, project_all
+from overlap.collectives.program import StepKind, project_all
 from overlap.collectives.schedule import Buffer
 from overlap.cost import cost, on, rounds
 from overlap.cost.forced import forced
@@ -41,11 +41,11 @@ def programs_s(schedule, slot_bytes, copied_s_per_byte):
             return None
         begins = [ends[rank, other][count - 1] for other, count in step.waits]
         begin_s = max([*ends[rank, lane][-1:], *begins], default=0.0)
-        if step.kind is Kind.RECV:
+        if step.kind is StepKind.RECV:
             arrived = sent.get((step.peer, rank))
             return max(begin_s, arrived.pop(0)) if arrived else None
         takes_s = step.src.count * slot_bytes
-        if step.kind is Kind.LOCAL:
+        if step.kind is StepKind.LOCAL:
             return begin_s + takes_s * copied_s_per_byte
         sent.setdefault((rank, step.peer), []).append(begin_s + takes_s)
         return begin_s + takes_s

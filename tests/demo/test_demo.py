@@ -27,7 +27,7 @@ from overlap.cli.demo.report import (
     summary,
     verdict,
 )
-from overlap.cli.demo.training import Comparison, Task, compare, fitting_bandwidth
+from overlap.cli.demo.training import DemoComparison, Task, compare, fitting_bandwidth
 from overlap.data import digits
 from overlap.timeline import CollectiveInfo, Recorder, Span, Timeline, breakdowns, read_trace
 from overlap.timeline.why.reasons import Reason
@@ -141,9 +141,9 @@ def test_the_trace_file_holds_both_trainings(command, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--ranks", "1"], "--ranks: 1 is not from 2 to 64"),
-        (["--ranks", "65"], "--ranks: 65 is not from 2 to 64"),
-        (["--steps", "0"], "--steps: 0 is not at least 1"),
+        (["--ranks", "1"], "--ranks: expected 2 to 64, got 1"),
+        (["--ranks", "65"], "--ranks: expected 2 to 64, got 65"),
+        (["--steps", "0"], "--steps: expected 1 or more, got 0"),
         (["--width", "39"], "--width: 39 is too narrow; at least 40 columns are needed"),
         (["--bandwidth", "0"], "--bandwidth: 0 bytes per second carry nothing"),
         (["--bandwidth", "fast"], "--bandwidth: 'fast' is not a size"),
@@ -275,7 +275,7 @@ def test_steps_differ_by_as_much_as_those_of_the_kind_that_differ_more():
 
 def comparison(**changes):
     values = {"digests": [("ab" * 32, "ab" * 32)] * 2, "right": 350, "tests": 359, "steps": 6}
-    return Comparison(**{**values, "timeline": Timeline.collect([], world_size=2), **changes})
+    return DemoComparison(**{**values, "timeline": Timeline.collect([], world_size=2), **changes})
 
 
 def gained(**changes):

@@ -54,7 +54,15 @@ async def total_of(rank: overlap.Rank, fails: bool) -> tuple[int, float, int]:
 def spec(fails: bool = False, **settings: Any) -> GangSpec:
     wanted = RunConfig.given(ranks=4, **settings)
     return gang_of(
-        "Threads", total_of, (fails,), wanted, ranks_each=2, each="each", name="mine", pickling=pickling, import_path=()
+        "Threads",
+        total_of,
+        (fails,),
+        wanted,
+        ranks_each=2,
+        argument="each",
+        name="mine",
+        pickling=pickling,
+        import_path=(),
     )
 
 
@@ -126,7 +134,7 @@ def test_a_member_without_a_module_of_the_program_says_so() -> None:
 
 def test_a_result_that_cannot_be_sent_is_named() -> None:
     locked = gang_of(
-        "Threads", returns_a_lock, (), RunConfig.given(ranks=1), ranks_each=1, each="each", name=None,
+        "Threads", returns_a_lock, (), RunConfig.given(ranks=1), ranks_each=1, argument="each", name=None,
         pickling=pickling, import_path=(),
     )  # fmt: skip
     end = GangMember(locked, 0, pickling).run(Store())
@@ -141,7 +149,7 @@ async def returns_a_lock(rank: overlap.Rank) -> object:
 
 def test_a_member_that_is_stopped_ends_without_an_error() -> None:
     member = GangMember(gang_of(
-        "Threads", waits, (), RunConfig.given(ranks=1), ranks_each=1, each="each", name=None, pickling=pickling,
+        "Threads", waits, (), RunConfig.given(ranks=1), ranks_each=1, argument="each", name=None, pickling=pickling,
         import_path=(),
     ), 0, pickling)  # fmt: skip
     timer = threading.Timer(0.3, member.stop)
@@ -241,9 +249,9 @@ def test_files_come_home_once_and_stay_in_their_folder(tmp_path: Path, monkeypat
     assert folder.stat().st_mode & 0o777 == 0o700
     for name in ("a-12.flight", "b-13.flight", "trace-process1.json.part", "other"):
         (folder / name).write_bytes(name.encode())
-    assert home.taken("token", pid=12) == {"a-12.flight": b"a-12.flight"}
-    assert set(home.taken("token")) == {"b-13.flight", "trace-process1.json.part"}
-    assert home.taken("token") == {}
+    assert home.take_records("token", pid=12) == {"a-12.flight": b"a-12.flight"}
+    assert set(home.take_records("token")) == {"b-13.flight", "trace-process1.json.part"}
+    assert home.take_records("token") == {}
     assert not folder.exists()
     (tmp_path / "x.flight").symlink_to(folder / "gone")
     written = home.put_down({"../x.flight": b"x"}, tmp_path)
@@ -280,19 +288,19 @@ def test_code_keeps_the_name_of_its_file() -> None:
         ({"ranks_each": 0}, "each: expected a positive integer, got 0"),
         ({"ranks_each": 3}, "ranks: 4 cannot be divided into each=3"),
         ({"name": "x" * 60}, "name: expected 1 to 27 printable characters"),
-        ({"wanted": RunConfig()}, "ranks: say how many; Threads places them"),
-        ({"wanted": RunConfig.given(ranks=4, virtual=overlap.Virtual())}, "clock: Threads runs ranks in real time"),
+        ({"config": RunConfig()}, "ranks: expected their number, which Threads cannot know; pass ranks=N"),
+        ({"config": RunConfig.given(ranks=4, virtual=overlap.Virtual())}, "clock: Threads runs ranks in real time"),
         ({"args": (1, threading.Lock())}, "argument 2 of main: cannot be sent to other processes: TypeError"),
         ({"main": lambda rank: None}, "main: cannot be sent to other processes"),
     ],
 )
 def test_bad_input_is_a_sentence(changed: dict[str, Any], sentence: str) -> None:
     told: dict[str, Any] = {
-        "engine": "Threads", "main": total_of, "args": (), "wanted": RunConfig.given(ranks=4), "ranks_each": 2,
-        "each": "each", "name": None, "pickling": pickling, "import_path": (),
+        "engine": "Threads", "main": total_of, "args": (), "config": RunConfig.given(ranks=4), "ranks_each": 2,
+        "argument": "each", "name": None, "pickling": pickling, "import_path": (),
     } | changed  # fmt: skip
     with pytest.raises(UsageError, match=sentence):
-        gang_of(told.pop("engine"), told.pop("main"), told.pop("args"), told.pop("wanted"), **told)
+        gang_of(told.pop("engine"), told.pop("main"), told.pop("args"), told.pop("config"), **told)
 
 
 def test_restarts_are_no_negative_number() -> None:

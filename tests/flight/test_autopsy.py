@@ -67,7 +67,7 @@ def test_an_error_beats_those_who_only_noticed():
                ending=ending(rank=3, here=True)),
     )  # fmt: skip
     assert told == [
-        "who:        rank 3 (node 1, pid 4711 on host1) failed: ValueError: no at train.py:8",
+        "who:        rank 3 (process 1, pid 4711 on host1) failed: ValueError: no at train.py:8",
         "where:      in its program in step 12, with nothing unfinished; "
         "all_reduce #40 on group 'world' had ended 9.0 s before",
         "waited for: nobody; ranks 0-2 waited for it in all_reduce #41 on group 'world' (train.py:33)",
@@ -91,7 +91,8 @@ SENTENCES = {
     "failed": (
         [flight(0, record(0, operation(40, ended=1), operation(since=3)), ending=ending(rank=1, line="no", at=9)),
          flight(1, record(1, operation(40, ended=1)), ending=ending(rank=1, here=True, line="ValueError: no"))],
-        "rank 1 (node 1, pid 4711 on host1) failed: ValueError: no; rank 1 was in its program in step 12, with nothing "
+        "rank 1 (process 1, pid 4711 on host1) failed: ValueError: no; rank 1 was in its program in step 12, with "
+        "nothing "
         "unfinished; all_reduce #40 on group 'world' had ended 9.0 s before; rank 0 waited for it in all_reduce #41 on "
         "group 'world' (train.py:33)",
     ),
@@ -181,13 +182,13 @@ def test_ranks_that_went_on_waited_in_the_first_operation_to_which_a_rank_did_no
         lambda flight: False,
     )  # fmt: skip
     who, _, waited = verdict(world)
-    assert who == "who:        rank 2 (node 0, pid 4710 on host0): RankLeftError: rank 2 finished its program"
+    assert who == "who:        rank 2 (process 0, pid 4710 on host0): RankLeftError: rank 2 finished its program"
     assert waited == "waited for: nobody; ranks 0, 3 waited for it in all_reduce #41 on group 'world' (train.py:33)"
     assert table(world)[1:] == [
-        "   0     0    12  6.0 s  all_reduce #41 on group 'world' (train.py:33)  2",
-        "   1     0    12  5.0 s  running compute 'think' (train.py:30)",
-        "   2     0    12  8.0 s  its program had finished",
-        "   3     0    12  6.0 s  all_reduce #41 on group 'world' (train.py:33)  2",
+        "   0        0    12  6.0 s  all_reduce #41 on group 'world' (train.py:33)  2",
+        "   1        0    12  5.0 s  running compute 'think' (train.py:30)",
+        "   2        0    12  8.0 s  its program had finished",
+        "   3        0    12  6.0 s  all_reduce #41 on group 'world' (train.py:33)  2",
     ]
 
 
@@ -211,7 +212,7 @@ def test_of_a_hang_the_odd_one_out_is_named():
                record(3, left=True), ending=ending("stalled", at=9)),
     )  # fmt: skip
     assert told == [
-        "who:        rank 2 (node 1, pid 4711 on host1): the others wait for it",
+        "who:        rank 2 (process 1, pid 4711 on host1): the others wait for it",
         "where:      running compute 'tokenise' (train.py:30) in step 12, for 6.0 s",
         "waited for: nobody; rank 1 waited for it in all_reduce #7 on group 'b' (train.py:33)",
     ]
@@ -287,12 +288,12 @@ def test_the_table_has_a_line_for_each_rank():
         )
     )  # fmt: skip
     assert told == [
-        "rank  node  step    for  doing                                          waits for",
-        "   0     0    12  7.0 s  all_reduce #41 on group 'world' (train.py:33)  1-3",
-        "   1     0     -  8.0 s  its program had finished",
-        "   2     2    12  6.0 s  running compute 'think' (train.py:30)",
-        "   3     2    12      -  in its program",
-        "no file of node 1: see the folder for flight records on its machine",
+        "rank  process  step    for  doing                                          waits for",
+        "   0        0    12  7.0 s  all_reduce #41 on group 'world' (train.py:33)  1-3",
+        "   1        0     -  8.0 s  its program had finished",
+        "   2        2    12  6.0 s  running compute 'think' (train.py:30)",
+        "   3        2    12      -  in its program",
+        "no file of process 1: see the folder for flight records on its machine",
     ]
 
 

@@ -166,7 +166,7 @@ def test_a_page_has_at_most_its_lines(tmp_path):
     hang = judge([write(tmp_path / "d", [[FIRST, entry(2)] for _ in range(99)] + [[FIRST]])])
     assert len(hang.page()) == PAGE_LINES
     assert hang.page()[-1].endswith("ranks more (--all)")
-    assert len(hang.page(whole=True)) > 100
+    assert len(hang.page(full=True)) > 100
 
 
 def test_the_verdict_as_data(tmp_path):

@@ -105,7 +105,7 @@ def test_the_files_of_two_nodes_tell_which_was_killed(tmp_path, capsys):
     interpreters.run("-m", "overlap", *command_line, cwd=tmp_path, env=environ, timeout=120)
     assert command(["why", str(tmp_path / "records")]) == 0
     head, who, where, waited, _, _, first, second = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"job j: 2 ranks, 2 nodes, \S*train.py, begun \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", head)
+    assert re.fullmatch(r"job j: 2 ranks, 2 processes, \S*train.py, begun \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", head)
     told = r"who:        process 1 \(rank 1, pid \d+ on .+\) ended without a word: killed, or by os._exit"
     assert re.fullmatch(told, who)
     program = r"where:      in its program in step 3, with nothing unfinished; recv #0 from rank 0 on group 'world' "
@@ -130,9 +130,9 @@ def test_the_last_run_is_judged(folder, sample, capsys):
     assert command(["why"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("job process-")
-    assert ": 1 rank, 1 node, " in out[0]
+    assert ": 1 rank, 1 process, " in out[0]
     assert [line.partition(":")[0] for line in out[1:4]] == ["who", "where", "waited for"]
-    assert out[5].split() == ["rank", "node", "step", "for", "doing", "waits", "for"]
+    assert out[5].split() == ["rank", "process", "step", "for", "doing", "waits", "for"]
 
 
 def test_files_that_cannot_be_read_cost_one_line_each(folder, sample, capsys):

@@ -327,7 +327,10 @@ def test_a_file_in_the_place_of_the_folder_is_refused(folder):
     folder.touch()
     with pytest.raises(overlap.UsageError) as caught:
         overlap.run(nothing)
-    assert str(caught.value) == f"flight_dir: {folder} is no folder (flight_dir: OVERLAP_FLIGHT_DIR)"
+    assert (
+        str(caught.value)
+        == f"flight_dir: {folder} is no folder; make it, or name another (flight_dir: OVERLAP_FLIGHT_DIR)"
+    )
 
 
 @pytest.fixture

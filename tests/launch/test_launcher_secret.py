@@ -63,7 +63,9 @@ def test_a_file_that_others_can_read_is_refused(tmp_path):
 
 
 def test_what_is_no_secret_is_named_without_being_shown(tmp_path):
-    assert error_of({"OVERLAP_SECRET_FILE": str(tmp_path / "x")}).endswith("x: there is no such file")
+    assert error_of({"OVERLAP_SECRET_FILE": str(tmp_path / "x")}).endswith(
+        "x: there is no such file; write a secret into it"
+    )
     assert "not what a secret is kept in" in error_of({"OVERLAP_SECRET_FILE": str(tmp_path)})
     assert error_of(private(tmp_path / "s", "")).startswith("OVERLAP_SECRET_FILE: a secret of 0 bytes can be guessed")
     short = error_of({"OVERLAP_SECRET": "hunter2"})
@@ -108,4 +110,7 @@ def test_a_secret_file_that_cannot_be_read_is_named_with_the_reason(tmp_path):
     assert error_of({"OVERLAP_SECRET_FILE": str(inside)}) == f"{inside}: Not a directory"
     (tmp_path / "loop").symlink_to("loop")
     assert error_of({"OVERLAP_SECRET_FILE": str(tmp_path / "loop")}).startswith(f"{tmp_path / 'loop'}: Too many levels")
-    assert error_of({"OVERLAP_SECRET_FILE": "/none"}) == "OVERLAP_SECRET_FILE: /none: there is no such file"
+    assert (
+        error_of({"OVERLAP_SECRET_FILE": "/none"})
+        == "OVERLAP_SECRET_FILE: /none: there is no such file; write a secret into it"
+    )

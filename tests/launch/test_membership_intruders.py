@@ -39,6 +39,7 @@ from overlap.processes.messages import (
 )
 from overlap.processes.silence import Patience, watch
 from transports.handshake import VERSION, welcome
+from transports.matching.protocol import BROKEN_PROTOCOL
 
 from .company import Company, Puppet, listening, run, wait_and_leave, with_company
 
@@ -171,7 +172,7 @@ def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(data: bytes, 
             puppet = await Puppet.enter(company, 2)
             assert await puppet.hear(Ready) == Ready(process="")
             await puppet.say(data)
-            assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}")
+            assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
             assert await puppet.hear(Ready) is None
             await puppet.stream.aclose()
 
@@ -183,7 +184,7 @@ def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(data: bytes, 
         await membership.leave()
 
     assert with_company(3, main) == []
-    lost = MemberLost(member=2, reason=f"it sent {reason}")
+    lost = MemberLost(member=2, reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
     assert seen == {0: [lost, Told(1, b"I go on")], 1: [lost, Told(0, b"I go on")]}
 
 
@@ -215,7 +216,7 @@ def test_a_gather_takes_no_more_than_it_asks_for_and_asks_for_little_at_once(dat
                     expected = Fetch(member=1, name="gather trace", turn=0, start=at * PIECE)
                     assert await puppet.hear(Fetch) == expected
             await puppet.say(data)
-            assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}")
+            assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
             await puppet.stream.aclose()
 
     async def gather(membership: Membership) -> None:

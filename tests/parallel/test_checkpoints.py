@@ -579,7 +579,7 @@ def test_a_type_that_the_library_does_not_know_is_named(tmp_path):
         checkpoints = parallel.Checkpoints(rank, tmp_path)
         with pytest.raises(overlap.UsageError) as caught:
             await checkpoints.save(model)
-        assert str(caught.value) == "model: safetensors has no type for complex128"
+        assert str(caught.value) == "model: safetensors has no type for complex128; convert them first"
 
     overlap.run(main, ranks=1)
     assert complete_steps(tmp_path) == []

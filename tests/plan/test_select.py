@@ -179,7 +179,7 @@ def test_size_classes():
         ({"nbytes": -1}, "nbytes: expected 0 to 17592186044416, got -1"),
         ({"nbytes": 10**22}, "nbytes: expected 0 to 17592186044416, got 10000000000000000000000"),
         ({"dtype": "float99"}, "dtype: 'float99' is unknown"),
-        ({"op": "broadcast", "root": 8}, "root: 8 is not one of the group's ranks 0..7"),
+        ({"op": "broadcast", "root": 8}, "root: expected a rank of the group, 0 to 7, got 8"),
     ],
 )
 def test_what_cannot_be_meant(arguments, message):

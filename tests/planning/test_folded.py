@@ -7,8 +7,8 @@ import pytest
 import overlap
 from overlap.planning import Layout, load
 from overlap.planning.device import Device
-from overlap.planning.parts import Parts
-from overlap.planning.simulating import Folded, Whole, steady
+from overlap.planning.parts import StepParts
+from overlap.planning.simulating import FoldedSimulation, FullSimulation, steady
 from topology import cluster
 
 MODEL = replace(load("llama-8b"), layers=4, sequence=1024)
@@ -20,8 +20,8 @@ def simulations(microbatches, machine=MACHINE, model=MODEL, **figures):
     dp = machine.world_size // (figures.get("tp", 1) * figures.get("pp", 1))
     layout = Layout(dp=dp, global_batch=microbatches * dp, **figures)
     clock = overlap.Virtual(shapes_only=True, alike=layout.stage_of)
-    whole = Whole(model, layout, machine, clock, None, Device.of(machine))
-    return whole, Folded(whole), layout
+    whole = FullSimulation(model, layout, machine, clock, None, Device.of(machine))
+    return whole, FoldedSimulation(whole), layout
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_rounds_of_stages_repeat_to_the_nanosecond(microbatches, figures):
     few, period = steady(layout)
     first, second = whole.parts(few), whole.parts(few + period)
     found = first.further(second, (microbatches - few) // period - 1)
-    everything: Parts = whole.parts(microbatches)
+    everything: StepParts = whole.parts(microbatches)
     assert few + period < microbatches
     assert found.step_ns == everything.step_ns
 

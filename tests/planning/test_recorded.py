@@ -254,10 +254,10 @@ def pairs():
         ),
         (
             pairs, 8, (),
-            "--grow: say which groups have more ranks on a larger cluster; there are '0' (of 2), and the trace is of "
-            "4 ranks",
+            "--grow: name the groups that have more ranks on a larger cluster; there are '0' (of 2), and the trace is "
+            "of 4 ranks",
         ),
-        (timeline_of, 2, (), "a trace with neither compute nor communication is no program"),
+        (timeline_of, 2, (), "a trace with neither compute nor communication is no program; record a run with --trace"),
     ],
     ids=["ranks", "name", "nameless", "empty"],
 )  # fmt: skip

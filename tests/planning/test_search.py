@@ -9,7 +9,7 @@ import pytest
 import overlap
 from overlap.planning import Layout, estimate, load, memory_of
 from overlap.planning import search as searching
-from overlap.planning.search import CANNOT_WIN, FAR, NO_TIME, OUT_OF_MEMORY, Found, candidates, search
+from overlap.planning.search import CANNOT_WIN, FAR, NO_TIME, OUT_OF_MEMORY, SearchResult, candidates, search
 from topology import TopologyError, cluster
 
 MACHINE = cluster("trn2.3xlarge")
@@ -23,7 +23,7 @@ SOME = ("tp", "pp", "dp", "zero")
 
 @cache
 def searched(model=MODEL, names=NAMES, like=LIKE):
-    found = Found()
+    found = SearchResult()
     ordered = candidates(model, like, names, MACHINE, CLOCK, found)
     search(model, ordered, MACHINE, CLOCK, found)
     return found, ordered
@@ -100,7 +100,7 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch):
         return tried[0]
 
     monkeypatch.setattr(searching, "estimate", interrupted)
-    found = Found()
+    found = SearchResult()
     everything = [replace(each, bound_s=0.0) for each in candidates(MODEL, LIKE, NAMES, MACHINE, CLOCK, found)]
     with pytest.raises(KeyboardInterrupt):
         search(MODEL, everything, MACHINE, CLOCK, found)
@@ -109,7 +109,7 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch):
 
 
 def test_a_search_ends_in_its_time_and_says_what_no_layout_is_below():
-    found = Found()
+    found = SearchResult()
     everything = [replace(each, bound_s=1e-9 * n, near=True) for n, each in
                   enumerate(candidates(MODEL, LIKE, SOME, MACHINE, CLOCK, found), 1)]  # fmt: skip
     ticks = iter(range(0, 1000, 10))  # seconds: each simulation takes ten
@@ -121,19 +121,19 @@ def test_a_search_ends_in_its_time_and_says_what_no_layout_is_below():
 
 
 def test_one_layout_is_simulated_however_little_time_there_is():
-    found = Found()
+    found = SearchResult()
     ordered = candidates(MODEL, LIKE, ("pp", "dp"), MACHINE, CLOCK, found)
     search(MODEL, ordered, MACHINE, CLOCK, found, within_s=0.0)
     assert len(found.simulated) == 1
 
 
 def test_ranks_that_share_a_matrix_are_joined_by_fast_wires_unless_it_is_asked():
-    machine, found = cluster("p5.48xlarge x2"), Found()
+    machine, found = cluster("p5.48xlarge x2"), SearchResult()
     clock, like = overlap.Virtual(), Layout(global_batch=16)
     searched_for = candidates(MODEL, like, ("tp", "dp"), machine, clock, found)
     assert {each.layout.tp for each in searched_for} == {1, 2, 4, 8}
     assert [layout.tp for layout in found.left_out[FAR]] == [16]
-    asked = candidates(MODEL, replace(like, tp=16), ("pp", "dp"), machine, clock, Found())
+    asked = candidates(MODEL, replace(like, tp=16), ("pp", "dp"), machine, clock, SearchResult())
     assert {each.layout.tp for each in asked} == {16}
 
 

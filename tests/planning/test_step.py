@@ -19,7 +19,7 @@ from overlap.planning import Layout, Model, estimate, load, train
 from overlap.planning.amounts import Amounts
 from overlap.planning.bound import bound_s
 from overlap.planning.estimates import SLOWER
-from overlap.planning.parts import MESSAGE, Operation, Parts
+from overlap.planning.parts import MESSAGE, StepOperation, StepParts
 from overlap.planning.simulating import simulated
 from overlap.planning.trust import band_of, band_of_step
 from overlap.planning.validation import COVERED, class_band, unseen
@@ -192,7 +192,7 @@ def test_ranks_beyond_the_heads_of_keys_pass_on_the_same_ones():
 def test_further_microbatches_cost_what_they_would_have_cost(figures):
     one = predicted(replace(DENSE, layers=4), microbatches=10, **figures)
     assert one.simulated == figures.get("pp", 1) + 1
-    all_of_it = Parts.of(simulated(one.model, one.layout, one.cluster, one.virtual))
+    all_of_it = StepParts.of(simulated(one.model, one.layout, one.cluster, one.virtual))
     assert one.parts.step_ns == all_of_it.step_ns
     assert one.parts.compute_ns == pytest.approx(all_of_it.compute_ns)
     told, known = one.parts.by_dimension(), all_of_it.by_dimension()
@@ -242,7 +242,7 @@ def test_a_zero_bubble_schedule_and_an_interleaved_one_wait_less_than_1f1b():
 def test_ranks_that_stand_for_others_take_what_all_of_them_take():
     one = predicted()
     everyone = replace(one.virtual, alike=0)
-    whole = Parts.of(simulated(one.model, one.layout, MACHINE, everyone))
+    whole = StepParts.of(simulated(one.model, one.layout, MACHINE, everyone))
     assert one.parts.step_ns == whole.step_ns
 
 
@@ -252,7 +252,7 @@ def test_the_band_is_that_of_rows_that_nothing_was_fitted_to():
     bands = {each.dimension: band_of(MACHINE, each) for each in one.parts.operations}
     assert bands["dp"].of == "Trainium2, one node, bfloat16"
     assert 0 < bands["dp"].typical < bands["dp"].worst
-    far = Operation(dimension="dp", op="all_reduce", nbytes=1 << 20, dtype="float64", ranks=tuple(range(128)))
+    far = StepOperation(dimension="dp", op="all_reduce", nbytes=1 << 20, dtype="float64", ranks=tuple(range(128)))
     joined = band_of(cluster("trn2.48xlarge x2"), far)  # no row of this chip: all across nodes
     errors = [error for each in classes_of(place="across nodes") for error in each.unseen.errors]
     assert (joined.rows, joined.typical, joined.worst) == (len(errors), median(errors), max(errors))
@@ -262,7 +262,7 @@ def test_collectives_of_published_sizes_and_groups_are_measured_and_messages_are
     node = cluster("trn2.48xlarge")
 
     def is_measured(op, nbytes, size):
-        of = Operation(dimension="dp", op=op, nbytes=nbytes, dtype="bfloat16", ranks=tuple(range(size)))
+        of = StepOperation(dimension="dp", op=op, nbytes=nbytes, dtype="bfloat16", ranks=tuple(range(size)))
         return band_of(node, of).measured
 
     tried = [

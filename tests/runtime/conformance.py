@@ -16,7 +16,7 @@ import overlap
 from overlap.runtime.future import Future
 from overlap.runtime.outstanding import IssuedFuture
 from overlap.runtime.settling import Settling
-from overlap.runtime.state import RUNNING, State, transition
+from overlap.runtime.state import RUNNING, OperationState, transition
 
 TIMEOUT_S = 60.0  # far above what it takes
 NUMBER = ((1,), "float64")
@@ -93,7 +93,7 @@ class Recorded:
     """The states that the operations of this process have passed."""
 
     def __init__(self) -> None:
-        self.passed: dict[IssuedFuture[object], list[State]] = {}
+        self.passed: dict[IssuedFuture[object], list[OperationState]] = {}
 
     def check(self) -> None:
         """Compare them, but for RUNNING, with those that were recorded once."""
@@ -112,7 +112,7 @@ def recorded() -> Iterator[Recorded]:
     """Record the states of all operations of this process, by whatever function they are set."""
     record, slot, begun = Recorded(), Settling.__dict__["state"], set[int]()
 
-    def enter(future: Future[object], state: State) -> None:
+    def enter(future: Future[object], state: OperationState) -> None:
         if isinstance(future, IssuedFuture):
             before = slot.__get__(future) if id(future) in begun else None
             if before is None:

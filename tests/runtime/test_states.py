@@ -24,7 +24,7 @@ from overlap.runtime.state import (
     STOPPING,
     TABLE,
     UNWANTED,
-    State,
+    OperationState,
     TransitionError,
     transition,
 )  # fmt: skip
@@ -39,7 +39,7 @@ WIRES = {"memory": [], "sockets": ["--transport", "efa"]}
 DOCS = Path(__file__).parents[2] / "docs" / "architecture.md"
 
 
-def reachable(start: State) -> set[State]:
+def reachable(start: OperationState) -> set[OperationState]:
     found, ahead = {start}, [start]
     while ahead:
         for after in TABLE[ahead.pop()]:
@@ -50,18 +50,18 @@ def reachable(start: State) -> set[State]:
 
 
 def test_every_state_can_be_reached_and_every_other_leads_to_each_end() -> None:
-    assert reachable(ISSUED) == set(State)
-    for state in State:
+    assert reachable(ISSUED) == set(OperationState)
+    for state in OperationState:
         if state < DONE and state is not STOPPING:
             assert {DONE, FAILED, CANCELLED} <= reachable(state)
     assert reachable(FAILED) == {FAILED}
     assert reachable(CANCELLED) == {CANCELLED}
     assert DONE not in reachable(STOPPING)  # it has failed
-    assert [state for state in State if state >= DONE] == [DONE, FAILED, CANCELLED]
+    assert [state for state in OperationState if state >= DONE] == [DONE, FAILED, CANCELLED]
 
 
-@given(st.lists(st.sampled_from(State), max_size=30))
-def test_an_operation_only_moves_as_the_table_says(asked: list[State]) -> None:
+@given(st.lists(st.sampled_from(OperationState), max_size=30))
+def test_an_operation_only_moves_as_the_table_says(asked: list[OperationState]) -> None:
     state = ISSUED
     for after in asked:
         if after in TABLE[state]:
@@ -75,7 +75,7 @@ def test_an_operation_only_moves_as_the_table_says(asked: list[State]) -> None:
 
 def test_the_page_has_the_table() -> None:
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|", DOCS.read_text(encoding="utf-8"), re.M)
-    words = {state.word: tuple(after.word for after in TABLE[state]) for state in State}
+    words = {state.word: tuple(after.word for after in TABLE[state]) for state in OperationState}
     found = {word: tuple(re.findall(r"`(\w+)`", after)) for word, after in rows if word in words}
     assert found == words
 

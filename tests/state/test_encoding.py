@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap import UsageError
-from overlap.state.encoding import DamagedError, decode, encode
+from overlap.state.encoding import DamagedStateError, decode, encode
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 arrays = st.builds(
@@ -58,7 +58,7 @@ def checked(body):
     ],
 )
 def test_what_nobody_has_encoded_is_told(data, told):
-    with pytest.raises(DamagedError) as caught:
+    with pytest.raises(DamagedStateError) as caught:
         decode(data)
     assert str(caught.value) == told
 
@@ -100,14 +100,14 @@ def test_what_cannot_be_kept_is_named_with_its_place(tree, message):
 def test_a_key_that_cannot_be_kept_is_named():
     with pytest.raises(UsageError) as caught:
         kept({"a": {(1, 2): 3}})
-    assert str(caught.value) == "tree['a']: keys are texts or integers, got (1, 2)"
+    assert str(caught.value) == "tree['a']: expected texts or integers as keys, got (1, 2)"
 
 
 @given(st.data())
 def test_any_change_of_a_byte_is_noticed(data):
     whole = bytearray(b"".join(encode({"a": np.arange(5), "b": 1})))
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(DamagedError):
+    with pytest.raises(DamagedStateError):
         decode(whole)
 
 
@@ -115,5 +115,5 @@ def test_any_change_of_a_byte_is_noticed(data):
 def test_any_cut_is_noticed(length):
     whole = bytearray(b"".join(encode({"a": np.arange(5), "b": 1})))
     if length < len(whole):
-        with pytest.raises(DamagedError):
+        with pytest.raises(DamagedStateError):
             decode(whole[:length])

@@ -197,7 +197,7 @@ def test_a_step_is_a_number(folder, step):
 
 
 def test_steps_go_forward(folder):
-    assert refusal(saves, [3, 3]) == "step: 3 does not follow 3, the last that was saved"
+    assert refusal(saves, [3, 3]) == "step: expected more than the last saved step (3), got 3"
 
 
 def test_the_state_of_another_run_is_not_written_over(folder):
@@ -213,7 +213,10 @@ def test_the_state_of_another_run_is_not_written_over(folder):
 
 def test_a_file_in_the_place_of_the_folder_is_refused(folder):
     folder.touch()
-    assert refusal(saves, [1]) == f"state_dir: {folder} is no folder (state_dir: OVERLAP_STATE_DIR)"
+    assert (
+        refusal(saves, [1])
+        == f"state_dir: {folder} is no folder; make it, or name another (state_dir: OVERLAP_STATE_DIR)"
+    )
 
 
 def test_a_disk_that_cannot_be_written_fails_the_rank(folder, monkeypatch):

@@ -37,10 +37,10 @@ def test_one_too_many_is_named() -> None:
 
 
 def test_the_line_that_repeats_a_run_has_its_clock() -> None:
-    assert Setting(ranks=3, clock=overlap.Virtual(profile="run.json")).told == (
+    assert Setting(ranks=3, clock=overlap.Virtual(profile="run.json")).arguments == (
         "ranks=3, clock=overlap.Virtual(profile='run.json')"
     )
-    assert Setting(ranks=3).told == "ranks=3"
+    assert Setting(ranks=3).arguments == "ranks=3"
 
 
 async def believes_the_first(rank: overlap.Rank, *, strictly: bool = False) -> bool:

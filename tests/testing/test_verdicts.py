@@ -5,7 +5,7 @@ import pytest
 from overlap.errors import CollectiveMismatchError, RankFailedError, RankLeftError, StallError
 from overlap.testing import survived
 from overlap.testing.judging import judge
-from overlap.testing.record import Issue, Made, Record, Touch, Weights
+from overlap.testing.record import Issue, Made, Record, Touch, WeightRecord
 from overlap.testing.verdict import why_mismatched, why_stalled
 
 STALL = StallError(None, [], reason="cannot finish")
@@ -200,8 +200,8 @@ def test_groups_of_some() -> None:
     assert survived.groups(Record(size=2, made=alone), {0, 1}) is None
 
 
-def weights(rank: int, step: int, **digests: str) -> Weights:
-    return Weights(rank=rank, step=step, digests=digests, line=f"x.py:{step}")
+def weights(rank: int, step: int, **digests: str) -> WeightRecord:
+    return WeightRecord(rank=rank, step=step, digests=digests, line=f"x.py:{step}")
 
 
 def test_weights_that_differ_name_the_first_update_and_the_first_weight() -> None:
@@ -211,13 +211,13 @@ def test_weights_that_differ_name_the_first_update_and_the_first_weight() -> Non
     verdict = survived.weights(Record(size=3, weights=same + then))
     assert verdict is not None
     assert verdict.text == "after update 2 (x.py:2), and not before, 'b' differs: rank 1 (5) from rank 0 (4)"
-    parts = [Weights(rank=rank, step=1, digests={f"a [part {rank}]": str(rank)}) for rank in range(2)]
+    parts = [WeightRecord(rank=rank, step=1, digests={f"a [part {rank}]": str(rank)}) for rank in range(2)]
     assert survived.weights(Record(size=2, weights=parts)) is None
 
 
 def test_a_missing_gradient_and_a_touched_buffer() -> None:
     lacking = [
-        Weights(rank=rank, step=1, digests={}, without_gradient=("a", "b")[: 1 + rank], line="x.py:9")
+        WeightRecord(rank=rank, step=1, digests={}, without_gradient=("a", "b")[: 1 + rank], line="x.py:9")
         for rank in (0, 1)
     ]
     verdict = survived.gradients(Record(size=2, weights=lacking))

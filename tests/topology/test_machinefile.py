@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 import topology
+import transports
 from topology import Cluster, LinkKind, TopologyError, TopologyWarning
 from topology.machine import WIRED
 from topology.machinefile import parse
@@ -289,3 +290,10 @@ print("read")
 def test_threads_may_be_the_first_to_read_a_machine_together():
     ran = subprocess.run([sys.executable, "-c", FIRST_READ_BY_MANY], capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout) == (0, "read\n"), ran.stderr
+
+
+def test_the_former_name_of_an_algorithm_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="is now LibraryAlgorithm"):
+        assert topology.Model is topology.LibraryAlgorithm
+    with pytest.warns(DeprecationWarning, match="is now InjectedFault"):
+        assert transports.Fault is transports.InjectedFault

@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 import trio
 
-from transports.efa.joining import Connection
+from transports.efa.joining import ProvedSocket
 from transports.efa.rail import Rail, RailOwner, describe
 from transports.frame import LOCAL_CHUNK_BYTES
 from transports.matching import ProtocolError, Send
@@ -38,7 +38,7 @@ class SocketRail(Rail):
     ends: str
     idle: bool
 
-    def __init__(self, owner: RailOwner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
+    def __init__(self, owner: RailOwner, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, keep=keep, staged=staged)
         self.socket, self.ends = connection.socket, connection.ends
         self.receive: Callable[[memoryview], int] = self.socket.recv_into
@@ -206,7 +206,7 @@ class StreamRail(Rail):
     ends: str
     idle: bool
 
-    def __init__(self, owner: RailOwner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
+    def __init__(self, owner: RailOwner, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, keep=keep, staged=staged)
         assert connection.encrypted is not None, "a bare socket is faster as a SocketRail"
         self.socket, self.ends = connection.socket, connection.ends

@@ -27,7 +27,7 @@ _LOSSY_ATTEMPTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class ProvedSocket:
     """A socket on which both sides have proved the secret."""
 
     socket: socket.socket  # The bare socket
@@ -57,13 +57,13 @@ class SocketJoining:
         ArgumentError: No rails, or too many.
     """
 
-    meeting: Meeting[Connection]
+    meeting: Meeting[ProvedSocket]
     lasting: bool
     member: int
 
     def __init__(
         self,
-        meeting: Meeting[Connection],
+        meeting: Meeting[ProvedSocket],
         *,
         rails: int | Sequence[str],
         host: str,
@@ -109,7 +109,7 @@ class SocketJoining:
         cores = [peer.cores for peer in self._peers.values() if self.identity and peer.host == self.identity]
         return 0 < len(cores) < len(self._address.cores.union(*cores))
 
-    async def join(self, exchange: Exchange) -> dict[Place, Connection]:
+    async def join(self, exchange: Exchange) -> dict[Place, ProvedSocket]:
         """Connect with every other process.
 
         Returns:
@@ -148,7 +148,7 @@ class SocketJoining:
             self._report(f"refused {len(refused)} connections; the last: {refused[-1]}")
         refused.clear()
 
-    async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[Place, Connection]:
+    async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[Place, ProvedSocket]:
         door = self.meeting.door
         tcp = tuple(zip(self._addresses, door.ports, strict=True))
         self._address = PeerAddress(host=self.identity, unix=door.unix, tcp=tcp, lasting=self.lasting, cores=usable())
@@ -182,7 +182,7 @@ class SocketJoining:
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 
-    async def _dial_patiently(self, member: int, index: int) -> Connection:
+    async def _dial_patiently(self, member: int, index: int) -> ProvedSocket:
         """Connect, and try again if the other side has hung up at its deadline, as on networks that lose packets."""
         for _ in range(_LOSSY_ATTEMPTS):
             begun_s = trio.current_time()
@@ -193,7 +193,7 @@ class SocketJoining:
                     raise
         return await self.dial(member, index, str(index), deadline_s=self.meeting.join_s)
 
-    async def dial(self, member: int, index: int, detail: str, *, deadline_s: float) -> Connection:
+    async def dial(self, member: int, index: int, detail: str, *, deadline_s: float) -> ProvedSocket:
         """Connect with another process by one of the rails.
 
         Args:
@@ -240,9 +240,9 @@ class SocketJoining:
         elif places:
             self.meeting.release(places[0])
 
-    async def welcome(self, connection: socket.socket, admit: Callable[[Hello], Hello | str]) -> Connection | None:
+    async def welcome(self, connection: socket.socket, admit: Callable[[Hello], Hello | str]) -> ProvedSocket | None:
         """Shake hands with a process that has dialled; None, with the socket closed, if the handshake fails."""
-        welcomed: Connection | None = None
+        welcomed: ProvedSocket | None = None
         try:
             prepare(connection, self._silence_s)
             stream = await self.meeting.welcome(connection, admit, deadline_s=HANDSHAKE_S)
@@ -255,10 +255,10 @@ class SocketJoining:
             if welcomed is None:
                 connection.close()
 
-    def _made(self, connection: socket.socket, stream: Stream, detail: str = "") -> Connection:
+    def _made(self, connection: socket.socket, stream: Stream, detail: str = "") -> ProvedSocket:
         shorten(connection, self._report_once)
         encrypted = stream if isinstance(stream, trio.SSLStream) else None
-        return Connection(socket=connection, encrypted=encrypted, detail=detail, ends=ends_of(connection))
+        return ProvedSocket(socket=connection, encrypted=encrypted, detail=detail, ends=ends_of(connection))
 
     def _report_once(self, line: str) -> None:
         if line not in self._reported:
@@ -266,7 +266,7 @@ class SocketJoining:
             self._report(line)
 
 
-async def discard(connection: Connection) -> None:
+async def discard(connection: ProvedSocket) -> None:
     """Close an unwanted connection."""
     trio.lowlevel.notify_closing(connection.socket)
     connection.socket.close()

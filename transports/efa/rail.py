@@ -17,8 +17,8 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
 from transports.efa.departures import Departures, Entry
-from transports.efa.reading import Places, Reading
-from transports.efa.sharing import RailRate, Standing
+from transports.efa.reading import Destinations, Reading
+from transports.efa.sharing import RailRate, RailState
 from transports.efa.tcp import LOST_S, Health, tcp_info, unsent_bytes
 from transports.frame import LOCAL_CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matching import Chunk, ProtocolError, Send
@@ -36,7 +36,7 @@ _CHUNK, _PUSH = int(FrameKind.CHUNK), int(FrameKind.PUSH)  # asking an enumerati
 _ENDED = "the connection ended"
 
 
-class RailOwner(Places, Protocol):
+class RailOwner(Destinations, Protocol):
     """Interface of a rail to its link."""
 
     departures: Departures  # The frames that may leave on the rail
@@ -135,7 +135,7 @@ class Rail(ABC):
         entries, self._kept = self._kept, deque()
         return entries
 
-    def standing(self) -> Standing:
+    def standing(self) -> RailState:
         """Return the rate of the rail and the bytes that wait on it."""
         standing = self._pace.standing(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
         return standing._replace(waiting_bytes=standing.waiting_bytes + self.unwritten_bytes)

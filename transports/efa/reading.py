@@ -35,7 +35,7 @@ _NO_CHUNK = (0, 0, _NOTHING, b"")
 _MISMATCH = "the bytes do not match their checksum"
 
 
-class Places(Protocol):
+class Destinations(Protocol):
     """Interface of a reader to the destination of messages."""
 
     def eager(self, fields: list[int], payload: memoryview) -> None:
@@ -74,7 +74,7 @@ class Reading:
     behind: bool
     stopped: bool
 
-    def __init__(self, places: Places, take: Callable[[int, list[int]], None], *, staged: bool) -> None:
+    def __init__(self, places: Destinations, take: Callable[[int, list[int]], None], *, staged: bool) -> None:
         self.arrived: int = 0
         self.within_chunk = self.behind = self.stopped = False
         self._places, self._take = places, take

@@ -12,7 +12,7 @@ import trio
 
 from transports.efa.address import RAILS_LIMIT
 from transports.efa.efa_link import EfaLink
-from transports.efa.joining import HANDSHAKE_S, Connection, SocketJoining, discard
+from transports.efa.joining import HANDSHAKE_S, ProvedSocket, SocketJoining, discard
 from transports.efa.rail import Rail
 from transports.failures import TransportError
 from transports.frame import FrameError
@@ -84,7 +84,7 @@ class Reconnection:
         self,
         joining: SocketJoining,
         links: Mapping[int, EfaLink],
-        make: Callable[[EfaLink, int, Connection], Rail],
+        make: Callable[[EfaLink, int, ProvedSocket], Rail],
         report: Callable[[str], None],
         *,
         unreachable_s: float,
@@ -157,7 +157,7 @@ class Reconnection:
         elif waited_s >= _ANSWERING_S:
             link.lose(f"{link.last_loss}, and no connection came about in {waited_s:g} s, though its host answers")
 
-    def _use(self, link: EfaLink, number: int, connection: Connection) -> None:
+    def _use(self, link: EfaLink, number: int, connection: ProvedSocket) -> None:
         key = link.member, number % RAILS_LIMIT
         rail = self._make(link, number, connection)
         link.add(rail)
@@ -186,7 +186,7 @@ class Reconnection:
                 return
             self._pauses_s[key] = self._longer(self._pauses_s[key])
 
-    async def _attempt(self, link: EfaLink, slot: int, detail: Detail) -> Connection | None:
+    async def _attempt(self, link: EfaLink, slot: int, detail: Detail) -> ProvedSocket | None:
         answered = False
         with trio.move_on_after(_ATTEMPT_S):
             try:

@@ -20,7 +20,7 @@ _SMALL_S = 0.001
 _EQUAL = 3.0
 
 
-class Standing(NamedTuple):
+class RailState(NamedTuple):
     """The rate and the backlog of a rail."""
 
     bytes_per_s: float  # Rate of recent deliveries; 0 if unknown
@@ -44,7 +44,7 @@ class RailRate:
         """Whether bytes waited on the rail at the last sample, so that another sample soon is useful."""
         return self._begun is not None
 
-    def standing(self, now_s: float, written_bytes: int, waiting_bytes: int) -> Standing:
+    def standing(self, now_s: float, written_bytes: int, waiting_bytes: int) -> RailState:
         """Take a sample of the written and the waiting bytes; return the standing."""
         delivered = written_bytes - waiting_bytes
         if waiting_bytes < _BUSY_BYTES:
@@ -57,7 +57,7 @@ class RailRate:
         elif now_s - self._begun[0] >= _WINDOW_S:
             self._learn(now_s, delivered, *self._begun)
             self._begun = now_s, written_bytes, delivered
-        return Standing(self._bytes_per_s, waiting_bytes, self._sure)
+        return RailState(self._bytes_per_s, waiting_bytes, self._sure)
 
     def _learn(self, now_s: float, delivered: int, begun_s: float, written_before: int, delivered_before: int) -> None:
         """Update the rate; a sample after which nothing waits only shows that the rail is no slower."""
@@ -69,7 +69,7 @@ class RailRate:
             self._sure = True
 
 
-def holds_back(rail: Standing, peers: Sequence[Standing], *, due_bytes: int, chunk_bytes: int) -> bool:
+def holds_back(rail: RailState, peers: Sequence[RailState], *, due_bytes: int, chunk_bytes: int) -> bool:
     """Whether a chunk would arrive later on a rail than on its peers, if they took all due bytes.
 
     Never true for the fast rail with the least backlog, so one rail always takes the chunk.
@@ -79,16 +79,16 @@ def holds_back(rail: Standing, peers: Sequence[Standing], *, due_bytes: int, chu
     if not faster:
         equals = [peer.waiting_bytes for peer in peers if not _faster(peer, (rail, *peers))]
         return rail.waiting_bytes > min(equals, default=rail.waiting_bytes) + nbytes // 2
-    together = Standing(sum(p.bytes_per_s for p in faster), sum(p.waiting_bytes for p in faster)).time_s(due_bytes)
+    together = RailState(sum(p.bytes_per_s for p in faster), sum(p.waiting_bytes for p in faster)).time_s(due_bytes)
     return rail.time_s(nbytes) > max(together, min(peer.time_s(nbytes) for peer in faster))
 
 
-def holds_up(rail: Standing, peers: Sequence[Standing]) -> bool:
+def holds_up(rail: RailState, peers: Sequence[RailState]) -> bool:
     """Whether a small frame would arrive clearly later on a rail than on one of its peers."""
     faster = _faster(rail, peers)
     return bool(faster) and rail.time_s(0) > min(peer.time_s(0) for peer in faster) + _SMALL_S
 
 
-def _faster(rail: Standing, peers: Sequence[Standing]) -> list[Standing]:
+def _faster(rail: RailState, peers: Sequence[RailState]) -> list[RailState]:
     """Return the peers that are clearly faster than a rail, if its rate is known."""
     return [peer for peer in peers if rail.sure and peer.bytes_per_s > _EQUAL * rail.bytes_per_s > 0]

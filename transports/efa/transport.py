@@ -11,7 +11,7 @@ import trio
 from transports.efa.connection import SocketRail, StreamRail
 from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.efa_link import EfaLink
-from transports.efa.joining import Connection, SocketJoining
+from transports.efa.joining import ProvedSocket, SocketJoining
 from transports.efa.rail import Rail
 from transports.efa.reconnection import Reconnection
 from transports.efa.tcp import LOST_S
@@ -186,12 +186,12 @@ class Efa(MatchedTransport):
             inside = not self._joining.spans_hosts((self.member, link.member))
             link.agree(single_rail_limits(inside=inside, confirmed=link.watched))
 
-    def _rail(self, link: EfaLink, index: int, connection: Connection) -> Rail:
+    def _rail(self, link: EfaLink, index: int, connection: ProvedSocket) -> Rail:
         keep, staged = self._joining.rail_count > 1 or link.watched, not self._peer_direct
         kind = SocketRail if connection.encrypted is None else StreamRail
         return kind(link, index, connection, keep=keep, staged=staged)
 
-    def _checks(self, link: EfaLink, connection: Connection) -> bool:
+    def _checks(self, link: EfaLink, connection: ProvedSocket) -> bool:
         """Whether payloads carry a checksum on a connection, and on all others to the same process."""
         between_hosts = self._joining.spans_hosts((self.member, link.member))
         checked = between_hosts if self._checksums is None else self._checksums

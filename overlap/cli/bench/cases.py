@@ -13,7 +13,7 @@ from ... import OPS, Rank
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
 from ...runtime.future import Future
-from .operations import Operation, dtype_named, find
+from .operations import BenchOperation, dtype_named, find
 from .sampling import Sampling
 
 
@@ -21,7 +21,7 @@ from .sampling import Sampling
 class Case:
     """One row of the table: an operation on some data between some ranks."""
 
-    operation: Operation  # The measured operation
+    operation: BenchOperation  # The measured operation
     ranks: int  # Size of the world
     count: int  # Elements of one block, as nccl-tests counts them
     dtype: np.dtype[np.generic]  # Type of the elements
@@ -107,17 +107,17 @@ class Assignment:
     @classmethod
     def from_json(cls, text: str) -> Assignment:
         """Read the text that `to_json` has written."""
-        told = json.loads(text)
+        document = json.loads(text)
         cases = [
             Case(**row | {"operation": find(row["operation"]), "dtype": dtype_named(row["dtype"])})
-            for row in told["cases"]
+            for row in document["cases"]
         ]
-        return cls(cases=cases, sampling=Sampling(**told["sampling"]), check=told["check"])
+        return cls(cases=cases, sampling=Sampling(**document["sampling"]), check=document["check"])
 
 
 # -- test data: small integers, so that every dtype holds them and every sum is exact --------------------------------
 
-SEED = 1  # Of the random numbers
+SEED = 1  # Seed of the random inputs
 
 PERIOD = 8191
 """Elements after which the data repeats: a prime number, so that a block in a wrong place is noticed."""

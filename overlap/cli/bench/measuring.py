@@ -18,7 +18,7 @@ import numpy as np
 
 from ... import Rank, run
 from ...config import RunConfig, imposed
-from ..children import hear, start
+from ..children import read_json_lines, start
 from .cases import Assignment, Case, wrong_elements
 from .sampling import Sampling, Times, slowest
 
@@ -28,7 +28,7 @@ MEMBER = f"{__package__}.measuring"
 _LIMIT_S = 600
 """Absolute limit for each row: it ends a world, and the bench, in which a rank waits for ever."""
 
-Told: TypeAlias = "list[list[int]]"
+RankSamples: TypeAlias = "list[list[int]]"
 """For each rank: the number of its wrong elements, then its samples in nanoseconds."""
 
 
@@ -112,7 +112,7 @@ def measure_cases(
         return
     options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
     assignment = Assignment(cases=cases, sampling=sampling, check=check)
-    for case, row in zip(cases, hear([start(options, [MEMBER, assignment.to_json()])]), strict=True):
+    for case, row in zip(cases, read_json_lines([start(options, [MEMBER, assignment.to_json()])]), strict=True):
         yield summarised(case, sampling, row["told"], check=check)
 
 
@@ -131,7 +131,7 @@ def measure(
     return summarised(case, sampling, told, check=check)
 
 
-def summarised(case: Case, sampling: Sampling, told: Told, *, check: bool) -> Result:
+def summarised(case: Case, sampling: Sampling, told: RankSamples, *, check: bool) -> Result:
     """Summarise the samples that rank 0 has gathered."""
     times = slowest([samples for _, *samples in told], batch=sampling.batch(case.size_bytes))
     return Result(case=case, times=times, wrong=sum(wrong for wrong, *_ in told) if check else None)
@@ -139,7 +139,7 @@ def summarised(case: Case, sampling: Sampling, told: Told, *, check: bool) -> Re
 
 async def on_rank(
     rank: Rank, case: Case, sampling: Sampling, check: bool = True, clock_ns: Callable[[], int] = perf_counter_ns
-) -> Told | None:
+) -> RankSamples | None:
     """Measure a case on one rank of a world, which may span processes; return the samples of all ranks on rank 0."""
     batch = sampling.batch(case.size_bytes)
     x, out = case.buffers(rank.rank)

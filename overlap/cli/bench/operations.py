@@ -18,7 +18,7 @@ Issue: TypeAlias = "Callable[[Rank, Array, Array | None, str, int], tuple[Future
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class BenchOperation:
     """An operation with a row in the table."""
 
     kind: Collective  # The collective whose shapes and bus factor it has
@@ -49,58 +49,58 @@ def _send_recv(rank: Rank, x: Array, out: Array | None, op: str, root: int) -> t
 
 
 OPERATIONS = (
-    Operation(
+    BenchOperation(
         kind=Collective.ALL_REDUCE,
         names=("all_reduce", "allr"),
         issue=lambda rank, x, out, op, root: (rank.all_reduce(x, op, out),),
         in_place=True,
     ),
-    Operation(
+    BenchOperation(
         kind=Collective.REDUCE_SCATTER,
         names=("reduce_scatter", "redsct"),
         issue=lambda rank, x, out, op, root: (rank.reduce_scatter(x, op, out),),
     ),
-    Operation(
+    BenchOperation(
         kind=Collective.ALL_GATHER,
         names=("all_gather", "allg"),
         issue=lambda rank, x, out, op, root: (rank.all_gather(x, out),),
         in_place=True,
     ),
-    Operation(
+    BenchOperation(
         kind=Collective.ALL_TO_ALL,
         names=("all_to_all", "alltoall"),
         issue=lambda rank, x, out, op, root: (rank.all_to_all(x, out),),
     ),
-    Operation(
+    BenchOperation(
         kind=Collective.BROADCAST,
         names=("broadcast", "bcast"),
         issue=lambda rank, x, out, op, root: (rank.broadcast(x, root, out),),
         in_place=True,
     ),
-    Operation(
+    BenchOperation(
         kind=Collective.REDUCE,
         names=("reduce", "red"),
         issue=lambda rank, x, out, op, root: (rank.reduce(x, root, op, out),),
         in_place=True,
     ),
-    Operation(
+    BenchOperation(
         kind=Collective.GATHER,
         names=("gather",),
         issue=lambda rank, x, out, op, root: (rank.gather(x, root, out),),
         in_place=True,
     ),
-    Operation(
+    BenchOperation(
         kind=Collective.SCATTER,
         names=("scatter",),
         issue=lambda rank, x, out, op, root: (rank.scatter(x, root, out),),
     ),
-    Operation(
+    BenchOperation(
         kind=Collective.PERMUTE,
         names=("permute",),
         issue=lambda rank, x, out, op, root: (rank.permute(x, _ring(rank.world_size), out),),
     ),
-    Operation(kind=Collective.P2P, names=("send_recv", "sendrecv"), issue=_send_recv, fewest_ranks=2),
-    Operation(kind=Collective.BARRIER, names=("barrier",), issue=lambda rank, x, out, op, root: (rank.barrier(),)),
+    BenchOperation(kind=Collective.P2P, names=("send_recv", "sendrecv"), issue=_send_recv, fewest_ranks=2),
+    BenchOperation(kind=Collective.BARRIER, names=("barrier",), issue=lambda rank, x, out, op, root: (rank.barrier(),)),
 )
 
 NAMES = {name: operation for operation in OPERATIONS for name in operation.names}
@@ -113,7 +113,7 @@ _DTYPES = (
 )
 
 
-def find(name: str) -> Operation:
+def find(name: str) -> BenchOperation:
     """Return the operation of that long or short name.
 
     Raises:

@@ -11,7 +11,7 @@ from ...settings import parse_rails
 from ...units import format_bytes, parse_bytes
 from .cases import Case
 from .measuring import NodeLayout
-from .operations import Operation, dtype_named, find, redop_named
+from .operations import BenchOperation, dtype_named, find, redop_named
 from .sampling import Sampling
 
 DEFAULT_MIN_BYTES = 8
@@ -31,7 +31,7 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
     dtype = dtype_named(args.datatype)
     op = redop_named(args.op, dtype) if operation.kind.traits.reduces else "sum"
     if args.in_place and not operation.in_place:
-        raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads")
+        raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads; leave it out")
     sizes = _sizes(args) if operation.name != "barrier" else [0]
     return [
         [
@@ -85,7 +85,7 @@ def layout(args: argparse.Namespace) -> NodeLayout:
 
 
 def check_memory(worlds: Sequence[Sequence[Case]], there_bytes: int) -> None:
-    """Refuse cases whose inputs and results do not fit into the memory of this machine.
+    """Refuse cases with more inputs and results than fit into the memory of this machine.
 
     Raises:
         UsageError: If the largest case does not fit.
@@ -119,14 +119,14 @@ def _ranks(args: argparse.Namespace) -> str:
 
 
 def _check_no_node_options(args: argparse.Namespace) -> None:
-    given = {
+    node_options = {
         "--tcp": args.tcp,
         "--rails": args.rails,
         "--peer-direct": args.peer_direct,
         "--checksums": args.checksums,
         "--transport": args.transport,
     }
-    for name, value in given.items():
+    for name, value in node_options.items():
         if value:
             raise UsageError(f"{name}: concerns what joins several nodes; give --nnodes too, such as --nnodes 2")
 
@@ -167,7 +167,7 @@ def _steps(low: int, high: int, factor: float) -> Iterator[int]:
         size = max(size + 1, int(size * factor))
 
 
-def _count(size: int, operation: Operation, ranks: int, itemsize: int) -> int:
+def _count(size: int, operation: BenchOperation, ranks: int, itemsize: int) -> int:
     """Return the elements of a block, at least one, such that all blocks together have at most `size` bytes."""
     return max(1, size // (itemsize * operation.blocks(ranks))) if size else 0
 

@@ -28,15 +28,15 @@ def measure(args: argparse.Namespace) -> int:
     worlds, how, where = cases(args), sampling(args), layout(args)
     args.json = result_path(args.json, option="--json")
     check_memory(worlds, MEMORY_BYTES)
-    say = printer(args.json)
-    say(title(worlds[0][0], how, where))
-    say(header())
+    print_line = printer(args.json)
+    print_line(title(worlds[0][0], how, where))
+    print_line(header())
     rows = []
     for world in worlds:
-        for each in measure_cases(world, how, where, check=bool(args.check), algorithm=args.algorithm):
-            rows.append(each)
-            say(row(each))
-    say(summary(rows))
+        for result in measure_cases(world, how, where, check=bool(args.check), algorithm=args.algorithm):
+            rows.append(result)
+            print_line(row(result))
+    print_line(summary(rows))
     return finish(args.json, how, {"layout": asdict(where), "rows": described(rows)}, rows)
 
 
@@ -47,8 +47,8 @@ def printer(json_path: str | None) -> Callable[[str], None]:
 
 def finish(path: str | None, how: Sampling, parts: Mapping[str, object], rows: Sequence[Result]) -> int:
     """Write the JSON, if it is asked for, and return the exit code."""
-    kept = path is None or written(as_json(document(how, parts)), path, option="--json")
-    return _WRONG_EXIT if not kept or any(row.wrong for row in rows) else 0
+    is_written = path is None or written(as_json(document(how, parts)), path, option="--json")
+    return _WRONG_EXIT if not is_written or any(row.wrong for row in rows) else 0
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
@@ -86,11 +86,11 @@ def title(case: Case, sampling: Sampling, layout: NodeLayout) -> str:
 def _what(case: Case) -> str:
     """Return the operation, type, operator and root of all rows."""
     traits = case.operation.kind.traits
-    told = [case.operation.name]
+    parts = [case.operation.name]
     if case.operation.kind is not Collective.BARRIER:
-        told[0] += f" of {case.dtype.name}"
-    told += [case.op] if traits.reduces else []
-    return ", ".join([*told, *([f"root {case.root}"] if traits.rooted else [])])
+        parts[0] += f" of {case.dtype.name}"
+    parts += [case.op] if traits.reduces else []
+    return ", ".join([*parts, *([f"root {case.root}"] if traits.rooted else [])])
 
 
 def header() -> str:
@@ -116,9 +116,9 @@ def row(measured: Result) -> str:
 
 def summary(measured: Sequence[Result]) -> str:
     """Return the last line, which says whether results were right."""
-    if any(one.wrong is None for one in measured):
+    if any(result.wrong is None for result in measured):
         return "# results not checked (-c 0)"
-    wrong = sum(one.wrong or 0 for one in measured)
+    wrong = sum(result.wrong or 0 for result in measured)
     return f"# {wrong} wrong elements: FAILED" if wrong else "# every result checked: none wrong"
 
 
@@ -163,18 +163,18 @@ def described(rows: Sequence[Result]) -> list[dict[str, object]]:
     """Return rows for JSON: times in nanoseconds for one operation, bandwidths in bytes per second."""
     return [
         {
-            "operation": one.case.operation.name,
-            "size_bytes": one.case.size_bytes,
-            "count": one.case.count,
-            "dtype": one.case.dtype.name,
-            "op": one.case.op if one.case.operation.kind.traits.reduces else None,
-            "root": one.case.root if one.case.operation.kind.traits.rooted else None,
-            "ranks": one.case.ranks,
-            "in_place": one.case.in_place,
-            **asdict(one.times),
-            "algbw_bytes_per_s": one.algbw_bytes_per_s,
-            "busbw_bytes_per_s": one.busbw_bytes_per_s,
-            "wrong": one.wrong,
+            "operation": row.case.operation.name,
+            "size_bytes": row.case.size_bytes,
+            "count": row.case.count,
+            "dtype": row.case.dtype.name,
+            "op": row.case.op if row.case.operation.kind.traits.reduces else None,
+            "root": row.case.root if row.case.operation.kind.traits.rooted else None,
+            "ranks": row.case.ranks,
+            "in_place": row.case.in_place,
+            **asdict(row.times),
+            "algbw_bytes_per_s": row.algbw_bytes_per_s,
+            "busbw_bytes_per_s": row.busbw_bytes_per_s,
+            "wrong": row.wrong,
         }
-        for one in rows
+        for row in rows
     ]

@@ -64,15 +64,15 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "--published", nargs="?", const="collectives", choices=("collectives", "steps"),
         help="compare predictions with published measurements: of collectives (the default), or of training steps",
     )  # fmt: skip
-    of = parser.add_argument_group("with --published")
-    of.add_argument("--machine", metavar="NAME", help="only this one, such as trn2.48xlarge; default: all")
-    of.add_argument(
+    published = parser.add_argument_group("with --published")
+    published.add_argument("--machine", metavar="NAME", help="only this one, such as trn2.48xlarge; default: all")
+    published.add_argument(
         "--check", action="store_true",
         help="exit with 1 unless every class of rows has the accuracy that is asked of rows that nothing was fitted "
         "to, and algorithms change where they should",
     )  # fmt: skip
-    of.add_argument("--record", action="store_true", help="write the errors of left-out steps, for bands")
-    of.add_argument("--json", action="store_true", help="print one JSON object instead")
+    published.add_argument("--record", action="store_true", help="write the errors of left-out steps, for bands")
+    published.add_argument("--json", action="store_true", help="print one JSON object instead")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -114,14 +114,14 @@ def _calibrate_products(args: argparse.Namespace) -> int:
     base = (args.cluster or "").split(" ")[0]
     if args.logs or args.op or args.ranks or base not in topology.names():
         raise UsageError(f"--products: expected one of our machines as --cluster, and no LOG beside it; got {base!r}")
-    found = products.fit(products.read(args.products), args.products)
-    for dtype, of in found.items():
+    fits = products.fit(products.read(args.products), args.products)
+    for dtype, fit in fits.items():
         print(
-            f"{dtype}: {of.rate.flops_per_s / 1e12:.4g} TFLOP/s after {of.rate.start_s * 1e6:.3g} us; "
-            f"{len(of.errors)} products, each left out: median error {of.typical:.1%}, worst {of.worst:.1%}"
+            f"{dtype}: {fit.rate.flops_per_s / 1e12:.4g} TFLOP/s after {fit.rate.start_s * 1e6:.3g} us; "
+            f"{len(fit.errors)} products, each left out: median error {fit.typical:.1%}, worst {fit.worst:.1%}"
         )
     name = args.name or (Path(args.output).stem if args.output else f"{base} calibrated")
-    text = products.machine_file(base, name, args.products, found)
+    text = products.machine_file(base, name, args.products, fits)
     if args.output is None:
         print("\n" + text, end="")
         return 0

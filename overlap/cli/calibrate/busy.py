@@ -25,7 +25,7 @@ class Busyness:
         self._shares: list[float] = []
 
     def look(self) -> None:
-        """Rest for half a second, and count what was busy meanwhile; nothing where the system does not tell."""
+        """Sleep for half a second, and count the busy cores; nothing where the system has no such counters."""
         before = self._counters()
         time.sleep(_REST_S)
         after = self._counters()

@@ -123,15 +123,15 @@ def _round(name: str, world: _World) -> Iterator[tuple[int, float]]:
         raise UsageError(f"--here: {world.layout.describe()}: {error}") from None
 
 
-def _page(found: OwnFit, between: str) -> list[str]:
-    def about(one: Sample) -> tuple[str, ...]:
-        joined = "memory" if one.processes == 1 else between
-        return one.collective, str(len(one.ranks)), joined, format_bytes(one.nbytes)
+def _page(fit: OwnFit, between: str) -> list[str]:
+    def about(sample: Sample) -> tuple[str, ...]:
+        joined = "memory" if sample.processes == 1 else between
+        return sample.collective, str(len(sample.ranks)), joined, format_bytes(sample.nbytes)
 
-    within = sum(abs(row.error) <= AIM for row in found.rows)
+    within = sum(abs(row.error) <= AIM for row in fit.rows)
     return [
-        *rows_table(("collective", "ranks", "joined by", "size"), found, about),
+        *rows_table(("collective", "ranks", "joined by", "size"), fit, about),
         "",
-        *accuracy_lines(found),
-        f"within {AIM:.0%}: {within} of {len(found.rows)} rows; measure while nothing else runs",
+        *accuracy_lines(fit),
+        f"within {AIM:.0%}: {within} of {len(fit.rows)} rows; measure while nothing else runs",
     ]

@@ -35,19 +35,19 @@ def accuracy_lines(found: FittedRows) -> list[str]:
     ]
 
 
-def page(of: Calibration) -> list[str]:
+def page(calibration: Calibration) -> list[str]:
     """Return the lines of the page."""
-    found, cluster = of.fit, of.cluster
-    lines = rows_table(("collective", "size"), found, lambda one: (one.collective, format_bytes(one.nbytes)))
-    lines += [f"dropped: {why}" for log in of.logs for why in log.dropped]
-    shares = ", ".join(f"{share:.0%} of {kind}" for kind, share in found.shares.items())
+    fit, cluster = calibration.fit, calibration.cluster
+    lines = rows_table(("collective", "size"), fit, lambda sample: (sample.collective, format_bytes(sample.nbytes)))
+    lines += [f"dropped: {why}" for log in calibration.logs for why in log.dropped]
+    shares = ", ".join(f"{share:.0%} of {kind}" for kind, share in fit.shares.items())
     return [
         *lines,
         "",
-        f"on {cluster.name}: {_launch(found.launches)}, {shares}",
-        *accuracy_lines(found),
+        f"on {cluster.name}: {_launch(fit.launches)}, {shares}",
+        *accuracy_lines(fit),
         "Other sizes, ranks and collectives than these are extrapolated.",
-        *([_CROSSING] if all(crosses(row.sample, cluster) for row in found.rows) else []),
+        *([_CROSSING] if all(crosses(row.sample, cluster) for row in fit.rows) else []),
     ]
 
 

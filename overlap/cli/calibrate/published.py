@@ -33,30 +33,30 @@ def show_published(args: argparse.Namespace) -> int:
         raise UsageError(f"--{other}: only with --published {of}")
     if args.published == "steps":
         return show_steps(args)
-    found = validate(args.machine)
+    validation = validate(args.machine)
     if args.json:
-        print(as_json(describe(found), version=SCHEMA_VERSION), end="")
+        print(as_json(describe(validation), version=SCHEMA_VERSION), end="")
     else:
-        print("\n".join(_page(found)))
-    return 1 if args.check and not found.as_asked else 0
+        print("\n".join(_page(validation)))
+    return 1 if args.check and not validation.as_asked else 0
 
 
-def describe(found: Validation) -> dict[str, object]:
+def describe(validation: Validation) -> dict[str, object]:
     """Return a validation for JSON: seconds, bytes, errors as shares."""
     return {
-        "rows": [_described(row) for row in found.rows],
+        "rows": [_described(row) for row in validation.rows],
         "crossovers": [
-            asdict(each.knee) | {"predicted_bytes": each.predicted_bytes, "inside": each.inside}
-            for each in found.crossovers
+            asdict(row.knee) | {"predicted_bytes": row.predicted_bytes, "inside": row.inside}
+            for row in validation.crossovers
         ],
-        "given": [asdict(each) for each in GIVEN],
+        "given": [asdict(row) for row in GIVEN],
         "classes": [
-            asdict(each) | {"unseen": _as_json(each.unseen), "all": _as_json(each.all), "as_asked": each.as_asked}
-            for each in found.classes
+            asdict(row) | {"unseen": _as_json(row.unseen), "all": _as_json(row.all), "as_asked": row.as_asked}
+            for row in validation.classes
         ],
-        "unseen": _as_json(found.unseen),
-        "all": _as_json(found.all),
-        "as_asked": found.as_asked,
+        "unseen": _as_json(validation.unseen),
+        "all": _as_json(validation.all),
+        "as_asked": validation.as_asked,
     }
 
 
@@ -73,16 +73,16 @@ def _described(row: ValidationRow) -> dict[str, object]:
     }
 
 
-def _page(found: Validation) -> list[str]:
+def _page(validation: Validation) -> list[str]:
     lines: list[str] = []
-    for _, rows in groupby(found.collectives, key=_title):
+    for _, rows in groupby(validation.collectives, key=_title):
         lines += [*_group(list(rows)), ""]
-    both = {_of(row).machine for row in found.collectives if not _of(row).peer_direct}
-    if direct := [row for row in found.collectives if _of(row).machine in both]:
-        lines += [*_peer_direct(direct, found.training), ""]
-    if found.crossovers:
-        lines += [*_crossovers(found.crossovers), ""]
-    return [*lines, *_summary(found)]
+    both = {_of(row).machine for row in validation.collectives if not _of(row).peer_direct}
+    if direct := [row for row in validation.collectives if _of(row).machine in both]:
+        lines += [*_peer_direct(direct, validation.training), ""]
+    if validation.crossovers:
+        lines += [*_crossovers(validation.crossovers), ""]
+    return [*lines, *_summary(validation)]
 
 
 def _of(row: ValidationRow) -> Measurement:
@@ -91,12 +91,13 @@ def _of(row: ValidationRow) -> Measurement:
 
 
 def _title(row: ValidationRow) -> str:
-    of = _of(row)
-    how = "" if of.peer_direct else ", host copies"
-    how += f" ({format_ranks(of.group)})" if of.group else ""
-    how += f", time beyond that of {format_bytes(of.beyond_bytes)}" if of.beyond_bytes else ""
-    published = "" if of.unit == "us" else f", published as {of.unit}"
-    return f"{of.collective} of {of.dtype} on {of.ranks} ranks of {of.machine}{how}{published} ({of.source})"
+    measured = _of(row)
+    how = "" if measured.peer_direct else ", host copies"
+    how += f" ({format_ranks(measured.group)})" if measured.group else ""
+    how += f", time beyond that of {format_bytes(measured.beyond_bytes)}" if measured.beyond_bytes else ""
+    published = "" if measured.unit == "us" else f", published as {measured.unit}"
+    operation = f"{measured.collective} of {measured.dtype} on {measured.ranks} ranks of {measured.machine}"
+    return f"{operation}{how}{published} ({measured.source})"
 
 
 def _group(rows: Sequence[ValidationRow]) -> list[str]:
@@ -117,11 +118,11 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, words: Sequen
 def _peer_direct(rows: Sequence[ValidationRow], training: ValidationRow | None) -> list[str]:
     """Return the table of the document: the cost of the host's copies, from one model with two settings."""
     lines = [f"Peer Direct on {_of(rows[0]).machine}, one model with two settings, in {_of(rows[0]).unit}"]
-    found = []
+    pairs = []
     for collective, pair in groupby(rows, key=lambda row: _of(row).collective):
         figures = [figure for row in pair for figure in (_of(row).figure, _of(row).as_published(row.predicted))]
-        found.append([collective, *(f"{figure:,.0f}" for figure in figures)])
-    lines += _table(("", "host copies", "predicted", "Peer Direct", "predicted"), found, words=[0])
+        pairs.append([collective, *(f"{figure:,.0f}" for figure in figures)])
+    lines += _table(("", "host copies", "predicted", "Peer Direct", "predicted"), pairs, words=[0])
     if training:
         lines += wrapped(
             f"training throughput with Peer Direct over without: {training.measured:.2f} measured, "
@@ -153,20 +154,22 @@ def _found(crossover: Crossover) -> str:
     return format_bytes(crossover.predicted_bytes) + ("" if crossover.inside else " (OUTSIDE)")
 
 
-def _summary(found: Validation) -> list[str]:
-    inside = sum(each.inside for each in found.crossovers)
+def _summary(validation: Validation) -> list[str]:
+    crossovers = validation.crossovers
+    inside = sum(crossover.inside for crossover in crossovers)
     lines = [
-        *([f"{inside} of {len(found.crossovers)} crossovers where they were seen"] if found.crossovers else []),
+        *([f"{inside} of {len(crossovers)} crossovers where they were seen"] if crossovers else []),
         "taken as published, not predicted: " + ", ".join(f"{each.name} {each.figure}" for each in GIVEN),
     ]
-    return [*_classes(found), "", *(part for line in lines for part in wrapped(line, rest="  "))]
+    return [*_classes(validation), "", *(part for line in lines for part in wrapped(line, rest="  "))]
 
 
-def _classes(found: Validation) -> list[str]:
+def _classes(validation: Validation) -> list[str]:
     """Return the planner's accuracy by class of rows, without and with the rows that figures were fitted to."""
-    everything = ["all", "", *_figures(found.unseen), *_figures(Accuracy.of(found.collectives)), ""]
+    everything = ["all", "", *_figures(validation.unseen), *_figures(Accuracy.of(validation.collectives)), ""]
     heads = ("class", "dtype", "not fitted to", "median", "worst", "all rows", "median", "worst", "asked")
-    return ["the planner, by class of rows", *_table(heads, [*map(_class, found.classes), everything], words=[0, 1, 8])]
+    rows = [*map(_class, validation.classes), everything]
+    return ["the planner, by class of rows", *_table(heads, rows, words=[0, 1, 8])]
 
 
 def _class(of: Class) -> list[str]:

@@ -82,15 +82,15 @@ def main(args: argparse.Namespace) -> int:
     images = len(digits().split()[0])
     console.print(introduction(task, images=images, chosen=args.bandwidth is None), soft_wrap=True)
     with progress(console, steps=2 * task.steps, ascii=ascii) as advance:
-        found = compare(task, advance)
-    of = gain(found)
-    _write(found.timeline, args.trace, console)
+        comparison = compare(task, advance)
+    gained = gain(comparison)
+    _write(comparison.timeline, args.trace, console)
     console.print()
-    for line in drawings(found, of, width=console.width, ascii=ascii, color=color):
+    for line in drawings(comparison, gained, width=console.width, ascii=ascii, color=color):
         console.print(line)
-    console.print(summary(found, of), soft_wrap=True)
-    console.print(judged(found, of, width=console.width), soft_wrap=True)
-    return 0 if found.identical else 1
+    console.print(summary(comparison, gained), soft_wrap=True)
+    console.print(judged(comparison, gained, width=console.width), soft_wrap=True)
+    return 0 if comparison.identical else 1
 
 
 def _write(timeline: Timeline, path: str | None, console: Console) -> None:
@@ -107,14 +107,14 @@ def _check_folder(trace: str | None) -> None:
 def _task(args: argparse.Namespace) -> Task:
     """Return the task that the options ask for, without pacing unless `--bandwidth` is given."""
     if not 2 <= args.ranks <= MAX_RANKS:
-        raise UsageError(f"--ranks: {args.ranks} is not from 2 to {MAX_RANKS}")
+        raise UsageError(f"--ranks: expected 2 to {MAX_RANKS}, got {args.ranks}")
     if args.steps < 1:
-        raise UsageError(f"--steps: {args.steps} is not at least 1")
+        raise UsageError(f"--steps: expected 1 or more, got {args.steps}")
     _check_folder(args.trace)
     task = Task(ranks=args.ranks, steps=args.steps)
     if args.bandwidth is None:
         return task
     bandwidth_bytes_per_s = parse_bytes(args.bandwidth, argument="--bandwidth")
     if not bandwidth_bytes_per_s:
-        raise UsageError("--bandwidth: 0 bytes per second carry nothing")
+        raise UsageError("--bandwidth: 0 bytes per second carry nothing; expected a speed such as 100MB")
     return replace(task, bandwidth_bytes_per_s=float(bandwidth_bytes_per_s))

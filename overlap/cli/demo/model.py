@@ -41,12 +41,12 @@ def parameter_count(widths: Sequence[int]) -> int:
 
 
 class Block:
-    """Dense layers whose parameters are one flat array, and so are their gradients.
+    """Dense layers with all parameters in one flat array, and all gradients in another.
 
     Each layer is followed by a rectifier, except the last one of the last block.
 
     Args:
-        widths: Of what comes in, and of what each layer makes of it.
+        widths: Width of the input, and of the output of each layer.
         last: Whether it is the last block.
     """
 
@@ -71,11 +71,11 @@ class Block:
         return views
 
     def forward(self, parameters: Floats, x: Floats) -> tuple[Floats, list[Floats]]:
-        """Return the output, shape (rows, out), and what backward needs.
+        """Return the output, shape (rows, out), and the arrays that backward needs.
 
         Args:
             parameters: Flat.
-            x: Of any shape whose size is a multiple of the first width.
+            x: Input of any shape; its size is a multiple of the first width.
         """
         seen = [x.reshape(-1, self._widths[0])]
         for index, (weights, biases) in enumerate(self._views(parameters)):
@@ -116,7 +116,7 @@ class Classifier:
         self.weights: dict[str, Floats] = {name: block.weights(random) for name, block in self.blocks.items()}
 
     def logits(self, images: Floats) -> Floats:
-        """Return what the blocks say of images, given as `windows`; shape (n, 10), largest for the likeliest class."""
+        """Return the logits of images, given as `windows`; shape (n, 10), largest for the likeliest class."""
         x = images
         for name, block in self.blocks.items():
             x, _ = block.forward(self.weights[name], x)

@@ -15,7 +15,7 @@ from rich.text import Text
 from ...timeline import Timeline, TimelineView, breakdowns
 from ...timeline.draw.theme import ASCII_BAR, BLOCK_BAR
 from ...units import format_ns, wrapped
-from .training import ALGORITHM, COMM_PER_COMPUTE, Comparison, Task
+from .training import ALGORITHM, COMM_PER_COMPUTE, DemoComparison, Task
 
 _SHOWN = 16  # digits of a digest, of 64: chance agreement of two is one in 2**64
 
@@ -71,8 +71,8 @@ class Gain:
         Steps that differ among themselves by as much as the possible saving do not, nor does a larger saving than the
         possible one: another cause, which made the steps with overlap shorter, may explain any part of it.
         """
-        told = self.possible_ns > self.spread_ns and self.saved_ns <= self.possible_ns
-        return self.saved_ns / self.possible_ns if told else None
+        is_significant = self.possible_ns > self.spread_ns and self.saved_ns <= self.possible_ns
+        return self.saved_ns / self.possible_ns if is_significant else None
 
     def __str__(self) -> str:
         """Return the saving in words."""
@@ -86,10 +86,10 @@ class Gain:
         return f"about all: {saved} of {possible}; steps differ by {spread}"
 
 
-def gain(found: Comparison) -> Gain:
+def gain(comparison: DemoComparison) -> Gain:
     """Measure a comparison; the first step of each training warms up, if there are others."""
-    counted = range(min(1, found.steps - 1), found.steps)
-    kinds = [measured(found.timeline, (first + step for step in counted)) for first in (0, found.steps)]
+    counted = range(min(1, comparison.steps - 1), comparison.steps)
+    kinds = [measured(comparison.timeline, (first + step for step in counted)) for first in (0, comparison.steps)]
     without, overlapped = (sorted(steps, key=lambda one: one.wall_ns)[(len(steps) - 1) // 2] for steps in kinds)
     return Gain(without=without, overlapped=overlapped, counted=len(counted), spread_ns=max(map(spread_ns, kinds)))
 
@@ -121,21 +121,21 @@ def spread_ns(steps: list[StepTimes]) -> int:
 def introduction(task: Task, *, images: int, chosen: bool) -> str:
     """Return the task in words, in lines of at most 79 characters."""
     why = f" (chosen to make communication take {COMM_PER_COMPUTE:g} of compute here)" if chosen else ""
-    said = (
+    text = (
         f"{task.ranks} ranks learn {images} images of handwritten digits with {task.weights:,} weights. "
         f"Links: {task.bandwidth_bytes_per_s / 1e6:.4g} MB/s each way between any two ranks{why}. "
         f"All-reduce: {ALGORITHM}, mean, float32. "
         f"Two equal models take turns for {task.steps} steps each: the first communicates after its backward pass, "
         "the second under it."
     )
-    return "\n".join(wrapped(said, 79))
+    return "\n".join(wrapped(text, 79))
 
 
-def summary(found: Comparison, of: Gain) -> str:
+def summary(comparison: DemoComparison, gain: Gain) -> str:
     """Return the figures as lines of at most 79 characters."""
-    before, after = of.without, of.overlapped
+    before, after = gain.without, gain.overlapped
     times = [
-        (f"step (median of {of.counted})", before.wall_ns, after.wall_ns),
+        (f"step (median of {gain.counted})", before.wall_ns, after.wall_ns),
         ("communication", before.comm_ns, after.comm_ns),
         ("  hidden under compute", before.overlapped_ns, after.overlapped_ns),
     ]
@@ -143,35 +143,35 @@ def summary(found: Comparison, of: Gain) -> str:
         [
             f"{'':28}{'without overlap':>16}{'with overlap':>16}",
             *(f"{name:28}{format_ns(first):>16}{format_ns(second):>16}" for name, first, second in times),
-            *_weights(found),
+            *_weights(comparison),
             f"speed-up           {before.wall_ns / after.wall_ns:.2f}x; "
-            f"test accuracy {found.right / found.tests:.1%} of {found.tests} images",
-            f"possible gain      {of}",
+            f"test accuracy {comparison.right / comparison.tests:.1%} of {comparison.tests} images",
+            f"possible gain      {gain}",
         ]
     )
 
 
-def _weights(found: Comparison) -> Iterator[str]:
+def _weights(comparison: DemoComparison) -> Iterator[str]:
     """Say whether all ranks have equal weights after both trainings; if not, list their digests."""
-    if found.identical:
-        digest = found.digests[0][0][:_SHOWN]
-        yield f"identical weights  yes, bit by bit on all {len(found.digests)} ranks; SHA-256 {digest}"
+    if comparison.identical:
+        digest = comparison.digests[0][0][:_SHOWN]
+        yield f"identical weights  yes, bit by bit on all {len(comparison.digests)} ranks; SHA-256 {digest}"
         return
     yield "identical weights  NO; SHA-256 of all weights:"
-    for rank, (a, b) in enumerate(found.digests):
+    for rank, (a, b) in enumerate(comparison.digests):
         yield f"  rank {rank:<13}{a[:_SHOWN]}    {b[:_SHOWN]}"
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def drawings(found: Comparison, of: Gain, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
+def drawings(comparison: DemoComparison, gain: Gain, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
     """Draw the median step without overlap above the one with it, with one ruler and one legend for both."""
     views = {
-        f"{title}, step {step.index}": TimelineView(found.timeline, step=step.index, rows=ROWS)
-        for title, step in (("without overlap", of.without), ("with overlap", of.overlapped))
+        f"{title}, step {step.index}": TimelineView(comparison.timeline, step=step.index, rows=ROWS)
+        for title, step in (("without overlap", gain.without), ("with overlap", gain.overlapped))
     }
-    ranks, length_ns = found.timeline.world_size, max(view.length_ns for view in views.values())
+    ranks, length_ns = comparison.timeline.world_size, max(view.length_ns for view in views.values())
     for number, (title, view) in enumerate(views.items(), 1):
         lines = view.lines(
             width=width, ascii=ascii, color=color, length_ns=length_ns, label=len(f"{ranks} like {ranks}")
@@ -189,7 +189,7 @@ def _is_lane(line: list[tuple[str, str]]) -> bool:
     return line[-1][0] in ("│", "|")
 
 
-def judged(found: Comparison, of: Gain, *, width: int) -> str:
+def judged(found: DemoComparison, of: Gain, *, width: int) -> str:
     """Return the verdict on the median step with overlap."""
     return verdict(TimelineView(found.timeline, step=of.overlapped.index), width=width)
 

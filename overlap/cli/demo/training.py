@@ -47,7 +47,7 @@ class Task:
 
     ranks: int  # Data-parallel ranks, at least 2
     steps: int  # How many steps each model takes
-    bandwidth_bytes_per_s: float = math.inf  # Of each link, each way; `inf` for no pacing at all
+    bandwidth_bytes_per_s: float = math.inf  # Speed of each link, each way; `inf` for no pacing
     widths: Sequence[Sequence[int]] = WIDTHS  # The model's
 
     @property
@@ -61,14 +61,14 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class DemoComparison:
     """The results of both trainings."""
 
     digests: list[tuple[str, str]]  # For each rank, SHA-256 of all weights, trained without and with overlap
     right: int  # Test images that the model trained with overlap knows
     tests: int  # How many test images there are
     steps: int  # Steps of each training
-    timeline: Timeline  # Of both. Step i is the i-th one without overlap, step `steps + i` the i-th one with.
+    timeline: Timeline  # Both trainings: step i is the i-th one without overlap, step `steps + i` the i-th one with it
 
     @property
     def identical(self) -> bool:
@@ -85,16 +85,16 @@ def _issued(
     for name, block in net.blocks.items():
         out = rank.compute(block.forward, model[name], x, name="forward")
         x, seen[name] = out[0], out[1]
-    told = rank.compute(cross_entropy, x, labels, name="loss")
+    loss_and_grad = rank.compute(cross_entropy, x, labels, name="loss")
 
     def backward() -> Iterator[tuple[str, Future[object]]]:
-        grad = told[0]
+        grad = loss_and_grad[0]
         for name, block in reversed(net.blocks.items()):
             back = rank.compute(block.backward, model[name], seen.pop(name), grad, name="backward")
             grad = back[0]
             yield name, back[1]
 
-    return told[1], backward()
+    return loss_and_grad[1], backward()
 
 
 async def step_without(rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels) -> float:
@@ -121,11 +121,11 @@ async def step_with(rank: Rank, net: Classifier, model: DataParallel, images: Fl
 
 
 async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress: Progress) -> list[Classifier]:
-    """Train two equal models on this rank's share of the images, one in each way; rank 0 tells of each step.
+    """Train two equal models on this rank's share of the images, one in each way; rank 0 reports each step.
 
-    They take turns step by step, so that whatever else the machine does meets both alike.
+    They take turns step by step, so that other load of the machine slows both alike.
     """
-    mine = slice(rank.rank, None, rank.world_size)
+    share = slice(rank.rank, None, rank.world_size)
     nets = [Classifier(task.widths) for _ in range(2)]
     models = [
         DataParallel(rank, net.weights, optimizer=OPTIMIZER, bucket_bytes=1, rebuild_buckets=False) for net in nets
@@ -134,7 +134,7 @@ async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress
         for turn, (net, model, step) in enumerate(zip(nets, models, (step_without, step_with), strict=True)):
             await rank.barrier()
             with rank.step(index + turn * task.steps):
-                loss = await step(rank, net, model, images[mine], labels[mine])
+                loss = await step(rank, net, model, images[share], labels[share])
             if rank.rank == 0:
                 progress(loss)
     for net, model in zip(nets, models, strict=True):
@@ -142,7 +142,7 @@ async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress
     return nets
 
 
-def compare(task: Task, progress: Progress) -> Comparison:
+def compare(task: Task, progress: Progress) -> DemoComparison:
     """Train both ways on the ranks of this process."""
     learnt, test = digits().split()
     images, recorders = windows(learnt.images), []
@@ -166,7 +166,7 @@ def compare(task: Task, progress: Progress) -> Comparison:
     )
     assert outcome is not None, "rank 0 gathers the digests"
     timeline = Timeline.collect(recorders, world_size=task.ranks, meta=META)
-    return Comparison(digests=outcome[0], right=outcome[1], tests=len(test), steps=task.steps, timeline=timeline)
+    return DemoComparison(digests=outcome[0], right=outcome[1], tests=len(test), steps=task.steps, timeline=timeline)
 
 
 def fitting_bandwidth(task: Task) -> float:

@@ -1,4 +1,4 @@
-"""`overlap doctor`: looks at the software, the machine and the network, and says what to fix."""
+"""`overlap doctor`: checks the software, the machine and the network, and prints fixes."""
 
 # finding: one result;  software, machine, network: the checks
 
@@ -16,7 +16,7 @@ from ..console import Console
 from ..options import add_options
 from ..output import as_json
 from . import machine, network, software
-from .finding import Finding, State
+from .finding import CheckResult, State
 
 _DESCRIPTION = """\
 Look at the installation, the machine and the network: versions, cores, memory, sockets, clocks, limits, and what
@@ -54,19 +54,19 @@ def main(args: argparse.Namespace) -> int:
     return int(any(one.state == "wrong" for one in found))
 
 
-def page(found: Sequence[Finding], width: int) -> Iterator[str]:
+def page(findings: Sequence[CheckResult], width: int) -> Iterator[str]:
     """Yield the lines of the page: one finding after the other, and their count.
 
     Args:
-        found: The findings.
+        findings: The findings.
         width: Columns of the page.
     """
-    for one in found:
-        first = f"{_MARKS[one.state]:<6}{one.subject:<{_LABEL - 6}}"
-        yield from wrapped(one.text, width, first=first if first.endswith(" ") else f"{first} ", rest=" " * _LABEL)
-        if one.fix:
-            yield f"{' ' * _LABEL}fix: {one.fix}"
-    counted = Counter(one.state for one in found)
+    for finding in findings:
+        first = f"{_MARKS[finding.state]:<6}{finding.subject:<{_LABEL - 6}}"
+        yield from wrapped(finding.text, width, first=first if first.endswith(" ") else f"{first} ", rest=" " * _LABEL)
+        if finding.fix:
+            yield f"{' ' * _LABEL}fix: {finding.fix}"
+    counted = Counter(finding.state for finding in findings)
     told = ", ".join(f"{counted[state]} {state}" for state in _MARKS if counted[state])
     yield ""
     yield told

@@ -10,10 +10,10 @@ State = Literal["good", "note", "slow", "missing", "wrong"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that the doctor has looked at."""
+class CheckResult:
+    """Result of one check."""
 
-    subject: str  # As the page names it
+    subject: str  # Name of the checked part on the page
     state: State
-    text: str  # What was found
+    text: str  # The observation
     fix: str = ""  # The command or the setting that fixes it

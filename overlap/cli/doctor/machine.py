@@ -18,7 +18,7 @@ from transports.shared_memory.engine import BUILT
 from transports.shared_memory.segment import Segment
 
 from ...units import format_bytes
-from .finding import Finding
+from .finding import CheckResult
 
 _COPIED_BYTES, _COPIES = 64 << 20, 5
 _SLOWEST_COPY = 3e9
@@ -33,7 +33,7 @@ _GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_
 """Clock sources of Linux that are read without a system call."""
 
 
-def findings() -> Iterator[Finding]:
+def findings() -> Iterator[CheckResult]:
     """Yield the findings about the machine; takes about a tenth of a second."""
     yield cores(len(_own_cores()), os.cpu_count() or 1, os.getloadavg()[0], _quota())
     yield from _memory()
@@ -55,35 +55,35 @@ def _quota() -> float | None:
     return None
 
 
-def cores(own: int, all_of_machine: int, load: float, quota: float | None) -> Finding:
+def cores(usable: int, all_of_machine: int, load: float, quota: float | None) -> CheckResult:
     """Return the finding about cores.
 
     Args:
-        own: Cores that this process may use.
+        usable: Cores that this process may use.
         all_of_machine: Cores of the machine.
         load: Processes that wanted a core in the last minute, in the mean.
         quota: Cores that a control group grants; None: all.
     """
-    text = f"{own} of {all_of_machine} cores, load {load:.1f}"
-    if quota is not None and quota < own:
+    text = f"{usable} of {all_of_machine} cores, load {load:.1f}"
+    if quota is not None and quota < usable:
         fix = f"start at most {max(1, int(quota))} processes here"
-        return Finding(subject="cores", state="slow", text=f"{text}; a limit grants {quota:g}", fix=fix)
-    if load > own:
+        return CheckResult(subject="cores", state="slow", text=f"{text}; a limit grants {quota:g}", fix=fix)
+    if load > usable:
         text = f"{text}: other processes take turns with ours, and times mean little"
-        return Finding(subject="cores", state="slow", text=text)
-    return Finding(subject="cores", state="good", text=text)
+        return CheckResult(subject="cores", state="slow", text=text)
+    return CheckResult(subject="cores", state="good", text=text)
 
 
-def _memory() -> Iterator[Finding]:
+def _memory() -> Iterator[CheckResult]:
     with suppress(OSError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         told = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
         free, total = told.get("MemAvailable", 0), told.get("MemTotal", 0)
         text = f"{format_bytes(free)} of {format_bytes(total)} are available"
-        yield Finding(subject="memory", state="note" if free < _LEAST_MEMORY else "good", text=text)
+        yield CheckResult(subject="memory", state="note" if free < _LEAST_MEMORY else "good", text=text)
 
 
-def _bandwidth() -> Finding:
+def _bandwidth() -> CheckResult:
     source = np.ones(_COPIED_BYTES, np.uint8)
     target = np.empty_like(source)
     times: list[float] = []
@@ -93,40 +93,40 @@ def _bandwidth() -> Finding:
         times.append(perf_counter() - begin)
     rate = _COPIED_BYTES / min(times)
     text = f"one core copies {rate / 1e9:.1f} GB/s"
-    return Finding(subject="memory bandwidth", state="good" if rate >= _SLOWEST_COPY else "slow", text=text)
+    return CheckResult(subject="memory bandwidth", state="good" if rate >= _SLOWEST_COPY else "slow", text=text)
 
 
-def _between_processes() -> Iterator[Finding]:
+def _between_processes() -> Iterator[CheckResult]:
     subject = "shared memory"
     try:
         Segment.make(1 << 20).passed()
     except (OSError, AttributeError) as error:
         text = f"cannot be had ({error}); processes of this host are joined by sockets"
-        yield Finding(subject=subject, state="slow", text=text)
+        yield CheckResult(subject=subject, state="slow", text=text)
         return
-    yield Finding(subject=subject, state="good", text="sealed memory without a name (memfd)")
+    yield CheckResult(subject=subject, state="good", text="sealed memory without a name (memfd)")
     yield mail(BUILT)
     scope = _yama()
     if scope > 1:
         fix = "sysctl kernel.yama.ptrace_scope=1"
         text = f"Yama ({scope}) forbids processes to read each other's memory; large inputs are copied once more"
-        yield Finding(subject="single copy", state="slow", text=text, fix=fix)
+        yield CheckResult(subject="single copy", state="slow", text=text, fix=fix)
     elif not _reads_a_child():
         text = "the system forbids to read another process's memory; large inputs are copied once more"
-        yield Finding(subject="single copy", state="slow", text=text, fix="a container needs SYS_PTRACE")
+        yield CheckResult(subject="single copy", state="slow", text=text, fix="a container needs SYS_PTRACE")
     else:
         text = "processes may read each other's memory (process_vm_readv)"
-        yield Finding(subject="single copy", state="good", text=text)
+        yield CheckResult(subject="single copy", state="good", text=text)
 
 
-def mail(built: bool) -> Finding:
+def mail(built: bool) -> CheckResult:
     """Return the finding about the engine of this host."""
     if built:
         text = "is compiled: it carries messages and collectives between processes of this host"
-        return Finding(subject="host engine", state="good", text=text)
+        return CheckResult(subject="host engine", state="good", text=text)
     text = "is not compiled; sockets join processes of this host: operations take 3 to 6 times as long"
     fix = "install a C compiler and the headers of Python, then install overlap again"
-    return Finding(subject="host engine", state="slow", text=text, fix=fix)
+    return CheckResult(subject="host engine", state="slow", text=text, fix=fix)
 
 
 def _yama() -> int:
@@ -148,7 +148,7 @@ def _reads_a_child() -> bool:
     return True
 
 
-def _clock() -> Iterator[Finding]:
+def _clock() -> Iterator[CheckResult]:
     resolution = get_clock_info("perf_counter").resolution
     with suppress(OSError):
         folder = Path("/sys/devices/system/clocksource/clocksource0")
@@ -156,23 +156,23 @@ def _clock() -> Iterator[Finding]:
         yield clock(source, resolution, (folder / "available_clocksource").read_text(encoding="ascii").split())
 
 
-def clock(source: str, resolution_s: float, available: list[str]) -> Finding:
+def clock(source: str, resolution_s: float, available: list[str]) -> CheckResult:
     """Return the finding about the clock that spans are measured with.
 
     Args:
         source: The system's source of time.
-        resolution_s: Of `time.perf_counter`.
+        resolution_s: Resolution of `time.perf_counter`.
         available: Sources that the system could use.
     """
     text = f"{source}, resolution {resolution_s * 1e9:.0f} ns"
     better = [each for each in available if each in _GOOD_CLOCKS]
     if source in _GOOD_CLOCKS or not better:
-        return Finding(subject="clock", state="good", text=text)
+        return CheckResult(subject="clock", state="good", text=text)
     fix = f"echo {better[0]} >/sys/devices/system/clocksource/clocksource0/current_clocksource"
-    return Finding(subject="clock", state="slow", text=f"{text}: each look is a system call", fix=fix)
+    return CheckResult(subject="clock", state="slow", text=f"{text}: each look is a system call", fix=fix)
 
 
-def limits(files: int) -> Iterator[Finding]:
+def limits(files: int) -> Iterator[CheckResult]:
     """Yield the finding about limits of the shell.
 
     Args:
@@ -180,6 +180,6 @@ def limits(files: int) -> Iterator[Finding]:
     """
     if 0 <= files < _LEAST_FILES:  # RLIM_INFINITY is negative
         text = f"{files} open files; a world of many processes needs more"
-        yield Finding(subject="limits", state="note", text=text, fix=f"ulimit -n {_LEAST_FILES}")
+        yield CheckResult(subject="limits", state="note", text=text, fix=f"ulimit -n {_LEAST_FILES}")
     else:
-        yield Finding(subject="limits", state="good", text=f"{files if files >= 0 else 'any number of'} open files")
+        yield CheckResult(subject="limits", state="good", text=f"{files if files >= 0 else 'any number of'} open files")

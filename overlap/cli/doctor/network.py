@@ -14,56 +14,56 @@ from ...errors import UsageError
 from ...flight.folder import ENDING, default_folder, runs
 from ...flight.reading import read_flight
 from ...units import format_bytes
-from .finding import Finding
+from .finding import CheckResult
 
 _SLOW_NAME_S = 0.5
 
 
-def findings() -> Iterator[Finding]:
+def findings() -> Iterator[CheckResult]:
     """Yield the findings about sockets, names, rails, settings and records."""
     yield from _sockets()
     yield _name()
     yield rails([name for _, name in socket.if_nameindex() if name != "lo"], Path("/sys/class/net"))
     yield from _congestion()
-    yield from (Finding(subject="setting", state="note", text=text) for text in unknown_variables())
+    yield from (CheckResult(subject="setting", state="note", text=text) for text in unknown_variables())
     folder = os.environ.get("OVERLAP_FLIGHT_DIR")
     yield from records(Path(folder) if folder else default_folder())
 
 
-def _sockets() -> Iterator[Finding]:
+def _sockets() -> Iterator[CheckResult]:
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             socket.create_connection(listener.getsockname(), timeout=2).close()
     except OSError as error:
         text = f"127.0.0.1 cannot be reached: {error.strerror or error}"
-        yield Finding(subject="sockets", state="wrong", text=text, fix="ip link set lo up")
+        yield CheckResult(subject="sockets", state="wrong", text=text, fix="ip link set lo up")
         return
     try:
         with socket.socket(socket.AF_UNIX) as unix:
             unix.bind(f"\0overlap-doctor-{os.getpid()}")
     except OSError as error:
         text = f"TCP works; Unix sockets do not ({error.strerror or error}), so TCP joins processes of this host"
-        yield Finding(subject="sockets", state="slow", text=text)
+        yield CheckResult(subject="sockets", state="slow", text=text)
     else:
-        yield Finding(subject="sockets", state="good", text="TCP and Unix sockets work")
+        yield CheckResult(subject="sockets", state="good", text="TCP and Unix sockets work")
 
 
-def _name() -> Finding:
+def _name() -> CheckResult:
     name, begin = socket.gethostname(), perf_counter()
     fix = f"add `127.0.1.1 {name}` to /etc/hosts"
     try:
         found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)[0][4][0]
     except OSError as error:
         text = f"{name!r} cannot be resolved ({error.strerror or error}); name other machines by address"
-        return Finding(subject="host name", state="note", text=text, fix=fix)
+        return CheckResult(subject="host name", state="note", text=text, fix=fix)
     took = perf_counter() - begin
     text = f"{name} is {found}"
     if took > _SLOW_NAME_S:
-        return Finding(subject="host name", state="slow", text=f"{text}; to resolve it took {took:.1f} s", fix=fix)
-    return Finding(subject="host name", state="good", text=text)
+        return CheckResult(subject="host name", state="slow", text=f"{text}; to resolve it took {took:.1f} s", fix=fix)
+    return CheckResult(subject="host name", state="good", text=text)
 
 
-def rails(interfaces: Sequence[str], folder: Path) -> Finding:
+def rails(interfaces: Sequence[str], folder: Path) -> CheckResult:
     """Return the finding about network interfaces.
 
     Args:
@@ -72,9 +72,11 @@ def rails(interfaces: Sequence[str], folder: Path) -> Finding:
     """
     told = [f"{name}{_speed(folder / name)}" for name in interfaces if _state(folder / name) != "down"]
     if not told:
-        return Finding(subject="rails", state="note", text="no interface but loopback: other machines are out of reach")
+        return CheckResult(
+            subject="rails", state="note", text="no interface but loopback: other machines are out of reach"
+        )
     more = f"; `--rails {','.join(name.split()[0] for name in told)}` uses each" if len(told) > 1 else ""
-    return Finding(subject="rails", state="good", text=", ".join(told) + more)
+    return CheckResult(subject="rails", state="good", text=", ".join(told) + more)
 
 
 def _state(interface: Path) -> str:
@@ -90,22 +92,22 @@ def _speed(interface: Path) -> str:
     return ""
 
 
-def _congestion() -> Iterator[Finding]:
+def _congestion() -> Iterator[CheckResult]:
     with suppress(OSError):
         found = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text(encoding="ascii").split()
         text = f"TCP may use {', '.join(found)}"
         if "bbr" not in found:
             text = f"{text}; where packets are lost, bbr would be faster"
-            yield Finding(subject="congestion", state="note", text=text, fix="modprobe tcp_bbr")
+            yield CheckResult(subject="congestion", state="note", text=text, fix="modprobe tcp_bbr")
         else:
-            yield Finding(subject="congestion", state="good", text=text)
+            yield CheckResult(subject="congestion", state="good", text=text)
 
 
-def records(folder: Path) -> Iterator[Finding]:
-    """Yield the finding about flight records whose processes do not run.
+def records(folder: Path) -> Iterator[CheckResult]:
+    """Yield the finding about flight records of processes that do not run.
 
     Args:
-        folder: Where flight records lie.
+        folder: Folder of flight records.
     """
     sizes = list[int]()
     for path in folder.glob(f"*{ENDING}"):
@@ -115,9 +117,9 @@ def records(folder: Path) -> Iterator[Finding]:
     if sizes:
         size = format_bytes(sum(sizes))
         text = f"{len(sizes)} of runs that failed, {size}: `overlap why` explains the last"
-        yield Finding(subject="flight records", state="note", text=text, fix=f"rm -r {folder}")
+        yield CheckResult(subject="flight records", state="note", text=text, fix=f"rm -r {folder}")
     else:
-        yield Finding(subject="flight records", state="good", text="none of failed runs")
+        yield CheckResult(subject="flight records", state="good", text="none of failed runs")
 
 
 def _runs(path: Path) -> bool:

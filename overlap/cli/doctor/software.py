@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...version import install_command
 from ...version import version as own_version
-from .finding import Finding
+from .finding import CheckResult
 
 _EXTRAS = {
     "mpi": "transport `mpi`, and launching by mpiexec",
@@ -27,15 +27,15 @@ _BOUND = re.compile(r">=\s*([0-9.]+)")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 
 
-def findings(installed: Callable[[str], str] = version) -> Iterator[Finding]:
+def findings(installed: Callable[[str], str] = version) -> Iterator[CheckResult]:
     """Yield the findings about Python, packages and extras.
 
     Args:
         installed: Returns the version of a distribution, or raises `PackageNotFoundError`.
     """
-    yield Finding(subject="overlap", state="good", text=f"{own_version()} in {Path(__file__).parents[3]}")
+    yield CheckResult(subject="overlap", state="good", text=f"{own_version()} in {Path(__file__).parents[3]}")
     text = f"{sys.version.split()[0]} ({sys.implementation.name}), {sys.executable}"
-    yield Finding(subject="python", state="good", text=text)  # an older one cannot read this file
+    yield CheckResult(subject="python", state="good", text=text)  # an older one cannot read this file
     yield from _packages(_requirements(), installed)
     yield from shadowing(sys.path)
 
@@ -47,7 +47,7 @@ def _requirements() -> Sequence[str]:
         return []
 
 
-def _packages(requirements: Sequence[str], installed: Callable[[str], str]) -> Iterator[Finding]:
+def _packages(requirements: Sequence[str], installed: Callable[[str], str]) -> Iterator[CheckResult]:
     """Yield a finding for all packages that are always needed, and one for each package of an extra."""
     good: list[str] = []
     for name, least, extra in map(_read, requirements):
@@ -55,18 +55,18 @@ def _packages(requirements: Sequence[str], installed: Callable[[str], str]) -> I
             continue
         fix = install_command(extra) if extra else f'pip install "{name}>={least}"'
         try:
-            found = installed(name)
+            present = installed(name)
         except PackageNotFoundError:
             purpose = f"is not installed: {_EXTRAS[extra]}" if extra else "is not installed"
-            state = Finding(subject=name, state="missing" if extra else "wrong", text=purpose, fix=fix)
+            state = CheckResult(subject=name, state="missing" if extra else "wrong", text=purpose, fix=fix)
             yield state
             continue
-        if least and numbers(found) < numbers(least):
-            yield Finding(subject=name, state="wrong", text=f"{found} is older than {least}, the lowest", fix=fix)
+        if least and numbers(present) < numbers(least):
+            yield CheckResult(subject=name, state="wrong", text=f"{present} is older than {least}, the lowest", fix=fix)
         else:
-            good.append(f"{name} {found}")
+            good.append(f"{name} {present}")
     if good:
-        yield Finding(subject="packages", state="good", text=", ".join(good))
+        yield CheckResult(subject="packages", state="good", text=", ".join(good))
 
 
 def _read(requirement: str) -> tuple[str, str, str | None]:
@@ -83,7 +83,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, leading[0].split("."))) if leading else ()
 
 
-def shadowing(path: Sequence[str]) -> Iterator[Finding]:
+def shadowing(path: Sequence[str]) -> Iterator[CheckResult]:
     """Yield a finding for each package of the path that has one of our names and is not ours.
 
     Args:
@@ -95,12 +95,12 @@ def shadowing(path: Sequence[str]) -> Iterator[Finding]:
         used = Path(spec.origin).parent.parent if spec is not None and spec.origin else None
         if used is not None and used.resolve() != ours.resolve():
             text = f"another package of this name is used: {used / name}"
-            yield Finding(subject=name, state="wrong", text=text, fix=f"rename {used / name}, or uninstall it")
+            yield CheckResult(subject=name, state="wrong", text=text, fix=f"rename {used / name}, or uninstall it")
         for folder in {Path(each or ".").resolve() for each in path} - {ours.resolve()}:
             if (folder / name / "__init__.py").is_file() and folder != used:
                 text = f"{folder / name} has the same name; a program that is started there may import it"
-                yield Finding(subject=name, state="note", text=text)
+                yield CheckResult(subject=name, state="note", text=text)
     others = {each.metadata["Summary"] for each in distributions() if (each.metadata["Name"] or "") == "overlap"}
     if len(others) > 1:
         text = f"several distributions of this name are installed: {', '.join(sorted(map(str, others)))}"
-        yield Finding(subject="overlap", state="wrong", text=text, fix="pip uninstall overlap, until none is left")
+        yield CheckResult(subject="overlap", state="wrong", text=text, fix="pip uninstall overlap, until none is left")

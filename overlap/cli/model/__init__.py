@@ -19,7 +19,7 @@ from ...parallel.schedules import FAMILIES
 from ...planning import Layout, Model, estimate, known, load
 from ...planning.device import Device
 from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, OPERATIONS, ORDERS
-from ...planning.search import FREE, Candidate, Found, candidates, search
+from ...planning.search import FREE, Candidate, SearchResult, candidates, search
 from ...settings import Option
 from ...timeline.recording import DEFAULT_CAPACITY
 from ...units import count, integer, number, parse_bytes, switch
@@ -153,39 +153,39 @@ def main(args: argparse.Namespace) -> int:
     args.json, args.trace = result_path(args.json, option="--json"), output_path(args.trace)
     setting = values(args, _ASSUMED)
     cluster, virtual, algorithm = _where(setting)
-    # What reaches a share of the peak, or took the time of a profile, is the user's to say.
-    told = {"efficiency", "memory_efficiency"} & set(setting)
-    device = None if told else Device.of(cluster)
+    # Shares of the peak that the user sets replace the measured rates of the device.
+    has_own_rates = {"efficiency", "memory_efficiency"} & set(setting)
+    device = None if has_own_rates else Device.of(cluster)
     model = load(args.model, values(args, _FIGURES))
     names = _names(args)
     layout = _layout(args, cluster, virtual.dtype, names)
     if args.within is not None and (args.best is None or not args.within > 0):
         raise UsageError(f"--within: expected a positive number, and --best beside it, got {args.within!r}")
     _check_size(model, layout, cluster, searched=bool(names))
-    found = Found() if names else None
+    result = SearchResult() if names else None
     begun_s, interrupted = perf_counter(), False
-    if found is None:
-        one = estimate(model, layout, cluster, virtual, algorithm=algorithm, device=device)
+    if result is None:
+        step = estimate(model, layout, cluster, virtual, algorithm=algorithm, device=device)
     else:
         within_s = _WITHIN_S if args.within is None else args.within
-        interrupted = _search(found, model, layout, names, cluster, virtual, algorithm, device, within_s)
-        if found.best is None:
+        interrupted = _search(result, model, layout, names, cluster, virtual, algorithm, device, within_s)
+        if result.best is None:
             return EXIT_INTERRUPTED
-        one = found.best
+        step = result.best
     wall_s = perf_counter() - begun_s
-    if args.trace is not None and found is None and one.timeline is not None:
+    if args.trace is not None and result is None and step.timeline is not None:
         from ...timeline import write_trace
 
-        write_trace(one.timeline, args.trace)
-    searched = None if found is None else (names, found)
-    kept = args.json is None or written(as_json(described(one, searched)), args.json, option="--json")
+        write_trace(step.timeline, args.trace)
+    searched = None if result is None else (names, result)
+    is_written = args.json is None or written(as_json(described(step, searched)), args.json, option="--json")
     if args.json != STDOUT:
         from ..console import Console
 
         width = Console(width=args.width).width
         lines = search_page(*searched, width=width) if searched else []
-        print("\n".join([*lines, *page(one, wall_s, width)]), flush=True)
-    return EXIT_INTERRUPTED if interrupted else 0 if kept else EXIT_FAILED
+        print("\n".join([*lines, *page(step, wall_s, width)]), flush=True)
+    return EXIT_INTERRUPTED if interrupted else 0 if is_written else EXIT_FAILED
 
 
 def _where(setting: dict[str, Any]) -> tuple[Cluster, Virtual, str | None]:
@@ -209,23 +209,23 @@ def _names(args: argparse.Namespace) -> list[str]:
 
 
 def _layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[str]) -> Layout:
-    given = values(args, _LAYOUT)
-    if twice := [name for name in names if name in given]:
+    options = values(args, _LAYOUT)
+    if twice := [name for name in names if name in options]:
         raise UsageError(f"--best: {twice[0]} is given, and cannot be searched for too")
-    if (schedule := given.get("schedule")) in FAMILIES:
-        given.setdefault("chunks", FAMILIES[schedule].chunks or 2)
-    shared = given.get("tp", 1) * given.get("pp", 1) * given.get("cp", 1)
+    if (schedule := options.get("schedule")) in FAMILIES:
+        options.setdefault("chunks", FAMILIES[schedule].chunks or 2)
+    shared = options.get("tp", 1) * options.get("pp", 1) * options.get("cp", 1)
     if names:
-        given.setdefault("global_batch", _SEARCHED_BATCH)
-        return Layout(dtype=dtype, **given)
-    if "dp" not in given:
+        options.setdefault("global_batch", _SEARCHED_BATCH)
+        return Layout(dtype=dtype, **options)
+    if "dp" not in options:
         if cluster.world_size % shared:
             raise UsageError(
                 f"tp x pp x cp: expected a divisor of the {cluster.world_size} ranks of {cluster.name}, got {shared}"
             )
-        given["dp"] = cluster.world_size // shared
-    given.setdefault("global_batch", 8 * given.get("pp", 1) * given["dp"] * given.get("micro_batch", 1))
-    return Layout(dtype=dtype, **given)
+        options["dp"] = cluster.world_size // shared
+    options.setdefault("global_batch", 8 * options.get("pp", 1) * options["dp"] * options.get("micro_batch", 1))
+    return Layout(dtype=dtype, **options)
 
 
 def _check_size(model: Model, layout: Layout, cluster: Cluster, *, searched: bool) -> None:
@@ -242,7 +242,7 @@ def _check_size(model: Model, layout: Layout, cluster: Cluster, *, searched: boo
 
 
 def _search(
-    found: Found,
+    result: SearchResult,
     model: Model,
     like: Layout,
     names: list[str],
@@ -254,34 +254,34 @@ def _search(
 ) -> bool:
     """Search for the best layout, and return whether Ctrl-C came before the end."""
 
-    def told(number: int, candidate: Candidate) -> None:
-        best = f"; best so far {found.best.step_s * 1e3:.1f} ms: {found.best.layout}" if found.best else ""
+    def print_candidate(number: int, candidate: Candidate) -> None:
+        best = f"; best so far {result.best.step_s * 1e3:.1f} ms: {result.best.layout}" if result.best else ""
         if sys.stderr.isatty():
             say(f"{number + 1}: {candidate.layout}, at least {candidate.bound_s * 1e3:.1f} ms{best}\n")
 
     begun_s = perf_counter()
     try:
-        ordered = candidates(model, like, names, cluster, virtual, found, device=device)
+        ordered = candidates(model, like, names, cluster, virtual, result, device=device)
         search(
             model,
             ordered,
             cluster,
             virtual,
-            found,
+            result,
             algorithm=algorithm,
-            told=told,
+            on_candidate=print_candidate,
             device=device,
             within_s=max(0.0, within_s - (perf_counter() - begun_s)),
         )
     except BaseException as error:
         if not _is_interrupt(error):
             raise
-        notify(f"interrupted; {len(found.simulated)} layouts were simulated")
+        notify(f"interrupted; {len(result.simulated)} layouts were simulated")
         return True
-    if found.best is None:
-        most = max(found.left_out.items(), key=lambda each: len(each[1]), default=("nothing to try", []))
+    if result.best is None:
+        most = max(result.left_out.items(), key=lambda each: len(each[1]), default=("nothing to try", []))
         raise UsageError(
-            f"--best: none of {found.tried} layouts fits {model.name} on {cluster.name}; most often: {most[0]}"
+            f"--best: none of {result.tried} layouts fits {model.name} on {cluster.name}; most often: {most[0]}"
         )
     return False
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ...planning.estimates import SLOWER, Estimate
 from ...planning.layout import Layout
 from ...planning.parts import MESSAGE, Amount
-from ...planning.search import Found
+from ...planning.search import SearchResult
 from ...planning.trust import Band, band_of, band_of_step
 from ...planning.validation import COVERED
 from ...units import columns, format_bytes, format_ns, wrapped
@@ -16,40 +16,40 @@ from ...units import columns, format_bytes, format_ns, wrapped
 _LISTED = 8  # rows of each table
 
 
-def page(one: Estimate, wall_s: float, width: int) -> Iterator[str]:
+def page(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
     """Yield the lines of a page."""
-    yield from _head(one, width)
+    yield from _head(step, width)
     yield ""
-    yield from _dimensions(one, width)
+    yield from _dimensions(step, width)
     yield ""
-    yield from _operations(one, width)
+    yield from _operations(step, width)
     yield ""
-    yield from _path(one, width)
+    yield from _path(step, width)
     yield ""
-    yield from _verdict(one, wall_s, width)
+    yield from _verdict(step, wall_s, width)
 
 
-def _head(one: Estimate, width: int) -> Iterator[str]:
-    model, layout, virtual = one.model, one.layout, one.virtual
+def _head(step: Estimate, width: int) -> Iterator[str]:
+    model, layout, virtual = step.model, step.layout, step.virtual
     active = f", {_number(model.active_parameters)} active" if model.experts else ""
     ranks = f"{layout.world_size} rank{'s' * (layout.world_size > 1)}"
     title = (
-        f"{model.name} ({_number(model.parameters)} parameters{active}) on {one.cluster.name}, {ranks}, virtual time"
+        f"{model.name} ({_number(model.parameters)} parameters{active}) on {step.cluster.name}, {ranks}, virtual time"
     )
     yield from wrapped(title, width)
     yield from _field("layout", _laid_out(layout, model.sequence), width)
     sway = f"computes reach {virtual.efficiency:.4g} of the {layout.dtype} peak"
-    if one.device is not None:
-        sway = f"products, attention and memory as measured of {one.cluster.machine.chip.name}"
+    if step.device is not None:
+        sway = f"products, attention and memory as measured of {step.cluster.machine.chip.name}"
     yield from _field("assumed", f"{sway}; {virtual.conditions}; {virtual.interference}", width)
-    memory, there = one.memory, one.cluster.memory_bytes()
-    of = f" of {format_bytes(int(there))}" if there is not None else ""
+    memory, there = step.memory, step.cluster.memory_bytes()
+    of_all = f" of {format_bytes(int(there))}" if there is not None else ""
     parts = ", ".join(
         f"{name} {format_bytes(round(getattr(memory, name)))}"
         for name in ("weights", "gradients", "optimizer", "activations")
     )
     yield from _field(
-        "memory", f"{format_bytes(round(memory.total))}{of} on ranks of stage {memory.stage}: {parts}", width
+        "memory", f"{format_bytes(round(memory.total))}{of_all} on ranks of stage {memory.stage}: {parts}", width
     )
 
 
@@ -113,25 +113,27 @@ def _done(doing: str, name: str) -> str:
     return {"compute": f"compute {name}", "wire": name, "waiting": f"waiting in {name}"}.get(doing, "program")
 
 
-def _verdict(one: Estimate, wall_s: float, width: int) -> Iterator[str]:
-    layout, parts = one.layout, one.parts
+def _verdict(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
+    layout, parts = step.layout, step.parts
     few = (
-        f"{one.simulated} of {layout.microbatches} microbatches" if one.simulated < layout.microbatches else "all of it"
+        f"{step.simulated} of {layout.microbatches} microbatches"
+        if step.simulated < layout.microbatches
+        else "all of it"
     )
-    few += ", the insides of layers once" if one.folded else ""
-    if one.virtual.interference.off and parts.overlapped_ns:
+    few += ", the insides of layers once" if step.folded else ""
+    if step.virtual.interference.off and parts.overlapped_ns:
         longer = SLOWER * parts.overlapped_ns / parts.step_ns
         told = f"0 to {longer:.1%} longer if computes and communication slow each other down by up to {SLOWER:.0%}"
         yield from _field("interference", f"{told}, while they overlap: {_ms(parts.overlapped_ns)} ms", width)
     yield from _field("simulated", f"{few}, in {wall_s:.1f} s", width)
-    rate = f"{one.samples_per_s:.4g} samples/s, {one.tokens_per_s:,.0f} tokens/s"
-    used = f", model flops utilisation {one.utilisation:.1%}" if one.utilisation is not None else ""
+    rate = f"{step.samples_per_s:.4g} samples/s, {step.tokens_per_s:,.0f} tokens/s"
+    used = f", model flops utilisation {step.utilisation:.1%}" if step.utilisation is not None else ""
     yield from _field("throughput", rate + used, width)
-    band = band_of_step(one.cluster, layout, parts)
+    band = band_of_step(step.cluster, layout, parts)
     exposed = sum(amount.exposed_ns for amount in parts.operations.values())
     most = max(parts.by_dimension().items(), key=lambda each: each[1].exposed_ns, default=None)
     mostly = f", mostly {_reason(most)}" if most is not None and exposed else ""
-    fits = " DOES NOT FIT: the fullest rank needs more memory than there is." if one.fits is False else ""
+    fits = " DOES NOT FIT: the fullest rank needs more memory than there is." if step.fits is False else ""
     yield from wrapped(
         f"step {format_ns(parts.step_ns)} (+-{band.typical:.0%} typical, +-{band.covering:.0%} in {COVERED:.0%} of "
         f"{band.rows} published steps of {band.of} that were left out): "
@@ -148,17 +150,17 @@ def _reason(most: tuple[str, Amount]) -> str:
     return "bubble of the pipeline" if dimension == "pp" else f"{dimension} waiting"
 
 
-def search_page(names: Sequence[str], found: Found, *, width: int) -> Iterator[str]:
+def search_page(names: Sequence[str], result: SearchResult, *, width: int) -> Iterator[str]:
     """Yield the result of a search: the layouts that were left out, the reasons, and the best ones."""
-    done = "" if found.complete else ", and was interrupted" if not found.bound_s else ", and had no more time"
-    title = f"searched for {', '.join(names)}: {found.tried} layouts, {len(found.simulated)} simulated{done}"
+    done = "" if result.complete else ", and was interrupted" if not result.bound_s else ", and had no more time"
+    title = f"searched for {', '.join(names)}: {result.tried} layouts, {len(result.simulated)} simulated{done}"
     yield from wrapped(title, width)
-    for why, layouts in sorted(found.left_out.items(), key=lambda each: -len(each[1])):
+    for why, layouts in sorted(result.left_out.items(), key=lambda each: -len(each[1])):
         yield from wrapped(f"  {len(layouts)} left out: {why}", width, rest="    ")
-    if found.bound_s:
-        yield from wrapped(f"  no layout is faster than {format_ns(found.bound_s * 1e9)}, by a lower bound", width)
+    if result.bound_s:
+        yield from wrapped(f"  no layout is faster than {format_ns(result.bound_s * 1e9)}, by a lower bound", width)
     yield ""
-    ordered = sorted(found.simulated, key=lambda each: each[1])
+    ordered = sorted(result.simulated, key=lambda each: each[1])
     best_s = ordered[0][1]
     shown = list(dict.fromkeys((*_DEGREES, *names)))
     rows = [
@@ -193,16 +195,16 @@ def _field(name: str, text: str, width: int) -> list[str]:
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def described(one: Estimate, searched: tuple[list[str], Found] | None) -> dict[str, object]:
+def described(step: Estimate, searched: tuple[list[str], SearchResult] | None) -> dict[str, object]:
     """Return the step for JSON: integers of nanoseconds, bytes, shares from 0 to 1."""
-    parts = one.parts
-    band = band_of_step(one.cluster, one.layout, parts)
+    parts = step.parts
+    band = band_of_step(step.cluster, step.layout, parts)
     return {
-        "model": asdict(one.model) | {"parameters": one.model.parameters},
-        "layout": asdict(one.layout) | {"microbatches": one.layout.microbatches},
-        "cluster": one.cluster.name,
-        "ranks": one.layout.world_size,
-        "assumed": one.virtual.meta() | {"alike": "stages"},
+        "model": asdict(step.model) | {"parameters": step.model.parameters},
+        "layout": asdict(step.layout) | {"microbatches": step.layout.microbatches},
+        "cluster": step.cluster.name,
+        "ranks": step.layout.world_size,
+        "assumed": step.virtual.meta() | {"alike": "stages"},
         "step_ns": round(parts.step_ns),
         "error": asdict(band),
         "compute_ns": round(parts.compute_ns),
@@ -212,47 +214,47 @@ def described(one: Estimate, searched: tuple[list[str], Found] | None) -> dict[s
             name: {"wire_ns": round(a.wire_ns), "waiting_ns": round(a.waiting_ns), "moving_ns": round(a.busy_ns)}
             for name, a in parts.by_dimension().items()
         },
-        "operations": _described_operations(one),
+        "operations": _described_operations(step),
         "critical_path": [
             {"doing": doing, "name": name, "ns": round(ns)}
             for (doing, name), ns in sorted(parts.path.items(), key=lambda each: -each[1])
         ],
-        "memory": asdict(one.memory) | {"total": one.memory.total, "there": one.cluster.memory_bytes()},
-        "fits": one.fits,
-        "samples_per_s": one.samples_per_s,
-        "tokens_per_s": one.tokens_per_s,
-        "model_flops_utilisation": one.utilisation,
-        "simulated_microbatches": one.simulated,
-        "folded": one.folded,
-        "device": None if one.device is None else asdict(one.device),
+        "memory": asdict(step.memory) | {"total": step.memory.total, "there": step.cluster.memory_bytes()},
+        "fits": step.fits,
+        "samples_per_s": step.samples_per_s,
+        "tokens_per_s": step.tokens_per_s,
+        "model_flops_utilisation": step.utilisation,
+        "simulated_microbatches": step.simulated,
+        "folded": step.folded,
+        "device": None if step.device is None else asdict(step.device),
         "search": None if searched is None else _searched(*searched),
     }
 
 
-def _described_operations(one: Estimate) -> list[dict[str, object]]:
+def _described_operations(step: Estimate) -> list[dict[str, object]]:
     return [
         {
-            "dimension": each.dimension,
-            "op": each.op,
-            "bytes": each.nbytes,
-            "dtype": each.dtype,
-            "ranks": list(each.ranks),
+            "dimension": operation.dimension,
+            "op": operation.op,
+            "bytes": operation.nbytes,
+            "dtype": operation.dtype,
+            "ranks": list(operation.ranks),
             "count": amount.count,
             "wire_ns": round(amount.wire_ns),
             "waiting_ns": round(amount.waiting_ns),
             "moving_ns": round(amount.busy_ns),
-            "error": asdict(band_of(one.cluster, each)),
+            "error": asdict(band_of(step.cluster, operation)),
         }
-        for each, amount in one.parts.operations.items()
+        for operation, amount in step.parts.operations.items()
     ]
 
 
-def _searched(names: list[str], found: Found) -> dict[str, object]:
+def _searched(names: list[str], result: SearchResult) -> dict[str, object]:
     return {
         "names": names,
-        "tried": found.tried,
-        "complete": found.complete,
-        "bound_ns": round(found.bound_s * 1e9),
-        "simulated": [asdict(layout) | {"step_ns": round(step_s * 1e9)} for layout, step_s in found.simulated],
-        "left_out": {why: len(layouts) for why, layouts in found.left_out.items()},
+        "tried": result.tried,
+        "complete": result.complete,
+        "bound_ns": round(result.bound_s * 1e9),
+        "simulated": [asdict(layout) | {"step_ns": round(step_s * 1e9)} for layout, step_s in result.simulated],
+        "left_out": {why: len(layouts) for why, layouts in result.left_out.items()},
     }

@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
     if not folder.name or not folder.name.isprintable():
         raise UsageError(f"NAME: expected the name of a folder, got {args.name!r}")
     if os.path.lexists(folder):
-        raise UsageError(f"NAME: {folder} exists already; nothing was changed")
+        raise UsageError(f"NAME: {folder} exists already; choose another name")
     try:
         _make(folder, "torch" if args.torch else "numpy")
     except OSError as error:

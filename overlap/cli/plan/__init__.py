@@ -81,19 +81,19 @@ def main(args: argparse.Namespace) -> int:
         TopologyError: If a machine is unknown, or a group is not legal on it.
         ScheduleError: If a file holds no schedule.
     """
-    given = {name: values(args, subject.OPTIONS) for name, subject in _SUBJECTS.items()}
-    kind = _kind(args.subject, given)
-    for other, told in given.items():
-        if other != kind and told:
-            name = next(iter(told))
+    options_of_kinds = {name: values(args, subject.OPTIONS) for name, subject in _SUBJECTS.items()}
+    kind = _kind(args.subject, options_of_kinds)
+    for other, values_of_kind in options_of_kinds.items():
+        if other != kind and values_of_kind:
+            name = next(iter(values_of_kind))
             flag = flag_of(name, _SUBJECTS[other].OPTIONS[name])
             raise UsageError(f"{flag}: only of a {other}; {args.subject} is a {kind}")
     show: Callable[[str, Mapping[str, Any]], int] = _SUBJECTS[kind].show
-    return show(args.subject, {**given[kind], **values(args, _SHARED)})
+    return show(args.subject, {**options_of_kinds[kind], **values(args, _SHARED)})
 
 
-def _kind(subject: str, given: Mapping[str, Mapping[str, object]]) -> str:
-    """Return what a name stands for; options decide about unknown names, for the sake of the message."""
+def _kind(subject: str, options_of_kinds: Mapping[str, Mapping[str, object]]) -> str:
+    """Return the kind of a subject; options decide for unknown names, so that the message fits."""
     if subject in GENERATORS:
         return "collective"
     if subject.lower() in FAMILIES:
@@ -103,9 +103,9 @@ def _kind(subject: str, given: Mapping[str, Mapping[str, object]]) -> str:
         return "machine"
     if Path(subject).exists():
         return "schedule"
-    told = [name for name, options in given.items() if options]
-    if len(told) == 1:
-        return told[0]
+    kinds = [name for name, options in options_of_kinds.items() if options]
+    if len(kinds) == 1:
+        return kinds[0]
     close = get_close_matches(subject.lower(), [*GENERATORS, *names(), *FAMILIES], n=1)
     meant = f" (did you mean {close[0]}?)" if close else ""
     raise UsageError(

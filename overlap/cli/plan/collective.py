@@ -35,7 +35,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def show(op: str, told: Mapping[str, Any]) -> int:
+def show(op: str, options: Mapping[str, Any]) -> int:
     """Print the plan of a collective, and return the exit code 0.
 
     Raises:
@@ -43,21 +43,23 @@ def show(op: str, told: Mapping[str, Any]) -> int:
         TopologyError: If the machine is unknown, or the group is not legal on it.
     """
     for name in ("bytes", "cluster"):
-        if name not in told:
+        if name not in options:
             raise UsageError(f"--{name}: needed for the plan of a collective")
-    ranks = parse_ranks(told["ranks"]) if "ranks" in told else None
+    ranks = parse_ranks(options["ranks"]) if "ranks" in options else None
     if ranks is not None and len(ranks) < 2:
-        raise UsageError(f"--ranks: {told['ranks']!r} is one rank, which sends nothing; name a group, such as 0-7")
-    dtype, machine = told.get("dtype", "float32"), _machine(told["cluster"], ranks)
-    nbytes, element_bytes = parse_bytes(told["bytes"], argument="--bytes"), itemsize_of(dtype)
+        raise UsageError(f"--ranks: {options['ranks']!r} is one rank, which sends nothing; name a group, such as 0-7")
+    dtype, machine = options.get("dtype", "float32"), _machine(options["cluster"], ranks)
+    nbytes, element_bytes = parse_bytes(options["bytes"], argument="--bytes"), itemsize_of(dtype)
     if nbytes % element_bytes:
         raise UsageError(f"--bytes: {nbytes} bytes are not whole elements of {dtype}, of {element_bytes} bytes")
-    asked = {name: told[name] for name in ("root", "peer_direct", "exact") if name in told}
+    asked = {name: options[name] for name in ("root", "peer_direct", "exact") if name in options}
     chosen = plan(op, nbytes, machine, ranks, dtype=dtype, **asked)
-    if told.get("json"):
+    if options.get("json"):
         print(as_json(describe(chosen)), end="")
         return 0
-    print("\n".join([*_summary(machine, chosen), *_advice(machine, chosen), "", *_others(chosen, told.get("top", 8))]))
+    print(
+        "\n".join([*_summary(machine, chosen), *_advice(machine, chosen), "", *_others(chosen, options.get("top", 8))])
+    )
     return 0
 
 
@@ -72,7 +74,7 @@ def _machine(name: str, ranks: tuple[int, ...] | None) -> Cluster:
 
 def describe(chosen: Plan) -> dict[str, object]:
     """Return a plan for JSON: seconds, bytes, ranks of the world."""
-    others = [each for each in chosen.alternatives if each.predicted_s is not None]
+    priced = [option for option in chosen.alternatives if option.predicted_s is not None]
     return {
         "op": chosen.op,
         "bytes": chosen.nbytes,
@@ -92,15 +94,16 @@ def describe(chosen: Plan) -> dict[str, object]:
         "reason": chosen.reason,
         "library": chosen.library,
         "proposals": [
-            {"algorithm": each.algorithm, "detail": each.detail, "predicted_s": each.predicted_s}
-            for each in chosen.proposals
+            {"algorithm": option.algorithm, "detail": option.detail, "predicted_s": option.predicted_s}
+            for option in chosen.proposals
         ],
-        "levels": [asdict(each) | {"bytes": each.share * chosen.nbytes} for each in chosen.levels],
+        "levels": [asdict(option) | {"bytes": option.share * chosen.nbytes} for option in chosen.levels],
         "alternatives": [
-            {"algorithm": each.algorithm, "detail": each.detail, "predicted_s": each.predicted_s} for each in others
+            {"algorithm": option.algorithm, "detail": option.detail, "predicted_s": option.predicted_s}
+            for option in priced
         ],
         "not_applicable": [
-            {"algorithm": each.algorithm, "why": each.why_not} for each in chosen.alternatives if each.why_not
+            {"algorithm": option.algorithm, "why": option.why_not} for option in chosen.alternatives if option.why_not
         ],
     }
 
@@ -175,31 +178,31 @@ def _others(chosen: Plan, top: int) -> list[str]:
 
 
 def _proposed(chosen: Plan, top: int) -> list[str]:
-    """Return what we could run in less time, which is no promise to users of the library."""
+    """Return faster algorithms that this package could run; they are no promise to users of the library."""
     if not chosen.proposals:
         return []
     lines = ["", f"proposals, which {chosen.library} lacks:"]
-    for each in chosen.proposals[:top]:
-        assert each.predicted_s is not None
-        name, less = _name(each.algorithm, each.detail), f"{each.predicted_s / chosen.predicted_s - 1:.0%}"
-        lines += wrapped(name, first=f"  {format_s(each.predicted_s):>8}  {less:>7}  ", rest=" " * 21)
+    for proposal in chosen.proposals[:top]:
+        assert proposal.predicted_s is not None
+        name, less = _name(proposal.algorithm, proposal.detail), f"{proposal.predicted_s / chosen.predicted_s - 1:.0%}"
+        lines += wrapped(name, first=f"  {format_s(proposal.predicted_s):>8}  {less:>7}  ", rest=" " * 21)
     more = len(chosen.proposals) - top
     return [*lines, f"  and {more} more (--top {len(chosen.proposals)})"] if more > 0 else lines
 
 
 def _slower(chosen: Plan, top: int) -> list[str]:
-    priced = [each for each in chosen.alternatives if each.predicted_s is not None]
+    priced = [alternative for alternative in chosen.alternatives if alternative.predicted_s is not None]
     lines = ["alternatives:"] if chosen.alternatives else ["no alternatives"]
-    for each in priced[:top]:
-        assert each.predicted_s is not None
-        more = f"+{each.predicted_s / chosen.predicted_s - 1:.0%}" if chosen.predicted_s else ""
-        name = _name(each.algorithm, each.detail)
-        lines += wrapped(name, first=f"  {format_s(each.predicted_s):>8}  {more:>7}  ", rest=" " * 21)
+    for alternative in priced[:top]:
+        assert alternative.predicted_s is not None
+        more = f"+{alternative.predicted_s / chosen.predicted_s - 1:.0%}" if chosen.predicted_s else ""
+        name = _name(alternative.algorithm, alternative.detail)
+        lines += wrapped(name, first=f"  {format_s(alternative.predicted_s):>8}  {more:>7}  ", rest=" " * 21)
     if len(priced) > top:
         lines.append(f"  and {len(priced) - top} slower ones (--top {len(priced)})")
-    for each in chosen.alternatives:
-        if each.why_not:
-            lines += wrapped(f"{each.algorithm} does not apply: {each.why_not}", first="  ", rest="    ")
+    for alternative in chosen.alternatives:
+        if alternative.why_not:
+            lines += wrapped(f"{alternative.algorithm} does not apply: {alternative.why_not}", first="  ", rest="    ")
     return lines
 
 

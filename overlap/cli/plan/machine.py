@@ -32,31 +32,31 @@ OPTIONS = {
 }
 
 
-def show(name: str, told: Mapping[str, Any]) -> int:
+def show(name: str, options: Mapping[str, Any]) -> int:
     """Draw a machine, or judge a group on it, and return the exit code.
 
     Raises:
         UsageError: If the number of ranks is no number.
         TopologyError: If the machine is unknown, numbers do not fit it, or (without `--json`) a group is illegal.
     """
-    size = {each: told[each] for each in ("nodes", "lnc", "edition") if each in told}
-    machine = cluster(name, ranks=_ranks(told), **size)
-    if "check" in told:
-        return _check(machine, parse_ranks(told["check"]), json=bool(told.get("json")))
-    if told.get("json"):
+    size = {key: options[key] for key in ("nodes", "lnc", "edition") if key in options}
+    machine = cluster(name, ranks=_ranks(options), **size)
+    if "check" in options:
+        return _check(machine, parse_ranks(options["check"]), json=bool(options.get("json")))
+    if options.get("json"):
         print(as_json(describe(machine)), end="")
         return 0
     # A text file in memory has no encoding, and takes every character.
     blocks = (sys.stdout.encoding or "utf-8").lower().startswith("utf") and os.environ.get("TERM") != "dumb"
-    plain = bool(told.get("ascii")) or not blocks
+    plain = bool(options.get("ascii")) or not blocks
     width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
     print("\n\n".join([draw(machine, ascii=plain, width=width), _groups(machine, width), _rings(machine, width)]))
     return 0
 
 
-def _ranks(told: Mapping[str, Any]) -> int | None:
+def _ranks(options: Mapping[str, Any]) -> int | None:
     try:
-        return count(told["ranks"]) if "ranks" in told else None
+        return count(options["ranks"]) if "ranks" in options else None
     except UsageError as error:
         raise UsageError(f"--ranks: {error}") from None
 

@@ -20,19 +20,19 @@ OPTIONS = {
 }
 
 
-def show(name: str, told: Mapping[str, Any]) -> int:
+def show(name: str, options: Mapping[str, Any]) -> int:
     """Print a schedule, and return the exit code 0.
 
     Raises:
         UsageError: If there is no such schedule or file, or a number is impossible.
         ScheduleError: If the file holds no schedule.
     """
-    schedule = _schedule(name, told)
-    if told.get("json"):
+    schedule = _schedule(name, options)
+    if options.get("json"):
         print(as_json(describe(schedule)), end="")
     else:
         print("\n".join([*_summary(schedule), "", *schedule.grid(width=_WIDTH)]))
-        print("\n".join(["", *_comparison(schedule, told.get("chunks"))]))
+        print("\n".join(["", *_comparison(schedule, options.get("chunks"))]))
     return 0
 
 
@@ -53,14 +53,14 @@ def describe(schedule: PipelineSchedule) -> dict[str, object]:
     }
 
 
-def _schedule(name: str, told: Mapping[str, Any]) -> PipelineSchedule:
+def _schedule(name: str, options: Mapping[str, Any]) -> PipelineSchedule:
     path = Path(name)
     if name.lower() in FAMILIES or not (path.suffix or path.exists()):
         try:
-            ranks = index(told.get("ranks", "4"))
+            ranks = index(options.get("ranks", "4"))
         except UsageError as error:
             raise UsageError(f"--ranks: {error}") from None
-        return make(name, ranks=ranks, microbatches=told.get("microbatches", 8), chunks=told.get("chunks"))
+        return make(name, ranks=ranks, microbatches=options.get("microbatches", 8), chunks=options.get("chunks"))
     try:
         return PipelineSchedule.parse(path.read_text(encoding="utf-8"), name=path.name)
     except (OSError, UnicodeDecodeError) as error:
@@ -78,13 +78,13 @@ def _summary(schedule: PipelineSchedule) -> list[str]:
     least, most = min(timing.bubble), max(timing.bubble)
     idle = f"{least}" if least == most else f"{least} to {most}"
     share = most / timing.makespan if timing.makespan else 0.0
-    told = "" if formula is None else f"; by the formula {formula}"
+    by_formula = "" if formula is None else f"; by the formula {formula}"
     live = schedule.peak_live
     held = f"{live[0]}" if len(set(live)) == 1 else f"{min(live)} to {max(live)}"
     return [
         f"{schedule.name}: {schedule.ranks} ranks, {schedule.stages} stages, {schedule.microbatches} microbatches",
         "",
-        f"  time    {timing.makespan}, of which a rank is idle for {idle} ({share:.0%}){told}",
+        f"  time    {timing.makespan}, of which a rank is idle for {idle} ({share:.0%}){by_formula}",
         f"  memory  {held} activations at once on a rank, each of a microbatch at a stage",
     ]
 
@@ -98,13 +98,13 @@ def _comparison(schedule: PipelineSchedule, chunks: int | None) -> list[str]:
     for name in FAMILIES:
         pieces = FAMILIES[name].chunks or chunks or 2
         try:
-            each = make(name, ranks=schedule.ranks, microbatches=schedule.microbatches, chunks=pieces)
+            candidate = make(name, ranks=schedule.ranks, microbatches=schedule.microbatches, chunks=pieces)
         except UsageError:
             continue
-        timing = each.timing(durations)
+        timing = candidate.timing(durations)
         makespan, idle = (value / pieces for value in (timing.makespan, max(timing.bubble)))
         share = idle / makespan if makespan else 0.0
         mark = "*" if name == schedule.name else " "
-        held = max(each.peak_live) / pieces
+        held = max(candidate.peak_live) / pieces
         lines.append(f"{mark} {name:18} {makespan:6g} {idle:5g} {share:6.0%}  {held:g}")
     return lines

@@ -19,7 +19,7 @@ from ..options import add_options, check_width, values
 from ..output import STDOUT, as_json, output_path, result_path, written
 from ..pace import pace
 from ..parser import HelpAll, Parser
-from ..program import Program, add_program, named, tell_of_late_options, told_traces
+from ..program import Program, add_program, named, report_late_options, report_traces
 from .goodput import add_goodput, measured_goodput
 from .page import assumptions, described, drawing, page
 from .setting import PARAMETERS, checked
@@ -101,7 +101,7 @@ def _goodput(args: argparse.Namespace) -> int:
     return 0 if args.json is None or written(as_json(measured.described()), args.json, option="--json") else EXIT_FAILED
 
 
-def simulated(args: argparse.Namespace, make: Callable[[Sequence[str]], Program], *, tells_itself: bool = False) -> int:
+def simulated(args: argparse.Namespace, make: Callable[[Sequence[str]], Program], *, prints_pace: bool = False) -> int:
     """Run a program in virtual time, once or over a sweep, and return the exit code.
 
     Args:
@@ -111,14 +111,14 @@ def simulated(args: argparse.Namespace, make: Callable[[Sequence[str]], Program]
     """
     check_width(args.width)
     args.json = result_path(args.json, option="--json")
-    return _sweep(args, make) if args.sweep else _once(args, make, tells_itself)
+    return _sweep(args, make) if args.sweep else _once(args, make, prints_pace)
 
 
-def _once(args: argparse.Namespace, make: Callable[[Sequence[str]], Program], tells_itself: bool) -> int:
+def _once(args: argparse.Namespace, make: Callable[[Sequence[str]], Program], prints_pace: bool) -> int:
     setting, program, trace = checked(values(args, PARAMETERS)), make(()), output_path(args.trace)
     aside = redirect_stdout(sys.stderr) if args.json == STDOUT else nullcontext()
-    with aside, told_traces(args.trace, trace, verdict=False):
-        if tells_itself:
+    with aside, report_traces(args.trace, trace, verdict=False):
+        if prints_pace:
             simulation = simulate(program, setting, trace=trace)
         else:
             with pace() as tell:
@@ -134,7 +134,7 @@ def _program(args: argparse.Namespace, arguments: Sequence[str]) -> Program:
         raise UsageError(f"{args.script}: a recorded run is repeated by `overlap replay {args.script}`")
     program = named(args, *arguments, command="simulate")
     if not arguments:
-        tell_of_late_options(args, command="simulate")
+        report_late_options(args, command="simulate")
     return program
 
 

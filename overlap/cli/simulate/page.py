@@ -39,7 +39,7 @@ def page(outcome: StepSummary, request: RunConfig, wall_s: float) -> list[str]:
         *(field("  queued", f"{exact(row.queued_ns)}") if row.queued_ns else []),
         *field("  idle", f"{exact(row.idle_ns)}"),
         *_throughput(outcome),
-        *(field("busiest", _told(outcome.busiest)) if outcome.busiest else []),
+        *(field("busiest", _busiest_text(outcome.busiest)) if outcome.busiest else []),
         *field("extrapolated", extrapolated(outcome)),
         *field("simulated in", f"{wall_s:.2f} s"),
     ]
@@ -97,7 +97,7 @@ def _alike(alike: AlikeBy) -> list[str]:
     return [f"{who} behave alike, and two of them run for all"]
 
 
-def _told(busiest: Busiest) -> str:
+def _busiest_text(busiest: Busiest) -> str:
     waited = f" after {format_ns(busiest.wait_ns)} of waiting for the last rank" if busiest.wait_ns else ""
     times = "once" if busiest.count == 1 else f"{busiest.count} times"
     how = f", {', '.join(busiest.algorithms)}" if any(busiest.algorithms) else ""

@@ -106,30 +106,30 @@ def checked(values: Mapping[str, object]) -> dict[str, Any]:
         UsageError: If a value is impossible.
         TopologyError: If there is no such cluster, or it is too small.
     """
-    found = dict(values)
-    if "profile" in found:
-        found["profile"] = Profile.read(str(found["profile"]))
-    if "algorithm" in found:
-        check_algorithm(str(found["algorithm"]))
-    if "cluster" in found:
-        revised(found, RunConfig())
+    setting = dict(values)
+    if "profile" in setting:
+        setting["profile"] = Profile.read(str(setting["profile"]))
+    if "algorithm" in setting:
+        check_algorithm(str(setting["algorithm"]))
+    if "cluster" in setting:
+        revised(setting, RunConfig())
     else:
-        _virtual(found, Virtual())
-    return found
+        _virtual(setting, Virtual())
+    return setting
 
 
-def revised(values: Mapping[str, Any], asked: RunConfig) -> RunConfig:
+def revised(values: Mapping[str, Any], config: RunConfig) -> RunConfig:
     """Return the configuration that a program asks for, changed by the values of a setting.
 
     Args:
         values: By name, from `checked`; a repeated option has a list. Everything else stays as the program asks.
-        asked: The configuration of the program.
+        config: The configuration of the program.
 
     Raises:
         UsageError: If the two do not go together.
         TopologyError: If there is no such cluster, or it is too small.
     """
-    cluster, virtual = _cluster(values, asked), _virtual(values, asked.virtual or Virtual())
+    cluster, virtual = _cluster(values, config), _virtual(values, config.virtual or Virtual())
     Roofline.of(
         cluster,
         dtype=virtual.dtype,
@@ -138,40 +138,40 @@ def revised(values: Mapping[str, Any], asked: RunConfig) -> RunConfig:
     )
     fills = any(name in values for name in _WHERE)
     return replace(
-        asked,
+        config,
         cluster=cluster,
-        ranks=cluster.world_size if fills else asked.ranks,
+        ranks=cluster.world_size if fills else config.ranks,
         virtual=virtual,
-        algorithm=values.get("algorithm", asked.algorithm),
+        algorithm=values.get("algorithm", config.algorithm),
     )
 
 
-def _cluster(values: Mapping[str, Any], asked: RunConfig) -> topology.Cluster:
+def _cluster(values: Mapping[str, Any], config: RunConfig) -> topology.Cluster:
     """Return the cluster of the setting, or the program's cluster in another size."""
     size = _some(values, _SIZE)
     if "cluster" in values:
         if values["cluster"] == LOCAL:
-            size.setdefault("ranks", asked.ranks or DEFAULT_RANKS)
+            size.setdefault("ranks", config.ranks or DEFAULT_RANKS)
         return topology.cluster(str(values["cluster"]), **size)
-    own = cluster_of(asked.cluster, asked.ranks)
+    chosen = cluster_of(config.cluster, config.ranks)
     if not size:
-        return own
-    anynumber = own.machine.devices is None
-    same = {"nodes": own.nodes, "lnc": own.lnc, "ranks": own.world_size if anynumber else None}
-    return topology.Cluster.of(own.machine, **{**same, **size}, strict=own.strict, edition=own.edition)
+        return chosen
+    anynumber = chosen.machine.devices is None
+    same = {"nodes": chosen.nodes, "lnc": chosen.lnc, "ranks": chosen.world_size if anynumber else None}
+    return topology.Cluster.of(chosen.machine, **{**same, **size}, strict=chosen.strict, edition=chosen.edition)
 
 
-def _virtual(values: Mapping[str, Any], own: Virtual) -> Virtual:
+def _virtual(values: Mapping[str, Any], base: Virtual) -> Virtual:
     """Return the program's assumptions, changed by the values."""
     interference = Interference(
-        compute={**own.interference.compute, **_factors(values.get("slow_compute"))},
-        communication={**own.interference.communication, **_factors(values.get("slow_comm"))},
+        compute={**base.interference.compute, **_factors(values.get("slow_compute"))},
+        communication={**base.interference.communication, **_factors(values.get("slow_comm"))},
     )
-    conditions = replace(own.conditions, **_some(values, _CONDITIONS))
+    conditions = replace(base.conditions, **_some(values, _CONDITIONS))
     implied = {"shapes_only": True} if values.get("alike") else {}
-    faults = replace(own.faults or Faults(), seed=values["faults"]) if "faults" in values else own.faults
+    faults = replace(base.faults or Faults(), seed=values["faults"]) if "faults" in values else base.faults
     assumed = {**implied, **_some(values, _ASSUMED)}
-    return replace(own, **assumed, conditions=conditions, faults=faults, interference=interference)
+    return replace(base, **assumed, conditions=conditions, faults=faults, interference=interference)
 
 
 def _some(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

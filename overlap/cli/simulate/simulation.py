@@ -28,7 +28,7 @@ class Shape:
 
     op: str  # Name of the collective
     nbytes: int  # The larger of input and result
-    dtype: str  # Of the elements; may be empty
+    dtype: str  # Type of the elements; may be empty
     ranks: int  # Size of the group
 
     @classmethod
@@ -39,7 +39,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busiest:
-    """The shape whose operations together took the most time on a rank."""
+    """The shape of the operations that together took the most time on a rank."""
 
     shape: Shape  # The shape
     algorithms: tuple[str, ...]  # Their algorithms, with what those are made of
@@ -58,11 +58,11 @@ class StepSummary:
     # Where the time went on the rank whose step is longest; of several the one with the most exposed communication,
     # then with the most compute, then the first.
     longest: Breakdown
-    busiest: Busiest | None  # Of the longest rank; None without communication
+    busiest: Busiest | None  # Busiest shape of the longest rank; None without communication
     shapes: tuple[Shape, ...]  # Everything that was communicated in the step, on any rank
-    extrapolated: tuple[Shape, ...]  # Those outside published measurements
+    extrapolated: tuple[Shape, ...]  # Shapes outside published measurements
     rated: bool  # Whether computes were priced by the peak of the device
-    samples: float | None  # That a step trains on, if the program says so
+    samples: float | None  # Samples of a step, if the program states them
 
     @property
     def step_ns(self) -> int:
@@ -135,7 +135,7 @@ def _busiest(infos: Iterable[CollectiveInfo | None], label: Callable[[Collective
 
 
 def _label(cluster: Cluster, info: CollectiveInfo, *, peer_direct: bool) -> str:
-    """Return the algorithm of an operation with what it is made of; of a message, or an unknown one, just the name."""
+    """Return the algorithm of an operation with its parts; of a message, or an unknown one, just the name."""
     dtype, nbytes = info.dtype or "uint8", size_class(info.nbytes)
     try:
         found = plan(

@@ -28,7 +28,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 class SweepAxis:
     """One parameter and the values that it takes."""
 
-    name: str  # As the user writes it
+    name: str  # Name as the user writes it
     parameter: str | None  # Its name as a parameter of the simulation; None if it is the program's
     texts: tuple[str, ...]  # The values, as the user writes them
 
@@ -44,7 +44,7 @@ class SweepAxis:
         if not name or not equals or not all(texts):
             raise UsageError(f"--sweep: expected NAME=V,V,... such as nodes=1,2,4, got {text!r}")
         if len(set(texts)) < len(texts):
-            raise UsageError(f"--sweep: {text!r} has a value twice")
+            raise UsageError(f"--sweep: {text!r} has a value twice; name each value once")
         known = name.replace("-", "_")
         return cls(name=name, parameter=known if known in PARAMETERS else None, texts=texts)
 
@@ -59,7 +59,7 @@ class Point:
     """One combination."""
 
     texts: Mapping[str, str]  # The value on each axis, by its name
-    values: Mapping[str, object]  # Of parameters of the simulation, with those that are the same at all points
+    values: Mapping[str, object]  # Values of parameters of the simulation, with the ones common to all points
     arguments: tuple[str, ...]  # For the program, after its own
 
 
@@ -73,7 +73,7 @@ def axes(texts: Sequence[str]) -> tuple[SweepAxis, ...]:
     options = [axis.option for axis in found]
     for axis in found:
         if options.count(axis.option) > 1:
-            raise UsageError(f"--sweep: {axis.name} is there twice")
+            raise UsageError(f"--sweep: {axis.name} is there twice; give all its values in one list")
     return found
 
 
@@ -163,15 +163,15 @@ def _all_alike(outcomes: Sequence[StepSummary]) -> bool:
 
 def _row(point: Point, run: Callable[[Point], Simulation]) -> SweepRow:
     """Run one point; output of the program is not shown, its stderr is, unless it fails."""
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as told:
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as errors:
         try:
             simulation = run(point)
         except (Exception, SystemExit, BaseExceptionGroup) as error:
             code = report(error)
             if code == EXIT_INTERRUPTED:
                 raise KeyboardInterrupt from error
-            return SweepRow(point=point, error=_in_one_line(told.getvalue(), code))
-    say(told.getvalue())
+            return SweepRow(point=point, error=_in_one_line(errors.getvalue(), code))
+    say(errors.getvalue())
     return SweepRow(point=point, run=simulation.runs[-1], wall_s=simulation.wall_s)
 
 

@@ -170,7 +170,7 @@ _EXCLUDED: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def _check_together(args: argparse.Namespace) -> None:
-    """Check that each option can do what it is for beside the others."""
+    """Check that the options can be combined."""
     if args.advise and args.what_if:
         raise UsageError(
             "--advise, --what-if: one or the other; --advise tries changes to the run as it was recorded, --what-if "
@@ -190,14 +190,14 @@ def _spelled(option: str) -> str:
     return "-o" if option == "output" else f"--{option.replace('_', '-')}"
 
 
-def _advised(args: argparse.Namespace, found: list[Prediction]) -> None:
+def _advised(args: argparse.Namespace, advice: list[Prediction]) -> None:
     """Print the predictions of the changes that would gain most."""
     from . import show
 
     if args.json:
-        print(as_json({"advice": [described(one) for one in found]}), end="")
+        print(as_json({"advice": [described(one) for one in advice]}), end="")
     else:
-        show.advice(show.console(args), found)
+        show.advice(show.console(args), advice)
 
 
 def _predicted(args: argparse.Namespace, found: Prediction) -> Verdict:

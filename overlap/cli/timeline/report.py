@@ -43,20 +43,20 @@ def wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
     ]
 
 
-def described(one: Prediction) -> dict[str, object]:
-    """Return a prediction as `--what-if` and `--advise` print it: integers of nanoseconds."""
-    told = asdict(one.predicted)
+def described(prediction: Prediction) -> dict[str, object]:
+    """Return a prediction for JSON, as `--what-if` and `--advise` print it: integers of nanoseconds."""
+    predicted = asdict(prediction.predicted)
     for name in ("causes", "kept", "small"):
-        told.pop(name)
+        predicted.pop(name)
     return {
-        "changes": [change.text for change in one.changes],
-        "measured_ns": one.measured.wall_ns,
-        "replayed_ns": one.replayed.wall_ns,
-        "predicted_ns": one.predicted.wall_ns,
-        "least_ns": one.least_ns,
-        "most_ns": one.most_ns,
-        "gain_ns": one.gain_ns,
-        "predicted": told,
+        "changes": [change.text for change in prediction.changes],
+        "measured_ns": prediction.measured.wall_ns,
+        "replayed_ns": prediction.replayed.wall_ns,
+        "predicted_ns": prediction.predicted.wall_ns,
+        "least_ns": prediction.least_ns,
+        "most_ns": prediction.most_ns,
+        "gain_ns": prediction.gain_ns,
+        "predicted": predicted,
     }
 
 

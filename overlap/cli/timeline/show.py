@@ -57,22 +57,22 @@ def tables(
     timeline: Timeline,
     step: int | None,
     ranks: Sequence[int] | None,
-    of: Verdict,
+    verdict: Verdict,
 ) -> None:
     """Print the tables that the options ask for, and the verdict."""
     lines: list[str] = []
     if args.ops:
         rows = operations(timeline, step=step, ranks=ranks)
-        lines += [*operations_table(rows, ranks=of.ranks, width=on.width), ""]
+        lines += [*operations_table(rows, ranks=verdict.ranks, width=on.width), ""]
     if args.stragglers:
-        found = stragglers(timeline, of, step=step)
-        lines += [*stragglers_table(found, width=on.width, partial=of.partial), ""]
+        found = stragglers(timeline, verdict, step=step)
+        lines += [*stragglers_table(found, width=on.width, partial=verdict.partial), ""]
     if args.critical_path:
         path = critical_path(timeline, step=step, ranks=ranks)
         lines += [*critical_path_table(path, width=on.width), ""]
     for line in lines:
         on.print(line, soft_wrap=True)
-    _say(on, str(of))
+    _print_sentence(on, str(verdict))
 
 
 def advice(on: Console, found: list[Prediction]) -> None:
@@ -81,37 +81,37 @@ def advice(on: Console, found: list[Prediction]) -> None:
         on.print(line, soft_wrap=True)
 
 
-def prediction(on: Console, found: Prediction) -> None:
+def prediction(on: Console, predicted: Prediction) -> None:
     """Print a prediction beside the measured run."""
-    for change in found.changes:
-        _say(on, f"{change.text}: {change.what}")
-    for line in ["", *prediction_table(found, width=on.width), ""]:
+    for change in predicted.changes:
+        _print_sentence(on, f"{change.text}: {change.what}")
+    for line in ["", *prediction_table(predicted, width=on.width), ""]:
         on.print(line, soft_wrap=True)
-    _say(on, f"predicted: {found.predicted}")
-    _say(on, str(found))
+    _print_sentence(on, f"predicted: {predicted.predicted}")
+    _print_sentence(on, str(predicted))
 
 
-def _say(on: Console, text: str) -> None:
+def _print_sentence(on: Console, text: str) -> None:
     """Print a sentence, wrapped between words."""
     for line in wrapped(text, on.width):
         on.print(line, soft_wrap=True)
 
 
-def beside(on: Console, shown: TimelineView, other: TimelineView) -> None:
+def beside(on: Console, view: TimelineView, reference: TimelineView) -> None:
     """Print two pictures with one scale, the table of differences, and a summary."""
-    length_ns = max(shown.length_ns, other.length_ns)
+    length_ns = max(view.length_ns, reference.length_ns)
     look = {"ascii": on.plain, "color": on.coloured}
     height = (on.height - _TABLE_LINES) // 2 + _LINES_SAVED if on.is_terminal else None
-    for title, one in (("this:", shown), ("against:", other)):
+    for title, one in (("this:", view), ("against:", reference)):
         lines = one.lines(width=on.width, height=height, length_ns=length_ns, label=_LABEL, **look)
         on.print(title)
         end = lines.index([])
-        for line in lines[: end if one is other else end - 1]:
+        for line in lines[: end if one is reference else end - 1]:
             on.print(Text.assemble(*line, no_wrap=True, overflow="crop"))
-    print_lines = ["", *comparison_table(shown.verdict, other.verdict, width=on.width), ""]
+    print_lines = ["", *comparison_table(view.verdict, reference.verdict, width=on.width), ""]
     for text in print_lines:
         on.print(text, soft_wrap=True)
-    _say(on, compared(shown.verdict, other.verdict))
+    _print_sentence(on, compared(view.verdict, reference.verdict))
 
 
 _TABLE_LINES = 12  # of differences, with the summary

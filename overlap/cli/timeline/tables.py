@@ -73,13 +73,13 @@ def stragglers_table(
 
 def critical_path_table(path: Sequence[Link], *, width: int, rows_at_most: int = 12) -> list[str]:
     """Return the table of the parts of the critical path, the longest first."""
-    found: dict[tuple[int, str], tuple[int, int]] = {}
+    parts: dict[tuple[int, str], tuple[int, int]] = {}
     for link in path:
-        ns, times = found.get((link.rank, str(link)), (0, 0))
-        found[link.rank, str(link)] = ns + link.duration_ns, times + 1
+        ns, times = parts.get((link.rank, str(link)), (0, 0))
+        parts[link.rank, str(link)] = ns + link.duration_ns, times + 1
     total_ns = sum(link.duration_ns for link in path)
     unit, unit_ns = figure_unit(total_ns)
-    ordered = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+    ordered = sorted(parts.items(), key=lambda item: (-item[1][0], item[0]))
     figures = [
         (what, str(rank), figure(ns, unit_ns), f"{ns / max(total_ns, 1):.0%}", str(times))
         for (rank, what), (ns, times) in ordered[:rows_at_most]
@@ -123,19 +123,21 @@ def comparison_table(one: Verdict, other: Verdict, *, width: int) -> list[str]:
     return columns((f"mean of a rank/{unit}", "this", "against", "difference", ""), rows, width=width, words=[0])
 
 
-def compared(one: Verdict, other: Verdict) -> str:
+def compared(verdict: Verdict, base: Verdict) -> str:
     """Return one sentence on how a run compares with another."""
-    difference_ns = one.wall_ns - other.wall_ns
-    unit, unit_ns = figure_unit(max(one.wall_ns, other.wall_ns))
+    difference_ns = verdict.wall_ns - base.wall_ns
+    unit, unit_ns = figure_unit(max(verdict.wall_ns, base.wall_ns))
     if not difference_ns:
-        return f"both take {figure(one.wall_ns, unit_ns)} {unit}"
+        return f"both take {figure(verdict.wall_ns, unit_ns)} {unit}"
     parts = {
-        text.strip(): _mean(one, name) - _mean(other, name) for text, name in _ROWS if text[0] == " " or text in _ALONE
+        text.strip(): _mean(verdict, name) - _mean(base, name)
+        for text, name in _ROWS
+        if text[0] == " " or text in _ALONE
     }
     most = max(parts, key=lambda text: parts[text] if difference_ns > 0 else -parts[text])
     return (
-        f"{_signed(difference_ns, unit_ns)} {unit} ({_percent(one.wall_ns, other.wall_ns)}) against "
-        f"{figure(other.wall_ns, unit_ns)} {unit}, mostly {most}: {_signed(parts[most], unit_ns)} {unit}"
+        f"{_signed(difference_ns, unit_ns)} {unit} ({_percent(verdict.wall_ns, base.wall_ns)}) against "
+        f"{figure(base.wall_ns, unit_ns)} {unit}, mostly {most}: {_signed(parts[most], unit_ns)} {unit}"
     )
 
 
@@ -190,21 +192,21 @@ _HOW_TORCH = {
 """The same for programs of PyTorch, where there is another word for it."""
 
 
-def advice_text(found: list[Prediction], *, width: int) -> list[str]:
+def advice_text(advice: list[Prediction], *, width: int) -> list[str]:
     """Return the advice: each change, the step that it would give, and how to make it."""
-    if not found:
+    if not advice:
         return ["nothing that was tried would make the step shorter by half a percent"]
-    unit, unit_ns = figure_unit(found[0].measured.wall_ns)
-    ended = found[0].timeline.meta.get(ENDED)
+    unit, unit_ns = figure_unit(advice[0].measured.wall_ns)
+    ended = advice[0].timeline.meta.get(ENDED)
     badly = f" in a run that {ended}" if ended else ""
-    lines = [f"the step takes {figure(found[0].measured.wall_ns, unit_ns)} {unit}{badly}; it would take"]
-    for number, one in enumerate(found, 1):
-        change = one.changes[0]
+    lines = [f"the step takes {figure(advice[0].measured.wall_ns, unit_ns)} {unit}{badly}; it would take"]
+    for number, prediction in enumerate(advice, 1):
+        change = prediction.changes[0]
         kind, _, value = change.text.partition("=")
-        how = _how(kind.split(" ")[0], value, torch=one.measured.torch)
-        gain = ", ".join(filter(None, (f"{-one.gain_share:+.1%}", one.span(unit_ns))))
-        head = f"{number}. {figure(one.predicted.wall_ns, unit_ns)} {unit} ({gain})  {change.text}: "
-        told = (change.what, AWAITS_LATER, how) if one.awaits_later else (change.what, how)
+        how = _how(kind.split(" ")[0], value, torch=prediction.measured.torch)
+        gain = ", ".join(filter(None, (f"{-prediction.gain_share:+.1%}", prediction.span(unit_ns))))
+        head = f"{number}. {figure(prediction.predicted.wall_ns, unit_ns)} {unit} ({gain})  {change.text}: "
+        told = (change.what, AWAITS_LATER, how) if prediction.awaits_later else (change.what, how)
         lines += wrapped(head + "; ".join(told), width, rest="   ")
     return lines
 

@@ -110,7 +110,7 @@ def generate(
         known = ", ".join(GENERATORS[collective])
         raise ScheduleError(f"{collective} has no algorithm {algorithm!r}; known are {known}")
     if size < 1 or not 0 <= root < size:
-        raise ScheduleError(f"root {root} is not one of the {size} ranks of the group")
+        raise ScheduleError(f"root: expected one of the group's {size} ranks, from 0, got {root}")
     if collective in ROOTED:
         options["root"] = root
     if collective == "permute":

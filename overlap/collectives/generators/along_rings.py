@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import ScheduleError
 from ..pattern import Ints
 from ..schedule import Buffer, Schedule
-from ..tablewriter import Table
+from ..tablewriter import TableWriter
 
 Rings: TypeAlias = Sequence[Sequence[Sequence[int]]]
 """Rings as sequences of devices, and devices as sequences of ranks."""
@@ -90,7 +90,7 @@ def scatter(size: int, *, root: int = 0, rings: Rings | None = None) -> Schedule
 
     Cost: as many steps as there are devices to the farthest; n / rings bytes on each wire at the root.
     """
-    out, table = ring_scatter(size, root, rings), Table()
+    out, table = ring_scatter(size, root, rings), TableWriter()
     first, last = out.src == root, out.dst == out.block
     table.move(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
     table.move(
@@ -106,7 +106,7 @@ def gather(size: int, *, root: int = 0, rings: Rings | None = None) -> Schedule:
 
     Cost: as many steps as there are devices to the farthest; n / rings bytes on each wire at the root.
     """
-    out, table = ring_scatter(size, root, rings), Table()
+    out, table = ring_scatter(size, root, rings), TableWriter()
     first, last = out.dst == out.block, out.src == root
     table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, root))
     table.move(

@@ -18,7 +18,7 @@ from ...errors import ScheduleError
 from ..pattern import Ints
 from ..schedule import Buffer, Schedule
 from ..slicing import joined, single_slots
-from ..tablewriter import Table
+from ..tablewriter import TableWriter
 
 _Column: TypeAlias = NDArray[np.integer]
 # Slot of a level's block (number, part of it).
@@ -64,11 +64,11 @@ def all_to_all(inside: Schedule, between: Schedule) -> Schedule:
             Buffer.SCRATCH: (Buffer.SCRATCH, _side_by_side(local_size, size)),
         },
     )
-    table = Table()
+    table = TableWriter()
     for node in range(nodes):
-        _add(table, first, node * local_size + np.arange(local_size), 0, 0)
+        _add_level(table, first, node * local_size + np.arange(local_size), 0, 0)
     for local in range(local_size):
-        _add(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
+        _add_level(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
     scratch = size + max(inside.blocks[2] * nodes, between.blocks[2] * local_size)
     return table.build("all_to_all", "hierarchical", size, scratch=scratch)
 
@@ -85,10 +85,10 @@ def gather(inside: Schedule, between: Schedule) -> Schedule:
     """
     local_size, nodes = inside.size, between.size
     first, second = _rooted(inside, between, near=Buffer.IN, far=Buffer.OUT)
-    table = Table()
+    table = TableWriter()
     for local in range(local_size):
-        _add(table, second, np.arange(nodes) * local_size + local, 0, 0)
-    _add(table, first, between.root * local_size + np.arange(local_size), between.steps, between.channels)
+        _add_level(table, second, np.arange(nodes) * local_size + local, 0, 0)
+    _add_level(table, first, between.root * local_size + np.arange(local_size), between.steps, between.channels)
     return _build_rooted(table, inside, between)
 
 
@@ -103,10 +103,10 @@ def scatter(inside: Schedule, between: Schedule) -> Schedule:
     """
     local_size, nodes = inside.size, between.size
     first, second = _rooted(inside, between, near=Buffer.OUT, far=Buffer.IN)
-    table = Table()
-    _add(table, first, between.root * local_size + np.arange(local_size), 0, 0)
+    table = TableWriter()
+    _add_level(table, first, between.root * local_size + np.arange(local_size), 0, 0)
     for local in range(local_size):
-        _add(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
+        _add_level(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
     return _build_rooted(table, inside, between)
 
 
@@ -134,7 +134,7 @@ def _rooted(inside: Schedule, between: Schedule, *, near: Buffer, far: Buffer) -
     return first, second
 
 
-def _build_rooted(table: Table, inside: Schedule, between: Schedule) -> Schedule:
+def _build_rooted(table: TableWriter, inside: Schedule, between: Schedule) -> Schedule:
     nodes, size, root = between.size, inside.size * between.size, between.root * inside.size + inside.root
     scratch = nodes + max(inside.blocks[2] * nodes, between.blocks[2])
     return table.build(inside.collective, "hierarchical", size, scratch=scratch, root=root)
@@ -148,10 +148,13 @@ def _node_by_node(local_size: int) -> _Cells:
     return lambda block, part: part * local_size + block
 
 
-def _add(table: Table, level: _WideLevel, ranks: Ints, step: int, channel: int) -> None:
-    """Add the rows of a level for some ranks."""
+def _add_level(table: TableWriter, level: _WideLevel, ranks: Ints, step: int, channel: int) -> None:
+    """Add the rows of a level between the given ranks, from a step and a channel on."""
     if level.table.slots_per_block != 1:
-        raise ScheduleError(f"{level.table!r}: a level needs blocks of one slot, got {level.table.slots_per_block}")
+        raise ScheduleError(
+            f"{level.table!r}: a level needs blocks of one slot, got {level.table.slots_per_block}: this is a bug in "
+            "overlap, please report it"
+        )
     rows, part = single_slots(level.table), np.arange(level.width, dtype=np.int32)
     wide = {name: np.repeat(column, level.width) for name, column in rows.items()}
     inner = np.tile(part, len(rows["step"]))

@@ -27,7 +27,7 @@ _DEFAULTS = {
 _BLOCKWISE = {"all_to_all": blockwise.all_to_all, "gather": blockwise.gather, "scatter": blockwise.scatter}
 
 
-class Level(Enum):
+class Scope(Enum):
     """Ranks that a phase runs on."""
 
     INSIDE = "all nodes, each for itself"
@@ -39,7 +39,7 @@ class Level(Enum):
 class Phase:
     """A collective that is a part of another one."""
 
-    level: Level  # where it runs
+    level: Scope  # where it runs
     collective: str  # collective of these ranks
     continues: bool = False  # whether its input is in place already, from the phase before
     copies: bool = False  # whether the root copies its own vector next to the messages of the phase
@@ -47,32 +47,32 @@ class Phase:
 
 PHASES: Mapping[str, tuple[Phase, ...]] = {
     "all_reduce": (
-        Phase(Level.INSIDE, "reduce_scatter"),
-        Phase(Level.BETWEEN, "all_reduce"),
-        Phase(Level.INSIDE, "all_gather", continues=True),
+        Phase(Scope.INSIDE, "reduce_scatter"),
+        Phase(Scope.BETWEEN, "all_reduce"),
+        Phase(Scope.INSIDE, "all_gather", continues=True),
     ),
-    "reduce_scatter": (Phase(Level.INSIDE, "reduce_scatter"), Phase(Level.BETWEEN, "reduce_scatter")),
-    "all_gather": (Phase(Level.BETWEEN, "all_gather"), Phase(Level.INSIDE, "all_gather", continues=True)),
+    "reduce_scatter": (Phase(Scope.INSIDE, "reduce_scatter"), Phase(Scope.BETWEEN, "reduce_scatter")),
+    "all_gather": (Phase(Scope.BETWEEN, "all_gather"), Phase(Scope.INSIDE, "all_gather", continues=True)),
     "broadcast": (
-        Phase(Level.HOME, "scatter", copies=True),
-        Phase(Level.BETWEEN, "broadcast", continues=True),
-        Phase(Level.INSIDE, "all_gather", continues=True),
+        Phase(Scope.HOME, "scatter", copies=True),
+        Phase(Scope.BETWEEN, "broadcast", continues=True),
+        Phase(Scope.INSIDE, "all_gather", continues=True),
     ),
     "reduce": (
-        Phase(Level.INSIDE, "reduce_scatter"),
-        Phase(Level.BETWEEN, "reduce"),
-        Phase(Level.HOME, "gather", continues=True),
+        Phase(Scope.INSIDE, "reduce_scatter"),
+        Phase(Scope.BETWEEN, "reduce"),
+        Phase(Scope.HOME, "gather", continues=True),
     ),
-    "all_to_all": (Phase(Level.INSIDE, "all_to_all"), Phase(Level.BETWEEN, "all_to_all")),
-    "gather": (Phase(Level.BETWEEN, "gather"), Phase(Level.HOME, "gather")),
-    "scatter": (Phase(Level.HOME, "scatter"), Phase(Level.BETWEEN, "scatter")),
+    "all_to_all": (Phase(Scope.INSIDE, "all_to_all"), Phase(Scope.BETWEEN, "all_to_all")),
+    "gather": (Phase(Scope.BETWEEN, "gather"), Phase(Scope.HOME, "gather")),
+    "scatter": (Phase(Scope.HOME, "scatter"), Phase(Scope.BETWEEN, "scatter")),
 }
 """Phases of a collective on two levels, in the order of time: tables are pipelined and priced by them."""
 
 Tables: TypeAlias = Callable[..., Schedule]
 
 
-def starts(collective: str, steps: Mapping[Level, Sequence[int]]) -> list[int]:
+def starts(collective: str, steps: Mapping[Scope, Sequence[int]]) -> list[int]:
     """Return the first step of each phase that has steps.
 
     Args:
@@ -132,7 +132,7 @@ def hierarchical(
     return pipelined(schedule, starts(collective, steps), slices)
 
 
-_Staged: TypeAlias = tuple[Schedule, Mapping[Level, Sequence[int]]]  # a schedule, and the steps of its phases
+_Staged: TypeAlias = tuple[Schedule, Mapping[Scope, Sequence[int]]]  # a schedule, and the steps of its phases
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,18 +155,18 @@ def _spread(table: Tables, collective: str, inside: _LevelAlgorithm, between: _L
     if collective == "all_reduce" and (between.algorithm not in SPREADING or between.folds):
         inner = table(collective, between.algorithm, between.size, **between.options)
         schedule = with_inner(read.all_reduce("hierarchical", within), inner, inside.size)
-        return schedule, {Level.INSIDE: (within.steps,), Level.BETWEEN: (inner.steps,)}
+        return schedule, {Scope.INSIDE: (within.steps,), Scope.BETWEEN: (inner.steps,)}
     across = between.spreading()
     schedule = READINGS[collective]("hierarchical", compose(across, within))
     both_ways = (across.steps,) * (2 if collective == "all_reduce" else 1)
-    return schedule, {Level.INSIDE: (within.steps,), Level.BETWEEN: both_ways}
+    return schedule, {Scope.INSIDE: (within.steps,), Scope.BETWEEN: both_ways}
 
 
 def _blockwise(table: Tables, collective: str, root: int, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Staged:
     home, place = divmod(root, inside.size)
     near = table(collective, inside.algorithm, inside.size, root=place, **inside.options)
     far = table(collective, between.algorithm, between.size, root=home, **between.options)
-    steps = {Level.INSIDE: (near.steps,), Level.HOME: (near.steps,), Level.BETWEEN: (far.steps,)}
+    steps = {Scope.INSIDE: (near.steps,), Scope.HOME: (near.steps,), Scope.BETWEEN: (far.steps,)}
     return _BLOCKWISE[collective](near, far), steps
 
 
@@ -178,7 +178,7 @@ def _from_root(
     lower = read.reduce if collective == "reduce" else read.broadcast
     schedule = lower("hierarchical", scattered(root, across, within, scatter=scatter, rings=rings), root)
     return schedule, {
-        Level.HOME: (scatter_steps(inside.size, scatter, root % inside.size, rings),),
-        Level.BETWEEN: (across.steps,) if between.size > 1 else (),
-        Level.INSIDE: (within.steps,),
+        Scope.HOME: (scatter_steps(inside.size, scatter, root % inside.size, rings),),
+        Scope.BETWEEN: (across.steps,) if between.size > 1 else (),
+        Scope.INSIDE: (within.steps,),
     }

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..pattern import Ints, Pattern, owners, spread
 from ..schedule import Buffer, Schedule
-from ..tablewriter import Column, Table, adjacent_runs
+from ..tablewriter import Column, TableWriter, adjacent_runs
 
 
 def halving_doubling(size: int) -> Pattern:
@@ -82,7 +82,7 @@ def recursive_doubling_all_reduce(size: int) -> Schedule:
 
     Cost: floor(log2(size)) steps, and 2 more if `size` is not a power of two; n bytes sent and added per rank and step.
     """
-    table = Table()
+    table = TableWriter()
     heads, cube = _fold(size)
     pairs = np.arange(size - len(heads), dtype=np.int32) * 2
     # A rank with a folded neighbour starts from SCRATCH, the others straight from IN (but 1 rank has no other step).
@@ -126,7 +126,7 @@ def all_to_all(size: int) -> Schedule:
 
     Cost: ceil(log2(size)) steps; about (n / 2) log2(size) bytes sent and packed per rank.
     """
-    table, ranks = Table(), np.arange(size, dtype=np.int32)[:, None]
+    table, ranks = TableWriter(), np.arange(size, dtype=np.int32)[:, None]
     distance = np.arange(size, dtype=np.int32)
     steps = (size - 1).bit_length()
     pack = max([1, *(int((distance >> bit & 1).sum()) for bit in range(steps))])
@@ -148,7 +148,7 @@ def all_to_all(size: int) -> Schedule:
     return table.build("all_to_all", "bruck", size, scratch=pack * (steps + 1))
 
 
-def _local(table: Table, step: int, slot: Ints, source: Column, target: Buffer, target_slot: Column) -> None:
+def _local(table: TableWriter, step: int, slot: Ints, source: Column, target: Buffer, target_slot: Column) -> None:
     """Add local moves of single blocks, (size, blocks), joining neighbours."""
     rank = np.arange(len(slot), dtype=np.int32)[:, None]
     columns = np.broadcast_arrays(rank, np.asarray(source, np.uint8), slot, target_slot)

@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, owners, spread
 from ..schedule import COLUMNS, Buffer, Schedule
-from ..slicing import rebuilt
+from ..slicing import with_rows
 from .torus import squarest
 
 
@@ -26,7 +26,7 @@ def node_count(size: int, nodes: int | None) -> int:
     """
     count = squarest(size)[1] if nodes is None else nodes
     if count < 1 or size % count:
-        raise ScheduleError(f"{size} ranks cannot be shared equally by {count} nodes")
+        raise ScheduleError(f"{size} ranks cannot be shared equally by {count} nodes; choose a multiple of {count}")
     return count
 
 
@@ -106,7 +106,7 @@ def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:
         grouped = {"group": np.where(rows["group"] >= 0, rows["group"] * nodes + node, -1)}
         blocks.append({**rows, **moved, **ends, **slots, **grouped})
     blocks += _inserted(flat, inter, sums, middle, local_size)
-    whole = rebuilt(flat, blocks, slots_per_block=flat.slots_per_block * k)
+    whole = with_rows(flat, blocks, slots_per_block=flat.slots_per_block * k)
     scratch = max(flat.blocks[2], inter.blocks[2])
     return replace(whole, size=nodes * local_size, blocks=(1, 1, scratch), algorithm="hierarchical")
 

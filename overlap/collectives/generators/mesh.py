@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, owners, spread
 from ..schedule import Buffer, Schedule
-from ..tablewriter import Table
+from ..tablewriter import TableWriter
 from .rank_order import scratch_block
 
 
@@ -45,7 +45,7 @@ def all_to_all(size: int) -> Schedule:
 
     Cost: 1 step, n (size - 1) / size bytes per rank.
     """
-    table = Table()
+    table = TableWriter()
     ranks, (src, dst) = np.arange(size, dtype=np.int32), _meeting(size)
     table.move(0, ranks, ranks, (Buffer.IN, ranks), (Buffer.OUT, ranks))
     table.move(0, src, dst, (Buffer.IN, dst), (Buffer.OUT, src))
@@ -57,7 +57,7 @@ def gather(size: int, *, root: int = 0) -> Schedule:
 
     Cost: 1 step, n (size - 1) / size bytes received by the root.
     """
-    table = Table()
+    table = TableWriter()
     others = (root - np.arange(1, size, dtype=np.int32)) % np.int32(size)
     table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, root))
     table.move(0, others, root, (Buffer.IN, 0), (Buffer.OUT, others))
@@ -69,7 +69,7 @@ def scatter(size: int, *, root: int = 0) -> Schedule:
 
     Cost: 1 step, n (size - 1) / size bytes sent by the root.
     """
-    table = Table()
+    table = TableWriter()
     others = (root + np.arange(1, size, dtype=np.int32)) % np.int32(size)
     table.move(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
     table.move(0, root, others, (Buffer.IN, others), (Buffer.OUT, 0))
@@ -88,7 +88,7 @@ def permute(size: int, *, pairs: tuple[tuple[int, int], ...] = ()) -> Schedule:
         ranks = [pair[end] for pair in pairs]
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < size for rank in ranks):
             raise ScheduleError(f"pairs: each of the ranks 0..{size - 1} may be a {name} once, got {list(pairs)}")
-    table = Table()
+    table = TableWriter()
     both = np.asarray(pairs, np.int32).reshape(-1, 2)
     table.move(0, both[:, 0], both[:, 1], (Buffer.IN, 0), (Buffer.OUT, 0))
     return table.build("permute", "mesh", size, pairs=tuple(pairs))
@@ -99,7 +99,7 @@ def one_shot(size: int) -> Schedule:
 
     Cost: 1 step, and local additions; n (size - 1) bytes sent and added per rank, SCRATCH of size + 1 blocks.
     """
-    table, ranks = Table(), np.arange(size, dtype=np.int32)
+    table, ranks = TableWriter(), np.arange(size, dtype=np.int32)
     src = ranks[None, :]
     dst = (src + np.arange(1, size, dtype=np.int32)[:, None]) % np.int32(size)
     # Block 0 may be the input's memory, so sums have a block of their own, and received vectors lie in between.
@@ -120,7 +120,7 @@ def pairwise(size: int) -> Schedule:
 
     Cost: size - 1 steps; n (size - 1) / size bytes per rank, to one rank at a time.
     """
-    table, ranks = Table(), np.arange(size, dtype=np.int32)
+    table, ranks = TableWriter(), np.arange(size, dtype=np.int32)
     distance = np.arange(1, size, dtype=np.int32)[:, None]
     dst = (ranks + distance) % np.int32(size)
     table.move(0, ranks, ranks, (Buffer.IN, ranks), (Buffer.OUT, ranks))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..pattern import Ints, Pattern, spread
 from ..schedule import Buffer, Schedule
-from ..tablewriter import Table
+from ..tablewriter import TableWriter
 
 ONLY_FOR_ORDER = ("rank_order", "rank_chain")
 """Algorithms that are candidates only if the order or the algorithm itself is requested."""
@@ -23,7 +23,7 @@ def all_reduce(size: int) -> Schedule:
     Cost: 2 steps, and local additions; 2 n (size - 1) / size bytes per rank, as a ring, but to all ranks; SCRATCH of
     about n bytes.
     """
-    table, ranks = Table(), np.arange(size, dtype=np.int32)
+    table, ranks = TableWriter(), np.arange(size, dtype=np.int32)
     end = _reduced(table, size, per_block=size, within=ranks, out=ranks)
     src, dst = _pairs(size)
     table.move(end, src, dst, (Buffer.OUT, src), (Buffer.OUT, src), group=src)
@@ -35,7 +35,7 @@ def reduce_scatter(size: int) -> Schedule:
 
     Cost: 1 step, and local additions; n (size - 1) / size bytes per rank; SCRATCH of about n bytes.
     """
-    table, nowhere = Table(), np.zeros(size, np.int32)
+    table, nowhere = TableWriter(), np.zeros(size, np.int32)
     _reduced(table, size, per_block=1, within=nowhere, out=nowhere)
     return table.build("reduce_scatter", "rank_order", size, scratch=size + 1)
 
@@ -52,7 +52,7 @@ def chain(size: int, *, slices: int = 8) -> Pattern:
     return spread(size, owner, v + slice_, np.int32(size - 1) - v, np.int32(size - 2) - v, slice_)
 
 
-def _reduced(table: Table, size: int, *, per_block: int, within: Ints, out: Ints) -> int:
+def _reduced(table: TableWriter, size: int, *, per_block: int, within: Ints, out: Ints) -> int:
     """Add the rows by which each rank adds up its piece; return the first step after them.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..pattern import Ints, Pattern, spread
 from ..schedule import Buffer, Schedule
-from ..tablewriter import Table
+from ..tablewriter import TableWriter
 
 
 def binomial(size: int, root: int = 0) -> Pattern:
@@ -73,7 +73,7 @@ def scatter(size: int, *, root: int = 0) -> Schedule:
 
     Cost: ceil(log2(size)) steps; n (size - 1) / size bytes sent by the root.
     """
-    table = Table()
+    table = TableWriter()
     step, parent, child, count = subtrees(size)
     position = np.arange(size, dtype=np.int32)
     slot_in = (child + root) % size
@@ -103,7 +103,7 @@ def gather(size: int, *, root: int = 0) -> Schedule:
 
     Cost: ceil(log2(size)) steps; n (size - 1) / size bytes received by the root.
     """
-    table = Table()
+    table = TableWriter()
     step, parent, child, count = subtrees(size)
     step = (size - 1).bit_length() - 1 - step
     v = np.arange(1, size, dtype=np.int32)

@@ -29,8 +29,8 @@ class Averaged(Bucket):
     Args:
         wiring: The parts that all buckets of the model use.
         plan: Its gradients.
-        priority: Of its operations.
-        stream: Of its operations.
+        priority: Priority of its operations.
+        stream: Stream of its operations.
         parameters: The weights of the model.
         comes_last: Whether nothing hides the update of this bucket: if it is one large gradient, it travels in parts.
 

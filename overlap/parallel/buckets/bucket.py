@@ -40,7 +40,7 @@ class Bucket:
     Args:
         wiring: The parts that all buckets of the model use.
         plan: Its gradients.
-        priority: Of its operations; lower is more urgent.
+        priority: Priority of its operations; lower is more urgent.
         buffer: Memory where gradients lie side by side from step to step; None packs them into new memory each time.
         counts: Elements of the mean that each rank needs, where no rank needs all.
 

@@ -164,7 +164,7 @@ def clip_factor(limit: float, squares: NDArray[np.float64]) -> float:
     min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ (torch/nn/utils/clip_grad.py).
 
     Args:
-        limit: Of the norm.
+        limit: Limit of the norm.
         squares: (1,) Their sum.
     """
     return min(1.0, limit / (sqrt(float(squares[0])) + 1e-6))

@@ -26,7 +26,7 @@ class Hooked:
         rank: This rank.
         group: The ranks whose mean it is.
         plan: The gradients in the bucket.
-        priority: Of its operations.
+        priority: Priority of its operations.
         counts: Elements of the mean that each rank needs, where no rank needs all; see `GradientBucket`.
 
     Attributes:

@@ -68,7 +68,7 @@ def check_types(tensors: Tensors) -> None:
     """
     unknown = sorted({dtype for dtype, _ in tensors.values()}.difference(DTYPES.values()))
     if unknown:
-        raise UsageError(f"model: safetensors has no type for {', '.join(unknown)}")
+        raise UsageError(f"model: safetensors has no type for {', '.join(unknown)}; convert them first")
 
 
 def checksum(path: Path) -> str:

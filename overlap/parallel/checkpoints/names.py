@@ -25,7 +25,7 @@ class Naming:
         cuts: By the model's name of a weight; other weights are whole, under their own names. None, without cuts.
 
     Attributes:
-        prefix: Of the names of this rank's tensors.
+        prefix: Prefix of the names of this rank's tensors.
         digest: Tells ranks that have other blocks apart; empty without cuts.
 
     Raises:
@@ -121,7 +121,7 @@ def packed(name: str, state: object) -> dict[str, Array]:
     """Return the arrays in a state, named after `name`, and one of bytes that tells where they are in it.
 
     Args:
-        name: Of all of it.
+        name: Name of the whole tensor.
         state: Arrays, numbers, texts, and dicts and lists of such; tuples come back as lists.
     """
     arrays: list[Array] = []

@@ -172,7 +172,7 @@ def make(name: str, *, ranks: int, microbatches: int, chunks: int | None = None)
 
     Args:
         name: One of `FAMILIES`.
-        ranks: Of the pipeline.
+        ranks: Ranks of the pipeline.
         microbatches: Into how many each batch is cut.
         chunks: Stages on each rank, for "interleaved-1f1b"; by default 2, or as many as the schedule has.
 

@@ -43,8 +43,8 @@ class _Row:
     """The actions of a rank as they are appended: each the next microbatch of its kind and stage.
 
     Args:
-        rank: Of the row.
-        ranks: Of the pipeline.
+        rank: Rank of the row.
+        ranks: Ranks of the pipeline.
         most: Microbatches after which nothing is appended any more.
     """
 

@@ -86,9 +86,9 @@ def time_grid(rows: Rows, timing: Timing, durations: Durations, *, width: int | 
     its left, and `.` is idle.
 
     Args:
-        rows: Of the schedule.
+        rows: Rows of the schedule.
         timing: When its actions run.
-        durations: Of the actions.
+        durations: Durations of the actions.
         width: Characters in a line; the rest goes into further blocks below. By default all is one block.
     """
     plain = all(len({action.stage for action in row}) == 1 for row in rows)

@@ -22,7 +22,7 @@ gradients themselves.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Places of recorded ranks in a cluster: a grid of outer x grown x inner, whose middle axis grows."""
+    """Mapping of a cluster's ranks to recorded ranks: a grid of outer x grown x inner; the middle axis grows."""
 
     recorded: int  # Ranks of the trace
     ranks: int  # Number of ranks of the cluster
@@ -135,26 +135,26 @@ def _growing(
     for name, members in groups:
         sizes.setdefault(name, set()).add(len(members))
     if unknown := [name for name in names if name not in sizes]:
-        raise UsageError(f"--grow: {unknown[0]!r} is no group of the trace; there are {_told(sizes) or 'none'}")
+        raise UsageError(f"--grow: {unknown[0]!r} is no group of the trace; there are {_group_sizes(sizes) or 'none'}")
     if not names and (carriers := _of_buckets(tape)):
         return carriers - {WORLD}
-    found = frozenset(names or (name for name in sizes if _PARALLEL.search(name.lower())))
-    if not found and ranks != tape.world_size and sizes.keys() - {WORLD} and not _moves_much(tape):
+    growing = frozenset(names or (name for name in sizes if _PARALLEL.search(name.lower())))
+    if not growing and ranks != tape.world_size and sizes.keys() - {WORLD} and not _moves_much(tape):
         raise UsageError(
-            f"--grow: say which groups have more ranks on a larger cluster; there are {_told(sizes)}, and the trace "
-            f"is of {tape.world_size} ranks"
+            f"--grow: name the groups that have more ranks on a larger cluster; there are {_group_sizes(sizes)}, and "
+            f"the trace is of {tape.world_size} ranks"
         )
-    return found
+    return growing
 
 
 def _of_buckets(tape: Tape) -> frozenset[str]:
-    """Return the groups whose operations carry buckets, as far as the trace says so."""
+    """Return the groups with operations that carry buckets, as the trace marks them."""
     moves = (move for moves in tape.moves.values() for move in moves)
     return frozenset(move.info.group for move in moves if move.kind == "collective" and move.span.role == "bucket")
 
 
-def _told(sizes: Mapping[str, set[int]]) -> str:
-    return ", ".join(f"{name!r} (of {'/'.join(map(str, sorted(each)))})" for name, each in sorted(sizes.items()))
+def _group_sizes(sizes: Mapping[str, set[int]]) -> str:
+    return ", ".join(f"{name!r} (of {'/'.join(map(str, sorted(members)))})" for name, members in sorted(sizes.items()))
 
 
 def _moves_much(tape: Tape) -> bool:
@@ -188,16 +188,16 @@ def _stand_ins(tape: Tape, groups: Iterable[tuple[str, tuple[int, ...]]]) -> dic
     missing = sorted(set(range(tape.world_size)) - tape.moves.keys())
     if not missing:
         return {}
-    whole = f"only {len(tape.moves)} of {tape.world_size} ranks are recorded"
+    reason = f"only {len(tape.moves)} of {tape.world_size} ranks are recorded"
     paired = [span for moves in tape.moves.values() for span in (m.span for m in moves if m.kind != "compute")]
     if any(span.info is not None and span.info.op in PAIRED for span in paired):
-        raise UsageError(f"{whole}, and they send messages to each other: give the files of all ranks")
+        raise UsageError(f"{reason}, and they send messages to each other: give the files of all ranks")
     for name, members in groups:
         steps = {after - before for before, after in pairwise(members)}
         if len(steps) > 1 or min(steps, default=1) < 1:
-            raise UsageError(f"{whole}, and nobody knows the groups like {name!r} of the others: give all files")
-    known = sorted(tape.moves)
-    return {rank: max((each for each in known if each < rank), default=known[0]) for rank in missing}
+            raise UsageError(f"{reason}, and nobody knows the groups like {name!r} of the others: give all files")
+    recorded = sorted(tape.moves)
+    return {rank: max((each for each in recorded if each < rank), default=recorded[0]) for rank in missing}
 
 
 def _check_whole(growth: Growth, groups: Iterable[tuple[str, tuple[int, ...]]]) -> None:

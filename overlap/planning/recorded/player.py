@@ -64,7 +64,7 @@ class _Player:
             moved()
 
     async def _wait(self, move: Move) -> None:
-        """Wait as the recorded program did: for what it awaited, and then for its pause."""
+        """Wait as the recorded program did: for the futures it awaited, and then for its pause."""
         at_ns = self._rank.now_ns() + move.pause_ns
         for after in move.awaits:
             future = self._issued[after.move]
@@ -110,29 +110,29 @@ class _Player:
 
     def _communicate(self, move: Move, needs: list[object]) -> Future[Any]:
         info, rank = move.info, self._rank
-        told: dict[str, Any] = {
+        options: dict[str, Any] = {
             "priority": info.priority, "stream": rank.stream(move.lane), "call_site": info.call_site or None,
             "name": RoleName(move.span.name, move.span.role),
         }  # fmt: skip
         if move.kind == "message":
-            return self._message(move, needs, told)
+            return self._message(move, needs, options)
         group = self._groups[info.group, info.ranks]
         issue = getattr(group, info.op)
         if info.op == Collective.BARRIER.text:
-            found: Future[Any] = issue(**told)
-            return found
+            barrier: Future[Any] = issue(**options)
+            return barrier
         if info.op == Collective.PERMUTE.text:
-            told["pairs"] = [(each, (each + 1) % group.size) for each in range(group.size)]
-        summed: Future[Any] = issue(self._input(move, group.size, needs), **told)
+            options["pairs"] = [(member, (member + 1) % group.size) for member in range(group.size)]
+        summed: Future[Any] = issue(self._input(move, group.size, needs), **options)
         return summed
 
-    def _message(self, move: Move, needs: list[object], told: dict[str, Any]) -> Future[Any]:
+    def _message(self, move: Move, needs: list[object], options: dict[str, Any]) -> Future[Any]:
         own, recorded = self._rank, move.info.ranks
         sends = recorded[0] == move.span.rank
         peer = self._growth.peer(own.rank, recorded[sends])
         if sends:
-            return own.send(self._input(move, 1, needs), peer, move.tag, **told)
-        return own.recv(((_count(move, 1),), numpy_dtype(move.dtype)), peer, move.tag, **told)
+            return own.send(self._input(move, 1, needs), peer, move.tag, **options)
+        return own.recv(((_count(move, 1),), numpy_dtype(move.dtype)), peer, move.tag, **options)
 
     def _input(self, move: Move, size: int, needs: list[object]) -> Any:
         """Return an array of the size that this rank puts in; a future of it if the operation waits for something."""

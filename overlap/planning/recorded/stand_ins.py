@@ -22,18 +22,18 @@ def classes_of(tape: Tape, growth: Growth) -> Callable[[int], int] | None:
     """
     alike = Alike.of(growth.like, growth.ranks)
     shifts: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
-    wanted = {
+    groups = {
         rank: {(m.kind, m.info.group, m.info.ranks) for m in moves if m.kind in ("collective", "message")}
         for rank, moves in tape.moves.items()
     }
     try:
         for rank in alike.simulated:
-            for kind, name, members in wanted[growth.like(rank)]:
+            for kind, name, members in groups[growth.like(rank)]:
                 if kind == "collective" and not (name == WORLD and len(members) == growth.recorded):
                     alike.rows(growth.group(rank, name, members))
         for rank in range(growth.ranks):
             own = growth.like(rank)
-            for kind, _, members in wanted[own]:
+            for kind, _, members in groups[own]:
                 if kind == "message":
                     other = members[members[0] == own]
                     shifts[own, other].add((growth.peer(rank, other) - rank) % growth.ranks)

@@ -1,4 +1,4 @@
-"""Tapes of recorded runs: what each rank issues, in which order, and after what. Pure."""
+"""Tapes of recorded runs: the operations of each rank, their order, and the operations each one awaits. Pure."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ class Tape:
 
 
 def tape_of(timeline: Timeline) -> Tape:
-    """Infer from a timeline what its ranks issued, and after what; `replay.inference` says how.
+    """Infer the operations of each rank and their dependencies from a timeline; `replay.inference` describes how.
 
     Raises:
         UsageError: If it is empty.
     """
     if not any(span.kind in ("compute", "comm") for span in timeline.spans):
-        raise UsageError("a trace with neither compute nor communication is no program")
+        raise UsageError("a trace with neither compute nor communication is no program; record a run with --trace")
     notes: Counter[str] = Counter()
-    told = _Told(timeline, notes)
+    told = _MoveMaker(timeline, notes)
     moves = _moves(timeline, told)
     if timeline.dropped:
         notes["spans of its beginning were not recorded"] += timeline.dropped
@@ -105,12 +105,12 @@ def tape_of(timeline: Timeline) -> Tape:
     )
 
 
-class _Told:
+class _MoveMaker:
     """Makes moves of spans: finds the kind, dtype and tag of communication.
 
     Args:
         timeline: The recorded run.
-        notes: Counts what the trace does not say.
+        notes: Counts of facts that the trace does not record.
     """
 
     def __init__(self, timeline: Timeline, notes: Counter[str]) -> None:
@@ -210,7 +210,7 @@ def _order(span: Span) -> tuple[int, int, int]:
     return at_ns, span.info.seq, span.info.nbytes
 
 
-def _moves(timeline: Timeline, told: _Told) -> dict[int, list[Move]]:
+def _moves(timeline: Timeline, maker: _MoveMaker) -> dict[int, list[Move]]:
     """Return the moves of each rank: the nodes of a replay in the order of its program."""
     graph = graph_of(timeline)
     program: dict[int, list[Node]] = {}
@@ -226,7 +226,7 @@ def _moves(timeline: Timeline, told: _Told) -> dict[int, list[Move]]:
     marks: dict[Node, Move] = {}
     for begin, end, span in graph.steps:
         marks[begin], marks[end] = Move(kind="begin", span=span), Move(kind="end", span=span)
-    return {rank: _Program(works, over, marks, told).moves(nodes) for rank, nodes in program.items()}
+    return {rank: _Program(works, over, marks, maker).moves(nodes) for rank, nodes in program.items()}
 
 
 class _Program:
@@ -240,9 +240,9 @@ class _Program:
     """
 
     def __init__(
-        self, works: Mapping[Node, Node], over: Mapping[Node, Node], marks: Mapping[Node, Move], told: _Told
+        self, works: Mapping[Node, Node], over: Mapping[Node, Node], marks: Mapping[Node, Move], maker: _MoveMaker
     ) -> None:
-        self._works, self._over, self._marks, self._told = works, over, marks, told
+        self._works, self._over, self._marks, self._maker = works, over, marks, maker
         self._moves: list[Move] = []
         self._places: dict[Node, int] = {}
         self._before: dict[tuple[object, ...], Node] = {}  # on the same stream of a group
@@ -260,16 +260,16 @@ class _Program:
         return self._works[node].span.called_ns
 
     def _add_all(self, nodes: Sequence[Node]) -> None:
-        """Append the moves of one instant, each after the moves that it needs: a trace does not tell their order."""
+        """Append the moves of one instant, each after the moves that it needs: a trace does not record their order."""
         first = len(self._moves)
-        awaited = self._after(each for node in nodes for each in (*node.after, *((n, 0.0) for n in node.likely)))
+        awaited = self._after(work for node in nodes for work in (*node.after, *((n, 0.0) for n in node.likely)))
         waiting = {self._works[node]: node for node in nodes if node in self._works}
         before: dict[Node, Node] = {}
         last: dict[tuple[object, ...], Node] = {}
-        for work in sorted((each for each in waiting if each.kind == "arrival"), key=_seq):
+        for work in sorted((work for work in waiting if work.kind == "arrival"), key=_seq):
             info = work.span.info
             if info is not None:
-                key = info.group, info.ranks, work.span.lane, self._told.tag(work.span)
+                key = info.group, info.ranks, work.span.lane, self._maker.tag(work.span)
                 if key in last:
                     before[work] = last[key]
                 last[key] = work
@@ -278,9 +278,9 @@ class _Program:
             pending = [work]
             while pending:
                 top = pending[-1]
-                needed = [self._over.get(each, each) for each, _ in top.after]
+                needed = [self._over.get(need, need) for need, _ in top.after]
                 needed += [before[top]] if top in before else []
-                missing = [each for each in needed if each in waiting and each is not top]
+                missing = [need for need in needed if need in waiting and need is not top]
                 if missing and len(pending) <= len(nodes):
                     pending.append(missing[0])
                     continue
@@ -295,14 +295,14 @@ class _Program:
                 add(self._works[node])
         move = self._moves[first]
         move.awaits = awaited
-        move.pause_ns = round(nodes[0].work_ns + sum(delay for each, delay in nodes[0].after if each.kind == "program"))
+        move.pause_ns = round(nodes[0].work_ns + sum(delay for work, delay in nodes[0].after if work.kind == "program"))
 
     def _append(self, move: Move) -> None:
         self._moves.append(move)
 
     def _work(self, work: Node) -> Move:
         span = work.span
-        move = self._told.of(span) or Move(kind="kept", span=replace(span, end_ns=span.start_ns))
+        move = self._maker.of(span) or Move(kind="kept", span=replace(span, end_ns=span.start_ns))
         move.needs = self._after([*work.after, *((each, 0.0) for each in work.likely)], issued=work.after[0][0])
         self._places[work] = len(self._moves)
         return move

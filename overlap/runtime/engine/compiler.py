@@ -17,7 +17,7 @@ import numpy as np
 from ...collectives.call import Call, Pairs
 from ...collectives.generators.rank_order import ONLY_FOR_ORDER
 from ...collectives.kinds import ALL_GATHER, BARRIER, GATHER
-from ...collectives.program import Kind, Program, project
+from ...collectives.program import Program, StepKind, project
 from ...collectives.proof import verify
 from ...collectives.reduce import Array, reducer
 from ...collectives.schedule import Buffer, Schedule
@@ -209,10 +209,10 @@ def _share_memory(source: Array, out: Array | None) -> bool:
 def _keeps_own(program: Program, slots: int) -> bool:
     """Whether a rank's own block of the result is written only from the same place of its input."""
     first = program.rank * slots
-    for step in (step for queue in program.queues for step in queue if step.kind is not Kind.SEND):
+    for step in (step for queue in program.queues for step in queue if step.kind is not StepKind.SEND):
         dst, src = step.dst, step.src
         apart = dst.buffer != Buffer.OUT or dst.slot + dst.count <= first or first + slots <= dst.slot
-        same = step.kind is Kind.LOCAL and src.buffer == Buffer.IN and src.slot == dst.slot - first
+        same = step.kind is StepKind.LOCAL and src.buffer == Buffer.IN and src.slot == dst.slot - first
         if not (apart or same):
             return False
     return True

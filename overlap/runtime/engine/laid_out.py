@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...collectives.program import Extent, Kind, Program, Step
+from ...collectives.program import Extent, Program, Step, StepKind
 from ...collectives.reduce import Array
 from ...collectives.schedule import Op
 from .layout import BufferLayout, Buffers
@@ -90,7 +90,7 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
 
 
 def _laid(step: Step, number: int, order: Order, buffers: Buffers, members: Sequence[int], *, works: bool) -> LaidStep:
-    sends, receives = step.kind is Kind.SEND, step.kind is Kind.RECV
+    sends, receives = step.kind is StepKind.SEND, step.kind is StepKind.RECV
     source = (0, 0, 0) if receives else _range(step.src, buffers)
     target = (0, 0, 0) if sends else _range(step.dst, buffers)
     buffer, start, stop = source if sends else target
@@ -117,8 +117,8 @@ def _laid(step: Step, number: int, order: Order, buffers: Buffers, members: Sequ
 def _works(step: Step, buffers: Buffers) -> bool:
     """Whether a step has work besides sending, or receiving bytes in place."""
     same = buffers.arrays[step.src.buffer].dtype == buffers.arrays[step.dst.buffer].dtype
-    in_place = step.kind is Kind.RECV and step.op is Op.MOVE and same
-    return step.kind is not Kind.SEND and not in_place
+    in_place = step.kind is StepKind.RECV and step.op is Op.MOVE and same
+    return step.kind is not StepKind.SEND and not in_place
 
 
 def _range(extent: Extent, buffers: Buffers) -> _Range:
@@ -190,7 +190,7 @@ def _waits(queue: Sequence[Step], start: int, first: Sequence[int]) -> Iterator[
     """Yield the steps of other queues that each step waits for, and no earlier one does; and of the `AHEAD` limit."""
     waited = list(first)  # end of the steps of each queue waited for
     for at, step in enumerate(queue):
-        numbers = [start + at - AHEAD] if step.kind is not Kind.SEND and at >= AHEAD else []
+        numbers = [start + at - AHEAD] if step.kind is not StepKind.SEND and at >= AHEAD else []
         for other, count in step.waits:
             numbers += range(waited[other], first[other] + count)
             waited[other] = first[other] + count
@@ -202,7 +202,7 @@ def _collisions(queue: Sequence[Step], start: int, buffers: Buffers) -> Iterator
 
     Only the last ones, which may run at the same time: see `AHEAD`.
     """
-    if queue and queue[0].kind is Kind.SEND:  # a queue of sends, which only read
+    if queue and queue[0].kind is StepKind.SEND:  # a queue of sends, which only read
         yield from [()] * len(queue)
         return
     touched = [_touched(step, buffers) for step in queue]
@@ -213,7 +213,7 @@ def _collisions(queue: Sequence[Step], start: int, buffers: Buffers) -> Iterator
 
 def _touched(step: Step, buffers: Buffers) -> _Touched:
     """Return the memory of this rank that a receive or a local step writes, and the memory that it reads."""
-    source = step.src if step.kind is Kind.LOCAL else None
+    source = step.src if step.kind is StepKind.LOCAL else None
     return buffers.view(step.dst), [buffers.view(extent) for extent in (step.base, source) if extent is not None]
 
 

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...collectives.program import Extent, Kind, Program
+from ...collectives.program import Extent, Program, StepKind
 from ...collectives.reduce import Array, Reducer
 from ...collectives.schedule import Buffer
 from .host_bytes import bytes_of
@@ -113,7 +113,7 @@ def runs_touched(program: Program) -> Runs:
 def _touched(program: Program) -> Iterator[Extent]:
     for queue in program.queues:
         for step in queue:
-            extents = (step.src,) if step.kind is Kind.SEND else (step.dst, step.base)
-            for extent in (*extents, step.src) if step.kind is Kind.LOCAL else extents:
+            extents = (step.src,) if step.kind is StepKind.SEND else (step.dst, step.base)
+            for extent in (*extents, step.src) if step.kind is StepKind.LOCAL else extents:
                 if extent is not None and extent.buffer is Buffer.SCRATCH:
                     yield extent

@@ -55,8 +55,8 @@ def held(view: memoryview, shape: tuple[int, ...], dtype: np.dtype[np.generic], 
 
     Args:
         view: The memory: as many bytes as the array has, at least one; the array is read-only if this is.
-        shape: Of the array.
-        dtype: Of the array.
+        shape: Shape of the array.
+        dtype: Dtype of the array.
         dropped: Called once, in any thread and in the midst of anything, when the array and all views of it, of
             whatever kind, are gone.
     """
@@ -78,8 +78,8 @@ def common_array(
 
     Args:
         loan: Returns the memory of so many bytes, and a function that gives it back.
-        dtype: Of the array.
-        shape: Of the array.
+        dtype: Dtype of the array.
+        shape: Shape of the array.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     nbytes = prod(sizes) * dtype.itemsize
@@ -101,8 +101,8 @@ def shape_only(shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
     (280000000000, [0.0, 0.0, 0.0])
 
     Args:
-        shape: Of the array.
-        dtype: Of the array; its elements must be numbers.
+        shape: Shape of the array.
+        dtype: Dtype of the array; its elements must be numbers.
 
     Raises:
         UsageError: If there can be no such array.
@@ -110,6 +110,6 @@ def shape_only(shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
     kind = np.dtype(dtype)
     sides = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if kind.hasobject or (sides and min(sides) < 0):
-        raise UsageError(f"shape_only: there is no array of {kind} {sides} without data")
+        raise UsageError(f"shape_only: expected sides from 0 and a dtype of numbers, got {kind} {sides}")
     # A tenth of the time of np.broadcast_to, and simulations make one for every result of every rank.
     return np.ndarray(sides, kind, bytes(kind.itemsize), 0, (0,) * len(sides))

@@ -112,8 +112,8 @@ class BufferPool:
         """Return a C-contiguous array of arbitrary content.
 
         Args:
-            shape: Of the array.
-            dtype: Of the array; any but those that hold Python objects.
+            shape: Shape of the array.
+            dtype: Dtype of the array; any but those that hold Python objects.
 
         Raises:
             MemoryError: If there is no memory even when all idle memory has been freed.

@@ -13,7 +13,7 @@ from typing import Any
 from overlap.cli.bench.cases import Assignment, Case
 from overlap.cli.bench.measuring import MEMBER, Result, summarised
 from overlap.cli.bench.sampling import Sampling
-from overlap.cli.children import Child, environment, hear, start
+from overlap.cli.children import Child, environment, read_json_lines, start
 from overlap.processes.place import without_membership
 
 from .network import Host
@@ -53,7 +53,7 @@ def raw_exchanges(hosts: Sequence[Host], sampling: Sampling, sizes: Sequence[int
     """Send so many bytes each way over a bare socket; return samples by size, in nanoseconds."""
     where = [hosts[0].address(), str(_PORT), json.dumps(asdict(sampling)), json.dumps([str(size) for size in sizes])]
     program = [sys.executable, "-m", _RAW]
-    [told] = hear([Child([*host.enter, *program, str(host.index), *where], environment()) for host in hosts])
+    [told] = read_json_lines([Child([*host.enter, *program, str(host.index), *where], environment()) for host in hosts])
     samples: dict[str, list[int]] = told["samples_ns"]
     return samples
 
@@ -71,7 +71,7 @@ def _rails(count: int) -> list[str]:
 
 
 def _run(hosts: Sequence[Host], options: Sequence[str], program: Sequence[str]) -> Iterator[dict[str, Any]]:
-    return hear(begun(hosts, options, program))
+    return read_json_lines(begun(hosts, options, program))
 
 
 def begun(hosts: Sequence[Host], options: Sequence[str], program: Sequence[str]) -> list[Child]:
@@ -96,7 +96,7 @@ def ddp_steps(hosts: Sequence[Host], sampling: Sampling, buckets_mib: Sequence[f
     program = [sys.executable, "-m", _DDP, json.dumps(asdict(sampling)), json.dumps([str(b) for b in buckets_mib])]
     world = {"MASTER_ADDR": hosts[0].address(), "MASTER_PORT": str(_PORT), "WORLD_SIZE": str(len(hosts))}
     shared = without_membership(environment()) | world | _QUIET | {"GLOO_SOCKET_IFNAME": "rail0"}
-    [told] = hear(
+    [told] = read_json_lines(
         [Child([*host.enter, *program], shared | {"RANK": str(host.index), "LOCAL_RANK": "0"}) for host in hosts]
     )
     return told

@@ -17,7 +17,7 @@ from typing import Self
 from overlap.cli.bench.cases import Case
 from overlap.cli.bench.measuring import NodeLayout, Result, summarised
 from overlap.cli.bench.sampling import Sampling
-from overlap.cli.children import hear, start
+from overlap.cli.children import read_json_lines, start
 from tests.benchmarks.versus.contenders import Contender, ContenderResult, ContenderUnavailableError, Running, running
 
 from .assignment import AssignmentInTurn
@@ -115,7 +115,7 @@ def measure_in_turn(
                 say(str(reason))
         options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
         process = start(options, [_MEMBER, ours.to_json()])
-        told = hear([process])
+        told = read_json_lines([process])
         turns.admit(_OURS, layout.nodes, lambda: process.poll() is None)
         for name, other in others.items():
             turns.admit(name, cases[0].ranks, partial(getattr, other, "live"))

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from transports.efa.address import PeerAddress
-from transports.efa.joining import Connection, SocketJoining
+from transports.efa.joining import ProvedSocket, SocketJoining
 from transports.failures import TransportError
 from transports.identity import Identity
 from transports.meeting import Meeting
@@ -33,7 +33,7 @@ def test_nonsense_is_refused(place: int, nonsense: object) -> None:
 def joined(mine: PeerAddress, *others: PeerAddress) -> SocketJoining:
     """Return the first process's way in, once it has met the others."""
     me = Identity(job="job", member=0, members=1 + len(others), secret=b"s")
-    meeting = Meeting[Connection](me, "rail", join_s=1.0)
+    meeting = Meeting[ProvedSocket](me, "rail", join_s=1.0)
     joining = SocketJoining(meeting, rails=1, host="", unix=True, silence_s=None, report=print)
     joining.identity, joining._address, joining._peers = mine.host, mine, dict(enumerate(others, start=1))
     return joining

@@ -15,7 +15,7 @@ from transports.efa.address import RAILS_LIMIT
 from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.efa_link import EfaLink
 from transports.efa.rail import Rail
-from transports.efa.sharing import Standing
+from transports.efa.sharing import RailState
 from transports.failures import LinkLostError
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameError, FrameKind, pack, parse
 from transports.matching import Receive, Send
@@ -32,8 +32,8 @@ class Pipe(Rail):
         self.incoming = b""
         link.add(self)
 
-    def standing(self) -> Standing:
-        return Standing(0.0, 0)
+    def standing(self) -> RailState:
+        return RailState(0.0, 0)
 
     def put(self, head: bytes, payload: memoryview) -> None:
         frame = head + payload
@@ -241,9 +241,9 @@ def test_rails_that_are_busy_are_measured_whenever_something_moves(monkeypatch: 
     link, looked_at = a_link(1, (1,), (0,)), list[int]()
     rails = [Pipe(link, index) for index in range(3)]
 
-    def look(index: int) -> Standing:
+    def look(index: int) -> RailState:
         looked_at.append(index)
-        return Standing(0.0, 0)
+        return RailState(0.0, 0)
 
     for rail in rails:
         monkeypatch.setattr(rail, "standing", partial(look, rail.index))

@@ -12,7 +12,7 @@ from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameError, FrameKind, ch
 LONG_BYTES = CHUNK_BYTES + 1000
 
 
-class Places:
+class Destinations:
     """One long message, and what has happened."""
 
     def __init__(self, *, staged: bool = False) -> None:
@@ -88,7 +88,7 @@ def conversation() -> tuple[bytes, bytes]:
 @pytest.mark.parametrize("seed", range(3))
 def test_however_it_comes_in_pieces(seed: int, staged: bool) -> None:
     data, message = conversation()
-    whole, pieces = Places(), Places(staged=staged)
+    whole, pieces = Destinations(), Destinations(staged=staged)
     whole.feed(data)
     pieces.feed(data, random.Random(seed))
     assert whole.memory == pieces.memory == message
@@ -100,7 +100,7 @@ def test_however_it_comes_in_pieces(seed: int, staged: bool) -> None:
 
 
 def test_many_small_frames_are_not_acted_on_all_at_once() -> None:
-    places = Places()
+    places = Destinations()
     data = b"".join(eager(number, b"") for number in range(600))
     places.reading.room()[: len(data)] = data
     assert places.reading.received(len(data))
@@ -115,7 +115,7 @@ def test_many_small_frames_are_not_acted_on_all_at_once() -> None:
 
 def test_after_a_chunk_little_more_than_the_next_header_is_read_until_something_longer_comes_at_once() -> None:
     """What is read beside the header of a chunk is copied once more."""
-    places = Places()
+    places = Destinations()
     everything = places.reading.room().nbytes
     places.feed(chunk(0, bytes(CHUNK_BYTES)))
     assert places.reading.room().nbytes < 1000
@@ -127,7 +127,7 @@ def test_after_a_chunk_little_more_than_the_next_header_is_read_until_something_
 
 @pytest.mark.parametrize(("frame", "number"), [(chunk(0, bytes(CHUNK_BYTES)), 2), (pushed(bytes(CHUNK_BYTES)), 9)])
 def test_a_chunk_that_came_damaged_is_named(frame: bytes, number: int) -> None:
-    places, damaged = Places(), bytearray(frame)
+    places, damaged = Destinations(), bytearray(frame)
     damaged[-1] ^= 1
     with pytest.raises(FrameError) as caught:
         places.feed(bytes(damaged))

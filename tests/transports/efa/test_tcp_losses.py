@@ -11,7 +11,7 @@ import pytest
 from transports.efa.tcp import Health, TcpInfo, tcp_info
 
 
-class Connection:
+class ProvedSocket:
     """A socket that remembers what it was told, if it may be."""
 
     def __init__(self, *, may: bool = True) -> None:
@@ -24,13 +24,13 @@ class Connection:
         self.chosen.append((level, option, value))
 
 
-def told(counts: list[tuple[int, int]], connection: Connection) -> list[str]:
+def told(counts: list[tuple[int, int]], connection: ProvedSocket) -> list[str]:
     health = Health()
     return [health.note_losses(cast("socket.socket", connection), TcpInfo(False, 0.0, 0.0, *count)) for count in counts]
 
 
 def test_much_that_is_lost_again_and_again_is_said_once_and_paced() -> None:
-    connection = Connection()
+    connection = ProvedSocket()
     counts = [(1000, 50), (2000, 150), (2050, 160), (3000, 250), (4000, 400), (5000, 500)]
     assert told(counts, connection) == [
         *[""] * 3,  # of these, the last one has sent too little to tell
@@ -43,12 +43,12 @@ def test_much_that_is_lost_again_and_again_is_said_once_and_paced() -> None:
 
 def test_who_may_not_choose_hears_why_it_is_slow_all_the_same() -> None:
     counts = [(1000 * each, 60 * each) for each in range(1, 4)]
-    assert told(counts, Connection(may=False))[-1] == "loses packets: 6% of them are sent again"
+    assert told(counts, ProvedSocket(may=False))[-1] == "loses packets: 6% of them are sent again"
 
 
 @pytest.mark.parametrize("lost", [[0, 0, 0, 0], [29, 29, 29, 29], [400, 0, 400, 0], [400, 400, 0, 400]])
 def test_queues_that_overflow_now_and_then_change_nothing(lost: list[int]) -> None:
-    connection = Connection()
+    connection = ProvedSocket()
     counts = [(1000 * (index + 1), sum(lost[: index + 1])) for index in range(len(lost))]
     assert told(counts, connection) == [""] * 4
     assert connection.chosen == []
@@ -76,7 +76,7 @@ def test_what_the_receiver_already_had_was_not_lost(had: int, lost: int) -> None
 
 
 def test_a_busy_host_hears_nothing_and_keeps_its_congestion_control() -> None:
-    connection, health = Connection(), Health()
+    connection, health = ProvedSocket(), Health()
     for look in range(1, 6):
         seen = tcp_info(cast("socket.socket", Told(157 * look, 4000 * look, 156 * look)))
         assert health.note_losses(cast("socket.socket", connection), seen) == ""
