@@ -307,8 +307,8 @@ class Settings:
     transport: str | None = option(
         default="auto",
         read=parse_transport, metavar="NAME",
-        help="what joins the nodes: shared memory inside a machine and sockets beyond (auto), or one of efa (sockets), "
-        "shared_memory, mpi, one installed",
+        help="what joins the nodes: shared memory inside a machine and sockets beyond (auto), or one of sockets (or "
+        "efa), shared_memory, mpi, one installed",
         nodes=True,
     )  # fmt: skip
     rails: int | tuple[str, ...] | None = option(
