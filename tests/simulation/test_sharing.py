@@ -139,6 +139,7 @@ def a_mix(seed, cluster):
     return [(round(late, 9), option, nbytes) for late, (option, nbytes) in zip(late_s, options, strict=True)]
 
 
+@pytest.mark.slow
 def test_most_mixes_take_what_their_messages_take(clusters):
     """Each collective proceeds as a whole, at the rate of its busiest wire; most of its messages share that rate."""
     errors = []
