@@ -243,13 +243,13 @@ class Settings:
     stall_s: float | None = option(
         rare=True,
         default="10",
-        read=seconds, metavar="S", flag="--stall", check=partial(check_seconds, "stall_s"),
+        read=seconds, metavar="S", flag="--stall-warning", check=partial(check_seconds, "stall_s"),
         help="say who waits for whom after S seconds without progress; default: 10",
     )  # fmt: skip
     give_up_s: float | None = option(
         rare=True,
         default="300 if nobody can go on",
-        read=seconds, metavar="S", flag="--give-up", check=partial(check_seconds, "give_up_s"),
+        read=seconds, metavar="S", flag="--stall-timeout", check=partial(check_seconds, "give_up_s"),
         help="end the run after S seconds without progress; default: 300, and only if no rank can ever go on",
     )  # fmt: skip
     outage_s: float | None = option(
