@@ -90,8 +90,8 @@ def run(
         RankFailedError: When a rank raises; names the first culprit, its error is the `__cause__`.
         SystemExit: With code 143 when the process was told to end by SIGTERM (129: SIGHUP) and nobody else handles
             that: the ranks are cancelled, so that their `finally` runs, and the timeline is written.
-        StallError: When `timeout_s` is over, or nothing has moved for too long (see `--stall` and `--give-up`); in
-            virtual time also when every rank is blocked and nothing is due.
+        StallError: When `timeout_s` is over, or nothing has moved for too long (see `--stall-warning`,
+            `--stall-timeout`); in virtual time also when every rank is blocked and nothing is due.
     """
     report_uncaught()
     asked = _asked(

@@ -252,13 +252,13 @@ class RunSettings:
     stall_s: float | None = option(
         rare=True,
         default="10",
-        read=seconds, metavar="S", flag="--stall", check=partial(check_seconds, "stall_s"),
+        read=seconds, metavar="S", flag="--stall-warning", check=partial(check_seconds, "stall_s"),
         help="say who waits for whom after S seconds without progress; default: 10",
     )  # fmt: skip
     give_up_s: float | None = option(
         rare=True,
         default="300 if nobody can go on",
-        read=seconds, metavar="S", flag="--give-up", check=partial(check_seconds, "give_up_s"),
+        read=seconds, metavar="S", flag="--stall-timeout", check=partial(check_seconds, "give_up_s"),
         help="end the run after S seconds without progress; default: 300, and only if no rank can ever go on",
     )  # fmt: skip
     outage_s: float | None = option(
@@ -316,8 +316,8 @@ class RunSettings:
     transport: str | None = option(
         default="auto",
         read=parse_transport, metavar="NAME",
-        help="what joins the nodes: shared memory inside a machine and sockets beyond (auto), or one of efa (sockets), "
-        "shared_memory, mpi, one installed",
+        help="what joins the nodes: shared memory inside a machine and sockets beyond (auto), or one of sockets (or "
+        "efa), shared_memory, mpi, one installed",
         nodes=True,
     )  # fmt: skip
     rails: int | tuple[str, ...] | None = option(

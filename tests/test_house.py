@@ -25,7 +25,7 @@ HOUSES = ("overlap", "topology", "transports")
 HOUSE = (
     ("topology", "transports"),
     ("overlap.errors",),
-    ("overlap.threads", "overlap.kernel_facts"),
+    ("overlap.threads", "overlap.kernel_facts", "overlap.defaults"),
     ("overlap.units", "overlap.notice", "overlap.version", "overlap.diagnostics", "overlap.hints"),
     ("overlap.collectives", "overlap.data"),
     ("overlap.cost",),

@@ -89,6 +89,7 @@ _BUILT_IN: Mapping[str, _BuiltIn] = MappingProxyType(
         "mpi": _BuiltIn(module="transports.mpi", needs="mpi4py"),
         "neuronlink": _BuiltIn(module="transports.neuronlink"),
         "shared_memory": _BuiltIn(module="transports.shared_memory"),
+        "sockets": _BuiltIn(module="transports.efa"),
     }
 )
 

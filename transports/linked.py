@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Generic, Self, TypeVar
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import Any, Generic, Self, TypeVar
 
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
-from transports.base import TAG_LIMIT, Endpoint, Transport, check_tag, describe_ranks
+from transports.base import TAG_LIMIT, Endpoint, Envelope, Transport, check_choices, check_tag, describe_ranks
+from transports.blocking import StartingEndpoint
 from transports.failures import ArgumentError, TransportClosedError, TransportError
 from transports.matching import Lane
+from transports.patience import Patience
+from transports.starter import Starter
 
 # Longest wait of a goodbye for the next sign of progress: longer than a busy machine keeps a process from running,
 # shorter than a user's patience with a program that ends.
@@ -88,6 +91,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
 
     Attributes:
         member: Index of this process.
+        patience: How long a task polls for a message before it sleeps; None where polling never helps.
         links: The links to other processes, by index.
         home: The index of the process of each rank that can be reached.
         state: Why nothing can be sent or received; None while it can.
@@ -97,6 +101,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
     """
 
     links: Mapping[int, LinkType]
+    patience: Patience | None = None
 
     def __init__(self, member: int, placement: Sequence[Sequence[int]], *, joins_itself: bool = False) -> None:
         every = [rank for ranks in placement for rank in ranks]
@@ -217,3 +222,59 @@ class LinkedTransport(Transport, Generic[LinkType]):
                 f"process {self.member} has no connection to rank {peer}; it reaches {describe_ranks(self.peers)}"
             )
         return TransportClosedError(f"the transport {self.state}", src=src, dst=dst, tag=tag)
+
+
+TransportType = TypeVar("TransportType", bound="LinkedTransport[Any]")
+
+
+class LinkedEndpoint(StartingEndpoint, Generic[TransportType]):
+    """The end of one rank of a transport with links.
+
+    Args:
+        transport: Transport of the process.
+        rank: The rank.
+    """
+
+    def __init__(self, transport: TransportType, rank: int) -> None:
+        self.rank = rank
+        self._transport = transport
+
+    @abstractmethod
+    def watching(
+        self, lanes: Sequence[Lane], free_bits: int, notify: Callable[[], None]
+    ) -> AbstractContextManager[None]:
+        """Call a function, for the length of a block, whenever a message on some lanes or a loss may have arrived."""
+
+    @abstractmethod
+    def check(self, lane: Lane) -> None:
+        """Raise `LinkLostError` if the process of a source is lost."""
+
+    def starter(self, peer: int) -> Starter:
+        """Return itself, after checking that it reaches the peer."""
+        self._transport.link((self.rank, peer, 0), peer)
+        return self
+
+    @property
+    def patience(self) -> Patience | None:
+        """How long to poll with `catch_up` before sleeping; None: not at all."""
+        return self._transport.patience
+
+    def lanes(self, choices: Sequence[tuple[int, int]]) -> list[Lane]:
+        """Return the lanes of some choices, once checked."""
+        check_choices(choices)
+        lanes = [(src, self.rank, tag) for src, tag in choices]
+        for lane in lanes:
+            self._transport.link(lane, lane[0])
+        return lanes
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        """Wait until a message of the choices is announced."""
+        lanes, changed = self.lanes(choices), trio.Event()
+        await trio.lowlevel.checkpoint()
+        with self.watching(lanes, free_bits, lambda: changed.set()):
+            while (envelope := self.announced(choices, free_bits=free_bits)) is None:
+                for lane in lanes:
+                    self.check(lane)
+                await changed.wait()
+                changed = trio.Event()
+        return envelope

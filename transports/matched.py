@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
-import trio
-
-from transports.base import Endpoint, Envelope, Statistics, check_choices
-from transports.blocking import StartingEndpoint
+from transports.base import Endpoint, Envelope, Statistics
 from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
-from transports.linked import Link, LinkedTransport
+from transports.linked import Link, LinkedEndpoint, LinkedTransport
 from transports.matching import Engine, Lane, Limits, Receive, Send, any_of
-from transports.patience import Patience
-from transports.starter import Call, Starter
+from transports.starter import Call
 
 
 class MatchedLink(Link):
@@ -86,11 +83,9 @@ class MatchedTransport(LinkedTransport[MatchedLink]):
 
     Attributes:
         memory: Buffers of messages on loan.
-        patience: How long to poll links before sleeping; None where polling never helps.
         at_once_bytes: Longer messages never leave at once, see `MatchedLink.send_now`.
     """
 
-    patience: Patience | None = None
     at_once_bytes: int = sys.maxsize
 
     def __init__(self, member: int, placement: Sequence[Sequence[int]], *, joins_itself: bool = False) -> None:
@@ -135,16 +130,8 @@ class _MatchedReceive(Receive, Call):
         return Delivery(loan[: self.nbytes].toreadonly(), partial(self.link.memory.release, loan))
 
 
-class _MatchedEndpoint(StartingEndpoint):
+class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
     """The end of one rank."""
-
-    def __init__(self, transport: MatchedTransport, rank: int) -> None:
-        self.rank = rank
-        self._transport = transport
-
-    def starter(self, peer: int) -> Starter:
-        self._transport.link((self.rank, peer, 0), peer)
-        return self
 
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
@@ -183,11 +170,6 @@ class _MatchedEndpoint(StartingEndpoint):
             link.settle()
         return receive
 
-    @property
-    def patience(self) -> Patience | None:
-        """How long to poll with `catch_up` before sleeping; None: not at all."""
-        return self._transport.patience
-
     def catch_up(self, peer: int) -> bool:
         """Move the bytes from and to a peer that are ready."""
         transport = self._transport
@@ -196,37 +178,26 @@ class _MatchedEndpoint(StartingEndpoint):
         return transport.links[transport.home[peer]].catch_up()
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        check_choices(choices)
-        lanes = {any_of((src, self.rank, tag), free_bits) for src, tag in choices}
+        lanes = self.lanes(choices)
+        keys = {any_of(lane, free_bits) for lane in lanes}
         announced: list[tuple[int, Envelope]] = []
-        for link in dict.fromkeys(self._transport.link((src, self.rank, tag), src) for src, tag in choices):
+        for link in dict.fromkeys(self._transport.link(lane, lane[0]) for lane in lanes):
             link.look()
-            first = link.engine.incoming.first_of(lanes, free_bits)
+            first = link.engine.incoming.first_of(keys, free_bits)
             if first is not None:
                 announced.append(first)
         return min(announced)[1] if announced else None
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        check_choices(choices)
-        lanes = [(src, self.rank, tag) for src, tag in choices]
-        for lane in lanes:
-            self._transport.link(lane, lane[0])
-        await trio.lowlevel.checkpoint()
-        while (envelope := self.announced(choices, free_bits=free_bits)) is None:
-            sources = [(self._transport.link(lane, lane[0]), lane) for lane in lanes]
-            for link, lane in sources:
-                link.engine.check(lane)
-            await _announcement(sources, free_bits)
-        return envelope
+    def check(self, lane: Lane) -> None:
+        self._transport.link(lane, lane[0]).engine.check(lane)
 
-
-async def _announcement(sources: Sequence[tuple[MatchedLink, Lane]], free_bits: int) -> None:
-    """Wait until a message is announced on one of some lanes, or a process is lost."""
-    changed = trio.Event()
-    for link, lane in sources:
-        link.engine.incoming.watchers.add(lane, changed.set, free_bits)
-    try:
-        await changed.wait()
-    finally:
-        for link, lane in sources:
-            link.engine.incoming.watchers.remove(lane, changed.set, free_bits)
+    @contextmanager
+    def watching(self, lanes: Sequence[Lane], free_bits: int, notify: Callable[[], None]) -> Iterator[None]:
+        sources = [(self._transport.link(lane, lane[0]).engine.incoming.watchers, lane) for lane in lanes]
+        for watchers, lane in sources:
+            watchers.add(lane, notify, free_bits)
+        try:
+            yield
+        finally:
+            for watchers, lane in sources:
+                watchers.remove(lane, notify, free_bits)

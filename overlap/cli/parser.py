@@ -25,7 +25,8 @@ _OF_OTHERS = dict.fromkeys(
     ("-n", "-np", "--n", "--np", "--num-processes", "--num-proc", "--world-size", "--num-ranks"),
     ("--ranks", "--processes"),
 ) | dict.fromkeys(("--master-addr", "--master-port"), ("--rdzv-endpoint",))
-"""Options of other launchers, and ours."""
+_OF_OTHERS |= {"--stall": ("--stall-warning",), "--give-up": ("--stall-timeout",)}
+"""Options of other launchers and of earlier versions, and ours."""
 
 _INSTEAD = {
     "--standalone": "leave it out: a run on one host needs no rendezvous",

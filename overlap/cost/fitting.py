@@ -7,9 +7,9 @@ predict it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import log
 from statistics import median
 
 import numpy as np
@@ -18,6 +18,7 @@ from topology import Cluster, Figure, Machine, WireOverheads
 from topology.figures import Overheads
 
 from ..collectives.placement import Floats
+from .searching import descend
 from .select import plan
 
 
@@ -59,22 +60,6 @@ class FittedRows:
         return len(errors), median(errors) if errors else 0.0, max(errors, default=0.0)
 
 
-def lowest(loss: Callable[[float], float], low: float, high: float, *, steps: int) -> float:
-    """Return the minimum of a function of one valley, by cutting its range `steps` times in the golden ratio."""
-    lower, upper = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    of_lower, of_upper = loss(lower), loss(upper)
-    for _ in range(steps):
-        if of_lower <= of_upper:
-            high, upper, of_upper = upper, lower, of_lower
-            lower = high - _GOLDEN * (high - low)
-            of_lower = loss(lower)
-        else:
-            low, lower, of_lower = lower, upper, of_upper
-            upper = low + _GOLDEN * (high - low)
-            of_upper = loss(upper)
-    return lower if of_lower <= of_upper else upper
-
-
 def left_out_rows(kinds: Sequence[str]) -> list[bool]:
     """Choose every third row of a kind; none of a kind with two rows or fewer."""
     seen, third = dict[str, int](), []
@@ -86,9 +71,7 @@ def left_out_rows(kinds: Sequence[str]) -> list[bool]:
 
 
 _LEAST_SHARE = 0.02
-# Each share is searched by cutting its range in the golden ratio: to 1 % of 50 times.
-_GOLDEN = (5**0.5 - 1) / 2
-_STEPS = 9
+_STEPS = 9  # cuts of the range of a share: to 1 % of 50 times
 _TURNS = 2
 
 
@@ -140,10 +123,13 @@ def fit(cluster: Cluster, samples: Sequence[Sample]) -> MachineFit:
     left_out = left_out_rows([sample.collective for sample in samples])
     seen = [sample for sample, out in zip(samples, left_out, strict=True) if not out]
     kinds = _kinds(cluster, samples)
-    shares = dict.fromkeys(kinds, 0.8)
-    for _ in range(_TURNS if len(kinds) > 1 else 1):
-        for kind in kinds:
-            shares[kind] = _best(cluster, seen, shares, kind)
+
+    def loss(shares: Mapping[str, float]) -> float:
+        times_s = _predicted_s(cluster, seen, shares)
+        return _loss(seen, np.array(_launched_s(cluster, seen, times_s, _launches(cluster, seen, times_s))))
+
+    turns, whole = _TURNS if len(kinds) > 1 else 1, (log(_LEAST_SHARE), 0.0)
+    shares = descend(dict.fromkeys(kinds, 0.8), loss, lambda turn, share: whole, turns=turns, steps=_STEPS)
     without_s = _predicted_s(cluster, samples, shares)
     launches = _launches(cluster, seen, without_s[~np.array(left_out)])
     rows = (
@@ -197,16 +183,6 @@ def _kinds(cluster: Cluster, samples: Sequence[Sample]) -> list[str]:
     wires, network = cluster.machine.wires.link, cluster.machine.network
     inside = [wires] if wires != "none" else ["chip"]
     return [*inside, *([network.link] if network and nodes > 1 else [])]
-
-
-def _best(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[str, float], kind: str) -> float:
-    """Return the best share of one kind, the others given."""
-
-    def loss(share: float) -> float:
-        times_s = _predicted_s(cluster, samples, {**shares, kind: exp(share)})
-        return _loss(samples, np.array(_launched_s(cluster, samples, times_s, _launches(cluster, samples, times_s))))
-
-    return exp(lowest(loss, log(_LEAST_SHARE), 0.0, steps=_STEPS))
 
 
 def _predicted_s(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[str, float]) -> Floats:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import log
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,11 @@ import numpy as np
 from topology import Cluster, Figure, Machine, WireOverheads, cluster
 from topology.figures import Overheads
 
-from .fitting import FittedRow, FittedRows, Sample, left_out_rows, lowest
+from ..defaults import INLINE_BYTES
+from .fitting import FittedRow, FittedRows, Sample, left_out_rows
 from .flat import PlanRequest
 from .geometry import Geometry
+from .searching import descend
 from .select import plan
 from .shortcut import short_cut_options
 
@@ -52,8 +54,6 @@ _INSIDE = (
     "spread_bytes_per_s",
     "copied_bytes_per_s",
 )
-INLINE_BYTES = 2 << 20
-"""Bytes of all ranks' vectors from which threads do the work (`overlap/runtime/engine/workers.py`; a test compares)."""
 _JOINED = ("launch_s", "step_s", "busy_s", "busy_bytes_per_s", "reducer_bytes_per_s")
 _SHARING = ("meeting_s", "phase_s", "memory_bytes_per_s")  # the last one of a single processor
 
@@ -100,9 +100,7 @@ def machine_of(machine: Machine, inside: Mapping[str, float], between: Mapping[s
     collectives = machine.collectives
     figures: dict[str, Any] = {name: _figure(value) for name, value in inside.items()}
     if "handing_s" in inside:
-        figures["inline_bytes"] = Figure(
-            value=float(INLINE_BYTES), source="overlap/runtime/engine/workers.py", confidence="A"
-        )
+        figures["inline_bytes"] = Figure(value=float(INLINE_BYTES), source="overlap/defaults.py", confidence="A")
     usual = replace(collectives.usual, **figures)
     between_nodes = collectives.between_nodes
     if "phase_s" in between and between_nodes is not None:
@@ -151,16 +149,12 @@ def _improved(
     starts: Mapping[str, float], loss: Callable[[dict[str, float]], float], *, turns: int
 ) -> dict[str, float]:
     """Improve one figure after the other, in ever smaller ranges."""
-    figures = dict(starts)
-    for turn in range(turns):
-        for name in figures:
-            span = _SPAN / (4**turn if turn < 2 else 8)
 
-            def loss_at(step: float, name: str = name, middle: float = log(figures[name])) -> float:
-                return loss({**figures, name: exp(middle + step)})
+    def bounds(turn: int, logarithm: float) -> tuple[float, float]:
+        span = _SPAN / (4**turn if turn < 2 else 8)
+        return logarithm - span, logarithm + span
 
-            figures[name] *= exp(lowest(loss_at, -span, span, steps=_STEPS))
-    return figures
+    return descend(starts, loss, bounds, turns=turns, steps=_STEPS)
 
 
 def _loss(samples: Sequence[Sample], machine: Machine) -> float:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from transports import TransportError
 
 from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, UsageError
-from ..processes.status import status_of
+from ..processes.status import Guilt, status_of
 from .gang import GangOutcome, GangSpec, MemberEnd
 
 
@@ -38,12 +38,12 @@ def lost_member(spec: GangSpec, end: MemberEnd) -> int | None:
     return None
 
 
-def _guilt(spec: GangSpec, end: MemberEnd) -> tuple[bool, bool, bool]:
-    """Return the place of a member's error in the order of guilt: that of what a process says to its launcher."""
+def _guilt(spec: GangSpec, end: MemberEnd) -> tuple[bool, Guilt, bool]:
+    """Return the place of a member's error in the order of guilt."""
     error, local = end.error, spec.ranks(end.member)
     assert error is not None
     wire = isinstance(error, RankFailedError) and isinstance(error.cause, TransportError)  # before the process is lost
-    return not isinstance(error, UsageError), not status_of(error, local=local).cause, wire
+    return not isinstance(error, UsageError), status_of(error, local=local).guilt, wire
 
 
 def _lost(spec: GangSpec, lost: Mapping[int, str]) -> OverlapError:

@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import narrowed
-from ..processes.status import Status
+from ..processes.status import Guilt, Status
 from ..units import format_bytes
 
 CARD_LINES = 25  # of a failure on the terminal, at most
 CARD_COLUMNS = 2000  # characters of each of them, at most: some errors tell whole arrays in one line
 
-_CAUSE, _VICTIM, _STOPPED = range(3)  # how guilty, most first
 INTERRUPTED = "overlap: interrupted"  # the line of a process that a SIGINT has ended
 _OURS = "overlap: "  # what begins the line in which `overlap` itself says who failed, and how
 
@@ -60,17 +59,17 @@ def culprit(endings: Sequence[Ending]) -> Ending | None:
     """
     failed = [ending for ending in endings if ending.returncode != 0 or ending.missed or ending.vanished]
     first = min(failed, key=_guilt, default=None)
-    if first is None or first.status is None or _guilt(first) != _VICTIM:
+    if first is None or first.status is None or _guilt(first) is not Guilt.VICTIM:
         return first
     silent = [ending for ending in failed if ending.status is None]  # and stopped, or `first` would be one of them
     hung = [ending for ending in silent if first.status.rank in ending.ranks]
     return replace(hung[0], accuser=first) if hung else first
 
 
-def _guilt(ending: Ending) -> int:
+def _guilt(ending: Ending) -> Guilt:
     if ending.stopped:
-        return _STOPPED
-    return _CAUSE if ending.status is None or ending.status.cause else _VICTIM
+        return Guilt.STOPPED
+    return ending.status.guilt if ending.status else Guilt.CAUSE
 
 
 def exit_code(ending: Ending) -> int:

@@ -18,7 +18,7 @@ from ..timeline.span import RoleName
 from .buckets.bucketed import Bucketed
 from .buckets.gathering import Gathering, Prefetched
 from .buckets.plan import BucketPlan, Hook, plan_by_size
-from .buckets.scattered import Gauge, Scattered
+from .buckets.scattered import Scattered
 from .checkpoints.names import Own
 from .checkpoints.pieces import Piece, Tensors, state_name
 from .optimizers import Optimizer, check_optimizer
@@ -141,7 +141,7 @@ class Sharded(Bucketed[Scattered, Params]):
         )  # fmt: skip
         check_optimizer("optimizer", optimizer)
         super().__init__(rank, params, group, settings)
-        self.stage, self._optimizer, self._gauge, leaves = stage, optimizer, Gauge(), flatten(params)
+        self.stage, self._optimizer, leaves = stage, optimizer, flatten(params)
         self._shared = shared
         plans = plan_by_size(self._leaves, reversed(leaves), bucket_bytes)
         self._use([self._bucket(plan) for plan in plans])
@@ -201,7 +201,6 @@ class Sharded(Bucketed[Scattered, Params]):
             priority=priority,
             stage=self.stage,
             optimizer=self._optimizer,
-            gauge=self._gauge,
             shared=self._shared,
         )
 
@@ -335,16 +334,6 @@ class Sharded(Bucketed[Scattered, Params]):
         )
         parameters = sum(plan.nbytes for plan in plans)
         return expected_memory(self.stage, self.group.size, parameters=parameters, optimizer=kept)
-
-    @property
-    def gathered_bytes(self) -> int:
-        """Parameters that have been gathered and are still there, in stage 3."""
-        return self._gauge.now
-
-    @property
-    def peak_gathered_bytes(self) -> int:
-        """The most that were there at once, so far."""
-        return self._gauge.peak
 
 
 def _flat(rank: Rank, plan: BucketPlan, leaves: dict[str, Array]) -> Array:

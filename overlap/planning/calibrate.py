@@ -12,7 +12,8 @@ from pathlib import Path
 import topology
 
 from ..cost.fitting import MachineFit, Sample, fit, wire_s
-from ..cost.own import INLINE_BYTES, OwnFit
+from ..cost.own import OwnFit
+from ..defaults import INLINE_BYTES
 from ..errors import UsageError
 from ..units import format_bytes, format_s
 from .benchmark_logs import BenchmarkLog, LogRow, read
@@ -171,8 +172,7 @@ def own_machine_file(name: str, fit: OwnFit, *, between: str, cores: int) -> str
             "",
             "[collectives]",
             *(line(key, value) for key, value in fit.inside.items()),
-            f"inline_bytes = {{ value = {INLINE_BYTES}, "
-            'source = "overlap/runtime/engine/workers.py", confidence = "A" }',
+            f'inline_bytes = {{ value = {INLINE_BYTES}, source = "overlap/defaults.py", confidence = "A" }}',
             "",
             *(between_nodes if fit.between else []),
         ]

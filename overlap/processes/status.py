@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Mapping
 from contextlib import suppress
+from enum import IntEnum
 from typing import TypeAlias
 
 import msgspec
@@ -31,6 +32,14 @@ LONGEST_LINE = 1000
 LONGEST_BYTES = 6 * LONGEST_TEXT + 16 * 1024  # of a record: JSON makes at most 6 bytes of a character
 
 
+class Guilt(IntEnum):
+    """How guilty a process is of the end of its world, most first: by cause, not by clock."""
+
+    CAUSE = 0  # its error began there
+    VICTIM = 1  # it ended because of another
+    STOPPED = 2  # its launcher had to stop it
+
+
 class Status(Tagged):
     """Why a process ends."""
 
@@ -39,6 +48,11 @@ class Status(Tagged):
     line: str = ""  # The error in one line
     text: str = ""  # For a reader of the terminal; may have many lines, and may be empty
     code: int = 1  # The exit code with which the process is about to end: freeing memory and threads takes a while
+
+    @property
+    def guilt(self) -> Guilt:
+        """Guilt of the process."""
+        return Guilt.CAUSE if self.cause else Guilt.VICTIM
 
 
 class Entering(Tagged):

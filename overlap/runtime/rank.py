@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..collectives.reduce import Array
+from ..defaults import DEFAULT_WINDOW
 from ..errors import UsageError, shown
 from ..flight.recorder import Known
 from ..state.store import RankState
@@ -33,7 +34,7 @@ from .outstanding import CallSite, checked_name
 from .own_code import Errors, check_errors
 from .settling import advance
 from .state import QUEUED
-from .stream import DEFAULT_WINDOW, Stream, Streams
+from .stream import Stream, Streams
 from .task import TaskFuture
 
 T = TypeVar("T")

@@ -93,14 +93,3 @@ class TransitionError(RuntimeError):
     def __str__(self) -> str:
         change = f"{self.operation} is {self.before.word} and cannot become {self.after.word}"
         return f"{change}: this is a bug in overlap, please report it"
-
-
-def transition(state: OperationState, after: OperationState) -> OperationState:
-    """Return the state that follows another one.
-
-    Raises:
-        TransitionError: If it may not follow.
-    """
-    if FOLLOWS[state][after]:
-        return after
-    raise TransitionError(state, after)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection
 from copy import copy
 from functools import partial
 
+from ..defaults import DEFAULT_WINDOW
 from ..errors import UsageError, shown
 from .arguments import prepare_late
 from .context import RankContext
@@ -29,7 +30,6 @@ from .operation import Operation
 from .state import ADMITTED, BLOCKED, DONE, MATCHING, QUEUED
 from .waits import call_when_done
 
-DEFAULT_WINDOW = 8
 SPAN = 32  # Operations; half of `transports.common.OPERATIONS`
 
 

@@ -2,9 +2,9 @@
 
 From the bottom up: `clock` is Trio's clock on integer nanoseconds, and `kernel` moves it. A `flow` is work at a rate;
 `sharing` computes the rates of flows on scarce resources, and `fluid` keeps all flows. `loads` numbers the resources of
-a cluster; `demand`, `loads` and `messages` compute the load of an operation by the cost model, `unfolding` lists the
-messages of a collective, and `unfolded` simulates it message by message. `fabric` has all transfers in flight,
-`traffic` drives it by the kernel's events, and `symmetry` has the representatives of ranks that behave alike.
+a cluster; `demand`, `loads` and `messages` compute the load of an operation by the cost model. `fabric` has all
+transfers in flight, `traffic` drives it by the kernel's events, and `symmetry` has the representatives of ranks that
+behave alike.
 `compute_cost` prices computes, by a model or as `timeline.replay.computes` read them from a real run; `conditions`
 holds imperfections, `faults` holds faults.
 """

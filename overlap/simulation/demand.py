@@ -10,23 +10,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..collectives.placement import Floats, Ints, place
-from ..collectives.schedule import Schedule
-from ..cost import cost, on, rounds
+from ..collectives.placement import Floats, Ints
+from ..cost import cost, on
 from ..cost.option import AlgorithmOption, Price, PricedPhase
 from .conditions import SlowWires
-from .flow import Flow, Section, quantised
+from .flow import Section, quantised
 from .loads import Loads, Resources
-from .unfolded import MessagePlan, alone
-from .unfolding import MOST_MESSAGES, unfolding
 
 # Skews of one size to keep: without jitter an operation comes again and again with the same one.
 _REMEMBERED = 64
-# Largest relative difference between the times of a collective as a whole and message by message, alone.
-_CLOSE = 0.005
-# Slices are priced as a pipeline of phases, in which no step waits for a rank that works for another slice. Message by
-# message they may take longer, at most by this ratio.
-_LONGER_IN_SLICES = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,21 +118,18 @@ class Pricing:
         resources: Resources,
         slow: SlowWires,
         in_slices_s: Callable[[Sequence[float], int], float] = lambda phases_s, _: sum(phases_s),
-        schedule: Callable[[int], Schedule] | None = None,
     ) -> None:
         self.ranks, self._resources, self._slow, self._in_slices_s = ranks, resources, slow, in_slices_s
-        self._schedule = schedule
         self._phases, self._priced = phases, priced
         self._parts: dict[int, tuple[PricedPhase, ...]] = {}  # by slices
         self._known: dict[tuple[float, bytes], Demand] = {}
         self._loads: Loads | None = None
-        self._plans: dict[float, MessagePlan | None] = {}
 
     @classmethod
     def of_option(cls, option: AlgorithmOption, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
         """Return the pricing of a collective with an algorithm."""
         members = np.asarray(ranks, np.int64)
-        return cls(option.phases, option.price, members, resources, slow, option.in_slices_s, option.schedule)
+        return cls(option.phases, option.price, members, resources, slow, option.in_slices_s)
 
     def demand(self, nbytes: float, late_ns: Ints) -> Demand:
         """Return the demand for a size and arrivals.
@@ -159,47 +148,6 @@ class Pricing:
                 del self._known[next(iter(self._known))]
             demand = self._known[key] = self._computed(nbytes, late_ns)
         return demand
-
-    def plan(self, nbytes: float) -> MessagePlan | None:
-        """Return its plan by messages if all ranks arrive at once; None if they are too many, or their time differs.
-
-        It differs for slices that wait for each other, and for bounds that no single message has.
-        """
-        if nbytes not in self._plans:
-            if len(self._plans) >= _REMEMBERED:
-                self._plans.clear()
-            self._plans[nbytes] = self._planned(nbytes)
-        return self._plans[nbytes]
-
-    def _planned(self, nbytes: float) -> MessagePlan | None:
-        price = self._priced(nbytes)
-        parts, sliced = self._under_way(price.slices), False
-        launch_s = price.total_s - sum(
-            p.total_s(nbytes) - p.model.parameters.launch_s for p in self._phases(price.slices)
-        )
-        if len(parts) > 1 and price.slices > 1:
-            parts, launch_s, sliced = self._in_slices(parts, price.slices), 0.0, True
-        phases = unfolding(parts, nbytes, self.ranks, self._resources) if parts else None
-        if phases is None:
-            return None
-        plan = MessagePlan(launch_ns=round(max(launch_s, 0.0) * 1e9), phases=phases, ranks=len(self.ranks))
-        expected_ns = self.demand(nbytes, np.zeros(len(self.ranks), np.int64)).alone_ns
-        whole = Flow((), (expected_ns,), (Section.of(expected_ns, np.zeros(0, np.int64), np.zeros(0)),))
-        taken_ns, _, _ = alone(whole, plan)
-        longer = taken_ns / expected_ns - 1 if expected_ns else 0.0
-        if not -_CLOSE <= longer <= (_LONGER_IN_SLICES if sliced else _CLOSE):
-            return None
-        return plan._replace(taken_ns=taken_ns)
-
-    def _in_slices(self, parts: Sequence[PricedPhase], slices: int) -> tuple[PricedPhase, ...]:
-        """Return phases in slices as the one table that executes them; none if it has too many messages."""
-        rounds_ = [placed.round for part in parts for placed in part.placed.each]
-        messages = slices * sum(round_.repeat * len(round_.src) for round_ in rounds_)
-        if self._schedule is None or messages > MOST_MESSAGES:
-            return ()
-        placement = self._slow.under(place(self._resources.cluster, self.ranks.tolist()))
-        figures = parts[0].model.parameters
-        return (PricedPhase(on(placement, rounds(self._schedule(slices)), parameters=figures)),)
 
     def _computed(self, nbytes: float, late_ns: Ints) -> Demand:
         left_ns = np.maximum(self._computed_ns(nbytes, late_ns) - late_ns.max(), 0)

@@ -61,7 +61,7 @@ class Flow:
         cap: Upper bound of its rate.
         rate: Its present rate.
         started_ns: Instant of its start.
-        age: Number of flows started before it; for a part, such as a message of a collective, also the number of parts.
+        age: Number of flows started before it.
         done_ns: Work done at the last change of its rate.
     """
 
@@ -69,6 +69,7 @@ class Flow:
         "_due_ns", "_mark", "_section", "_since_ns", "age", "cap", "done_ns", "key", "lane", "marks_ns", "priority",
         "rate", "section", "sections", "started_ns",
     )  # fmt: skip
+    age: int
     cap: float
     key: tuple[object, ...]
     lane: object
@@ -93,16 +94,11 @@ class Flow:
         self.cap = self.rate = 1.0
         self.started_ns = self._since_ns = 0
         self.done_ns: float = 0.0
-        self.age: tuple[int, int] = 0, 0
+        self.age = 0
         self._mark, self._section, self._due_ns = 0, 0, -1
 
     def __repr__(self) -> str:
         return f"<Flow {self.key}: {self._mark} of {len(self.marks_ns)} marks, rate {self.rate:.3g}>"
-
-    @property
-    def reached(self) -> int:
-        """Number of marks that it has reached."""
-        return self._mark
 
     def _turn(self, now_ns: int, rate: float) -> None:
         """Go on at another rate."""
@@ -184,34 +180,11 @@ class Occupancy:
             load[number] -= share
             del users[number][flow]
 
-    def crowded(self) -> dict[Flow, None]:
-        """Return the flows on scarce resources that have new users or have lost some."""
-        if not self.changed:
-            return {}
-        few = [number for number in self._changed if self._load[number] > 1]
-        return self._users_of(few, [numbers[self._loads[numbers] > 1] for numbers in self._changed_wide])
-
     def free(self, flow: Flow) -> bool:
         """Return whether a flow needs no scarce resource."""
         if flow in self._wide:
             return not (self._loads[flow.section.resources] > 1).any()
         return not any(self._load[number] > 1 for number in flow.section.needs)
-
-    def others(self, flow: Flow) -> list[Flow]:
-        """Return the flows that share a scarce resource with a flow."""
-        return [user for user in self._users_of((), [self._scarce_of(flow)]) if user is not flow]
-
-    def slopes(self, flow: Flow) -> dict[int, float]:
-        """Return the rate of a flow if one resource alone limited it, by resource."""
-        rates, messages = {}, flow.section.messages
-        for number, share in flow.section.needs.items():
-            if self._load[number] > 1:
-                users = [*self._users.get(number, ()), *(wide for wide in self._wide if number in wide.section.needs)]
-                total = sum(user.section.messages[number] for user in users)
-                rates[number] = min(messages[number] / (share * total), 1.0)
-            else:
-                rates[number] = 1.0
-        return rates
 
     def take_affected(self) -> dict[Flow, None]:
         """Return the flows on changed resources, and clear the changes."""

@@ -44,45 +44,16 @@ class Fluid:
         """Load of each resource that is in use, with all flows at rate 1."""
         return self._occupancy.loads
 
-    def start(self, now_ns: int, flows: Iterable[Flow], *, parts: bool = False) -> None:
-        """Start flows, at an instant not before the last one. Keys must be new; `parts` of other flows have an age."""
+    def start(self, now_ns: int, flows: Iterable[Flow]) -> None:
+        """Start flows, at an instant not before the last one. Keys must be new."""
         for flow in sorted(flows, key=_key):
             assert flow.key not in self._flows, f"{flow.key} is in flight"
             flow.started_ns = flow._since_ns = now_ns
-            if not parts:
-                flow.age = self._started, 0
-                self._started += 1
+            flow.age = self._started
+            self._started += 1
             self._flows[flow.key] = flow
             self._note(flow)
             self._occupancy.add(flow)
-
-    def withdraw(self, now_ns: int, flow: Flow) -> float:
-        """Remove a flow before its end, and return the work that it has done."""
-        flow._turn(now_ns, flow.rate)
-        self._end(flow)
-        return flow.done_ns
-
-    def adopt(self, now_ns: int, other: Fluid, other_ns: float) -> None:
-        """Take over all flows of another model at its instant `other_ns`."""
-        for flow in other.flows:
-            flow.done_ns += max(other_ns - flow._since_ns, 0.0) * flow.rate
-            flow._since_ns = now_ns
-            self._flows[flow.key] = flow
-            self._note(flow)
-            self._occupancy.add(flow)
-            self._unfair[flow] = None
-
-    def crowded(self) -> Iterable[Flow]:
-        """Return the flows on scarce resources that have new users or have lost some."""
-        return self._occupancy.crowded()
-
-    def others(self, flow: Flow) -> Sequence[Flow]:
-        """Return the flows that share a scarce resource with a flow."""
-        return self._occupancy.others(flow)
-
-    def slopes(self, flow: Flow) -> dict[int, float]:
-        """Return the rate of a flow if one resource alone limited it, by resource."""
-        return self._occupancy.slopes(flow)
 
     def cap(self, flow: Flow, most: float) -> None:
         """Limit the rate of a flow, from the instant of the next `settle`."""

@@ -89,10 +89,6 @@ class Resources:
         """Return wires, from their numbers on a placement."""
         return self._first_wire + wires
 
-    def wires_among(self, resources: Ints) -> Ints:
-        """Return the wires among resources."""
-        return resources[resources >= self._first_wire]
-
     def shifted(self, resources: Ints, units: Ints) -> Ints:
         """Return (units, resources) the same resources of units further on; see `ranks_per_unit`."""
         wire, nodes = resources >= self._first_wire, self.ranks_per_unit // self.cluster.ranks_per_node
@@ -104,17 +100,6 @@ class Resources:
         servers = units * (nodes // self.cluster.servers or 1)
         moved[:, wire] = self.wires(self._numbering.shifted(resources[wire] - self._first_wire, servers))
         return moved
-
-    def kind_and_number(self, resource: int) -> tuple[str, int]:
-        """Return the kind of a resource, "memory", "cc_core", a level's name or "wire", and its number among these."""
-        if resource >= self._first_wire:
-            return "wire", resource - self._first_wire
-        for level in reversed(self._levels):
-            if resource >= level.first:
-                return level.name, resource - level.first
-        if resource >= self._first_core:
-            return "cc_core", resource - self._first_core
-        return "memory", resource
 
 
 def _levels(cluster: Cluster, first: int) -> list[_Level]:

@@ -154,14 +154,13 @@ def many(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
 
 def _turns(flows: Sequence[Flow]) -> list[list[int]]:
     """Return the numbers of equal flows, turn by turn: the most urgent and then the oldest of each lane first."""
-    older: dict[object, tuple[int, int]] = {}  # by lane: its last flow, and the index of that flow in the lane
+    older: dict[object, int] = {}  # by lane: its flows so far
     turns: dict[tuple[int, int], list[int]] = {}
     for number, flow in enumerate(flows):
         index = 0
         if flow.lane is not None:
-            lane, whole = (flow.priority, flow.lane), flow.age[0]
-            last, index = older.get(lane, (whole, 0))
-            index += last != whole  # parts of a flow are equals
-            older[lane] = whole, index
+            lane = flow.priority, flow.lane
+            index = older.get(lane, 0)
+            older[lane] = index + 1
         turns.setdefault((flow.priority, index), []).append(number)
     return [turns[turn] for turn in sorted(turns)]

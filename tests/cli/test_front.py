@@ -472,6 +472,8 @@ def test_rare_options_are_shown_by_help_all_alone(overlap):
         (["run", "-np", "4", "x.py"], "--processes or --ranks"),
         (["simulate", "--world-size=4", "x.py"], "--ranks"),
         (["run", "--master_port=29500", "x.py"], "--rdzv-endpoint"),
+        (["run", "--stall", "5", "x.py"], "--stall-warning"),
+        (["run", "--give-up", "5", "x.py"], "--stall-timeout"),
     ],
 )
 def test_a_misspelt_option_is_told_with_the_right_one(overlap, argv, meant):

@@ -51,6 +51,7 @@ def test_the_search_says_what_it_left_out_and_then_tells_of_the_best(told):
     assert lines[-2].startswith("step ") or lines[-1].startswith("step ")
 
 
+@pytest.mark.slow
 def test_a_search_leaves_the_samples_to_the_ranks_that_are_left(told):
     found = json.loads(told(*ON[:-1], "trn2.3xlarge", "--global-batch", "16", "--best", "tp", "--json", "-"))
     assert found["layout"]["tp"] * found["layout"]["dp"] == 4

@@ -494,7 +494,7 @@ def interrupted(child):
 
 
 def test_ctrl_c_tells_who_waits_for_whom_and_ends_with_130(process, script):
-    assert interrupted(process("run", "--stall", "0.2", script(WAITING))) == [
+    assert interrupted(process("run", "--stall-warning", "0.2", script(WAITING))) == [
         "overlap: interrupted",
         "  rank 1 waits for rank 0, whose program is at train.py:8",
         "  rank 0: has nothing issued; its program is elsewhere, at train.py:8",
@@ -504,7 +504,7 @@ def test_ctrl_c_tells_who_waits_for_whom_and_ends_with_130(process, script):
 
 @pytest.mark.slow
 def test_ctrl_c_over_several_nodes_tells_it_of_all_their_ranks(process, script):
-    options = ("--nnodes", "2", "--ranks-per-process", "2", "--stall", "0.5")
+    options = ("--nnodes", "2", "--ranks-per-process", "2", "--stall-warning", "0.5")
     assert interrupted(process("run", *options, script(WAITING))) == [
         "overlap: interrupted",
         "  ranks 1-3 wait for rank 0, whose program is at train.py:8",
@@ -528,7 +528,7 @@ overlap.run(main)
 
 @pytest.mark.slow
 def test_a_process_whose_loop_is_busy_is_the_odd_one_out_of_a_stall(process, script):
-    child = process("run", "--nnodes", "2", "--stall", "2", script(BUSY))
+    child = process("run", "--nnodes", "2", "--stall-warning", "2", script(BUSY))
     _, err = child.communicate()
     assert child.returncode == 0, err
     told = re.sub(r" at \S*train.py", " at train.py", re.sub(r"for [\d.]+ s at", "for N s at", err))
@@ -545,7 +545,7 @@ def test_a_process_whose_loop_is_busy_is_the_odd_one_out_of_a_stall(process, scr
         "which keeps its event loop busy at train.py:7",
         "[process 0]   rank 0: barrier #1 on group 'world' (train.py:8); waits for rank 1",
         "[process 0]   rank 1: keeps its event loop busy at train.py:7",
-        "[process 0]   the run waits on; Ctrl-C ends it, as --give-up SECONDS would",
+        "[process 0]   the run waits on; Ctrl-C ends it, as --stall-timeout SECONDS would",
     ]
 
 

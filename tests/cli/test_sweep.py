@@ -154,6 +154,7 @@ def test_parameters_of_a_module_are_arguments_too(overlap, script):
     assert [(found["world_size"], found["step_ns"]) for found in outcomes] == [(3, 10**6), (3, 2 * 10**6)]
 
 
+@pytest.mark.slow
 def test_parameters_of_the_simulation_win_over_the_options(swept):
     rows = swept("--cluster", "trn1.32xlarge", "--nodes", "4", "--seed", "1", "--sweep", "nodes=1,2")
     assert [row["outcome"]["world_size"] for row in rows] == [32, 64]
@@ -238,6 +239,7 @@ def test_an_interrupt_keeps_the_rows_that_are_done(process, script, tmp_path):
     assert err == "overlap: interrupted; 2 of 4 points are done\n"
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_the_first_row(process, script):
     child = process("simulate", "--sweep", "ms=3,1", script(INTERRUPTED))
     out, err = child.communicate(timeout=60)

@@ -23,6 +23,7 @@ def test_a_wrong_program_is_explained_and_a_right_one_is_well(overlap):
     assert out.startswith(f"{program} is well with 4 ranks and 2 seeds: 12 operations, ")
 
 
+@pytest.mark.slow
 def test_weights_faults_traces_and_output(overlap, tmp_path):
     program = str(MUSEUM / "other_seeds.py")
     code, out, _ = overlap("test", program, "--ranks", "2", "--same")

@@ -18,6 +18,7 @@ RANKS = (0, 1, 32, 33)  # on two nodes of trn1.32xlarge
 ALIKE = (RANKS, RANKS[::-1], (1, 0, 33, 32), (32, 33, 0, 1))  # the same wires between the same places
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @example(orders=[[0, 1, 32, 33], [1, 0, 33, 32]], kinds=["reduce_scatter"], count=100_000)
 @given(
@@ -30,6 +31,7 @@ def test_in_virtual_time(orders: list[list[int]], kinds: list[str], count: int) 
     assert looked[:2] == [len(kinds) * sum(rank in order for order in orders) for rank in (0, 1)]
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("wire", ["efa", pytest.param("shared_memory", marks=pytest.mark.slow)])
 def test_between_processes(wire: str) -> None:
     program = str(Path(__file__).with_name("permuted.py"))

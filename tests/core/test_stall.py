@@ -230,7 +230,7 @@ def test_a_stall_is_told_without_any_time_out(monkeypatch: pytest.MonkeyPatch) -
         f"no progress for 0.2 s: ranks 0, 2 wait for rank 1, whose program is at {HERE}:{first + 2}\n"
         f"  ranks 0, 2: barrier #0 on group 'world' ({HERE}:{first + 3}); waits for rank 1\n"
         f"  rank 1: has nothing issued; its program is elsewhere, at {HERE}:{first + 2}\n"
-        "  the run waits on; Ctrl-C ends it, as --give-up SECONDS would"
+        "  the run waits on; Ctrl-C ends it, as --stall-timeout SECONDS would"
     )
 
 
@@ -258,7 +258,7 @@ def test_a_compute_that_others_wait_for_is_named(monkeypatch: pytest.MonkeyPatch
         f"  rank 0: compute 'tokenise' ({at}); runs\n"
         f"  rank 0: all_reduce #0 on group 'world' ({at}); waits for its input\n"
         f"  rank 1: all_reduce #0 on group 'world' ({at}); waits for rank 0\n"
-        "  the run waits on; Ctrl-C ends it, as --give-up SECONDS would"
+        "  the run waits on; Ctrl-C ends it, as --stall-timeout SECONDS would"
     )
 
 

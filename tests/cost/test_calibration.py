@@ -60,7 +60,7 @@ SHARES = {"adapter share of p5": "efa", "adapter share of p4d": "efa", "NVLink s
 FITTED = [row for row in COLLECTIVES if row.fits and row.fits not in SHARES]
 
 
-@pytest.mark.everyday(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("row", FITTED, ids=lambda row: f"{row.machine} {row.collective} {row.nbytes} {row.fits}")
 def test_a_row_that_fits_a_figure_is_hit_and_depends_on_it(row):
     now_s = priced_s(row)
@@ -68,7 +68,7 @@ def test_a_row_that_fits_a_figure_is_hit_and_depends_on_it(row):
     assert abs(priced_s(row, FIGURES[row.fits]) / now_s - 1) > 0.01
 
 
-@pytest.mark.everyday(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [pytest.param(*each, marks=pytest.mark.slow if "p5" in each[0] else ()) for each in SHARES.items()],
@@ -152,6 +152,7 @@ def test_one_shot_for_the_smallest():
     assert plan("all_reduce", 64 << 10, cluster).algorithm == "mesh"
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("nbytes", [1 << 12, 1 << 20, 1 << 25, 1 << 30])
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_reduce"])
 def test_hierarchical_across_nodes(op, nbytes):

@@ -45,7 +45,7 @@ def groups(draw: st.DrawFn, name: str, nodes: int) -> list[tuple[int, ...]]:
     return draw(st.permutations([base, swapped, base[::-1], *map(tuple, orders)]))
 
 
-@pytest.mark.everyday(6)
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("name", MACHINES)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from overlap.cost.fitting import Sample
-from overlap.cost.own import INLINE_BYTES, fit_own, machine_of
+from overlap.cost.own import fit_own, machine_of
 from overlap.cost.select import DIRECT, plan
-from overlap.runtime.engine import workers
 from topology import Cluster, cluster
 
 INSIDE = {
@@ -121,7 +120,3 @@ def test_what_processes_take_is_predicted_within_the_aim():
     told += samples(machine, ranks=2, processes=2, only=None)
     found = fit_own(told, cores=2)
     assert found.errors(left_out=True)[2] < 0.15
-
-
-def test_vectors_that_threads_take_are_as_long_as_in_the_engine():
-    assert INLINE_BYTES == workers.INLINE_BYTES

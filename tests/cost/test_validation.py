@@ -169,6 +169,7 @@ def test_extrapolated_is_what_no_fitted_rows_enclose(everything):
     }
 
 
+@pytest.mark.slow
 def test_only_one_machine():
     found = validate("inf2.xlarge")
     assert {each.of.machine for each in found.rows} == {"inf2.xlarge"}

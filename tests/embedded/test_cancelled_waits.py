@@ -257,7 +257,7 @@ def test_a_receive_that_keeps_connections_open_is_named(monkeypatch: pytest.Monk
         f"  rank {rank}: recv #0 from rank {1 - rank} on group 'world' (train.py:{rank})" for rank in range(2)
     ]
     assert "its program is elsewhere" not in texts[0]
-    assert outlook == "  the run is given up when that has lasted 300 s (--give-up)"
+    assert outlook == "  the run is given up when that has lasted 300 s (--stall-timeout)"
 
 
 @pytest.mark.parametrize("waits", ["receive", "others"])

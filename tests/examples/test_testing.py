@@ -33,11 +33,13 @@ def printed_by(*argv: object) -> str:
     return str(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_example_with_numpy() -> None:
     """22_testing_ranks."""
     assert printed_by(ROOT / "examples" / "22_testing_ranks.py") == NUMPY
 
 
+@pytest.mark.slow
 def test_its_tests_pass() -> None:
     where = ("-p", "no:cacheprovider", "-n", "0", "-q", "examples/22_testing_ranks.py")
     command = [sys.executable, "-m", "pytest", "-p", "pytest_overlap", *where]

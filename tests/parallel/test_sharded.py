@@ -1,5 +1,7 @@
 """ZeRO in three stages: the same bits as data parallel, in a part of the memory, gathered under compute."""
 
+import weakref
+from collections import Counter
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
@@ -9,6 +11,7 @@ import pytest
 
 import overlap
 from overlap import parallel
+from overlap.parallel.buckets.scattered import Scattered
 from overlap.timeline import Timeline
 
 from ..core.companies import by_sockets, run_far
@@ -218,14 +221,26 @@ def test_memory_is_told_beside_the_formula():
 
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_gathered_weights_are_freed_after_use(depth, clock):
+def test_gathered_weights_are_freed_after_use(depth, clock, monkeypatch):
     """However far the program runs ahead of its computes: it issues all steps at once."""
-    layer = 6 * 6 * 8
+    layer, opened, alive, most = 6 * 6 * 8, Scattered._open, Counter(), Counter()
+
+    class Whole(dict):
+        """Gathered parameters, which count while a compute holds them."""
+
+    def counted(bucket, whole):
+        gathered, rank = Whole(opened(bucket, whole)), bucket._wiring.rank
+        alive[rank] += whole.nbytes
+        most[rank] = max(most[rank], alive[rank])
+        weakref.finalize(gathered, alive.subtract, {rank: whole.nbytes})
+        return gathered
+
+    monkeypatch.setattr(Scattered, "_open", counted)
 
     async def main(rank):
         model = sharded(3, depth=depth, bucket_bytes=1)(rank)
         await issue_all(rank, model, 6)
-        return model.peak_gathered_bytes, model.gathered_bytes
+        return most[rank], alive[rank]
 
     for peak, now in overlap.run(main, ranks=2, clock=clock):
         assert layer <= peak <= (depth + 1) * layer

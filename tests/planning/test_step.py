@@ -141,6 +141,7 @@ def test_what_cannot_be_shared_so_is_refused(figures, why):
         Layout(global_batch=8, **figures)
 
 
+@pytest.mark.slow
 def test_experts_exchange_tokens_four_times_a_layer_and_microbatch():
     one = predicted(SPARSE, tp=4, ep=4, checkpointing="selective")
     routed = SPARSE.sequence // 4 * SPARSE.top_k * SPARSE.hidden * 2

@@ -16,7 +16,7 @@ import overlap
 from overlap.runtime.future import Future
 from overlap.runtime.outstanding import IssuedFuture
 from overlap.runtime.settling import Settling
-from overlap.runtime.state import RUNNING, OperationState, transition
+from overlap.runtime.state import FOLLOWS, RUNNING, OperationState, TransitionError
 
 TIMEOUT_S = 60.0  # far above what it takes
 NUMBER = ((1,), "float64")
@@ -105,6 +105,13 @@ class Recorded:
         recorded_once = {name: {words} for name, words in STATES.items()}
         differs = {name for name in {*found, *recorded_once} if found.get(name) != recorded_once.get(name)}
         assert not differs, {name: (found.get(name), recorded_once.get(name)) for name in differs}
+
+
+def transition(state: OperationState, after: OperationState) -> OperationState:
+    """Return the state that follows another one; raise an error if it may not follow."""
+    if FOLLOWS[state][after]:
+        return after
+    raise TransitionError(state, after)
 
 
 @contextmanager

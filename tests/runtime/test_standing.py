@@ -169,7 +169,7 @@ STALL = f"""\
 no progress for 10 s: rank 0 waits for rank 1, {SLEEPS}
   rank 0: all_reduce #3; waits for rank 1
   rank 1: has nothing issued
-  the run waits on; Ctrl-C ends it, as --give-up SECONDS would"""
+  the run waits on; Ctrl-C ends it, as --stall-timeout SECONDS would"""
 
 
 def test_a_stall_is_told_once_and_its_end_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_ranks_that_cannot_go_on_are_given_up_after_300_s(monkeypatch: pytest.Mo
         "no progress for 10 s: ranks 0-1 wait for each other, and none of them can go on\n"
         "  rank 0: all_reduce #3; waits for rank 1\n"
         "  rank 1: all_reduce #3; waits for rank 0\n"
-        "  the run is given up when that has lasted 300 s (--give-up)"
+        "  the run is given up when that has lasted 300 s (--stall-timeout)"
     ]
     assert times.given_up == []
     times.go_by(1)
@@ -213,7 +213,7 @@ def test_a_limit_of_the_users_own_ends_any_stall(monkeypatch: pytest.MonkeyPatch
     times = Times(monkeypatch, waits(0, 1), elsewhere(1), tell_s=20.0, give_up_s=60.0)
     times.go_by(59)
     assert [line.splitlines()[-1] for line in times.said] == [
-        "  the run is given up when that has lasted 60 s (--give-up)"
+        "  the run is given up when that has lasted 60 s (--stall-timeout)"
     ]
     assert times.given_up == []
     times.go_by(1)

@@ -26,13 +26,13 @@ from overlap.runtime.state import (
     UNWANTED,
     OperationState,
     TransitionError,
-    transition,
 )  # fmt: skip
 from overlap.testing import Ranks
 from tests.core.cancelled_awaits import play
 from tests.interpreters import Python
 
 from . import conformance
+from .conformance import transition
 
 TIMEOUT_S = conformance.TIMEOUT_S
 WIRES = {"memory": [], "sockets": ["--transport", "efa"]}

@@ -11,10 +11,6 @@ from itertools import count
 
 import numpy as np
 
-from overlap.collectives.placement import place
-from overlap.cost import on, rounds
-from overlap.cost.option import PricedPhase
-
 
 def fair(ways, capacity):
     """Return how fast messages get on that cross some wires: the fullest wire first, its messages all alike."""
@@ -156,16 +152,6 @@ class Running:
     def arrives(self, rank, number):
         self.missing[number][rank] -= 1
         self.look(rank)
-
-
-class Tabled:
-    """An option that is carried out by the one table of its slices."""
-
-    searches = False
-
-    def __init__(self, option, slices, cluster):
-        table, placement = rounds(option.schedule(slices)), place(cluster, range(cluster.world_size))
-        self.parts = (PricedPhase(on(placement, table, parameters=option.parts[0].placed.parameters)),)
 
 
 def finished_s(starts, beyond=lambda src, dst: (), more=()):

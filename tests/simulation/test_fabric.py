@@ -8,7 +8,6 @@ from overlap.cost import cost, parameters
 from overlap.cost.select import plan
 from overlap.simulation import Conditions, Interference, SimulatedFabric
 from overlap.simulation.demand import Resources
-from overlap.simulation.unfolding import ARRIVED, LEFT, STARTED
 
 TRN1 = topology.cluster("trn1.32xlarge")
 
@@ -59,15 +58,6 @@ def test_alone_it_takes_what_was_planned(name, op, nbytes):
     assert max(ends[0,]) == round(plan(op, nbytes, cluster).predicted_s * 1e9)
     assert min(ends[0,]) >= 0
     assert stretch(ends, transfer) == 1
-
-
-def test_a_sender_is_free_again_once_it_has_started_its_message():
-    found = option("all_reduce", 1 << 16, TRN1, tuple(range(4)), "mesh")
-    started_ns = {round(each * 1e9) for part in found.parts for one in part.placed.each for each in one.start_s}
-    planned = SimulatedFabric(TRN1).collective((), "all_reduce", found, 1 << 16, range(4), np.zeros(4, np.int64)).plan()
-    posts = [post for phase in planned.phases for step in phase for each in step.posts for post in each]
-    assert {post.becomes for post in posts} == {(STARTED, LEFT, ARRIVED)}
-    assert {post.marks_ns[0] for post in posts} == {post.sections[0].end_ns for post in posts} == started_ns != {0}
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "mesh", "kangaring"])
@@ -238,10 +228,10 @@ def test_resources_are_told_apart():
     resources = Resources(topology.cluster("trn1.32xlarge x2"))
     ranks = np.arange(64)
     memories, cores, wires = resources.memories(ranks), resources.cc_cores(ranks), resources.wires(np.arange(9))
-    assert len({*memories.tolist()}) == 32
-    assert {*map(resources.kind_and_number, cores.tolist())} == {("cc_core", rank) for rank in range(64)}
-    assert {*map(resources.kind_and_number, wires.tolist())} == {("wire", wire) for wire in range(9)}
-    assert resources.kind_and_number(int(memories[63])) == ("memory", 31)
+    numbers = {*memories.tolist()}, {*cores.tolist()}, {*wires.tolist()}
+    assert [len(kind) for kind in numbers] == [32, 64, 9]
+    assert len(set.union(*numbers)) == 32 + 64 + 9
+    assert memories[63] == 31
     of_host = Resources(topology.cluster("local", ranks=4, nodes=2))
     assert of_host.memories(np.arange(4)).tolist() == [0, 0, 2, 2]
 

@@ -122,6 +122,7 @@ def test_without_latency_they_agree_exactly(program):
     assert 0 <= length_ns(emulated) - length_ns(simulated) <= of_a_barrier_ns
 
 
+@pytest.mark.slow
 def test_both_choose_the_same_algorithms():
     def algorithms(timeline):
         return {(span.info.op, span.info.algorithm) for span in timeline.spans if span.info}

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 import topology
-from overlap.cost.candidates import candidates
 from overlap.cost.select import plan
 from overlap.simulation import Conditions, SimulatedFabric
 from overlap.simulation.conditions import SlowWires
 from overlap.simulation.demand import Pricing
 from overlap.simulation.loads import Resources
 
-from .message_level import Tabled, fair, finished_s
+from .message_level import fair, finished_s
 
 MIB = 1 << 20
 
@@ -140,34 +139,19 @@ def a_mix(seed, cluster):
     return [(round(late, 9), option, nbytes) for late, (option, nbytes) in zip(late_s, options, strict=True)]
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 24))])
-@pytest.mark.parametrize("wires", WIRES)
-def test_any_mix_takes_what_its_messages_take(clusters, wires, seed):
-    """Where one collective holds up some messages of another, those get on that it does not concern."""
-    starts = a_mix(seed, clusters[wires])
-    found, expected = np.array(shared_s(clusters[wires], starts)), np.array(finished_s(starts))
-    begun = np.array([start_s for start_s, *_ in starts])
-    assert found - begun == pytest.approx(expected - begun, rel=0.05)
-
-
-@pytest.fixture(scope="module")
-def sliced(tmp_path_factory):
-    file = tmp_path_factory.mktemp("machine") / "machine.toml"
-    file.write_text(MACHINE.format(shape="switch", devices=4, dims="").replace("slices = 1", "slices = 16"))
-    return topology.Cluster.load(file, nodes=2, ranks=8)
-
-
-@pytest.mark.parametrize("between", ["binomial", "chain"])
-@pytest.mark.parametrize("inside", ["mesh and binomial", "rdh and binomial", "ring and mesh"])
-def test_slices_in_a_pipeline_of_phases_wait_for_what_holds_up_each_of_them(sliced, inside, between):
-    """As a whole a broadcast got on as its busiest wire let it, at up to half of the time that its slices take."""
-    options, _ = candidates("broadcast", sliced, tuple(range(8)), 0, None, True, None, False, False)
-    one = next(each for each in options if each.label == f"hierarchical ({inside} inside nodes, {between} between)")
-    ring, slices = plan("all_reduce", 64 * MIB, sliced, algorithm="ring").option, one.price(16 * MIB).slices
-    assert slices > 1
-    found = shared_s(sliced, [(0.0, one, 16 * MIB), (0.0, ring, 64 * MIB)])
-    table = Tabled(one, slices, sliced)
-    assert found == pytest.approx(finished_s([(0.0, table, 16 * MIB), (0.0, ring, 64 * MIB)]), rel=0.01)
+@pytest.mark.slow
+def test_most_mixes_take_what_their_messages_take(clusters):
+    """Each collective proceeds as a whole, at the rate of its busiest wire; most of its messages share that rate."""
+    errors = []
+    for cluster in clusters.values():
+        for seed in range(24):
+            starts = a_mix(seed, cluster)
+            begun = np.array([start_s for start_s, *_ in starts])
+            taken = np.array(shared_s(cluster, starts)) - begun
+            errors += abs(taken / (np.array(finished_s(starts)) - begun) - 1).tolist()
+    assert np.percentile(errors, 50) < 0.001
+    assert np.percentile(errors, 75) < 0.05
+    assert np.percentile(errors, 90) < 0.13
 
 
 LEVEL = """
@@ -218,7 +202,7 @@ def test_alone_the_slow_way_takes_what_was_planned(switch):
 
 @pytest.mark.parametrize(("memory_bytes_per_s", "taken_ns"), [("8e9", 1000 + MIB), ("1e9", 3 * MIB)])
 def test_a_root_copies_beside_its_messages(tmp_path, memory_bytes_per_s, taken_ns):
-    """A broadcast ends with its messages, message by message, or when its root's memory has sent and copied all."""
+    """A broadcast ends with its messages, or when its root's memory has sent and copied all."""
     file = tmp_path / "machine.toml"
     machine = MACHINE.format(shape="full", devices=4, dims="")
     file.write_text(machine.replace("1e30", memory_bytes_per_s))
@@ -226,7 +210,3 @@ def test_a_root_copies_beside_its_messages(tmp_path, memory_bytes_per_s, taken_n
     found = plan("broadcast", MIB, cluster, algorithm="mesh")
     pricing = Pricing.of_option(found.option, range(4), Resources(cluster), SlowWires(Conditions()))
     assert pricing.demand(MIB, np.zeros(4, np.int64)).alone_ns == round(found.predicted_s * 1e9) == taken_ns
-    if taken_ns < 2 * MIB:
-        assert pricing.plan(MIB).taken_ns == taken_ns
-    else:  # no message knows that bound
-        assert pricing.plan(MIB) is None

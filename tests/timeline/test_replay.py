@@ -13,13 +13,10 @@ from overlap.cli.timeline import fill, main
 from overlap.cli.timeline.tables import advice_text
 from overlap.cost.select import plan as cost_plan
 from overlap.errors import UsageError
-from overlap.parallel.buckets.plan import FIRST_BUCKET_BYTES
-from overlap.runtime.stream import DEFAULT_WINDOW
 from overlap.timeline import Span, median_step, verdict_of, write_trace
 from overlap.timeline.replay import prediction
-from overlap.timeline.replay.buckets import WINDOW, least_bytes
+from overlap.timeline.replay.buckets import least_bytes
 from overlap.timeline.replay.changes import parse_change
-from overlap.timeline.replay.copies import FIRST_BYTES
 from overlap.timeline.replay.graph import Node, input_of
 from overlap.timeline.replay.inference import graph_of
 from overlap.timeline.replay.prediction import AWAITS_LATER, Baseline, _candidates, advise, predict
@@ -585,14 +582,6 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("the step takes 40.0 us; it would take\n1. 30.0 us (-25.0%)  ")
     assert main(parser.parse_args([file, "--advise", "--json"])) == 0
     assert json.loads(capsys.readouterr().out)["advice"][0]["predicted_ns"] == 30_000
-
-
-def test_the_first_bucket_is_as_small_as_that_of_the_strategies():
-    assert FIRST_BYTES == FIRST_BUCKET_BYTES
-
-
-def test_as_many_buckets_move_at_once_as_in_the_streams_of_a_program():
-    assert WINDOW == DEFAULT_WINDOW
 
 
 def test_no_bucket_is_smaller_than_a_gradient():

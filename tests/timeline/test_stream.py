@@ -44,6 +44,7 @@ def test_what_was_written_is_there_without_an_end(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_cut_at_any_byte_it_holds_what_was_complete(tmp_path):
     path, recorder = tmp_path / "x.part", Recorder(0)
     growing = stream(path, recorder)

@@ -9,7 +9,7 @@ import pytest
 from transports import ArgumentError, Efa, NeuronLink
 from transports.factory import Bootstrap, UnknownTransportError, check, find, names
 
-NOBODY_INSTALLED = "known are efa, mpi, neuronlink, shared_memory"
+NOBODY_INSTALLED = "known are efa, mpi, neuronlink, shared_memory, sockets"
 
 
 async def alone(name: str, mine: bytes) -> list[bytes]:
@@ -34,6 +34,7 @@ def install(folder: Path, name: str, target: str, code: str) -> None:
 def test_ours_are_made_by_their_factories() -> None:
     efa = find("efa")(bootstrap(placement=[[0, 1], [2]], options={"rails": 2, "of another transport": None}))
     assert isinstance(efa, Efa)
+    assert find("sockets") is find("efa")
     assert (efa.ranks, efa.peers) == ((0, 1), (2,))
     assert isinstance(find("neuronlink")(bootstrap()), NeuronLink)
 
@@ -60,7 +61,7 @@ def test_an_installed_package_brings_one(tmp_path: Path, monkeypatch: pytest.Mon
     install(tmp_path, "pigeon", "pigeon_post:make", "def make(bootstrap): return ('pigeon', bootstrap.member)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     check("pigeon")
-    assert names() == ("efa", "mpi", "neuronlink", "shared_memory", "pigeon")
+    assert names() == ("efa", "mpi", "neuronlink", "shared_memory", "sockets", "pigeon")
     assert find("pigeon")(bootstrap()) == ("pigeon", 0)
     with pytest.raises(UnknownTransportError, match=f"{NOBODY_INSTALLED}, pigeon"):
         check("pidgin")

@@ -6,17 +6,14 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-import trio
-
-from transports.base import Endpoint, Envelope, Statistics, check_choices
-from transports.blocking import StartingEndpoint
+from transports.base import Endpoint, Envelope, Statistics
 from transports.buffers import BounceBuffers, Buffer, as_bytes
-from transports.linked import LinkedTransport
+from transports.linked import LinkedEndpoint, LinkedTransport
 from transports.matching import Lane, any_of
 from transports.patience import Patience
 from transports.shared_memory.engine import EngineDoor
 from transports.shared_memory.memory_link import MemoryLink
-from transports.starter import Call, Starter
+from transports.starter import Call
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine
@@ -31,7 +28,6 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
 
     Attributes:
         memory: Buffers of messages on loan.
-        patience: How long a task polls for a message before it sleeps.
         engine: Engine of this process; None before it has joined others.
         door: Deliverer of the engine's events on the event loop.
     """
@@ -52,11 +48,6 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
     def take_in(self) -> bool:
         """Deliver events of the engine; return whether there were any. The event loop's thread only."""
         return self.door is not None and self.door.take_in()
-
-    def probing(self, look: Callable[[], None]) -> AbstractContextManager[None]:
-        """Call `look` whenever messages without a receive may have arrived, for the length of a block."""
-        assert self.door is not None, "it is open"
-        return self.door.probing(look)
 
     def first_announced(self, rank: int, lanes: Collection[Lane], free_bits: int) -> Envelope | None:
         """Return the oldest message for a rank on some lanes without a receive; None without one.
@@ -82,22 +73,8 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
         )
 
 
-class MemoryEndpoint(StartingEndpoint):
-    """The end of one rank.
-
-    Args:
-        transport: Transport of the process.
-        rank: The rank.
-    """
-
-    def __init__(self, transport: MemoryMessages, rank: int) -> None:
-        self.rank = rank
-        self._transport = transport
-
-    def starter(self, peer: int) -> Starter:
-        """Return itself, after checking that it reaches the peer."""
-        self._transport.link((self.rank, peer, 0), peer)
-        return self
+class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
+    """The end of one rank."""
 
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
@@ -121,11 +98,6 @@ class MemoryEndpoint(StartingEndpoint):
         return self._transport.link(lane, src).begin_receive(lane, view, nbytes, done)
 
     @property
-    def patience(self) -> Patience | None:
-        """How long to poll with `catch_up` before sleeping."""
-        return self._transport.patience
-
-    @property
     def within_host(self) -> bool:
         """Whether messages go through memory of this host: always."""
         return True
@@ -145,30 +117,19 @@ class MemoryEndpoint(StartingEndpoint):
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
         """Return the oldest message of the choices."""
-        check_choices(choices)
-        lanes = [(src, self.rank, tag) for src, tag in choices]
-        for lane in lanes:
-            self._transport.link(lane, lane[0])
-        return self._transport.first_announced(self.rank, {any_of(lane, free_bits) for lane in lanes}, free_bits)
+        lanes = {any_of(lane, free_bits) for lane in self.lanes(choices)}
+        return self._transport.first_announced(self.rank, lanes, free_bits)
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        """Wait until the engine has a message of the choices."""
-        transport, changed = self._transport, trio.Event()
-        check_choices(choices)
-        lanes = [(src, self.rank, tag) for src, tag in choices]
-        for lane in lanes:
-            transport.link(lane, lane[0])
-        await trio.lowlevel.checkpoint()
+    def check(self, lane: Lane) -> None:
+        """Raise `LinkLostError` if the process of a source is lost."""
+        link = self._transport.link(lane, lane[0])
+        if link.gone is not None:
+            raise link.loss(lane)
 
-        def look() -> None:
-            changed.set()
-
-        with transport.probing(look):
-            while (envelope := self.announced(choices, free_bits=free_bits)) is None:
-                for lane in lanes:
-                    link = transport.link(lane, lane[0])
-                    if link.gone is not None:
-                        raise link.loss(lane)
-                await changed.wait()
-                changed = trio.Event()
-        return envelope
+    def watching(
+        self, lanes: Sequence[Lane], free_bits: int, notify: Callable[[], None]
+    ) -> AbstractContextManager[None]:
+        """Call a function, for the length of a block, whenever a message or a loss may have arrived."""
+        door = self._transport.door
+        assert door is not None, "it is open"
+        return door.probing(notify)

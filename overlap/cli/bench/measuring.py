@@ -41,7 +41,7 @@ class NodeLayout:
     rails: str | None = None  # Number of connections between two nodes, or interfaces; None: the transport's default
     peer_direct: bool = True  # Whether sockets read and write the arrays themselves
     checksums: bool | None = None  # Whether received payloads are checked; None: the transport's default
-    transport: str = "auto"  # "auto", "shared_memory", "efa", "mpi", or the name of another package's transport
+    transport: str = "auto"  # "auto", "shared_memory", "sockets", "mpi", or the name of another package's transport
 
     def options(self, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
         """Return the options of `overlap run` for a world of `ranks` ranks that measures `rows` rows."""
@@ -69,7 +69,7 @@ class NodeLayout:
             return "MPI"
         if self.shares_memory:
             return "shared memory"
-        if self.transport not in ("auto", "efa"):
+        if self.transport not in ("auto", "efa", "sockets"):
             return self.transport  # of another package: which of the options it takes is its own affair
         wires = "TCP" if self.tcp else "Unix sockets"
         if self.rails is not None:

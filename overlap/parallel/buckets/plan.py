@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ...defaults import FIRST_BUCKET_BYTES
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
@@ -16,7 +17,6 @@ from ...runtime.rank import Rank
 if TYPE_CHECKING:
     from ..tree import Array, Place
 
-FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 """As in PyTorch DDP (torch/nn/parallel/distributed.py): a small first bucket starts early, and 25 MiB after it."""
 

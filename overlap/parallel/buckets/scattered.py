@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
@@ -20,29 +18,6 @@ from .plan import BucketPlan, Slot
 
 if TYPE_CHECKING:
     from ..tree import Array
-
-
-class Gauge:
-    """Counts bytes that are in memory now, and at most so far; any thread may add."""
-
-    now: int
-    peak: int
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer may run while its holder adds
-        self.now = self.peak = 0
-
-    def add(self, nbytes: int) -> None:
-        """Count bytes that were allocated, or, below 0, freed."""
-        with self._lock:
-            self.now += nbytes
-            self.peak = max(self.peak, self.now)
-
-
-class _Gathered(dict[str, "Array"]):
-    """Whole parameters by name, freed when no compute holds them."""
-
-    __slots__ = ("__weakref__",)
 
 
 def shares(size: int, ranks: int) -> tuple[int, ...]:
@@ -63,7 +38,6 @@ class Scattered(Bucket):
         priority: Of its operations.
         stage: Of ZeRO.
         optimizer: Updates this rank's part.
-        gauge: Counts gathered parameters.
         shared: Whether ranks of one host have gathered parameters together.
 
     Attributes:
@@ -84,7 +58,6 @@ class Scattered(Bucket):
         priority: int,
         stage: Stage,
         optimizer: Optimizer,
-        gauge: Gauge,
         shared: bool,
     ) -> None:
         rank, group = wiring.rank, wiring.group
@@ -103,7 +76,7 @@ class Scattered(Bucket):
         self.reduced: Future[Array] | None = None
         self.updated: Future[Array]
         self.unused: list[Future[Any]] = []
-        self._optimizer, self._gauge, self._shared = optimizer, gauge, shared
+        self._optimizer, self._shared = optimizer, shared
         self._counts = None if len(set(counts)) == 1 else counts
         self._collects = False  # whether `grad` holds a mean that has not been in an update
         self._views = None if self.whole is None else self._read_only(self.whole)
@@ -260,10 +233,7 @@ class Scattered(Bucket):
     def _open(self, whole: Array) -> dict[str, Array]:
         if self._views is not None:
             return self._views
-        gathered = _Gathered(self._read_only(whole))
-        self._gauge.add(whole.nbytes)
-        weakref.finalize(gathered, self._gauge.add, -whole.nbytes).atexit = False
-        return gathered
+        return self._read_only(whole)
 
     def _read_only(self, flat: Array) -> dict[str, Array]:
         views = self.plan.views(flat)

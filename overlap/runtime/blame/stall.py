@@ -149,5 +149,5 @@ class StallWatch:
 
 def _outlook(limit_s: float | None) -> str:
     if limit_s is None:
-        return "the run waits on; Ctrl-C ends it, as --give-up SECONDS would"
-    return f"the run is given up when that has lasted {limit_s:g} s (--give-up)"
+        return "the run waits on; Ctrl-C ends it, as --stall-timeout SECONDS would"
+    return f"the run is given up when that has lasted {limit_s:g} s (--stall-timeout)"

@@ -32,16 +32,17 @@ class Copies(Issues):
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
-    def all_gather(
-        self, x: Numbers, out: None = ..., *, counts: Rows | None = ..., shared: bool = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Array]: ...
-
-    @overload
     def all_gather(self, x: Future[Arrays], out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def all_gather(
-        self, x: Exports, out: None = ..., *, counts: Rows | None = ..., shared: bool = ..., **options: Unpack[Chosen]
+        self,
+        x: Numbers | Exports,
+        out: None = ...,
+        *,
+        counts: Rows | None = ...,
+        shared: bool = ...,
+        **options: Unpack[Chosen],
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -115,17 +116,12 @@ class Copies(Issues):
 
     @overload
     def gather(
-        self, x: Numbers, root: int = ..., out: None = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Array | None]: ...
-
-    @overload
-    def gather(
         self, x: Future[Arrays], root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Arrays | None]: ...
 
     @overload
     def gather(
-        self, x: Exports, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Numbers | Exports, root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array | None]: ...
 
     @overload
@@ -194,17 +190,18 @@ class Copies(Issues):
 
     @overload
     def broadcast(
-        self, x: Numbers | None, root: int = ..., out: None = ..., *, shared: bool = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Array]: ...
-
-    @overload
-    def broadcast(
         self, x: Future[Arrays] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def broadcast(
-        self, x: Exports | None, root: int = ..., out: None = ..., *, shared: bool = ..., **options: Unpack[Chosen]
+        self,
+        x: Numbers | Exports | None,
+        root: int = ...,
+        out: None = ...,
+        *,
+        shared: bool = ...,
+        **options: Unpack[Chosen],
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -277,17 +274,12 @@ class Copies(Issues):
 
     @overload
     def scatter(
-        self, x: Numbers | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Array]: ...
-
-    @overload
-    def scatter(
         self, x: Future[Arrays] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def scatter(
-        self, x: Exports | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Numbers | Exports | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array]: ...
 
     @overload

@@ -49,16 +49,11 @@ class Exchanges(Issues):
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
-    def all_to_all(
-        self, x: Numbers, out: None = ..., *, counts: RowTable | None = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Array]: ...
-
-    @overload
     def all_to_all(self, x: Future[Arrays], out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def all_to_all(
-        self, x: Exports, out: None = ..., *, counts: RowTable | None = ..., **options: Unpack[Chosen]
+        self, x: Numbers | Exports, out: None = ..., *, counts: RowTable | None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
@@ -130,17 +125,12 @@ class Exchanges(Issues):
 
     @overload
     def permute(
-        self, x: Numbers, pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
-    ) -> CollectiveFuture[Array]: ...
-
-    @overload
-    def permute(
         self, x: Future[Arrays], pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def permute(
-        self, x: Exports, pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
+        self, x: Numbers | Exports, pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
     ) -> CollectiveFuture[Array]: ...
 
     @overload

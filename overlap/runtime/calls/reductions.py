@@ -40,25 +40,13 @@ class ReductionCalls(Issues):
 
     @overload
     def all_reduce(
-        self,
-        x: Numbers,
-        op: Op = ...,
-        out: None = ...,
-        *,
-        exact: bool = ...,
-        shared: bool = ...,
-        **options: Unpack[Chosen],
-    ) -> CollectiveFuture[Array]: ...
-
-    @overload
-    def all_reduce(
         self, x: Future[Arrays], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def all_reduce(
         self,
-        x: Exports,
+        x: Numbers | Exports,
         op: Op = ...,
         out: None = ...,
         *,
@@ -156,25 +144,13 @@ class ReductionCalls(Issues):
 
     @overload
     def reduce_scatter(
-        self,
-        x: Numbers,
-        op: Op = ...,
-        out: None = ...,
-        *,
-        counts: Rows | None = ...,
-        exact: bool = ...,
-        **options: Unpack[Chosen],
-    ) -> CollectiveFuture[Array]: ...
-
-    @overload
-    def reduce_scatter(
         self, x: Future[Arrays], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def reduce_scatter(
         self,
-        x: Exports,
+        x: Numbers | Exports,
         op: Op = ...,
         out: None = ...,
         *,
@@ -276,17 +252,12 @@ class ReductionCalls(Issues):
 
     @overload
     def reduce(
-        self, x: Numbers, root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
-    ) -> CollectiveFuture[Array | None]: ...
-
-    @overload
-    def reduce(
         self, x: Future[Arrays], root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Arrays | None]: ...
 
     @overload
     def reduce(
-        self, x: Exports, root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Numbers | Exports, root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array | None]: ...
 
     @overload

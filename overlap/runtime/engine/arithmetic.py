@@ -10,8 +10,9 @@ import numpy as np
 from ...collectives.program import Step
 from ...collectives.reduce import Array
 from ...collectives.schedule import Buffer, Op
+from ...defaults import INLINE_BYTES
 from .layout import BufferLayout
-from .workers import INLINE_BYTES, PIECE_BYTES
+from .workers import PIECE_BYTES
 
 
 def pieces_of(

@@ -21,12 +21,13 @@ from trio.lowlevel import TrioToken
 from ...collectives.call import Call
 from ...collectives.kinds import ALL_REDUCE
 from ...collectives.reduce import Array, Reducer
+from ...defaults import INLINE_BYTES
 from ..executor import Executor
 from ..failure import Failure
 from ..match import Match, Unfit
 from ..operation import Operation
 from .pulls import MemoryMove, moves
-from .workers import INLINE_BYTES, PIECE_BYTES, Workers
+from .workers import PIECE_BYTES, Workers
 
 
 class InMemory(Executor):

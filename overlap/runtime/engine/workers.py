@@ -22,10 +22,6 @@ from ...threads import start_thread
 # 64 KiB pieces take 2x (one GIL hand-over each), 2 MiB pieces 1.1x.
 PIECE_BYTES = 512 << 10
 
-# Bytes, over all arrays read, up to which the event loop does the work itself, quicker than with threads, which take
-# about 100 us (measured: float32 sums of 512 KiB on 2 ranks 86 us against 174, of 1 MiB even).
-INLINE_BYTES = 2 << 20
-
 Piece = Callable[[], None]
 
 

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from math import ceil
 from typing import TypeAlias
 
+from ...defaults import DEFAULT_WINDOW
 from ...errors import UsageError
 from ..why.verdict import LITTLE, OFTEN
 from .copies import boundaries, pack, update_together
@@ -20,9 +21,6 @@ from .transfers import Fit, fits, kind_of, most_at_once, nbytes_of, streams_of, 
 _Alike: TypeAlias = tuple[int, int | None, str]  # rank, step and name of computes
 _Step: TypeAlias = tuple[int, int | None]  # of a rank
 _Prices: TypeAlias = Callable[[int], tuple[float, float]]  # from bytes to work, and what of it another may hide
-
-WINDOW = 8
-"""Buckets of a stream that move at the same time, as streams do by default; the next one waits for the oldest."""
 
 
 def rebucket(graph: Graph, nbytes: int) -> None:
@@ -254,7 +252,7 @@ def _cut(
         work_ns, hidden_ns = prices(stop - start)
         buckets.append(Node("transfer", work_ns, nodes[0].ranks, hidden_ns=hidden_ns))
         buckets[-1].lane = nodes[0].lane
-    for bucket, before in zip(buckets[max(WINDOW, most_at_once(nodes)) :], buckets, strict=False):
+    for bucket, before in zip(buckets[max(DEFAULT_WINDOW, most_at_once(nodes)) :], buckets, strict=False):
         bucket.after.append((before, 0))
     offset = 0
     for node in nodes:

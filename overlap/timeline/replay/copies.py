@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from ...defaults import FIRST_BUCKET_BYTES
 from ...errors import UsageError
 from .graph import Graph, Node, input_of
 from .machine import Machine
 from .transfers import nbytes_of
 
 _PASSES = 2  # A copy reads each byte and writes it
-FIRST_BYTES = 1 << 20
-"""With which the first bucket of a step is full (`overlap.parallel.buckets`)."""
 
 
 def boundaries(graph: Graph, nodes: Sequence[Node], nbytes: int) -> list[int] | None:
@@ -34,7 +33,7 @@ def boundaries(graph: Graph, nodes: Sequence[Node], nbytes: int) -> list[int] | 
     ends, begin, offset = list[int](), 0, 0
     for node in nodes:
         offset += nbytes_of(node)
-        if offset - begin >= (nbytes if ends else min(FIRST_BYTES, nbytes)):
+        if offset - begin >= (nbytes if ends else min(FIRST_BUCKET_BYTES, nbytes)):
             ends.append(offset)
             begin = offset
     return ends if begin == offset else [*ends, offset]

@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from ...collectives.generators import GENERATORS
+from ...defaults import DEFAULT_WINDOW
 from ...errors import UsageError
 from ..span import Span
-from .buckets import WINDOW
 from .graph import Graph, Node, release, waited_for_room
 from .machine import Machine
 from .transfers import most_at_once, priority_of, streams_of, take_turns
@@ -203,7 +203,7 @@ def forward_first(graph: Graph) -> None:
     until_ns = {(span.rank, span.step): span.end_ns for _, _, span in graph.steps}
     for lane, nodes in plain.items():
         if not any(each.kind == "arrival" and waited_for_room(each) for node in nodes for each, _ in node.after):
-            graph.windows[lane] = max(WINDOW, most_at_once(nodes))
+            graph.windows[lane] = max(DEFAULT_WINDOW, most_at_once(nodes))
         for step, in_step in _by_step(sorted(nodes, key=lambda node: (node.span.called_ns, _seq(node)))).items():
             for position, node in enumerate(reversed(in_step)):
                 node.urgency = (position, *node.urgency[1:])
