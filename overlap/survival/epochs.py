@@ -18,6 +18,7 @@ from ..config import RunConfig
 from ..errors import PeerError, RankFailedError, UsageError, in_one_line
 from ..flight.folder import attempt
 from ..notice import notify
+from ..processes.connect import count_world
 from ..processes.life import Keeper, WorldSetup, alone, among, live
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
@@ -131,13 +132,14 @@ class SurvivingRun:
         self.state = State.JOINS if self.member in members else State.WAITS
         if self.state is State.JOINS:
             self.witness.program(program_here())
+        self._joined_late = False  # as a spare
         self._finished: dict[int, object] = {}
         self._used: list[socket.socket] = []  # listened in earlier worlds
 
     def close(self) -> None:
         """Let this process count as ended for this run."""
         _last[:] = [self.world]
-        if self.member >= self._size and self.state is not State.WAITS:  # members tell it of the first world they join
+        if self._joined_late:  # members report the first world that they join
             tell_launcher(Leaving(world=1))
         for listener in (self._listener, *self._used):
             listener.close()
@@ -154,6 +156,8 @@ class SurvivingRun:
         if (record := await wait_for_world(self.witness, self.member)) is None:
             return False
         self._follow_to(record, state_of(self.member, None, record, reported=False))
+        self._joined_late = True
+        count_world()
         tell_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
         return True
 
