@@ -85,7 +85,7 @@ async def joined(
 
 
 def count_world() -> None:
-    """Count a world that this process joins after the others have met, so that all give the next one the same number."""
+    """Count a world that this process joins late, so that the next world has the same number on all processes."""
     next(_worlds)
 
 
