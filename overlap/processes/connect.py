@@ -84,6 +84,11 @@ async def joined(
             yield found
 
 
+def count_world() -> None:
+    """Count a world that this process joins late, so that the next world has the same number on all processes."""
+    next(_worlds)
+
+
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
     if not _in_a_world.acquire(blocking=False):

@@ -17,6 +17,7 @@ from ..config import RunConfig
 from ..errors import PeerError, RankFailedError, UsageError, in_one_line
 from ..flight.folder import attempt
 from ..notice import notify
+from ..processes.connect import count_world
 from ..processes.life import Keeper, WorldSetup, alone, among, live
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
@@ -139,6 +140,7 @@ class SurvivingRun:
         self.state = State.JOINS if self.member in members else State.WAITS
         if self.state is State.JOINS:
             self.witness.program(program_here())
+        self._joined_late = False  # as a spare
         self._finished: dict[int, object] = {}
         self._reason = "joined"  # Beginning of the present epoch, for the timeline
         self._used: list[socket.socket] = []  # listened in earlier worlds
@@ -147,7 +149,7 @@ class SurvivingRun:
         """Let this process count as ended for this run."""
         _last[:] = [self.world]
         self.witness.close()
-        if self.member >= self._size and self.state is not State.WAITS:  # members tell it of the first world they join
+        if self._joined_late:  # members report the first world that they join
             tell_launcher(Leaving(world=1))
         for listener in (self._listener, *self._used):
             listener.close()
@@ -165,6 +167,8 @@ class SurvivingRun:
             return False
         reports = self.witness.reports(record.epoch - 1, record.members)
         self._follow_to(record, state_of(self.member, None, record, reported=False), reports)
+        self._joined_late = True
+        count_world()
         tell_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
         return True
 

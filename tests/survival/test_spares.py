@@ -171,6 +171,26 @@ def test_a_spare_that_stops_as_it_is_taken_costs_an_epoch(start):
     assert "lost process 2: NotMetError: a process has not come in time" in job.err
 
 
+TWICE = """
+from tests.survival.joining import main, overlap
+
+async def size(rank):
+    await rank.barrier()
+    return rank.world_size
+
+print("again", overlap.run(size), flush=True)
+"""
+
+
+def test_a_spare_that_has_joined_is_in_the_next_run(start, tmp_path):
+    (tmp_path / "twice.py").write_text(TWICE)
+    job = start("--processes", "3", "--spares", "1", epochs=1, program=tmp_path / "twice.py")
+    kill(job, 1)
+    check_end(job, [3, 3])
+    assert job.out.count("again [3]") == 3
+    assert job.err.count("is lost; the others go on") == 1
+
+
 @pytest.mark.parametrize("options", [["--processes", "2"], ["--survive", "--processes", "1"]], ids=["no", "one"])
 def test_spares_without_places_are_refused(tmp_path, options):
     job = Job(tmp_path, "--spares", "1", *options, program=str(PROGRAM), arguments=["3"])
