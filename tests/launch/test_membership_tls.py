@@ -120,7 +120,7 @@ def test_wrong_tls_files_are_known_before_anybody_connects(certificates: dict[st
 
     async def main(company: Company) -> None:
         for tls, message in (
-            (missing, r"no file .*none\.key$"),
+            (missing, r"no file .*none\.key; "),
             (mixed, "KEY_VALUES_MISMATCH"),
             (garbage, "PEM"),
             (locked, "encrypted"),

@@ -39,6 +39,10 @@ class Model:
             self.weights.append(self.ready)
             self.ready = None
 
+    @property
+    def prepared(self):
+        return self.progress.prepared
+
     def report(self):
         return self.progress.report()
 
@@ -79,7 +83,7 @@ class Job:
     def surviving(self, member):
         place = Place(source="test", process=member, processes=len(self.members), ranks_per_process=1, node=0, nodes=1,
                       endpoint=("127.0.0.1", 1), job="test")  # fmt: skip
-        wanted = SimpleNamespace(state_dir=None)
+        wanted = SimpleNamespace(state_dir=None, lost_after_s=15.0, spares=0)
         wanted.changed = lambda *_, **__: wanted
         epochs._member[:], epochs._last[:] = [member], []
         run = SurvivingRun(place, wanted)
@@ -106,14 +110,14 @@ class Job:
     async def world(self, run, member):
         world, model = run.world, self.models[member]
         assert self.worlds.setdefault(world.epoch, world) == world, "one world per epoch"
-        run.has_begun, run.state, run._finished = False, State.JOINS, {}
+        run.state, run._finished = State.JOINS, {}
         arrived = self.arrived.setdefault(world.epoch, set())
         arrived.add(member)
         while arrived != set(world.members):
-            await trio.sleep(epochs.LOOK_S)
+            await trio.sleep(run.witness.look_s)
             if run._gone() or run.witness.reports(world.epoch, world.members):
                 raise PeerLostError("lost before all had met", culprit=-1)
-        run.has_begun, run.state = True, State.TRAINS
+        run.state = State.TRAINS
         while model.progress.agreed < STEPS:
             step = model.progress.agreed + 1
             model.prepare(step, world.members)
@@ -148,8 +152,8 @@ def one_process(monkeypatch):
     """Let several members be in one process."""
     jobs = []
     listener = SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1), fileno=lambda: 0, close=lambda: None)
-    monkeypatch.setattr(epochs, "_listen", lambda place: listener)
-    monkeypatch.setattr(epochs, "_folder", lambda: jobs[-1].folder)
+    monkeypatch.setattr(epochs, "listening_at", lambda address: listener)
+    monkeypatch.setattr(epochs, "witness_folder", lambda: jobs[-1].folder)
     monkeypatch.setattr(epochs, "_runs", repeat(0))
     for name in ("renumber", "tell_launcher", "notify"):
         monkeypatch.setattr(epochs, name, lambda *_: None)
