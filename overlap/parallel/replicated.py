@@ -298,7 +298,7 @@ class ShardReplicas:
         self._sources = [source for source in self._sources if source.ranks == ranks]
         await self._exchange(_Layout(self._buckets, ranks), [rank for rank in holders[ranks] if rank is not None])
         if group.rank == 0:
-            notify(f"going on from the replica of step {step}, steps repeated: {self.repeated} (replicate={self.every})")
+            notify(f"going on from replica of step {step}, repeated steps: {self.repeated} (replicate={self.every})")
         return [bucket.newest for bucket in self._buckets]
 
     async def reason(self) -> str:

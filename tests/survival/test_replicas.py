@@ -52,7 +52,7 @@ def test_weights_are_those_of_the_history(stage, ranks, kills):
 
 def test_what_is_repeated_is_counted_and_printed(capsys):
     survive(noting, {}, 3, ranks=3, kills=[(20, 1)])
-    assert "going on from the replica of step 4, steps repeated: 2 (replicate=4)" in capsys.readouterr().err
+    assert "going on from replica of step 4, repeated steps: 2 (replicate=4)" in capsys.readouterr().err
 
 
 def test_a_rank_and_its_neighbour_cannot_be_made_whole():
