@@ -118,8 +118,8 @@ def test_replicas_change_no_bits_and_cost_nothing_without_survive():
 def job(tmp_path):
     jobs = []
 
-    def start(*arguments):
-        options = ["--survive", "--processes", "4"]
+    def start(*arguments, spares=0):
+        options = ["--survive", "--processes", "4", "--spares", str(spares)]
         jobs.append(Job(tmp_path, *options, program=replicating.__file__, arguments=arguments))
         return jobs[-1]
 
@@ -128,13 +128,13 @@ def job(tmp_path):
         made.kill()
 
 
-@pytest.mark.parametrize("stage", ["1", "3"])
-def test_processes_go_on(job, stage):
-    run = job(stage, "14:2")
+@pytest.mark.parametrize(("stage", "spares"), [("1", 0), ("3", 0), ("3", 1)])
+def test_processes_go_on(job, stage, spares):
+    run, ranks = job(stage, "14:2", spares=spares), 3 + spares
     assert run.end() == 0, run.err
-    step = int(re.search(r"epoch 1 ranks 3 step (\d+)", run.out)[1])
+    step = int(re.search(rf"epoch 1 ranks {ranks} step (\d+)", run.out)[1])
     assert step in (8, 12)  # the newest copy may be on its way
-    assert run.out.count(f"digest {reference([(4, 0), (3, step)], STEPS)}") == 3
+    assert run.out.count(f"digest {reference([(4, 0), (ranks, step)], STEPS)}") == ranks
     assert f"going on from replica of step {step}" in run.err
     run.check_nothing_is_left()
 
