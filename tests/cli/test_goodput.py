@@ -71,7 +71,7 @@ def test_the_page(overlap, tmp_path):
     code, out, _ = overlap("simulate", "--mtbf", "3h", "--spares", "1", "--duration", "2h", str(program), "whole")
     assert code == 0
     lines = out.splitlines()
-    assert lines[0] == "4 x rank, 1 spare, virtual time"
+    assert lines[0] == "4 ranks, 1 spare, virtual time"
     assert "of full speed over 2 h" in lines[1]
     assert any(line.startswith("  restarts, Daly  ") for line in lines)
 

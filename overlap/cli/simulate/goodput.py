@@ -69,10 +69,11 @@ class MeasuredGoodput:
         steps = ", ".join(f"{format_s(step_s)} with {units}" for units, step_s in self.steps_s.items())
         pauses = [loss.pause_s for loss in job.losses]
         lost = [loss.pause_s + loss.repeated_s for loss in job.losses]
-        yield f"{job.units} x {self.unit}, {job.spares} spare{'s' * (job.spares != 1)}, virtual time"
+        kind, space, size = self.unit.partition(" ")
+        yield f"{job.units} {kind}s{space}{size}, {job.spares} spare{'s' * (job.spares != 1)}, virtual time"
         yield from field("goodput", f"{result.share:.2%} of full speed over {_hours(result.duration_s)}")
         yield from field("  losses", f"{result.losses}, one in {_hours(job.between_s)}; spares used: "
-                         f"{result.spares_used}; {result.units} of {job.units} units at the end")  # fmt: skip
+                         f"{result.spares_used}; {result.units} of {job.units} {kind}s at the end")  # fmt: skip
         yield from field("  repeated", f"{result.repeated_share:.3%} of the time")
         yield from field("  pauses", f"{result.pause_share:.3%} of the time")
         yield from field("  smaller", f"{result.smaller_share:.2%} of full speed, after losses without a spare")
