@@ -44,6 +44,7 @@ def kill_host(job):
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize(
     ("options", "each"),

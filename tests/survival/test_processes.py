@@ -129,6 +129,7 @@ def test_zero_without_a_checkpoint_is_refused(start):
     check_nothing_is_left(job)
 
 
+@pytest.mark.slow
 def test_a_process_that_was_stopped_for_too_long_is_left_behind(start):
     job = start("--survive", "--processes", "3", "--grace", "1", last_epoch=1)
     job.until("goes on 0")

@@ -128,6 +128,7 @@ def job(tmp_path):
         made.kill()
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(("stage", "spares"), [("1", 0), ("3", 0), ("3", 1)])
 def test_processes_go_on(job, stage, spares):
     run, ranks = job(stage, "14:2", spares=spares), 3 + spares

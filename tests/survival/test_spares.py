@@ -58,6 +58,7 @@ def check_end(job, sizes, each=1):
     return history
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("options", "losses", "sizes"),
     [

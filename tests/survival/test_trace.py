@@ -15,6 +15,7 @@ from tests.faults.job import Job
 PROGRAM = str(Path(__file__).with_name("looping.py"))
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("killed", [[0], [1, 2], [2, 0]], ids=str)
 def test_a_trace_has_all_epochs(tmp_path, killed):
     options = ["--survive", "--processes", "3", "--trace", "run.json"]
