@@ -37,7 +37,7 @@ async def noting(rank, worlds, stage):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize(
     ("ranks", "kills"),
-    [(3, [(20, 1)]), (4, [(20, 0), (400, 3)]), (5, [(34, 1), (34, 3)]), (2, [(40, 0)]), (4, [(20, 2), (140, 3)])],
+    [(3, [(20, 1)]), (4, [(20, 0), (355, 3)]), (5, [(34, 1), (34, 3)]), (2, [(40, 0)]), (4, [(20, 2), (325, 3)])],
     ids=["one", "two epochs", "two at once", "down to one", "again at the beginning"],
 )
 def test_weights_are_those_of_the_history(stage, ranks, kills):
