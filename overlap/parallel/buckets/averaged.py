@@ -10,7 +10,7 @@ from ...runtime.future import Future
 from ...runtime.stream import Stream
 from ...timeline.span import RoleName
 from ..parameters import Parameters
-from .bucket import Bucket, Wiring, scaled
+from .bucket import Bucket, BucketContext, scaled
 from .gradients import blame
 from .plan import BUCKET_BYTES, BucketPlan
 
@@ -42,7 +42,7 @@ class Averaged(Bucket):
 
     def __init__(
         self,
-        wiring: Wiring,
+        wiring: BucketContext,
         plan: BucketPlan,
         *,
         priority: int,

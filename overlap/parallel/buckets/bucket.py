@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class BucketContext:
     """The parts of a model that all its buckets use."""
 
     rank: Rank  # This rank
@@ -59,7 +59,7 @@ class Bucket:
 
     def __init__(
         self,
-        wiring: Wiring,
+        wiring: BucketContext,
         plan: BucketPlan,
         *,
         priority: int,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...runtime.future import Future
 from ...timeline.span import RoleName
-from ..checkpoints.pieces import Piece, state_name
+from ..checkpoints.pieces import TensorPiece, state_name
 from ..optimizers import Optimizer
 from ..parameters import Stage
 from ..work import users_frame
-from .bucket import Bucket, Wiring, scaled
+from .bucket import Bucket, BucketContext, scaled
 from .plan import BucketPlan, Slot
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Scattered(Bucket):
 
     def __init__(
         self,
-        wiring: Wiring,
+        wiring: BucketContext,
         plan: BucketPlan,
         *,
         priority: int,
@@ -249,29 +249,29 @@ class Scattered(Bucket):
         shared = [(slot.name, *self._overlap(slot)) for slot in self.plan.slots]
         return [(name, slice(start - begin, stop - begin)) for name, start, stop in shared if start < stop]
 
-    def pieces(self, *, whole: bool) -> list[Piece]:
+    def pieces(self, *, whole: bool) -> list[TensorPiece]:
         """Return this rank's part of the parameters and of the optimizer's state, as they lie in memory.
 
         Args:
             whole: Return all parameters that are kept here, other ranks' parts included.
         """
-        pieces: list[Piece] = []
+        pieces: list[TensorPiece] = []
         for slot in self.plan.slots:
             if whole and self.whole is not None:
-                pieces.append(Piece.whole(slot.name, slot.shape, self.whole[slot.start : slot.stop]))
+                pieces.append(TensorPiece.whole(slot.name, slot.shape, self.whole[slot.start : slot.stop]))
             else:
                 pieces += self._mine(slot, slot.name, self.param)
             for key, kept in self.state.items():
                 pieces += self._mine(slot, state_name(key, slot.name), kept)
         return pieces
 
-    def _mine(self, slot: Slot, name: str, part: Array) -> list[Piece]:
+    def _mine(self, slot: Slot, name: str, part: Array) -> list[TensorPiece]:
         """Return the piece of a parameter in this rank's part of its weights or state; none if there is nothing."""
         start, stop = self._overlap(slot)
         if start >= stop:
             return []
         data = part[start - self.mine.start : stop - self.mine.start]
-        return [Piece(tensor=name, shape=slot.shape, start=start - slot.start, stop=stop - slot.start, data=data)]
+        return [TensorPiece(tensor=name, shape=slot.shape, start=start - slot.start, stop=stop - slot.start, data=data)]
 
     def _overlap(self, slot: Slot) -> tuple[int, int]:
         return max(slot.start, self.mine.start), min(slot.stop, self.mine.stop)
