@@ -56,7 +56,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         super().__init__(rank, params, group, settings.ahead)
         self._settings = settings
         self._real = rank.empty(1).flags.writeable  # else the world has no data
-        self._wiring = BucketContext(
+        self._context = BucketContext(
             rank=rank, group=self.group, hook=settings.hook, exact=settings.exact, work=self._work, real=self._real
         )
         self._copies = self._copies_of(settings)
