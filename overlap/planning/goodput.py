@@ -3,7 +3,8 @@
 `goodput` draws the losses of a job that goes on without a restart, whose costs have been measured. `RestartingJob` has
 the formula for a job that saves a checkpoint each `every_s` and starts again from it. Failures are independent and
 equally likely at any moment, so work w between checkpoints takes exp(R / M) M (exp((w + C) / M) - 1) on average, with
-restart R, checkpoint C and mean time between failures M (Daly, Future Generation Computer Systems 22, 2006, equation 13).
+restart R, checkpoint C and mean time between failures M (Daly, Future Generation Computer Systems 22, 2006, equation
+13).
 """
 
 from __future__ import annotations
