@@ -20,7 +20,7 @@ from .buckets.averaged import Averaged
 from .buckets.bucketed import Bucketed
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .checkpoints.names import Own
-from .checkpoints.pieces import Piece, Tensors, divided
+from .checkpoints.pieces import Shard, Tensors, divided
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Parameters
 from .settings import IN_FLIGHT, Batch, Order, Settings, Unused, check_count
@@ -165,7 +165,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         self._use(
             [
                 Averaged(
-                    self._wiring,
+                    self._context,
                     plan,
                     priority=priority,
                     stream=self._stream,
@@ -274,11 +274,11 @@ class DataParallel(Bucketed[Averaged, Params]):
         """Return dtype and shape of the weights and of the optimizer's state, by name."""
         return {piece.tensor: (piece.dtype.name, piece.shape) for piece in self._parameters.pieces()}
 
-    def kept(self) -> list[Piece]:
+    def kept(self) -> list[Shard]:
         """Return the pieces that this rank saves in a checkpoint: its share of the weights and state of all."""
         return divided(self._parameters.pieces(), self.group.rank, self.group.size)
 
-    def wanted(self) -> list[Piece]:
+    def wanted(self) -> list[Shard]:
         """Return the pieces that this rank reads of a checkpoint: all of them."""
         return self._parameters.pieces()
 

@@ -11,7 +11,7 @@ from ..runtime.future import Future
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from .buckets.plan import BucketPlan
-from .checkpoints.pieces import Piece, state_name
+from .checkpoints.pieces import Shard, state_name
 from .optimizers import Optimizer
 from .parameters import Parameters
 
@@ -57,14 +57,14 @@ class Fragment:
         """Bytes that an outer step reads and writes, beside a copy."""
         return 4 * self.plan.nbytes
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[Shard]:
         """Return the common weights and the outer optimizer's state, as they lie in memory."""
-        pieces: list[Piece] = []
+        pieces: list[Shard] = []
         for slot in self.plan.slots:
             place = slice(slot.start, slot.stop)
-            pieces.append(Piece.whole(slot.name, slot.shape, self._whole[place]))
+            pieces.append(Shard.whole(slot.name, slot.shape, self._whole[place]))
             for key, kept in self._state.items():
-                pieces.append(Piece.whole(state_name(f"outer {key}", slot.name), slot.shape, kept[place]))
+                pieces.append(Shard.whole(state_name(f"outer {key}", slot.name), slot.shape, kept[place]))
         return pieces
 
     def notes(self) -> dict[str, object]:

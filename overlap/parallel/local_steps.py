@@ -14,7 +14,7 @@ from ..timeline.span import RoleName
 from .buckets.gradients import check_gradient, is_finite, not_finite
 from .buckets.plan import BucketPlan, plan_buckets
 from .checkpoints.names import Own
-from .checkpoints.pieces import Piece, Tensors, divided
+from .checkpoints.pieces import Shard, Tensors, divided
 from .fragment import Fragment
 from .optimizers import SGD, Nesterov, Optimizer, check_optimizer
 from .parameters import Parameters
@@ -170,11 +170,11 @@ class LocalSteps(Strategy[Params]):
         """Return dtype and shape of the common weights and of the outer optimizer's state, by name."""
         return {piece.tensor: (piece.dtype.name, piece.shape) for piece in self.wanted()}
 
-    def kept(self) -> list[Piece]:
+    def kept(self) -> list[Shard]:
         """Return the pieces that this rank saves of the common weights and state."""
         return divided(self.wanted(), self.group.rank, self.group.size)
 
-    def wanted(self) -> list[Piece]:
+    def wanted(self) -> list[Shard]:
         """Return the pieces of the common weights and state, which all ranks read."""
         return [piece for fragment in self._fragments for piece in fragment.pieces()]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
 
-class Model(Protocol):
+class TrainableModel(Protocol):
     """A model under training, such as `DataParallel` or `Sharded`; write your own by having these four."""
 
     def __getitem__(self, name: str) -> object:
@@ -41,9 +41,9 @@ class Models:
         UsageError: If two of them have a parameter of the same name.
     """
 
-    def __init__(self, *models: tuple[Model, object]) -> None:
+    def __init__(self, *models: tuple[TrainableModel, object]) -> None:
         self._models = [model for model, _ in models]
-        self._home: dict[str, Model] = {}
+        self._home: dict[str, TrainableModel] = {}
         for model, params in models:
             for name in leaves(params):
                 if name in self._home:
@@ -66,7 +66,7 @@ class Models:
         """Wait until all updates of all of them are done; return the weights of each, in their order."""
         return [await model.finish() for model in self._models]
 
-    def _of(self, name: str) -> Model:
+    def _of(self, name: str) -> TrainableModel:
         if name not in self._home:
             raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
         return self._home[name]

@@ -11,7 +11,7 @@ import numpy as np
 from ..runtime.rank import Rank
 from .buckets.gradients import is_finite
 from .buckets.plan import BucketPlan
-from .checkpoints.pieces import Piece, state_name
+from .checkpoints.pieces import Shard, state_name
 from .optimizers import Optimizer
 
 if TYPE_CHECKING:
@@ -120,14 +120,14 @@ class Parameters:
             kept = {key: each[here] for key, each in self.state[dtype].items()}
             self._optimizer.update(self.flat[dtype][here], gradient.reshape(-1), kept, step)
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[Shard]:
         """Return all weights and the optimizer's state, as they lie in memory."""
-        found: list[Piece] = []
+        found: list[Shard] = []
         for name, view in self.views.items():
             place = self._slices[name]
-            found.append(Piece.whole(name, view.shape, self.flat[view.dtype][place]))
+            found.append(Shard.whole(name, view.shape, self.flat[view.dtype][place]))
             for key, kept in self.state[view.dtype].items():
-                found.append(Piece.whole(state_name(key, name), view.shape, kept[place]))
+                found.append(Shard.whole(state_name(key, name), view.shape, kept[place]))
         return found
 
     def moved_bytes(self, plan: BucketPlan) -> int:

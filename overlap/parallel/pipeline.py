@@ -15,7 +15,7 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.stream import Stream
 from .layers import Cost, Half, Layer, first_half, forward_of, second_half, splits
-from .models import Model
+from .models import TrainableModel
 from .passing import StagePassing
 from .returned import check_loss
 from .schedules import Action, Kind
@@ -72,7 +72,7 @@ class Pipeline:
     schedule: PipelineSchedule
     layers: dict[int, Layer]
     params: dict[int, object]
-    model: Model | None
+    model: TrainableModel | None
     loss: Callable[..., tuple[object, object]] | IssuedLoss
     loss_cost: dict[str, float]
     stream: Stream
@@ -88,7 +88,7 @@ class Pipeline:
         loss: Callable[..., tuple[object, object]] | IssuedLoss,
         boundary: Boundary | Sequence[Boundary],
         group: Group | None = None,
-        model: Model | None = None,
+        model: TrainableModel | None = None,
         loss_cost: Cost | None = None,
         ahead: int = 2,
     ) -> None:

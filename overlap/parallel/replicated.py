@@ -27,7 +27,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.memory.arrays import metadata
 from ..runtime.rank import Rank
-from ..survival.agreement import Progress
+from ..survival.agreement import StepProgress
 from ..timeline.ranklist import listed
 from ..timeline.span import RoleName
 from .buckets.scattered import Scattered, shares
@@ -95,7 +95,7 @@ class Snapshot:
     shards: dict[int, Array] = field(default_factory=dict)  # Flat copies by rank: the own one, and a neighbour's
 
 
-class _ReplicaProgress(Progress):
+class _ReplicaProgress(StepProgress):
     """Progress from replica to replica."""
 
     def prepare(self, step: int) -> None:

@@ -20,7 +20,7 @@ from .buckets.gathering import Gathering, Prefetched
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .buckets.scattered import Scattered
 from .checkpoints.names import Own
-from .checkpoints.pieces import Piece, Tensors, state_name
+from .checkpoints.pieces import Shard, Tensors, state_name
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Stage, expected_memory
 from .replicated import ShardReplicas
@@ -196,7 +196,7 @@ class Sharded(Bucketed[Scattered, Params]):
         places = {name: place for place, name in enumerate(self._leaves)}
         priority = min(places[name] for name in plan.names) if self._settings.order == "forward" else 0
         return Scattered(
-            self._wiring,
+            self._context,
             plan,
             priority=priority,
             stage=self.stage,
@@ -295,11 +295,11 @@ class Sharded(Bucketed[Scattered, Params]):
                     tensors[state_name(key, slot.name)] = (array.dtype.name, slot.shape)
         return tensors
 
-    def kept(self) -> list[Piece]:
+    def kept(self) -> list[Shard]:
         """Return the pieces that this rank saves in a checkpoint: its part."""
         return [piece for bucket in self._buckets for piece in bucket.pieces(whole=False)]
 
-    def wanted(self) -> list[Piece]:
+    def wanted(self) -> list[Shard]:
         """Return the pieces that this rank reads of a checkpoint: its part; in stages 1 and 2 all parameters."""
         return [piece for bucket in self._buckets for piece in bucket.pieces(whole=True)]
 

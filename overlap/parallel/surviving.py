@@ -19,7 +19,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.memory.arrays import metadata
 from ..runtime.rank import Rank
-from ..survival.agreement import Progress
+from ..survival.agreement import StepProgress
 from ..timeline.span import RoleName
 from .buckets.averaged import Averaged
 from .buckets.plan import Hook
@@ -51,7 +51,7 @@ class SurvivingSteps:
         if isinstance(earlier, SurvivingSteps) and earlier.rank is rank:
             raise UsageError("--survive goes on with one DataParallel model in a program, and this is the second")
         self.rank, self.parameters = rank, parameters
-        self._group, self._progress = group, Progress(rank.epoch.step)
+        self._group, self._progress = group, StepProgress(rank.epoch.step)
         self._means: list[tuple[Averaged, slice, Array]] = []  # of the step that was prepared last
         self._factors: Sequence[float | None] = ()
         rank.epoch.survivor = self

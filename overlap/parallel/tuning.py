@@ -26,7 +26,7 @@ from ..timeline.measure.intervals import Merged, intersect, length, merge
 from ..timeline.span import Span
 from ..units import format_bytes
 from .buckets.plan import GradientBucket
-from .models import Model
+from .models import TrainableModel
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -44,11 +44,11 @@ _STEPS = 5  # replayed; the last two count
 _CHUNK_BYTES = 256 << 10  # after which something more urgent may overtake
 
 
-MakeModel: TypeAlias = Callable[..., Model]
+MakeModel: TypeAlias = Callable[..., TrainableModel]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class StepRecording:
     """The times of a step that do not depend on buckets."""
 
     sizes: Mapping[str, tuple[int, str]]  # Elements and dtype of each parameter, by name, in the order of forward
@@ -124,14 +124,14 @@ class Tuner:
 
 def read(
     spans: Sequence[Span], ready: Sequence[Sequence[tuple[str, int]]], sizes: Mapping[str, tuple[int, str]]
-) -> Recording:
+) -> StepRecording:
     """Return the times of a step from a rank's spans.
 
     Args:
         spans: Spans of the rank.
         ready: Of each recorded step, in order: the names of the parameters and when their gradients were there, in
             nanoseconds. The first step only says when the second one begins.
-        sizes: As in a `Recording`.
+        sizes: As in a `StepRecording`.
     """
     own = merge((s.start_ns, s.end_ns) for s in spans if s.kind == "compute" and s.role == "program")
     waits: dict[str, list[int]] = {}
@@ -145,7 +145,7 @@ def read(
     backward = [(name, median(waits[name]) / 1e9) for name, _ in ready[-1][1:]]
     deepest_s = median([seconds for _, seconds in backward] or [0.0])  # taken to be like the others
     latency_s, per_byte_s = _wire(spans, ready[0][-1][1])
-    return Recording(
+    return StepRecording(
         sizes=sizes,
         forward_s=max(0.0, median(heads) / 1e9 - deepest_s),
         backward_s=((ready[-1][0][0], deepest_s), *backward),
@@ -173,14 +173,14 @@ def _wire(spans: Sequence[Span], from_ns: int) -> tuple[float, float]:
     return latency_ns / 1e9, busy_ns / 1e9 / max(1, nbytes)
 
 
-def best_of(recording: Recording, make: MakeModel) -> Choice:
+def best_of(recording: StepRecording, make: MakeModel) -> Choice:
     """Replay all candidates and return the first one within 1 % of the best."""
     times = [replay(recording, make, size, order) for size, order in CANDIDATES]
     best = min(range(len(times)), key=lambda index: (times[index] > 1.01 * min(times), index))
     return Choice(candidate=best, step_s=times[best], default_s=times[0])
 
 
-def replay(recording: Recording, make: MakeModel, size: Size, order: str) -> float:
+def replay(recording: StepRecording, make: MakeModel, size: Size, order: str) -> float:
     """Return the time of a step on the virtual clock, in seconds, with other buckets.
 
     Args:
@@ -194,7 +194,7 @@ def replay(recording: Recording, make: MakeModel, size: Size, order: str) -> flo
     return float(times[-1] - times[-3]) / 2e9
 
 
-async def _replayed(rank: Rank, recording: Recording, make: MakeModel, size: Size, order: str) -> list[int]:
+async def _replayed(rank: Rank, recording: StepRecording, make: MakeModel, size: Size, order: str) -> list[int]:
     """Take some steps; return when the forward pass of each was over."""
     wire = _Wire(recording)
     params = {name: rank.empty(count, dtype) for name, (count, dtype) in recording.sizes.items()}
@@ -223,7 +223,7 @@ def _same(gradient: Array) -> Array:
 class _Wire:
     """One wire that carries buckets in chunks, the most urgent first."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: StepRecording) -> None:
         self._latency_s, self._seconds_per_byte = recording.latency_s, recording.seconds_per_byte
         self._waiting: list[tuple[int, int, trio.Event]] = []
         self._busy, self._asked = False, 0

@@ -1,9 +1,10 @@
 """Goodput of a long job: the share of its full speed that is left after losses. Pure.
 
-`goodput` draws the losses of a job that goes on without a restart, whose costs have been measured. `Restarts` is the
-formula for a job that saves a checkpoint each `every_s` and starts again from it. Failures are independent and equally
-likely at any moment, so work w between checkpoints takes exp(R / M) M (exp((w + C) / M) - 1) on average, with restart
-R, checkpoint C and mean time between failures M (Daly, Future Generation Computer Systems 22, 2006, equation 13).
+`goodput` draws the losses of a job that goes on without a restart, whose costs have been measured. `RestartingJob` has
+the formula for a job that saves a checkpoint each `every_s` and starts again from it. Failures are independent and
+equally likely at any moment, so work w between checkpoints takes exp(R / M) M (exp((w + C) / M) - 1) on average, with
+restart R, checkpoint C and mean time between failures M (Daly, Future Generation Computer Systems 22, 2006, equation
+13).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restarts:
+class RestartingJob:
     """Job that starts again from its last checkpoint after each failure.
 
     Raises:

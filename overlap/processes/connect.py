@@ -32,7 +32,7 @@ from .member import MemberLostError, Membership
 from .messages import MemberLost
 from .place import Place
 from .secret import user_secret
-from .silence import Patience, identity
+from .silence import SilenceLimits, identity
 from .status import Entering, Leaving, tell_launcher
 
 # How long the first process stays for the others to leave; whatever they still compute, they have been told.
@@ -200,7 +200,7 @@ async def rendezvous(place: Place, world: int, machine: str, run: RunConfig) -> 
         secret=secret or user_secret(),
         tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
         timeout_s=run.join_timeout_s or JOIN_TIMEOUT_S,
-        patience=Patience.given(lost_after_s=run.lost_after_s, outage_s=run.outage_s),
+        patience=SilenceLimits.given(lost_after_s=run.lost_after_s, outage_s=run.outage_s),
         process=identity(),
         ranks_each=place.ranks_per_process,
         detail=f"{ranks}, {machine}" + ", with --max-restarts" * restarts,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from transports.identity import Hello, Identity
 
 from ..errors import OverlapError, UsageError
-from .silence import Patience
+from .silence import SilenceLimits
 from .sockets import Endpoint
 
 #: Detail in the hello of a process that has been in no world yet.
@@ -66,7 +66,7 @@ class RendezvousConfig(Joiner):
     listener: socket.socket | None = None
     timeout_s: float = 60.0  # How long to wait for all to join
     progress_s: float = 5.0  # How often to report who is missing
-    patience: Patience = field(default_factory=Patience)  # How long a member may be silent
+    patience: SilenceLimits = field(default_factory=SilenceLimits)  # How long a member may be silent
     # Names this process to others of this host, as `silence.identity` does; empty: they cannot ask the kernel whether
     # it runs while it is silent.
     process: str = ""

@@ -26,7 +26,7 @@ SUSPECT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class SilenceLimits:
     """Limits of silence: for how long a member may give no sign of life."""
 
     beat_s: float = 0.5  # Every member gives a sign of life this often
@@ -36,7 +36,7 @@ class Patience:
     outage_s: float = OUTAGE_S  # A host from which not even its kernel's acknowledgements arrive for so long is lost
 
     @classmethod
-    def given(cls, *, lost_after_s: float | None, outage_s: float | None) -> Patience:
+    def given(cls, *, lost_after_s: float | None, outage_s: float | None) -> SilenceLimits:
         """Return the limits with those that a run gives; a process on another host gets no longer then."""
         if lost_after_s is None:
             return cls(outage_s=outage_s or OUTAGE_S)
@@ -96,7 +96,7 @@ def _host() -> str:
 
 async def watch(
     links: Mapping[int, ControlLink],
-    patience: Patience,
+    patience: SilenceLimits,
     *,
     report: Callable[[str], None],
     lose: Callable[[int, str], None],
@@ -140,7 +140,7 @@ async def watch(
 _KNOWN = {ProcessState.STOPPED: "; it is stopped", ProcessState.GONE: "; it has ended"}
 
 
-def _suspicion(state: ProcessState, host: str, patience: Patience) -> str:
+def _suspicion(state: ProcessState, host: str, patience: SilenceLimits) -> str:
     if state is ProcessState.RUNS:
         return "it runs, but a call in it keeps the GIL; it is waited for"
     if host:

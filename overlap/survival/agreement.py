@@ -12,7 +12,7 @@ then JOINS. Spares take no part in a decision: they neither report nor propose.
 * No two worlds of one epoch: the witness accepts one proposal of epoch e + 1, and only while it holds epoch e.
 * No return to an old epoch: a member that is not in the record is OUT, at whatever time it reads the record. The record
   lists all members that were lost so far, and no later world may name one of them, also not as a spare.
-* No step lost or doubled: `Progress` lets a member apply a step only after all members have prepared it. So agreed
+* No step lost or doubled: `StepProgress` lets a member apply a step only after all members have prepared it. So agreed
   steps differ by one at most, and each member that lags has prepared the next one. The next world begins after the
   greatest reported step; a report closes the progress of its epoch, so nothing changes behind it. A newcomer has no
   state, and its report counts for no step, until it has prepared a step, which needs the whole state.
@@ -42,7 +42,7 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
+class EpochWorld:
     """World of one epoch: members in their order, and the last step that all of them apply before they go on."""
 
     epoch: int
@@ -52,7 +52,7 @@ class Membership:
     lost: tuple[int, ...] = ()  # Members of earlier worlds that no later world may have
 
 
-class Progress:
+class StepProgress:
     """Steps of one member in one epoch: a step is prepared, then agreed, then applied.
 
     Attributes:
@@ -85,18 +85,18 @@ class Progress:
         self.closed = True
         return self.agreed
 
-    def following(self, step: int) -> "Progress":
+    def following(self, step: int) -> "StepProgress":
         """Return the progress of the next epoch, which begins after a step."""
         if not self.closed or step not in (self.agreed, self.prepared):
             raise AssertionError(f"next world begins after step {step}; agreed {self.agreed}, prepared {self.prepared}")
-        return Progress(step)
+        return StepProgress(step)
 
     def _check(self, valid: bool, reason: str) -> None:
         if self.closed or not valid:
             raise AssertionError(f"after its report: {reason}" if self.closed else reason)
 
 
-def accepts(record: Membership, proposal: Membership) -> bool:
+def accepts(record: EpochWorld, proposal: EpochWorld) -> bool:
     """Whether a proposal may follow the record.
 
     It is of the next epoch; its members are in the record, or are newcomers that were never lost; and all members of
@@ -108,7 +108,7 @@ def accepts(record: Membership, proposal: Membership) -> bool:
     return follows and added and set(proposal.lost) == {*record.lost, *(before - after)}
 
 
-def state_of(member: int, world: Membership | None, record: Membership, *, reported: bool) -> State:
+def state_of(member: int, world: EpochWorld | None, record: EpochWorld, *, reported: bool) -> State:
     """State of a process, given the record of the witness.
 
     Args:
@@ -124,13 +124,13 @@ def state_of(member: int, world: Membership | None, record: Membership, *, repor
     return State.REPORTS if reported else State.TRAINS
 
 
-def has_state(member: int, world: Membership, *, prepared: int) -> bool:
+def has_state(member: int, world: EpochWorld, *, prepared: int) -> bool:
     """Whether a member has the state: from the beginning of its epoch, or since it has prepared a step there."""
     return member not in world.newcomers or prepared > world.step
 
 
 def lost_members(
-    world: Membership,
+    world: EpochWorld,
     *,
     dead: Set[int],
     suspects: Set[int],
@@ -154,7 +154,7 @@ def lost_members(
     return (late - reports) | (set(world.members) & dead)
 
 
-def is_minority(world: Membership, *, lost: Set[int], ended: Set[int]) -> bool:
+def is_minority(world: EpochWorld, *, lost: Set[int], ended: Set[int]) -> bool:
     """Whether less than half of a world is left, and lost members may live: a larger part may go on without this one.
 
     Args:
@@ -167,14 +167,14 @@ def is_minority(world: Membership, *, lost: Set[int], ended: Set[int]) -> bool:
 
 
 def proposal_of(
-    world: Membership,
+    world: EpochWorld,
     reports: Mapping[int, int],
     lost: Set[int],
     *,
     lacking: Set[int] = frozenset(),
     spares: Set[int] = frozenset(),
     size: int = 0,
-) -> Membership | None:
+) -> EpochWorld | None:
     """Next world, or None while a member that counts as alive has not reported.
 
     Members that have the state keep their order. Those that lack it follow, then spares by number.
@@ -193,7 +193,7 @@ def proposal_of(
     holders = [member for member in alive if member not in lacking]
     ready = sorted(set(spares) - {*world.members, *world.lost})
     newcomers = [member for member in alive if member in lacking] + ready[: max(0, size - len(alive))]
-    return Membership(
+    return EpochWorld(
         epoch=world.epoch + 1,
         members=(*holders, *newcomers),
         step=max((reports[member] for member in holders), default=world.step),

@@ -6,7 +6,7 @@ from transports import TransportError
 
 from ..errors import OverlapError, PeerLostError, RankFailedError, RemoteError
 from ..processes.member import MemberLostError
-from .agreement import Membership
+from .agreement import EpochWorld
 
 
 class EpochClosedError(OverlapError):
@@ -43,7 +43,7 @@ def is_end(error: Exception) -> bool:
     return cause.type_name in _NAMES if isinstance(cause, RemoteError) else isinstance(cause, _ENDS)
 
 
-def description(before: Membership, after: Membership, reason: str, *, full: int) -> str:
+def description(before: EpochWorld, after: EpochWorld, reason: str, *, full: int) -> str:
     """Return the line for the user on a new epoch.
 
     Args:

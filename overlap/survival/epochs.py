@@ -26,7 +26,7 @@ from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..timeline.sequence import in_first_world
-from .agreement import Membership, State, has_state, is_minority, lost_members, proposal_of, state_of
+from .agreement import EpochWorld, State, has_state, is_minority, lost_members, proposal_of, state_of
 from .endings import EpochClosedError, NotMetError, SpareReadyError, StateLostError, description, is_end
 from .hosts import has_several_hosts, listening_at, local_address, witness_folder, witness_of
 from .spare import program_here, until, wait_for_world
@@ -46,7 +46,7 @@ REPORT_S = 60.0
 _EPOCH = 1 << 10
 
 _runs = count()
-_last: list[Membership] = []  # the newest world of the last run of this program
+_last: list[EpochWorld] = []  # the newest world of the last run of this program
 _member: list[int] = []  # number of this process in its first world
 
 
@@ -113,7 +113,7 @@ class SurvivingRun:
     """
 
     member: int
-    world: Membership
+    world: EpochWorld
     witness: Witness
     place: Place
     epochs: list[Epoch]
@@ -125,7 +125,7 @@ class SurvivingRun:
         self.member = _member[0]
         self._number = next(_runs)
         members = _last[-1].members if _last else tuple(range(place.processes))
-        self.world = Membership(epoch=0, members=members, step=0)
+        self.world = EpochWorld(epoch=0, members=members, step=0)
         folder = witness_folder()
         assert place.endpoint is not None, "overlap run says where processes meet"
         self._address = local_address(place.endpoint) if has_several_hosts() else place.endpoint[0]
@@ -323,7 +323,7 @@ class SurvivingRun:
             return {self.world.members[cause.culprit // self.place.ranks_per_process]}
         return set()
 
-    async def _agree(self, suspects: set[int]) -> Membership | None:
+    async def _agree(self, suspects: set[int]) -> EpochWorld | None:
         """Return the next world, once the witness has decided on it; None: the present one has ended well."""
         began_s = trio.current_time()
         while (record := await self.witness.on(self.witness.record)).epoch == self.world.epoch:
@@ -352,7 +352,7 @@ class SurvivingRun:
             self.witness.propose(proposal)
         return False
 
-    def _follow_to(self, record: Membership, state: State, reports: Mapping[int, Report]) -> None:
+    def _follow_to(self, record: EpochWorld, state: State, reports: Mapping[int, Report]) -> None:
         """Take this process's place in the next world.
 
         Raises:

@@ -24,7 +24,7 @@ import trio
 from ..errors import OverlapError, UsageError
 from ..processes.silence import LOST_AFTER_S
 from ..processes.sockets import OUTAGE_S, dial
-from .agreement import Membership
+from .agreement import EpochWorld
 from .witness import WITNESS, Witness
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class SharedWitness(Witness):
     look_s = _LOOK_S
 
     def __init__(
-        self, folder: Path, attempt: int, run: int, member: int, first: Membership, *, address: str, limit_s: float
+        self, folder: Path, attempt: int, run: int, member: int, first: EpochWorld, *, address: str, limit_s: float
     ) -> None:
         self._where, self._limit_s, self._address = folder, limit_s, address
         self._ended: set[int] = set()
@@ -161,7 +161,7 @@ class SharedWitness(Witness):
 
 
 def witness_of(
-    folder: Path, attempt: int, run: int, member: int, first: Membership, *, address: str, limit_s: float | None
+    folder: Path, attempt: int, run: int, member: int, first: EpochWorld, *, address: str, limit_s: float | None
 ) -> Witness:
     """Return the witness of a job on one host or on several; takes what `SharedWitness` takes."""
     if not has_several_hosts():

@@ -12,7 +12,7 @@ import trio
 
 from ..errors import UsageError
 from ..version import version
-from .agreement import Membership, State, state_of
+from .agreement import EpochWorld, State, state_of
 from .witness import Witness
 
 #: How often a spare looks whether a world takes it, and a world that lacks members for spares.
@@ -26,7 +26,7 @@ _WIRES = (
 )
 
 
-async def wait_for_world(witness: Witness, member: int) -> Membership | None:
+async def wait_for_world(witness: Witness, member: int) -> EpochWorld | None:
     """Return the world that takes this spare, or has lost it since; None: the run has ended without it.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from ..errors import PeerLostError, RankFailedError
 from ..runtime.epoch import Epoch
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
-from .agreement import Membership, proposal_of
+from .agreement import EpochWorld, proposal_of
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -39,7 +39,7 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
     """
     faults = assumptions.faults
     assert faults is not None
-    world, began_ns = Membership(epoch=0, members=tuple(range(size)), step=0), 0
+    world, began_ns = EpochWorld(epoch=0, members=tuple(range(size)), step=0), 0
     epochs = {member: Epoch(survives=True, members=world.members) for member in world.members}
     while True:
         backend = SimulatedBackend(assumptions, cluster, began_ns=began_ns, epoch=world.epoch, members=world.members)
@@ -64,7 +64,7 @@ def _lost_ranks(error: Exception) -> frozenset[int]:
     return frozenset({cause.culprit}) if isinstance(cause, PeerLostError) else frozenset()
 
 
-def _next_world(world: Membership, epochs: Mapping[int, Epoch], ranks: frozenset[int]) -> Membership | None:
+def _next_world(world: EpochWorld, epochs: Mapping[int, Epoch], ranks: frozenset[int]) -> EpochWorld | None:
     lost = {world.members[rank] for rank in ranks}
     if not lost:
         return None
@@ -73,7 +73,7 @@ def _next_world(world: Membership, epochs: Mapping[int, Epoch], ranks: frozenset
     return proposal_of(world, reports, lost)
 
 
-def _enter(epoch: Epoch, world: Membership) -> None:
+def _enter(epoch: Epoch, world: EpochWorld) -> None:
     epoch.number, epoch.step, epoch.members = world.epoch, world.step, world.members
     if epoch.survivor is not None:
         epoch.survivor.advance(world.step)

@@ -27,7 +27,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any, TypeVar, cast
 
-from .agreement import Membership, accepts
+from .agreement import EpochWorld, accepts
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Witness:
     #: How often a survivor looks for reports and decisions.
     look_s: float = 0.002
 
-    def __init__(self, folder: Path, attempt: int, run: int, member: int, first: Membership) -> None:
+    def __init__(self, folder: Path, attempt: int, run: int, member: int, first: EpochWorld) -> None:
         self._members, self._member, self._first = _attempt_folder(folder, attempt), member, first
         self._folder = self._members / f"run-{run}"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -95,7 +95,7 @@ class Witness:
             return True
         return False
 
-    def record(self) -> Membership:
+    def record(self) -> EpochWorld:
         """Return the newest world."""
         return _newest(self._folder) or self._first
 
@@ -108,7 +108,7 @@ class Witness:
         read = ((member, self._read(f"report-{epoch}-{member}")) for member in members)
         return {member: report for member, report in read if report is not None}
 
-    def propose(self, proposal: Membership) -> bool:
+    def propose(self, proposal: EpochWorld) -> bool:
         """Make a proposal the record, if it may follow it and is the first of its epoch."""
         return accepts(self.record(), proposal) and self._create(f"epoch-{proposal.epoch}", asdict(proposal))
 
@@ -181,7 +181,7 @@ def has_survivor(folder: Path, member: int) -> bool:
     return any(folder.rglob(f"alive-{member}"))
 
 
-def newest_world(folder: Path, attempt: int) -> Membership | None:
+def newest_world(folder: Path, attempt: int) -> EpochWorld | None:
     """Return the newest world that the witness of a job has decided on; None: it has not decided yet."""
     runs = _attempt_folder(folder, attempt).glob("run-*")
     for run in sorted(runs, key=lambda path: int(path.name.removeprefix("run-")), reverse=True):
@@ -194,10 +194,10 @@ def _attempt_folder(folder: Path, attempt: int) -> Path:
     return folder / f"attempt-{attempt}"
 
 
-def _newest(folder: Path) -> Membership | None:
+def _newest(folder: Path) -> EpochWorld | None:
     epochs = [int(path.name.removeprefix("epoch-")) for path in folder.glob("epoch-*")]
     if not epochs:
         return None
     content = json.loads((folder / f"epoch-{max(epochs)}").read_text())
     lists = {name: tuple(content[name]) for name in ("members", "newcomers", "lost")}
-    return Membership(epoch=content["epoch"], step=content["step"], **lists)
+    return EpochWorld(epoch=content["epoch"], step=content["step"], **lists)

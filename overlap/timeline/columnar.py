@@ -23,7 +23,7 @@ Mask: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = NDArray[np.intp]
 
 
-class Group(NamedTuple):
+class SpanGroup(NamedTuple):
     """The ranks of an operation. The messages of two ranks with different tags are of different groups."""
 
     name: str
@@ -31,7 +31,7 @@ class Group(NamedTuple):
     tag: int = 0  # tag of a message; 0 for collectives
 
 
-NOBODY = Group("", ())
+NOBODY = SpanGroup("", ())
 """The group of a span that is no operation."""
 
 KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires", "copy")
@@ -69,7 +69,7 @@ class SpanColumns:
     """Columns of n spans; the fields of a `Span` and of its `CollectiveInfo` give the meaning of each column."""
 
     texts: tuple[str, ...]  # The table of names, places and the like
-    groups: tuple[Group, ...]  # The table of groups
+    groups: tuple[SpanGroup, ...]  # The table of groups
     rank: Wholes
     start_ns: Wholes
     end_ns: Wholes
@@ -126,7 +126,7 @@ class SpanColumns:
             OverflowError: A number has more than 64 bits.
         """
         infos = [span.info or _NO_INFO for span in spans]
-        texts, groups = Table[str](), Table[Group]()
+        texts, groups = Table[str](), Table[SpanGroup]()
         numbers: dict[str, list[int]] = {
             "rank": [span.rank for span in spans],
             "start_ns": [span.start_ns for span in spans],
@@ -146,14 +146,14 @@ class SpanColumns:
             "algorithm": [texts[info.algorithm] for info in infos],
             "dtype": [texts[info.dtype] for info in infos],
             "call_site": [texts[span.info.call_site if span.info else span.call_site] for span in spans],
-            "group": [groups[Group(info.group, info.ranks, info.tag)] for info in infos],
+            "group": [groups[SpanGroup(info.group, info.ranks, info.tag)] for info in infos],
         }
         columns = {name: np.array(column, np.int64) for name, column in numbers.items()}
         return cls.of_named(columns, texts, groups)
 
     @classmethod
     def of_table(
-        cls, rank: int, table: Iterable[NDArray[np.integer]], texts: Iterable[str], groups: Iterable[Group]
+        cls, rank: int, table: Iterable[NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]
     ) -> SpanColumns:
         """Return the columns of one rank, from the columns `WHOLES` and `INDEXES` in this order."""
         named = dict(zip((*WHOLES, *INDEXES), table, strict=True))
@@ -161,7 +161,7 @@ class SpanColumns:
 
     @classmethod
     def of_named(
-        cls, columns: Mapping[str, NDArray[np.integer]], texts: Iterable[str], groups: Iterable[Group]
+        cls, columns: Mapping[str, NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]
     ) -> SpanColumns:
         """Return columns that may have other types of integers than they should."""
         typed: dict[str, Any] = {
@@ -172,7 +172,7 @@ class SpanColumns:
     @classmethod
     def joined(cls, parts: Iterable[SpanColumns]) -> SpanColumns:
         """Return the columns of several parts, one after the other, with one table of the texts that they use."""
-        texts, groups = Table[str](), Table[Group]()
+        texts, groups = Table[str](), Table[SpanGroup]()
         texts[""], groups[NOBODY]
         none = np.zeros((len(WHOLES) + len(INDEXES), 0), np.int64)
         joined_parts = [cls.of_table(0, none, (), ())]
@@ -203,7 +203,7 @@ class SpanColumns:
         return found
 
     def _renumbered(
-        self, texts: tuple[str, ...], groups: tuple[Group, ...], text_of: Indexes, group_of: Indexes
+        self, texts: tuple[str, ...], groups: tuple[SpanGroup, ...], text_of: Indexes, group_of: Indexes
     ) -> SpanColumns:
         """Return these columns for other tables; the last element of `text_of` is -1, so that no text stays none."""
         named = {name: text_of[getattr(self, name)] for name in TEXTS}

@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from .columnar import INDEXES, KINDS, NOBODY, NONE, ROLES, WHOLES, Group, SpanColumns, Table
+from .columnar import INDEXES, KINDS, NOBODY, NONE, ROLES, WHOLES, SpanColumns, SpanGroup, Table
 from .span import Kind, RoleName, Span
 
 RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], int]
@@ -200,7 +200,7 @@ class _Rows:
     """Turns raw spans into rows of numbers: `WHOLES`, then `INDEXES`."""
 
     def __init__(self) -> None:
-        self.texts, self.groups = Table[str](), Table[Group]()
+        self.texts, self.groups = Table[str](), Table[SpanGroup]()
         self._none, self._nobody = self.texts[""], self.groups[NOBODY]
         self._places: dict[tuple[int, int], int] = {}  # a program has few, and finding a line is slow
         self._group_numbers: dict[int, int] = {}  # by identity: to hash a thousand ranks is slow
@@ -248,7 +248,7 @@ class _Rows:
     def _group(self, group: RawGroup) -> int:
         number = self._group_numbers.get(id(group))
         if number is None:
-            number = self.groups[Group(group, ()) if isinstance(group, str) else Group(*group)]
+            number = self.groups[SpanGroup(group, ()) if isinstance(group, str) else SpanGroup(*group)]
             self._group_numbers[id(group)] = number
         return number
 

@@ -15,7 +15,7 @@ from overlap.processes.identity import RendezvousConfig
 from overlap.processes.join import join_here
 from overlap.processes.member import Membership
 from overlap.processes.messages import FrameReader, Join, Message, Ping, Pong, encode
-from overlap.processes.silence import Patience
+from overlap.processes.silence import SilenceLimits
 from overlap.processes.sockets import Endpoint
 from transports.handshake import greet, welcome
 from transports.identity import Hello
@@ -24,7 +24,7 @@ SECRET = b"the secret of these tests"
 #: Nothing here waits on purpose; a test that reaches this hangs.
 TOO_LONG_S = 60.0
 #: A process of the test machine may be busy elsewhere for long; silence is not what most tests are about.
-UNSHAKEN = Patience(beat_s=0.2, suspect_s=60, silence_s=120)
+UNSHAKEN = SilenceLimits(beat_s=0.2, suspect_s=60, silence_s=120)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from overlap.processes.join import join
 from overlap.processes.link import ControlLink
 from overlap.processes.member import MemberLostError, Membership
 from overlap.processes.messages import MemberLost, Refused, Told
-from overlap.processes.silence import Patience, ProcessState, identity, state_of, watch
+from overlap.processes.silence import ProcessState, SilenceLimits, identity, state_of, watch
 from overlap.processes.thread import in_own_thread
 from tests.interpreters import Python
 
@@ -221,7 +221,7 @@ def test_a_world_that_does_not_come_together_says_so() -> None:
 
 def test_who_keeps_its_loop_busy_is_not_silent() -> None:
     """Each stops its own loop in turn, for longer than any member may be silent."""
-    patience = Patience(beat_s=0.02, suspect_s=0.4, silence_s=0.5)
+    patience = SilenceLimits(beat_s=0.02, suspect_s=0.4, silence_s=0.5)
 
     async def attend(company: Company, member: int) -> None:
         config = company.config(member, patience=patience)
@@ -328,7 +328,7 @@ def watched(
 
             async def watching() -> None:
                 name = company.config(3, ranks_each=2).name
-                await watch({3: link}, Patience(), report=lines.append, lose=lose, name=name)
+                await watch({3: link}, SilenceLimits(), report=lines.append, lose=lose, name=name)
 
             nursery.start_soon(watching)
             for _ in range(800):
@@ -416,7 +416,7 @@ def test_what_was_acknowledged_long_ago_is_no_answer() -> None:
 @pytest.mark.parametrize("process", ["another-host 7 7", ""])
 def test_patience_with_a_silent_process_of_another_host_ends(process: str) -> None:
     """One that has no name may be anything that answers; nobody waits longer for it."""
-    patience = Patience(beat_s=0.05, suspect_s=0.2, silence_s=0.4, answering_s=0.8)
+    patience = SilenceLimits(beat_s=0.05, suspect_s=0.2, silence_s=0.4, answering_s=0.8)
     reason = "no sign of life for 0.8 s; its host 127.0.0.1 answers" if process else "no sign of life for 0.4 s"
     seen: list[object] = []
 

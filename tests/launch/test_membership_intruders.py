@@ -37,7 +37,7 @@ from overlap.processes.messages import (
     encode,
     framed,
 )
-from overlap.processes.silence import Patience, watch
+from overlap.processes.silence import SilenceLimits, watch
 from transports.handshake import VERSION, welcome
 from transports.matching.protocol import BROKEN_PROTOCOL
 
@@ -302,7 +302,7 @@ def test_frames_of_a_member_gone_mad_never_do_more_than_lose_it() -> None:
 
 
 def test_silence_is_suspect_then_a_loss_and_the_silent_one_is_told() -> None:
-    patience = Patience(beat_s=0.05, suspect_s=0.2, silence_s=0.6)
+    patience = SilenceLimits(beat_s=0.05, suspect_s=0.2, silence_s=0.6)
     seen = {}
     reason = "no sign of life for 0.6 s"
 
@@ -310,7 +310,7 @@ def test_silence_is_suspect_then_a_loss_and_the_silent_one_is_told() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(company.attend, 0, hear, patience=patience))
             # a real member, whose beats are frequent; its own patience is long
-            quick = Patience(beat_s=0.01, suspect_s=60, silence_s=120)
+            quick = SilenceLimits(beat_s=0.01, suspect_s=60, silence_s=120)
             nursery.start_soon(partial(company.attend, 1, hear, patience=quick))
             puppet = await Puppet.enter(company, 2)
             await puppet.hear(Ready)
@@ -334,7 +334,7 @@ def test_a_silent_host_is_lost_too() -> None:
 
     async def main(company: Company) -> None:
         async with trio.open_nursery() as nursery:
-            patience = Patience(beat_s=0.05, suspect_s=0.2, silence_s=0.4)
+            patience = SilenceLimits(beat_s=0.05, suspect_s=0.2, silence_s=0.4)
             nursery.start_soon(partial(company.attend, 1, hear, patience=patience))
             puppet = await Puppet.receive(company)
             await puppet.answer()
@@ -358,7 +358,7 @@ def test_time_in_which_this_process_was_stopped_is_nobodys_silence() -> None:
         ours, theirs = memory_stream_pair()
         link = ControlLink(ours, limit_bytes=1000)
         async with trio.open_nursery() as nursery:
-            watching = partial(watch, {3: link}, Patience(), report=lines.append, lose=lambda m, _: lost.append(m))
+            watching = partial(watch, {3: link}, SilenceLimits(), report=lines.append, lose=lambda m, _: lost.append(m))
             nursery.start_soon(watching)
             await trio.testing.wait_all_tasks_blocked()
             clock.jump(1000)  # nothing ran; what the other said meanwhile waits to be read

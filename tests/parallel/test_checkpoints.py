@@ -17,7 +17,7 @@ import overlap
 from overlap import parallel
 from overlap.parallel.checkpoints.files import complete_steps
 from overlap.parallel.checkpoints.names import packed, unpacked, unsavable
-from overlap.parallel.checkpoints.pieces import Piece, divided
+from overlap.parallel.checkpoints.pieces import Shard, divided
 
 from .example_hooks import power_sgd, top_k
 from .programs import backward, forward, loss_gradient, samples, weights
@@ -605,7 +605,7 @@ def test_every_element_is_in_one_share(ranks):
     sizes = [5, 0, 1, 12]
     kinds = [np.float32, np.float64, np.int8, np.float16]
     pieces = [
-        Piece.whole(str(i), (n,), np.arange(n, dtype=kind))
+        Shard.whole(str(i), (n,), np.arange(n, dtype=kind))
         for i, (n, kind) in enumerate(zip(sizes, kinds, strict=True))
     ]
     shares = [divided(pieces, rank, ranks) for rank in range(ranks)]

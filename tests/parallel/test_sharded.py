@@ -229,7 +229,7 @@ def test_gathered_weights_are_freed_after_use(depth, clock, monkeypatch):
         """Gathered parameters, which count while a compute holds them."""
 
     def counted(bucket, whole):
-        gathered, rank = Whole(opened(bucket, whole)), bucket._wiring.rank
+        gathered, rank = Whole(opened(bucket, whole)), bucket._context.rank
         alive[rank] += whole.nbytes
         most[rank] = max(most[rank], alive[rank])
         weakref.finalize(gathered, alive.subtract, {rank: whole.nbytes})

@@ -25,7 +25,7 @@ def make(rank, params, **options):
 
 def recording(count, elements, *, forward_s, layer_s, latency_s, seconds_per_byte):
     names = [f"w{i}" for i in range(count)]
-    return tuning.Recording(
+    return tuning.StepRecording(
         sizes=dict.fromkeys(names, (elements, "float32")),
         forward_s=forward_s,
         backward_s=tuple((name, layer_s) for name in reversed(names)),

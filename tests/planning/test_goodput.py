@@ -6,9 +6,9 @@ from random import Random
 import pytest
 
 from overlap import UsageError
-from overlap.planning.goodput import Loss, Restarts, SurvivingJob, goodput
+from overlap.planning.goodput import Loss, RestartingJob, SurvivingJob, goodput
 
-RESTARTS = Restarts(between_s=72_000.0, write_s=60.0, restart_s=300.0)
+RESTARTS = RestartingJob(between_s=72_000.0, write_s=60.0, restart_s=300.0)
 LOSS = Loss(repeated_s=2.0, pause_s=1.0)
 
 
@@ -20,11 +20,11 @@ def test_young_and_daly_are_their_formulas():
     assert RESTARTS.young_s == math.sqrt(2 * 60 * 72_000)
     x = 60 / 144_000
     assert RESTARTS.daly_s == pytest.approx(RESTARTS.young_s * (1 + math.sqrt(x) / 3 + x / 9) - 60)
-    assert Restarts(between_s=3600.0, write_s=8000.0, restart_s=1.0).daly_s == 3600
+    assert RestartingJob(between_s=3600.0, write_s=8000.0, restart_s=1.0).daly_s == 3600
     assert RESTARTS.share(RESTARTS.daly_s) > RESTARTS.share(RESTARTS.daly_s / 2)
-    assert Restarts(between_s=1.0, write_s=60.0, restart_s=300.0).share(3600.0) == 0.0
+    assert RestartingJob(between_s=1.0, write_s=60.0, restart_s=300.0).share(3600.0) == 0.0
     with pytest.raises(UsageError, match=r"write_s: expected more than 0, got 0"):
-        Restarts(between_s=1.0, write_s=0, restart_s=1.0)
+        RestartingJob(between_s=1.0, write_s=0, restart_s=1.0)
 
 
 def drawn_s(count, means, seed=0):

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from overlap.survival.agreement import (
-    Membership,
-    Progress,
+    EpochWorld,
     State,
+    StepProgress,
     accepts,
     has_state,
     lost_members,
@@ -32,8 +32,8 @@ FOREVER = 10**9
 @dataclass
 class Member:
     number: int
-    world: Membership
-    progress: Progress = field(default_factory=Progress)
+    world: EpochWorld
+    progress: StepProgress = field(default_factory=StepProgress)
     weights: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     ready: tuple[int, tuple[int, ...]] | None = None  # the step that is prepared, not applied
     joined: bool = False  # in its present epoch
@@ -52,7 +52,7 @@ class Job:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.record = Membership(epoch=0, members=tuple(range(self.draw.randint(2, 5))), step=0)
+        self.record = EpochWorld(epoch=0, members=tuple(range(self.draw.randint(2, 5))), step=0)
         self.records = [self.record]
         self.size = len(self.record.members)
         self.members = {number: Member(number, self.record) for number in self.record.members}
@@ -236,7 +236,7 @@ class Job:
         if state is State.OUT or me.stateless:
             return
         if me.number in record.newcomers:
-            me.progress, me.weights, me.ready = Progress(record.step), [], None
+            me.progress, me.weights, me.ready = StepProgress(record.step), [], None
         else:
             me.progress = me.progress.following(record.step)
             self.apply(me)

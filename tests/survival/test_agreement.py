@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 
 from overlap.survival.agreement import (
-    Membership,
-    Progress,
+    EpochWorld,
     State,
+    StepProgress,
     accepts,
     has_state,
     is_minority,
@@ -79,61 +79,61 @@ def test_seeds_reach_every_outcome() -> None:
 
 
 def test_the_witness_accepts_one_proposal_of_an_epoch() -> None:
-    first = Membership(epoch=0, members=(0, 1), step=3)
-    left, right = (Membership(epoch=1, members=(member,), step=3, lost=(1 - member,)) for member in (0, 1))
+    first = EpochWorld(epoch=0, members=(0, 1), step=3)
+    left, right = (EpochWorld(epoch=1, members=(member,), step=3, lost=(1 - member,)) for member in (0, 1))
     assert accepts(first, left)
     assert not accepts(left, right)
-    assert not accepts(first, Membership(epoch=1, members=(), step=3, lost=(0, 1)))
-    assert not accepts(first, Membership(epoch=1, members=(0, 2), step=3, lost=(1,)))
+    assert not accepts(first, EpochWorld(epoch=1, members=(), step=3, lost=(0, 1)))
+    assert not accepts(first, EpochWorld(epoch=1, members=(0, 2), step=3, lost=(1,)))
 
 
 def test_the_witness_accepts_newcomers_that_were_never_lost() -> None:
-    record = Membership(epoch=1, members=(0, 2), step=3, newcomers=(2,), lost=(1,))
-    assert accepts(record, Membership(epoch=2, members=(0, 3), step=3, newcomers=(3,), lost=(1, 2)))
-    assert not accepts(record, Membership(epoch=2, members=(0, 3), step=3, newcomers=(3,), lost=(1,)))
-    assert not accepts(record, Membership(epoch=2, members=(0, 1), step=3, newcomers=(1,), lost=(1, 2)))
-    assert not accepts(record, Membership(epoch=2, members=(0, 2, 2), step=3, newcomers=(2,), lost=(1,)))
+    record = EpochWorld(epoch=1, members=(0, 2), step=3, newcomers=(2,), lost=(1,))
+    assert accepts(record, EpochWorld(epoch=2, members=(0, 3), step=3, newcomers=(3,), lost=(1, 2)))
+    assert not accepts(record, EpochWorld(epoch=2, members=(0, 3), step=3, newcomers=(3,), lost=(1,)))
+    assert not accepts(record, EpochWorld(epoch=2, members=(0, 1), step=3, newcomers=(1,), lost=(1, 2)))
+    assert not accepts(record, EpochWorld(epoch=2, members=(0, 2, 2), step=3, newcomers=(2,), lost=(1,)))
 
 
 def test_spares_fill_the_places_of_the_lost_by_number() -> None:
-    world = Membership(epoch=2, members=(0, 1, 4), step=5, newcomers=(4,), lost=(2, 3))
+    world = EpochWorld(epoch=2, members=(0, 1, 4), step=5, newcomers=(4,), lost=(2, 3))
     reports = {0: 6, 1: 5, 4: 5}
     more = proposal_of(world, reports, {0}, lacking={4}, spares={3, 4, 6, 5}, size=4)
-    assert more == Membership(epoch=3, members=(1, 4, 5, 6), step=5, newcomers=(4, 5, 6), lost=(2, 3, 0))
+    assert more == EpochWorld(epoch=3, members=(1, 4, 5, 6), step=5, newcomers=(4, 5, 6), lost=(2, 3, 0))
     alone = proposal_of(world, {4: 5}, {0, 1}, lacking={4}, size=3)
-    assert alone == Membership(epoch=3, members=(4,), step=5, newcomers=(4,), lost=(2, 3, 0, 1))
+    assert alone == EpochWorld(epoch=3, members=(4,), step=5, newcomers=(4,), lost=(2, 3, 0, 1))
 
 
 def test_a_newcomer_has_the_state_once_it_has_prepared_a_step() -> None:
-    world = Membership(epoch=1, members=(0, 2), step=5, newcomers=(2,), lost=(1,))
+    world = EpochWorld(epoch=1, members=(0, 2), step=5, newcomers=(2,), lost=(1,))
     assert not has_state(2, world, prepared=5)
     assert has_state(2, world, prepared=6)
     assert has_state(0, world, prepared=5)
 
 
 def test_a_spare_waits_until_a_world_takes_it() -> None:
-    first = Membership(epoch=0, members=(0, 1), step=0)
+    first = EpochWorld(epoch=0, members=(0, 1), step=0)
     assert state_of(2, None, first, reported=False) is State.WAITS
-    taken = Membership(epoch=1, members=(1, 2), step=4, newcomers=(2,), lost=(0,))
+    taken = EpochWorld(epoch=1, members=(1, 2), step=4, newcomers=(2,), lost=(0,))
     assert state_of(2, None, taken, reported=False) is State.JOINS
-    later = Membership(epoch=2, members=(1, 3), step=4, newcomers=(3,), lost=(0, 2))
+    later = EpochWorld(epoch=2, members=(1, 3), step=4, newcomers=(3,), lost=(0, 2))
     assert state_of(2, None, later, reported=False) is State.OUT
 
 
 def test_a_member_that_returns_after_a_long_stop_is_out() -> None:
-    old = Membership(epoch=0, members=(0, 1, 2), step=3)
-    record = Membership(epoch=2, members=(0, 2), step=9)
+    old = EpochWorld(epoch=0, members=(0, 1, 2), step=3)
+    record = EpochWorld(epoch=2, members=(0, 2), step=9)
     assert state_of(1, old, record, reported=True) is State.OUT
 
 
 def test_a_proposal_waits_for_the_reports_of_the_living() -> None:
-    world = Membership(epoch=4, members=(3, 1, 2), step=5)
+    world = EpochWorld(epoch=4, members=(3, 1, 2), step=5)
     assert proposal_of(world, {3: 5}, {2}) is None
-    assert proposal_of(world, {3: 5, 1: 6}, {2}) == Membership(epoch=5, members=(3, 1), step=6, lost=(2,))
+    assert proposal_of(world, {3: 5, 1: 6}, {2}) == EpochWorld(epoch=5, members=(3, 1), step=6, lost=(2,))
 
 
 def test_a_suspect_that_reports_is_not_lost() -> None:
-    world = Membership(epoch=0, members=(0, 1, 2, 3), step=0)
+    world = EpochWorld(epoch=0, members=(0, 1, 2, 3), step=0)
     limits = {"suspect_s": 1.0, "report_s": 60.0}
     lost = lost_members(world, dead={3}, suspects={1, 2}, reports={0, 1}, waited_s=1.0, **limits)
     assert lost == {2, 3}
@@ -142,7 +142,7 @@ def test_a_suspect_that_reports_is_not_lost() -> None:
 
 
 def test_progress_enforces_the_order_of_a_step() -> None:
-    progress = Progress(4)
+    progress = StepProgress(4)
     with pytest.raises(AssertionError, match="step 5 agreed, prepared is 4"):
         progress.agree(5)
     progress.prepare(5)
@@ -163,5 +163,5 @@ def test_progress_enforces_the_order_of_a_step() -> None:
     [({1, 2}, set(), False), ({1, 2, 3}, {1, 2}, True), ({1, 2, 3}, {1, 2, 3}, False), ({3}, set(), False)],
 )
 def test_less_than_half_waits_for_others_that_may_live(lost, ended, waits):
-    world = Membership(epoch=0, members=(0, 1, 2, 3), step=0)
+    world = EpochWorld(epoch=0, members=(0, 1, 2, 3), step=0)
     assert is_minority(world, lost=lost, ended=ended) is waits

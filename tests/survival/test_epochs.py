@@ -15,7 +15,7 @@ import trio.testing
 from overlap.errors import PeerLostError
 from overlap.processes.place import Place
 from overlap.survival import epochs, witness
-from overlap.survival.agreement import Progress, State
+from overlap.survival.agreement import State, StepProgress
 from overlap.survival.epochs import EpochClosedError, SurvivingRun
 from overlap.survival.witness import Witness
 
@@ -27,7 +27,7 @@ class Model:
     """Survivor whose weights are a list of (step, members of the mean)."""
 
     def __init__(self):
-        self.progress, self.weights, self.ready = Progress(), [], None
+        self.progress, self.weights, self.ready = StepProgress(), [], None
 
     def prepare(self, step, members):
         self.apply()

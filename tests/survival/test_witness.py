@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from overlap.survival import hosts
-from overlap.survival.agreement import Membership
+from overlap.survival.agreement import EpochWorld
 from overlap.survival.hosts import SharedWitness, WitnessError
 from overlap.survival.witness import Witness
 
@@ -25,7 +25,7 @@ def in_trio(test):
     return run
 
 
-WORLD = Membership(epoch=0, members=(0, 1), step=0)
+WORLD = EpochWorld(epoch=0, members=(0, 1), step=0)
 
 
 def test_a_member_is_never_seen_without_its_lock(tmp_path, monkeypatch):
@@ -51,7 +51,7 @@ def test_a_file_is_its_writers_though_the_answer_to_the_link_was_lost(tmp_path, 
         link(source, target)  # as a client of NFS that repeats its request
 
     monkeypatch.setattr(os, "link", answered_late)
-    assert witness.propose(Membership(epoch=1, members=(1,), step=0, lost=(0,)))
+    assert witness.propose(EpochWorld(epoch=1, members=(1,), step=0, lost=(0,)))
     monkeypatch.undo()
     assert not witness._create("epoch-1", {})
 

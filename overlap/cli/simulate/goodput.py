@@ -16,7 +16,7 @@ from ... import Faults
 from ...config import RunConfig
 from ...cost.select import plan
 from ...errors import OverlapError, UsageError
-from ...planning.goodput import Goodput, Loss, Restarts, SurvivingJob, goodput
+from ...planning.goodput import Goodput, Loss, RestartingJob, SurvivingJob, goodput
 from ...survival.virtual import AFTER, STATE
 from ...timeline.measure.metrics import windows_of
 from ...timeline.spans import Timeline
@@ -56,7 +56,7 @@ class MeasuredGoodput:
 
     goodput: Goodput
     job: SurvivingJob
-    restarts: Restarts
+    restarts: RestartingJob
     unit: str  # Part of the job that a loss takes
     steps_s: Mapping[int, float]  # Time of a step, by the number of units
     repeated_steps: tuple[int, ...]  # Number, by measured loss
@@ -143,7 +143,7 @@ def measured_goodput(program: Program, setting: Mapping[str, Any], args: argpars
     return MeasuredGoodput(
         goodput=goodput(job, args.duration, seed=setting.get("seed", 0)),
         job=job,
-        restarts=Restarts(between_s=args.mtbf, write_s=args.checkpoint, restart_s=args.restart),
+        restarts=RestartingJob(between_s=args.mtbf, write_s=args.checkpoint, restart_s=args.restart),
         unit=measurement.unit,
         steps_s=measurement.steps_s,
         repeated_steps=repeated,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...timeline.measure.critical_path import Link
+from ...timeline.measure.critical_path import PathLink
 from ...timeline.measure.operations import Operations
 from ...timeline.replay.prediction import AWAITS_LATER, Prediction
 from ...timeline.spans import ENDED
@@ -71,7 +71,7 @@ def stragglers_table(
     return lines + ([f"and {rest} others, for whom ranks waited less, or not at all"] if rest > 0 else [])
 
 
-def critical_path_table(path: Sequence[Link], *, width: int, rows_at_most: int = 12) -> list[str]:
+def critical_path_table(path: Sequence[PathLink], *, width: int, rows_at_most: int = 12) -> list[str]:
     """Return the table of the parts of the critical path, the longest first."""
     parts: dict[tuple[int, str], tuple[int, int]] = {}
     for link in path:

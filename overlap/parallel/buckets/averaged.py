@@ -10,7 +10,7 @@ from ...runtime.future import Future
 from ...runtime.stream import Stream
 from ...timeline.span import RoleName
 from ..parameters import Parameters
-from .bucket import Bucket, Wiring, scaled
+from .bucket import Bucket, BucketContext, scaled
 from .gradients import blame
 from .plan import BUCKET_BYTES, BucketPlan
 
@@ -27,7 +27,7 @@ class Averaged(Bucket):
     are packed after the update of the step before, which has waited for the mean in the buffer.
 
     Args:
-        wiring: The parts that all buckets of the model use.
+        context: The parts that all buckets of the model use.
         plan: Its gradients.
         priority: Priority of its operations.
         stream: Stream of its operations.
@@ -42,7 +42,7 @@ class Averaged(Bucket):
 
     def __init__(
         self,
-        wiring: Wiring,
+        context: BucketContext,
         plan: BucketPlan,
         *,
         priority: int,
@@ -50,8 +50,8 @@ class Averaged(Bucket):
         parameters: Parameters,
         comes_last: bool = False,
     ) -> None:
-        self._flat: Array = wiring.rank.empty(plan.size, plan.dtype, common=True)
-        super().__init__(wiring, plan, priority=priority, buffer=self._flat)
+        self._flat: Array = context.rank.empty(plan.size, plan.dtype, common=True)
+        super().__init__(context, plan, priority=priority, buffer=self._flat)
         self.arrived: list[Future[Array]] = []
         self.applied: dict[int, int] = {}
         self._stream, self._parameters, self._runs = stream, parameters, parameters.runs(plan)
@@ -59,8 +59,8 @@ class Averaged(Bucket):
         cut = comes_last and self._alone and self._group.size > 1
         self.parts: list[slice] = _parts(plan) if cut else [slice(0, plan.size)]
         # A look at the mean is free, as the update reads it anyway; if it fails, threads of all ranks ask each other.
-        self._looks_late = self._alone and wiring.rank.clock == "real"
-        self._asking = self._group.on(wiring.rank.stream(f"blame of {self._group.name}"))
+        self._looks_late = self._alone and context.rank.clock == "real"
+        self._asking = self._group.on(context.rank.stream(f"blame of {self._group.name}"))
         self._mine: Array | None = None  # this rank's gradient, if it has not been looked at
 
     def send(self, step: int) -> None:
@@ -102,7 +102,7 @@ class Averaged(Bucket):
             super()._look(flat, step)
 
     def _apply(self, step: int, part: slice, reduced: Array, *factors: float | None) -> dict[str, Array]:
-        if not self._wiring.real:
+        if not self._context.real:
             return self._parameters.views
         if not self.apply(step, part, reduced, *factors):
             [(name, view)] = self.views.items()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class BucketContext:
     """The parts of a model that all its buckets use."""
 
     rank: Rank  # This rank
@@ -38,7 +38,7 @@ class Bucket:
     """A bucket of one model on one rank: planned once, sent in each step.
 
     Args:
-        wiring: The parts that all buckets of the model use.
+        context: The parts that all buckets of the model use.
         plan: Its gradients.
         priority: Priority of its operations; lower is more urgent.
         buffer: Memory where gradients lie side by side from step to step; None packs them into new memory each time.
@@ -59,7 +59,7 @@ class Bucket:
 
     def __init__(
         self,
-        wiring: Wiring,
+        context: BucketContext,
         plan: BucketPlan,
         *,
         priority: int,
@@ -71,14 +71,14 @@ class Bucket:
         self._places: dict[str, Place] = {}
         self.views: dict[str, Array] = {} if buffer is None else plan.views(buffer)
         self.hooked: Hooked | None = None
-        if wiring.hook is not None:
-            self.hooked = Hooked(wiring.hook, wiring.rank, wiring.group, plan, priority=priority, counts=counts)
-        self._wiring, self._group, self._work = wiring, wiring.group, wiring.work
+        if context.hook is not None:
+            self.hooked = Hooked(context.hook, context.rank, context.group, plan, priority=priority, counts=counts)
+        self._context, self._group, self._work = context, context.group, context.work
         self._priority, self._buffer = priority, buffer
-        self._alone = len(plan.slots) == 1 and wiring.hook is None  # then the gradient need not be copied
+        self._alone = len(plan.slots) == 1 and context.hook is None  # then the gradient need not be copied
         self._added: set[str] = set()  # of which the buffer holds gradients that have not been sent
-        nothing = wiring.rank.empty(plan.size, plan.dtype) if buffer is None and not wiring.real else buffer
-        self._nothing = None if wiring.real else nothing
+        nothing = context.rank.empty(plan.size, plan.dtype) if buffer is None and not context.real else buffer
+        self._nothing = None if context.real else nothing
 
     @property
     def full(self) -> bool:
@@ -102,7 +102,7 @@ class Bucket:
     def _add(self, name: str, added: bool, step: int, place: Place | None, _: object, gradient: Array) -> None:
         view = self.views[name]
         check_gradient(name, gradient, view.shape, view.dtype, step, place)
-        if self._wiring.real:
+        if self._context.real:
             _fill(view, gradient, add=added)
 
     def _pack(self, step: int, after: object, form: Callable[[Array], object]) -> Future[Any]:
@@ -133,7 +133,7 @@ class Bucket:
         return collective(
             packed,
             op="mean",
-            exact=self._wiring.exact,
+            exact=self._context.exact,
             priority=self._priority,
             name=RoleName(f"{name} {self.plan.index}", "bucket"),
             call_site=self.place,
@@ -187,7 +187,7 @@ class Bucket:
     def _look(self, flat: Array, step: int) -> None:
         """Refuse gradients that are not finite."""
         if not is_finite(flat):
-            raise not_finite(self.plan.views(flat), rank=self._wiring.rank.rank, step=step, place=self.place)
+            raise not_finite(self.plan.views(flat), rank=self._context.rank.rank, step=step, place=self.place)
 
 
 def scaled(gradient: Array, factors: Iterable[float | None]) -> Array:

@@ -23,7 +23,7 @@ from ..strategy import Ahead, Strategy
 from ..tree import Params, Place
 from ..work import users_frame
 from .agreement import agreement
-from .bucket import Bucket, Wiring, scaled
+from .bucket import Bucket, BucketContext, scaled
 from .gradients import Part, clip_factor, square_sums
 from .queue import BucketQueue
 
@@ -56,7 +56,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         super().__init__(rank, params, group, settings.ahead)
         self._settings = settings
         self._real = rank.empty(1).flags.writeable  # else the world has no data
-        self._wiring = Wiring(
+        self._context = BucketContext(
             rank=rank, group=self.group, hook=settings.hook, exact=settings.exact, work=self._work, real=self._real
         )
         self._copies = self._copies_of(settings)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...runtime.future import Future
 from ...timeline.span import RoleName
-from ..checkpoints.pieces import Piece, state_name
+from ..checkpoints.pieces import Shard, state_name
 from ..optimizers import Optimizer
 from ..parameters import Stage
 from ..work import users_frame
-from .bucket import Bucket, Wiring, scaled
+from .bucket import Bucket, BucketContext, scaled
 from .plan import BucketPlan, Slot
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Scattered(Bucket):
     arrays that it was given, long before it uses them.
 
     Args:
-        wiring: The parts that all buckets of the model use.
+        context: The parts that all buckets of the model use.
         plan: Its gradients.
         priority: Of its operations.
         stage: Of ZeRO.
@@ -52,7 +52,7 @@ class Scattered(Bucket):
 
     def __init__(
         self,
-        wiring: Wiring,
+        context: BucketContext,
         plan: BucketPlan,
         *,
         priority: int,
@@ -60,18 +60,18 @@ class Scattered(Bucket):
         optimizer: Optimizer,
         shared: bool,
     ) -> None:
-        rank, group = wiring.rank, wiring.group
+        rank, group = context.rank, context.group
         counts = shares(plan.size, group.size)
         buffer = rank.empty(plan.size, plan.dtype) if stage == 1 else None
-        super().__init__(wiring, plan, priority=priority, buffer=buffer, counts=counts)
+        super().__init__(context, plan, priority=priority, buffer=buffer, counts=counts)
         size, stop = counts[group.rank], list(accumulate(counts))[group.rank]
         self.mine: slice = slice(stop - size, stop)
         self.whole: Array | None = rank.empty(plan.size, plan.dtype) if stage < 3 else None
         self.param: Array = rank.empty(size, plan.dtype) if self.whole is None else self.whole[self.mine]
         self.grad: Array = rank.empty(size, plan.dtype) if buffer is None else buffer
-        kept = optimizer.fresh(size if wiring.real else 0, plan.dtype)
+        kept = optimizer.fresh(size if context.real else 0, plan.dtype)
         self.state: dict[str, Array] = (
-            kept if wiring.real else {key: rank.empty(size, each.dtype) for key, each in kept.items()}
+            kept if context.real else {key: rank.empty(size, each.dtype) for key, each in kept.items()}
         )
         self.reduced: Future[Array] | None = None
         self.updated: Future[Array]
@@ -97,7 +97,7 @@ class Scattered(Bucket):
 
     def begin_empty(self) -> None:
         """Wait for parameters and state that are written into place."""
-        self.updated = self._wiring.rank.compute(
+        self.updated = self._context.rank.compute(
             lambda: self.newest, name=RoleName("first weights", "library"), stream="optimizer", seconds=0.0
         )
 
@@ -113,7 +113,7 @@ class Scattered(Bucket):
     async def gather_whole(self) -> None:
         """Gather all parameters from their parts, in stages 1 and 2."""
         assert self.whole is not None
-        out = self.whole[:] if self._wiring.real else None
+        out = self.whole[:] if self._context.real else None
         name = RoleName(f"gather bucket {self.plan.index}", "bucket")
         await self._group.all_gather(self.param[:], out=out, counts=self._counts, stream=self._gathers, name=name)
 
@@ -139,7 +139,7 @@ class Scattered(Bucket):
                 collect, part, name=RoleName("add", "library"), moved_bytes=moved_bytes, stream="optimizer"
             )
         else:
-            keeps_part = self._buffer is None and self._wiring.real
+            keeps_part = self._buffer is None and self._context.real
             self.reduced = self._scatter(step, packed, self.grad[:] if keeps_part else None)
 
     def _scatter(self, step: int, packed: Future[Array], out: Array | None) -> Future[Array]:
@@ -170,7 +170,7 @@ class Scattered(Bucket):
         """
         part = self.updated
         if when:
-            run = self._wiring.rank.compute(lambda: self.param[:], name=RoleName("room", "library"), seconds=0.0)
+            run = self._context.rank.compute(lambda: self.param[:], name=RoleName("room", "library"), seconds=0.0)
             part = run if part.done else self._in_room(_last, run, part)
         return self._gather(part)
 
@@ -183,14 +183,14 @@ class Scattered(Bucket):
         return self._in_room(_nothing, whole)
 
     def _in_room(self, fn: Any, *args: object) -> Future[Any]:
-        return self._wiring.rank.compute(fn, *args, name=RoleName("room", "library"), stream="room", seconds=0.0)
+        return self._context.rank.compute(fn, *args, name=RoleName("room", "library"), stream="room", seconds=0.0)
 
     def _gather(self, part: Future[Array]) -> Future[Array]:
         if self._group.size == 1:
             return part
         return self._group.all_gather(
             part,
-            out=None if self.whole is None or not self._wiring.real else self.whole[:],
+            out=None if self.whole is None or not self._context.real else self.whole[:],
             counts=self._counts,
             shared=self._shared,
             priority=self._priority,
@@ -201,7 +201,7 @@ class Scattered(Bucket):
 
     def opened(self, whole: Future[Array]) -> Future[dict[str, Array]]:
         """Return the parameters by name, once they are there and all that was issued before has run."""
-        return self._wiring.rank.compute(
+        return self._context.rank.compute(
             self._open, whole, name=RoleName("open", "library"), seconds=0.0, call_site=users_frame()
         )
 
@@ -210,13 +210,13 @@ class Scattered(Bucket):
     def fill(self, flat: Array) -> Array:
         """Copy all parameters, or this rank's part of them, into place."""
         target, source = (self.param[:], flat[self.mine]) if self.whole is None else (self.whole[:], flat)
-        if self._wiring.real:
+        if self._context.real:
             target[:] = source
         return target
 
     def _collect(self, added: bool, part: Array) -> Array:
         """Keep the mean gradient of this rank's part, or add it to the kept one."""
-        if not self._wiring.real:
+        if not self._context.real:
             return self.grad
         kept = self.grad[:]
         if added:
@@ -226,7 +226,7 @@ class Scattered(Bucket):
         return kept
 
     def _update(self, step: int, gradient: Array, factors: Sequence[float | None], *_: Array) -> Array:
-        if self._wiring.real and self.param.size:
+        if self._context.real and self.param.size:
             self._optimizer.update(self.param[:], scaled(gradient, factors), self.state, step)
         return self.param[:]
 
@@ -249,29 +249,29 @@ class Scattered(Bucket):
         shared = [(slot.name, *self._overlap(slot)) for slot in self.plan.slots]
         return [(name, slice(start - begin, stop - begin)) for name, start, stop in shared if start < stop]
 
-    def pieces(self, *, whole: bool) -> list[Piece]:
+    def pieces(self, *, whole: bool) -> list[Shard]:
         """Return this rank's part of the parameters and of the optimizer's state, as they lie in memory.
 
         Args:
             whole: Return all parameters that are kept here, other ranks' parts included.
         """
-        pieces: list[Piece] = []
+        pieces: list[Shard] = []
         for slot in self.plan.slots:
             if whole and self.whole is not None:
-                pieces.append(Piece.whole(slot.name, slot.shape, self.whole[slot.start : slot.stop]))
+                pieces.append(Shard.whole(slot.name, slot.shape, self.whole[slot.start : slot.stop]))
             else:
                 pieces += self._mine(slot, slot.name, self.param)
             for key, kept in self.state.items():
                 pieces += self._mine(slot, state_name(key, slot.name), kept)
         return pieces
 
-    def _mine(self, slot: Slot, name: str, part: Array) -> list[Piece]:
+    def _mine(self, slot: Slot, name: str, part: Array) -> list[Shard]:
         """Return the piece of a parameter in this rank's part of its weights or state; none if there is nothing."""
         start, stop = self._overlap(slot)
         if start >= stop:
             return []
         data = part[start - self.mine.start : stop - self.mine.start]
-        return [Piece(tensor=name, shape=slot.shape, start=start - slot.start, stop=stop - slot.start, data=data)]
+        return [Shard(tensor=name, shape=slot.shape, start=start - slot.start, stop=stop - slot.start, data=data)]
 
     def _overlap(self, slot: Slot) -> tuple[int, int]:
         return max(slot.start, self.mine.start), min(slot.stop, self.mine.stop)

@@ -28,7 +28,7 @@ from ..settings import check_is_rank, group_of
 from ..work import users_frame
 from .files import DamagedError, check_types, complete_steps, folder_of, read_manifest
 from .names import Naming, Own, difference
-from .pieces import Cut, Piece, Tensors, copied
+from .pieces import Cut, Shard, Tensors, copied
 from .reader import Reader
 from .writer import commit, merge, write_part
 
@@ -53,10 +53,10 @@ class Checkpointed(Protocol):
     def tensors(self) -> Tensors:
         """Return dtype and shape of all that all ranks have together, by name."""
 
-    def kept(self) -> Sequence[Piece]:
+    def kept(self) -> Sequence[Shard]:
         """Return the pieces that this rank saves: each element is one rank's."""
 
-    def wanted(self) -> Sequence[Piece]:
+    def wanted(self) -> Sequence[Shard]:
         """Return the pieces that this rank needs to go on, in the model's own memory."""
 
     def notes(self) -> Mapping[str, object]:
@@ -199,10 +199,10 @@ class Checkpoints:
     def _own_prefix(self) -> str:
         return f"{self._naming.prefix}{_OWN}{self._group.rank}:"
 
-    def _own(self, model: Checkpointed) -> list[Piece]:
+    def _own(self, model: Checkpointed) -> list[Shard]:
         own = model.own()
         check_types({name: (array.dtype.name, array.shape) for name, array in own.items()})
-        return [Piece.whole(f"{self._own_prefix}{name}", array.shape, array.reshape(-1)) for name, array in own.items()]
+        return [Shard.whole(f"{self._own_prefix}{name}", array.shape, array.reshape(-1)) for name, array in own.items()]
 
     async def finish(self) -> None:
         """Wait until the checkpoint under way is complete, on the disk.
@@ -266,7 +266,7 @@ class Checkpoints:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def _write(
-        self, place: Place, step: int, pieces: Sequence[Piece], notes: Mapping[str, object], extra: Mapping[str, object]
+        self, place: Place, step: int, pieces: Sequence[Shard], notes: Mapping[str, object], extra: Mapping[str, object]
     ) -> None:
         try:
             await self._write_parts(place, step, pieces, notes, extra)
@@ -276,7 +276,7 @@ class Checkpoints:
             raise told from None
 
     async def _write_parts(
-        self, place: Place, step: int, pieces: Sequence[Piece], notes: Mapping[str, object], extra: Mapping[str, object]
+        self, place: Place, step: int, pieces: Sequence[Shard], notes: Mapping[str, object], extra: Mapping[str, object]
     ) -> None:
         group = self._group
         if not self._rank.state.real:
@@ -357,7 +357,7 @@ class Checkpoints:
         if wrong:
             raise UsageError(f"model: {folder} is of another model: {wrong}")
 
-    def _read(self, reader: Reader, wanted: Sequence[Piece]) -> Own:
+    def _read(self, reader: Reader, wanted: Sequence[Shard]) -> Own:
         """Read the wanted pieces into the model's memory; return the arrays that this rank alone had."""
         for piece in wanted:
             reader.fill(self._naming.placed(piece))

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from ...errors import UsageError
-from .pieces import Cut, Piece, Tensors, of_weight, renamed
+from .pieces import Cut, Shard, Tensors, of_weight, renamed
 
 if TYPE_CHECKING:
     from ..tree import Array
@@ -66,7 +66,7 @@ class Naming:
         found = (self._cuts or {}).get(of_weight(tensor))
         return Cut(tensor) if found is None else replace(found, name=renamed(tensor, found.name))
 
-    def placed(self, piece: Piece) -> Piece:
+    def placed(self, piece: Shard) -> Shard:
         """Return a piece of the model under the name that it has in a checkpoint."""
         cut = self.cut_of(piece.tensor)
         return replace(piece, tensor=self.prefix + cut.name, cut=cut if cut.of > 1 else None)

@@ -20,7 +20,7 @@ Tensors: TypeAlias = "Mapping[str, tuple[str, Sequence[int]]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Shard:
     """Elements `start` to `stop` of a tensor, flat."""
 
     tensor: str  # Its name: that of a weight, or "optimizer:KEY:WEIGHT"
@@ -42,11 +42,11 @@ class Piece:
         return self.data.dtype
 
     @classmethod
-    def whole(cls, tensor: str, shape: tuple[int, ...], data: Array) -> Piece:
+    def whole(cls, tensor: str, shape: tuple[int, ...], data: Array) -> Shard:
         """Return all of a tensor."""
         return cls(tensor=tensor, shape=shape, start=0, stop=prod(shape), data=data)
 
-    def between(self, start: int, stop: int) -> Piece:
+    def between(self, start: int, stop: int) -> Shard:
         """Return the elements of it that are from `start` on and before `stop`, counted in the tensor; maybe none."""
         first = min(max(start, self.start), self.stop)
         last = max(first, min(stop, self.stop))
@@ -68,7 +68,7 @@ def renamed(tensor: str, weight: str) -> str:
     return state_name(tensor.split(":", 2)[1], weight) if tensor.startswith("optimizer:") else weight
 
 
-def divided(pieces: Sequence[Piece], rank: int, ranks: int) -> list[Piece]:
+def divided(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
     """Return a rank's share, in bytes, of pieces that all ranks have alike: every element is one rank's."""
     sizes = [piece.data.nbytes for piece in pieces]
     total, found = sum(sizes), []
@@ -81,7 +81,7 @@ def divided(pieces: Sequence[Piece], rank: int, ranks: int) -> list[Piece]:
     return found
 
 
-def copied(pieces: Iterable[Piece]) -> list[Piece]:
+def copied(pieces: Iterable[Shard]) -> list[Shard]:
     """Return pieces with memory of their own."""
     return [replace(piece, data=piece.data.copy()) for piece in pieces]
 

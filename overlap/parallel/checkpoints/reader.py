@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .files import DTYPES, DamagedError, checksum, header_of
-from .pieces import Cut, Piece
+from .pieces import Cut, Shard
 
 if TYPE_CHECKING:
     from ..tree import Array
@@ -83,7 +83,7 @@ class Reader:
             if at < size:
                 raise DamagedError(f"{self._folder}: {size - at} elements of {name!r} are in no file")
 
-    def fill(self, piece: Piece) -> None:
+    def fill(self, piece: Shard) -> None:
         """Read the elements of a piece into its memory, through the whole tensor if it was saved in other blocks.
 
         Raises:
@@ -107,7 +107,7 @@ class Reader:
         whole = np.empty(shape, _dtype(dtype))
         blocks = self._blocks.get(name)
         if blocks is None:
-            self._fill(name, Piece.whole(name, tuple(shape), whole.reshape(-1)))
+            self._fill(name, Shard.whole(name, tuple(shape), whole.reshape(-1)))
             return whole
         if {cut.index for cut in blocks.values()} != set(range(next(iter(blocks.values())).of)):
             raise DamagedError(f"{self._folder}: blocks of {name!r} are in no file")
@@ -118,10 +118,10 @@ class Reader:
     def _block(self, key: str) -> Array:
         dtype, shape = self._stored[key]
         block = np.empty(shape, _dtype(dtype))
-        self._fill(key, Piece.whole(key, tuple(shape), block.reshape(-1)))
+        self._fill(key, Shard.whole(key, tuple(shape), block.reshape(-1)))
         return block
 
-    def _fill(self, key: str, piece: Piece) -> None:
+    def _fill(self, key: str, piece: Shard) -> None:
         """Read a piece of a stored tensor; elements that several ranks have saved are read once."""
         at = piece.start
         for start, stop, name, entry in sorted(self._found.get(key, [])):

@@ -15,14 +15,14 @@ import numpy as np
 
 from ...errors import UsageError
 from .files import FORMAT, MANIFEST, WHOLE, checksum, complete_steps, folder_of, header_of, sealed
-from .pieces import Piece
+from .pieces import Shard
 from .reader import Reader
 
 if TYPE_CHECKING:
     from ..tree import Array
 
 
-def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Piece], notes: Mapping[str, object]) -> None:
+def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Shard], notes: Mapping[str, object]) -> None:
     """Write a rank's pieces; when this returns, they are on the disk.
 
     Args:

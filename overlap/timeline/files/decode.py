@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from ..columnar import KINDS, NONE, ROLES, Group, SpanColumns, Table
+from ..columnar import KINDS, NONE, ROLES, SpanColumns, SpanGroup, Table
 from ..ranklist import unlisted
 from ..span import Role
 from ..spans import LEFT_OUT, Timeline
@@ -120,13 +120,13 @@ def _columns_of(events: Sequence[_Event]) -> SpanColumns:
     for name in ("lane", "algorithm", "dtype", "call_site"):
         numbers[name] = [texts[getattr(fields, name) or ""] for fields in args]
     columns = {name: np.array(column, np.int64) for name, column in numbers.items()}
-    known_groups = Table[Group]()  # one group may be listed in several ways
+    known_groups = Table[SpanGroup]()  # one group may be listed in several ways
     columns["group"] = np.array([known_groups[_group(*group)] for group in groups])[columns["group"]]
     return SpanColumns.of_named(columns, texts, known_groups)
 
 
-def _group(name: str, ranks: str | UnsetType, tag: int) -> Group:
-    return Group(name, () if ranks is UNSET else unlisted(ranks), tag)
+def _group(name: str, ranks: str | UnsetType, tag: int) -> SpanGroup:
+    return SpanGroup(name, () if ranks is UNSET else unlisted(ranks), tag)
 
 
 def _check(events: Sequence[_Event], operations: Sequence[_Args]) -> None:

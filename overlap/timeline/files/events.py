@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..columnar import INDEXES, KINDS, NONE, ROLES, WHOLES, Group, SpanColumns
+from ..columnar import INDEXES, KINDS, NONE, ROLES, WHOLES, SpanColumns, SpanGroup
 from ..ranklist import listed
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -169,7 +169,7 @@ def _plain_slice(category: str, at_ns: int, length_us: float, rank: int, tid: in
 
 
 @lru_cache(maxsize=1024)
-def _group(group: Group) -> tuple[str, str]:
+def _group(group: SpanGroup) -> tuple[str, str]:
     """Return the size of a group, and its name and ranks."""
     name, ranks, _ = group
     size = f'"Group size":{len(ranks)},' if ranks else ""

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError
-from ..columnar import KINDS, NOBODY, NONE, Group, SpanColumns, Table
+from ..columnar import KINDS, NOBODY, NONE, SpanColumns, SpanGroup, Table
 from ..spans import CUT, LEFT_OUT, ORIGIN, Timeline
 from ..why.windows import messages_of, notes_of, outermost, windows_of, work_of
-from .profile import Profile
+from .profile import RankProfile
 
 PROFILER = "PyTorch profiler"
 """Origin of the timelines that are made here."""
 
 
-def timeline_of(profile: Profile) -> Timeline:
+def timeline_of(profile: RankProfile) -> Timeline:
     """Return the timeline of a profile, one rank of its run.
 
     Raises:
@@ -36,7 +36,7 @@ def timeline_of(profile: Profile) -> Timeline:
     steps = {step: window for step, window in windows_of(profile, work).items() if step is not None}
     rows = np.concatenate([compute, work.copies, work.comm])
     count, operations = len(rows) + len(steps), slice(len(rows) - len(work.comm), len(rows))
-    texts, groups = Table[str]({name: number for number, name in enumerate(profile.names)}), Table[Group]()
+    texts, groups = Table[str]({name: number for number, name in enumerate(profile.names)}), Table[SpanGroup]()
     columns: dict[str, Any] = {
         name: np.zeros(count, np.int64) for name in ("met_ns", "seq", "nbytes", "priority", "role")
     }
@@ -64,7 +64,7 @@ def timeline_of(profile: Profile) -> Timeline:
         columns[name][operations] = [getattr(message, name) for message in messages]
     world = tuple(range(profile.world_size))
     columns["group"][operations] = [
-        groups[Group(message.group or "world", message.ranks or world * (message.group_size in (0, len(world))))]
+        groups[SpanGroup(message.group or "world", message.ranks or world * (message.group_size in (0, len(world))))]
         for message in messages
     ]
     for name in ("issued_ns", "met_ns"):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...collectives.kinds import Collective
 from ...errors import UsageError
-from ..columnar import Group, SpanColumns, Table, runs
+from ..columnar import SpanColumns, SpanGroup, Table, runs
 from ..spans import CUT, STARVED, Timeline
 from .parts import Header, Part
 
@@ -85,7 +85,7 @@ class _Meetings:
     """Finds when the last rank came to each collective of which all ranks are known."""
 
     def __init__(self) -> None:
-        self._kinds = Table[tuple[Group, str, str]]()  # group, stream and operation
+        self._kinds = Table[tuple[SpanGroup, str, str]]()  # group, stream and operation
         self._noted: list[NDArray[np.int64]] = []  # (3, operations): kind, number and start
         self._of: list[NDArray[np.intp]] = []  # the meeting of each operation, once all are noted
         self._last_ns: NDArray[np.int64] = np.zeros(0, np.int64)

@@ -30,7 +30,7 @@ import numpy as np
 import xxhash
 
 from ...errors import UsageError
-from ..columnar import INDEXES, KINDS, ROLES, TEXTS, WHOLES, Group, SpanColumns
+from ..columnar import INDEXES, KINDS, ROLES, TEXTS, WHOLES, SpanColumns, SpanGroup
 from ..span import Clock
 from ..spans import Timeline
 
@@ -265,7 +265,7 @@ def _inflated(packed: bytes) -> bytes:
 class _BlockHeader(msgspec.Struct):
     count: int
     texts: list[str]
-    groups: list[Group]
+    groups: list[SpanGroup]
 
 
 def _columns(rank: int, data: bytes) -> SpanColumns:

@@ -51,7 +51,7 @@ Wholes = NDArray[np.int64]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
-class _Args(msgspec.Struct, gc=False):
+class _ProfilerArgs(msgspec.Struct, gc=False):
     correlation: _Int64 | None = -1
     sequence: _Int64 | None = msgspec.field(default=-1, name="Sequence number")
     op: str | None = msgspec.field(default=None, name="Collective name")
@@ -66,7 +66,7 @@ class _Args(msgspec.Struct, gc=False):
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
 
 
-class _Event(msgspec.Struct, gc=False):
+class _ProfilerEvent(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str = ""
     name: str = ""
@@ -74,15 +74,15 @@ class _Event(msgspec.Struct, gc=False):
     tid: int | str | float | None = None
     ts: float = 0.0
     dur: float = 0.0
-    args: _Args | None = None
+    args: _ProfilerArgs | None = None
 
 
-_decode = msgspec.json.Decoder(list[_Event]).decode
-_decode_one = msgspec.json.Decoder(_Event).decode
+_decode = msgspec.json.Decoder(list[_ProfilerEvent]).decode
+_decode_one = msgspec.json.Decoder(_ProfilerEvent).decode
 
 
 @dataclass(slots=True, kw_only=True)
-class Profile:
+class RankProfile:
     """Events of one rank, sorted by start; times are nanoseconds since `base_ns`, rows are events."""
 
     path: str
@@ -166,7 +166,7 @@ class _Columns:
     backwards: int = 0
     unreadable: int = 0
 
-    def add(self, events: list[_Event]) -> None:
+    def add(self, events: list[_ProfilerEvent]) -> None:
         """Append the complete events of known kinds."""
         kind_of = _KINDS.get
         kind = np.array([kind_of(event.cat, -1) if event.ph == "X" else -1 for event in events], np.int8)
@@ -204,7 +204,7 @@ class _Columns:
         self.count += len(chosen)
 
 
-_NO_ARGS = _Args()
+_NO_ARGS = _ProfilerArgs()
 
 
 def _numbers(found: list[int | None]) -> Wholes:
@@ -214,7 +214,7 @@ def _numbers(found: list[int | None]) -> Wholes:
         return np.array([-1 if number is None else number for number in found], np.int64)
 
 
-def _message(name: str, args: _Args) -> Message:
+def _message(name: str, args: _ProfilerArgs) -> Message:
     ranks = args.ranks if isinstance(args.ranks, list) else re.findall(r"\d+", args.ranks or "")
     fields: dict[str, Any] = {"In msg nelems": args.in_count, "Out msg nelems": args.out_count, "dtype": args.dtype}
     if args.dims and args.types:
@@ -230,7 +230,7 @@ def _message(name: str, args: _Args) -> Message:
     )
 
 
-def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> Profile:
+def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> RankProfile:
     """Read a file of PyTorch's profiler, packed or not; memory holds its columns and one piece of its text.
 
     Args:
@@ -272,7 +272,7 @@ class _Text:
         return bool(piece)
 
 
-def _read(path: str, file: BinaryIO, progress: Callable[[int], None]) -> Profile:
+def _read(path: str, file: BinaryIO, progress: Callable[[int], None]) -> RankProfile:
     text, columns = _Text(file), _Columns()
     match = None
     while match is None and text.more():
@@ -340,7 +340,7 @@ def _decoded_piece(data: bytes, columns: _Columns) -> int:
 def _decoded_singly(data: bytes, columns: _Columns) -> tuple[int, bool]:
     """Decode event by event; return the bytes that are used, and whether the list ended there."""
     text, begin, decoder = data.decode("utf-8", "surrogateescape"), 0, json.JSONDecoder()
-    events: list[_Event] = []
+    events: list[_ProfilerEvent] = []
     closed = False
     while True:
         match = _BETWEEN.match(text, begin)
@@ -359,7 +359,7 @@ def _decoded_singly(data: bytes, columns: _Columns) -> tuple[int, bool]:
     return len(text[:begin].encode("utf-8", "surrogateescape")), closed
 
 
-def _lenient(item: object) -> _Event | None:
+def _lenient(item: object) -> _ProfilerEvent | None:
     """Return an event as far as its fields are readable; None if it is no event."""
     if not isinstance(item, Mapping):
         return None
@@ -380,7 +380,7 @@ def _with_whole_characters(fields: Mapping[str, object]) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool) -> Profile:
+def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool) -> RankProfile:
     parts = [list(part) for part in zip(*columns.pieces, strict=True)]
     columns.pieces.clear()  # so that memory holds one column twice, not all
     joined: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
@@ -390,7 +390,7 @@ def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool
     position = np.empty(len(order), np.intp)
     position[order] = np.arange(len(order))
     kind, name, start_ns, end_ns, thread, correlation, sequence = (joined.pop(0)[order] for _ in range(len(joined)))
-    return Profile(
+    return RankProfile(
         path=path, header=header, kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, thread=thread,
         correlation=correlation, sequence=sequence, names=list(columns.names),
         threads=list(columns.threads), messages={int(position[row]): part for row, part in columns.messages.items()},

@@ -17,7 +17,7 @@ COMPUTE, PROGRAM, WIRE, WAITING = range(4)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class ActivityPieces:
     """Columns of n pieces of a rank's time: `doing` is one of the numbers above, `row` is that of the span."""
 
     start_ns: Wholes
@@ -28,12 +28,12 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.row)
 
-    def take(self, which: Rows | Mask) -> Pieces:
+    def take(self, which: Rows | Mask) -> ActivityPieces:
         """Return the pieces selected by a mask or by row numbers."""
-        return Pieces(self.start_ns[which], self.end_ns[which], self.doing[which], self.row[which])
+        return ActivityPieces(self.start_ns[which], self.end_ns[which], self.doing[which], self.row[which])
 
     @classmethod
-    def joined(cls, parts: Sequence[Pieces]) -> Pieces:
+    def joined(cls, parts: Sequence[ActivityPieces]) -> ActivityPieces:
         """Return the pieces of several parts, one after the other."""
         columns = [(part.start_ns, part.end_ns, part.doing, part.row) for part in parts]
         start_ns, end_ns, doing, row = (np.concatenate(column) for column in zip(*columns, strict=True))
@@ -62,13 +62,13 @@ class Activity:
         self._rows = columns.rows_by_rank(does & (columns.end_ns > window[0]) & (columns.start_ns < window[1]))
         self._moved_ns, self._called_ns = columns.moved_ns, columns.called_ns
         self._keepers = keepers(columns)
-        self._pieces: dict[int, Pieces] = {}
+        self._pieces: dict[int, ActivityPieces] = {}
 
-    def oldest(self, rank: int, where: Merged) -> Pieces:
+    def oldest(self, rank: int, where: Merged) -> ActivityPieces:
         """Return for every instant in `where` the oldest operation that moves bytes, or else the oldest that waits."""
         return self._oldest(self._rows.get(rank, _NOTHING), where)
 
-    def pieces(self, rank: int) -> Pieces:
+    def pieces(self, rank: int) -> ActivityPieces:
         """Return all that a rank did, in order and without overlaps: a gap is time in which only its program can run.
 
         A rank computes before its event loop is kept, and that before it moves bytes, and moves bytes before it waits.
@@ -77,18 +77,20 @@ class Activity:
             self._pieces[rank] = self._activity(self._rows.get(rank, _NOTHING))
         return self._pieces[rank]
 
-    def _activity(self, rows: Rows) -> Pieces:
+    def _activity(self, rows: Rows) -> ActivityPieces:
         columns = self.columns
         compute = _disjoint(columns, columns.of_kind("compute", rows), COMPUTE)
         program = _disjoint(columns, columns.of_kind("program", rows), PROGRAM)
         at, start_ns, end_ns = inside(program.start_ns, program.end_ns, outside(_covered(compute)))
-        known = Pieces.joined([compute, Pieces(start_ns, end_ns, program.doing[at], self._keepers[program.row[at]])])
+        known = ActivityPieces.joined(
+            [compute, ActivityPieces(start_ns, end_ns, program.doing[at], self._keepers[program.row[at]])]
+        )
         comm = columns.of_kind("comm", rows)
         active = union(columns.start_ns[comm], columns.end_ns[comm])
-        found = Pieces.joined([known, self._oldest(rows, subtract(active, _covered(known)))])
+        found = ActivityPieces.joined([known, self._oldest(rows, subtract(active, _covered(known)))])
         return found.take(np.argsort(found.start_ns, kind="stable"))
 
-    def _oldest(self, rows: Rows, where: Merged) -> Pieces:
+    def _oldest(self, rows: Rows, where: Merged) -> ActivityPieces:
         columns = self.columns
         comm = columns.of_kind("comm", rows)
         comm = comm[columns.start_ns[comm] < columns.end_ns[comm]]
@@ -105,11 +107,11 @@ class Activity:
         of = np.searchsorted(where.start_ns, instants[:-1], "right") - 1
         found = np.flatnonzero((of >= 0) & (instants[:-1] < where.end_ns[of]) & (who < len(comm)))
         doing = np.where(moving < len(comm), WIRE, WAITING)[found]
-        return _joined(Pieces(instants[found], instants[found + 1], doing, comm[by_age[who[found]]]))
+        return _joined(ActivityPieces(instants[found], instants[found + 1], doing, comm[by_age[who[found]]]))
 
 
 _NOTHING: Rows = np.zeros(0, np.intp)
-NO_PIECES = Pieces(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), _NOTHING)
+NO_PIECES = ActivityPieces(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), _NOTHING)
 
 
 def keepers(columns: SpanColumns) -> Rows:
@@ -129,16 +131,16 @@ def keepers(columns: SpanColumns) -> Rows:
     return keeper
 
 
-def _covered(pieces: Pieces) -> Merged:
+def _covered(pieces: ActivityPieces) -> Merged:
     return union(pieces.start_ns, pieces.end_ns)
 
 
-def _disjoint(columns: SpanColumns, rows: Rows, doing: int) -> Pieces:
+def _disjoint(columns: SpanColumns, rows: Rows, doing: int) -> ActivityPieces:
     """Return spans in order, each beginning where the spans before it have ended."""
     rows = rows[np.lexsort((columns.end_ns[rows], columns.start_ns[rows]))]
     start_ns, end_ns = columns.start_ns[rows], columns.end_ns[rows]
     start_ns[1:] = np.maximum(start_ns[1:], np.maximum.accumulate(end_ns)[:-1])
-    return Pieces(start_ns, end_ns, np.full(len(rows), doing), rows).take(start_ns < end_ns)
+    return ActivityPieces(start_ns, end_ns, np.full(len(rows), doing), rows).take(start_ns < end_ns)
 
 
 def _first(begin: Rows, end: Rows, units: int) -> Rows:
@@ -160,9 +162,9 @@ def _first(begin: Rows, end: Rows, units: int) -> Rows:
     return first
 
 
-def _joined(pieces: Pieces) -> Pieces:
+def _joined(pieces: ActivityPieces) -> ActivityPieces:
     """Join pieces that follow each other and are alike and of one span."""
     begins = np.append(True, pieces.start_ns[1:] != pieces.end_ns[:-1])[: len(pieces)]
     begins[runs(pieces.doing, pieces.row)] = True
     ends = np.append(begins[1:], True)[: len(pieces)]
-    return Pieces(pieces.start_ns[begins], pieces.end_ns[ends], pieces.doing[begins], pieces.row[begins])
+    return ActivityPieces(pieces.start_ns[begins], pieces.end_ns[ends], pieces.doing[begins], pieces.row[begins])

@@ -17,7 +17,7 @@ _DOING: tuple[Doing, ...] = ("compute", "program", "wire", "waiting")  # as `act
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class PathLink:
     """Part of the path: the activity of one rank from one instant to another."""
 
     rank: int
@@ -38,7 +38,7 @@ class Link:
         return names.get(self.doing, "program") + at
 
 
-def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Link]:
+def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[PathLink]:
     """Return the path in order of time; its links follow each other and fill the window of the rank that ends last.
 
     The path is followed backwards: from an operation to the rank that came last to it, and there from each piece of
@@ -49,7 +49,7 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
     activity = Activity(timeline, window)
     columns, last_of = activity.columns, activity.last
     last = max(covers, key=lambda cover: (cover.window[1], _busy_until(activity, cover.rank), -cover.rank))
-    path: list[Link] = []
+    path: list[PathLink] = []
     rank, at_ns, first_ns = last.rank, last.window[1], last.window[0]
     passed: set[int] = set()
     while at_ns > first_ns:
@@ -57,7 +57,7 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
         index = int(np.searchsorted(pieces.start_ns, at_ns, "left")) - 1
         if index < 0 or pieces.end_ns[index] < at_ns:
             start_ns = first_ns if index < 0 else max(int(pieces.end_ns[index]), first_ns)
-            path.append(Link(rank=rank, start_ns=start_ns, end_ns=at_ns, doing="program", name="", call_site=""))
+            path.append(PathLink(rank=rank, start_ns=start_ns, end_ns=at_ns, doing="program", name="", call_site=""))
             at_ns, passed = start_ns, set()
             continue
         row, doing = int(pieces.row[index]), int(pieces.doing[index])
@@ -70,7 +70,9 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
         name, site = columns.texts[columns.name[row]], columns.texts[columns.call_site[row]]
         if doing == PROGRAM:  # of the rank that kept the event loop
             rank, name, site = int(columns.rank[row]), "", name
-        path.append(Link(rank=rank, start_ns=start_ns, end_ns=at_ns, doing=_DOING[doing], name=name, call_site=site))
+        path.append(
+            PathLink(rank=rank, start_ns=start_ns, end_ns=at_ns, doing=_DOING[doing], name=name, call_site=site)
+        )
         at_ns, passed = start_ns, set()
         if doing == WIRE and start_ns <= columns.met_ns[row]:
             rank = further

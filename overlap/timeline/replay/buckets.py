@@ -15,7 +15,7 @@ from ...errors import UsageError
 from ..why.verdict import LITTLE, OFTEN
 from .copies import boundaries, pack, update_together
 from .graph import Graph, Node, input_of, release
-from .machine import Machine
+from .machine import ReplayMachine
 from .transfers import Fit, fits, kind_of, most_at_once, nbytes_of, streams_of, take_turns, window_ns
 
 _Alike: TypeAlias = tuple[int, int | None, str]  # rank, step and name of computes
@@ -199,7 +199,7 @@ def _prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
     """Return the prices of buckets: fitted to several measured sizes, or from the model of the machine."""
     info, hidden_share = nodes[0].info, _share(nodes)
     with suppress(UsageError):
-        machine = Machine(graph.meta, graph.world_size)
+        machine = ReplayMachine(graph.meta, graph.world_size)
         if fit.sizes == 1 and graph.latency_share is None and info and (seen := machine.taken(info, None)):
             alone_ns = fit.work_ns(info.nbytes)
             alone = _repriced(seen.alone_s, alone_ns, info.nbytes)

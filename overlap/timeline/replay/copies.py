@@ -13,7 +13,7 @@ from contextlib import suppress
 from ...defaults import FIRST_BUCKET_BYTES
 from ...errors import UsageError
 from .graph import Graph, Node, input_of
-from .machine import Machine
+from .machine import ReplayMachine
 from .transfers import nbytes_of
 
 _PASSES = 2  # A copy reads each byte and writes it
@@ -100,5 +100,5 @@ def _packed(node: Node, each_ns: float) -> bool:
 def _ns_per_byte(graph: Graph) -> float:
     """Return the time of a byte of a rank's memory; 0 where the machine is not known."""
     with suppress(UsageError):
-        return Machine(graph.meta, graph.world_size).memory_ns_per_byte
+        return ReplayMachine(graph.meta, graph.world_size).memory_ns_per_byte
     return 0.0

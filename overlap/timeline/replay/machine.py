@@ -34,7 +34,7 @@ def is_known(name: str, world_size: int) -> bool:
     return True
 
 
-class Machine:
+class ReplayMachine:
     """The prices of operations on the machine of a trace.
 
     Args:
@@ -105,7 +105,7 @@ def use_algorithm(graph: Graph, algorithm: str) -> None:
     Raises:
         UsageError: The machine is not known, or no operation could become the algorithm.
     """
-    machine = Machine(graph.meta, graph.world_size)
+    machine = ReplayMachine(graph.meta, graph.world_size)
     streams = streams_of(graph, GENERATORS)
     if not streams:
         raise UsageError(f"there are no operations that could become {algorithm!r}")
@@ -139,7 +139,7 @@ def best_algorithm(timeline: Timeline) -> str | None:
         return None
     _, info = max(longest.values(), key=lambda each: each[0])
     try:
-        best = Machine(timeline.meta, timeline.world_size).planned(info, None)
+        best = ReplayMachine(timeline.meta, timeline.world_size).planned(info, None)
     except UsageError:
         return None
     return None if best is None or best.algorithm == info.algorithm else best.algorithm

@@ -13,7 +13,7 @@ from ...defaults import DEFAULT_WINDOW
 from ...errors import UsageError
 from ..span import Span
 from .graph import Graph, Node, release, waited_for_room
-from .machine import Machine
+from .machine import ReplayMachine
 from .transfers import most_at_once, priority_of, streams_of, take_turns
 
 _Lane: TypeAlias = tuple[int, object]
@@ -122,7 +122,7 @@ def _model(graph: Graph, nodes: Sequence[Node], unseen: set[Node]) -> None:
     That is the part of an operation that others hide, and the time of an operation that never had the wires.
     """
     with suppress(UsageError):
-        machine = Machine(graph.meta, graph.world_size)
+        machine = ReplayMachine(graph.meta, graph.world_size)
         ended_ns = 0
         for node in sorted(nodes, key=lambda node: node.urgency):
             end_ns = max(span.end_ns for span in node.spans)

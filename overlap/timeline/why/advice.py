@@ -15,7 +15,7 @@ from statistics import median
 
 from ...units import format_bytes, format_ns
 from . import causes
-from .places import BACKWARD, Place, common, operators_of, top_places
+from .places import BACKWARD, ProgramPlace, common, operators_of, top_places
 from .rank import TINY_NS, RankReport
 from .ranks import Late, Traffic
 from .report import Advice
@@ -45,7 +45,7 @@ class Facts:
     step: int | None
     steps: Mapping[int | None, Mapping[str, int]]  # causes of each step, means of the ranks
     ranks: Mapping[int | None, Sequence[Mapping[str, int]]]  # causes of each step, of each rank
-    places: Mapping[str, Sequence[tuple[Place, int, int]]]
+    places: Mapping[str, Sequence[tuple[ProgramPlace, int, int]]]
     late: Sequence[Late]
     last: Mapping[int | None, Late]  # rank that others waited for most, of each step
     traffic: Sequence[Traffic]
@@ -165,7 +165,7 @@ _SYNC_CHANGES = (
 def _sync(facts: Facts) -> Found:
     if not _is_worth(facts, causes.SYNC):
         return
-    place, *_ = next(iter(facts.places.get(causes.SYNC, ())), (Place(),))
+    place, *_ = next(iter(facts.places.get(causes.SYNC, ())), (ProgramPlace(),))
     change = next((text for pattern, text in _SYNC_CHANGES if pattern.search(place.operator)), "")
     change = change or "do not wait for the device there (synchronize, .item(), .cpu()), or less often"
     evidence = "the device is idle after the host has waited for it, as nothing is queued by then"
@@ -253,7 +253,7 @@ def _start(facts: Facts) -> Found:
 def _copies(facts: Facts) -> Found:
     if not _is_worth(facts, causes.COPY):
         return
-    place, *_ = next(iter(facts.places.get(causes.COPY, ())), (Place(),))
+    place, *_ = next(iter(facts.places.get(causes.COPY, ())), (ProgramPlace(),))
     if "Pageable" in place.phase:
         change = "pin_memory() and non_blocking=True"
     elif place.phase.startswith("Device -> Device"):
@@ -345,7 +345,7 @@ def _operators(facts: Facts) -> Found:
     """Advise on a loop that calls an operator on a host for each of many small parts."""
     if facts.report.on_device:
         return
-    tiny: dict[str, list[tuple[Place, int, int]]] = {}
+    tiny: dict[str, list[tuple[ProgramPlace, int, int]]] = {}
     for called, ns, count in facts.places.get(causes.COMPUTE, ()):
         if ns < SHORT_NS * count and not _UPDATE.search(f"{called.operator} {called.phase}"):
             function = called.frame or called.module or ("" if facts.report.has_python else called.operator)

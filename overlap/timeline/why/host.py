@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
+from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, RankProfile, Wholes
 from ..measure.intervals import Merged, clip, covered_ns, inside, intersect, subtract, union
 from . import causes
-from .windows import GRAPH, STEP, Rows, Work, joined, lost_launches, merged, outermost
+from .windows import GRAPH, STEP, Rows, WorkRows, joined, lost_launches, merged, outermost
 
 QUEUED_NS = 20_000
 """A device begins queued work within this time of the end of the last."""
@@ -56,7 +56,7 @@ _INSTANTIATE = re.compile(r"GraphInstantiate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
+class GapPieces:
     """Pieces of gaps: disjoint intervals with one cause each, and the instant of a thread that has their place."""
 
     start_ns: Wholes
@@ -65,12 +65,12 @@ class Pieces:
     thread: Wholes  # -1 without one
     instant_ns: Wholes
 
-    def order(self) -> Pieces:
+    def order(self) -> GapPieces:
         """Return the pieces in order of start."""
         if (self.start_ns[1:] >= self.start_ns[:-1]).all():
             return self
         order = np.argsort(self.start_ns, kind="stable")
-        return Pieces(**{name: getattr(self, name)[order] for name in _COLUMNS})
+        return GapPieces(**{name: getattr(self, name)[order] for name in _COLUMNS})
 
 
 _COLUMNS = ("start_ns", "end_ns", "cause", "thread", "instant_ns")
@@ -80,7 +80,7 @@ class _Found:
     """Pieces as they are found."""
 
     def __init__(self) -> None:
-        self._parts: list[Pieces] = []
+        self._parts: list[GapPieces] = []
 
     def add(
         self,
@@ -92,24 +92,24 @@ class _Found:
     ) -> None:
         """Append pieces with one cause."""
         if len(where):
-            self._parts.append(Pieces(
+            self._parts.append(GapPieces(
                 start_ns=where.start_ns, end_ns=where.end_ns,
                 cause=np.full(len(where), causes.NAMES.index(cause), np.int8),
                 thread=np.broadcast_to(thread, len(where)).astype(np.int64),
                 instant_ns=(where.start_ns + where.end_ns) // 2 if instant_ns is None else instant_ns,
             ))  # fmt: skip
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> GapPieces:
         """Return them in order."""
         parts, self._parts = [_NO_PIECES, *self._parts], []
-        return Pieces(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}).order()
+        return GapPieces(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}).order()
 
 
 _EVER, _NONE = np.iinfo(np.int64), np.empty(0, np.int64)
-_NO_PIECES = Pieces(start_ns=_NONE, end_ns=_NONE, cause=_NONE.astype(np.int8), thread=_NONE, instant_ns=_NONE)
+_NO_PIECES = GapPieces(start_ns=_NONE, end_ns=_NONE, cause=_NONE.astype(np.int8), thread=_NONE, instant_ns=_NONE)
 
 
-def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pieces:
+def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged) -> GapPieces:
     """Divide the gaps of a device; the pieces add up to the gaps."""
     rows, result = work.rows, _Found()
     following = np.searchsorted(profile.start_ns[rows], gaps.end_ns, "left")
@@ -151,7 +151,7 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
     return result.pieces()
 
 
-def computing(profile: Profile, work: Work, compute: Merged) -> tuple[Pieces, Rows]:
+def computing(profile: RankProfile, work: WorkRows, compute: Merged) -> tuple[GapPieces, Rows]:
     """Divide the time of computing among kernels, or operators of a host, and return the row of each piece.
 
     An instant at which several run belongs to the one that began first.
@@ -166,14 +166,14 @@ def computing(profile: Profile, work: Work, compute: Merged) -> tuple[Pieces, Ro
     rows = rows[at]
     source = work.launch[rows] if work.on_device else rows
     thread = np.where(source >= 0, profile.thread[source], -1).astype(np.int64)
-    return Pieces(
+    return GapPieces(
         start_ns=start_ns, end_ns=end_ns, thread=thread,
         cause=np.full(len(rows), causes.NAMES.index(causes.COMPUTE), np.int8),
         instant_ns=profile.start_ns[source],
     ), rows  # fmt: skip
 
 
-def _follows_event_wait(profile: Profile, launch: Rows) -> NDArray[np.bool_]:
+def _follows_event_wait(profile: RankProfile, launch: Rows) -> NDArray[np.bool_]:
     """Return which launches have a wait of their stream for an event as the call before them on their thread."""
     calls = profile.rows(RUNTIME)
     calls = calls[np.lexsort((profile.start_ns[calls], profile.thread[calls]))]
@@ -185,7 +185,7 @@ def _follows_event_wait(profile: Profile, launch: Rows) -> NDArray[np.bool_]:
 
 
 def _divide(
-    profile: Profile, work: Work, result: _Found, parts: Merged, thread: int,
+    profile: RankProfile, work: WorkRows, result: _Found, parts: Merged, thread: int,
     launchers: Wholes, busy: Merged,
 ) -> None:  # fmt: skip
     """Divide the host's parts of gaps that a thread ended; earlier classes have precedence."""
@@ -215,7 +215,7 @@ def _divide(
     result.add(causes.LAUNCH, parts, thread=thread)
 
 
-def _cut(profile: Profile, parts: Merged, rows: Rows) -> Merged:
+def _cut(profile: RankProfile, parts: Merged, rows: Rows) -> Merged:
     """Return parts that are cut where some rows begin and end, so that each has one place."""
     bounds_ns = np.unique(np.concatenate([profile.start_ns[rows], profile.end_ns[rows]]))
     at = np.searchsorted(parts.end_ns, bounds_ns, "left")
@@ -224,7 +224,7 @@ def _cut(profile: Profile, parts: Merged, rows: Rows) -> Merged:
     return Merged(*(np.sort(np.concatenate([each, bounds_ns])) for each in (parts.start_ns, parts.end_ns)))
 
 
-def _lost(profile: Profile, work: Work, calls: Rows) -> Merged:
+def _lost(profile: RankProfile, work: WorkRows, calls: Rows) -> Merged:
     """Return the times from launches without recorded work to the next launches: the device may be busy."""
     known = np.isin(calls, work.launch[work.rows])
     lost = lost_launches(profile, work, calls)
@@ -232,12 +232,12 @@ def _lost(profile: Profile, work: Work, calls: Rows) -> Merged:
     return union(profile.start_ns[lost], begins_ns[np.searchsorted(begins_ns[:-1], profile.start_ns[lost], "right")])
 
 
-def _on(profile: Profile, rows: Rows, thread: int) -> Rows:
+def _on(profile: RankProfile, rows: Rows, thread: int) -> Rows:
     found: Rows = rows[profile.thread[rows] == thread]
     return found
 
 
-def _waits(profile: Profile, work: Work, calls: Rows) -> NDArray[np.bool_]:
+def _waits(profile: RankProfile, work: WorkRows, calls: Rows) -> NDArray[np.bool_]:
     """Return which calls wait for the device: synchronisations, and long copies to the host."""
     sync = profile.matching(_SYNC)[profile.name[calls]]
     copy = profile.matching(_ASYNC_COPY)[profile.name[calls]]
@@ -249,12 +249,12 @@ def _waits(profile: Profile, work: Work, calls: Rows) -> NDArray[np.bool_]:
     return found
 
 
-def _after(profile: Profile, syncs: Rows, blocked_ns: Wholes) -> Merged:
+def _after(profile: RankProfile, syncs: Rows, blocked_ns: Wholes) -> Merged:
     """Return the times in which waits made the host late: without a wait it had been ahead by its busy part."""
     return union(profile.start_ns[syncs], profile.end_ns[syncs] + blocked_ns)
 
 
-def _classes(profile: Profile, thread: int, calls: Rows, syncs: Rows) -> Iterator[tuple[str, Merged]]:
+def _classes(profile: RankProfile, thread: int, calls: Rows, syncs: Rows) -> Iterator[tuple[str, Merged]]:
     """Yield causes of a late host, and when they held on a thread, in order of precedence."""
     around = _on(profile, profile.rows(OPERATOR, NOTE, PYTHON), thread)
 
@@ -279,7 +279,7 @@ def _classes(profile: Profile, thread: int, calls: Rows, syncs: Rows) -> Iterato
     yield causes.COPY, merged(profile, calls[other & copies & (took_ns >= BLOCKING_COPY_NS)])
 
 
-def delays(profile: Profile) -> list[tuple[str, Merged]]:
+def delays(profile: RankProfile) -> list[tuple[str, Merged]]:
     """Return causes that delay a host also while operators run, and when they held on any thread, by precedence."""
     around = profile.rows(OPERATOR, NOTE, PYTHON)
     names = profile.name[around]
@@ -287,7 +287,7 @@ def delays(profile: Profile) -> list[tuple[str, Merged]]:
     return [(cause, merged(profile, around[profile.matching(pattern)[names]])) for cause, pattern in patterns]
 
 
-def host_gaps(profile: Profile, gaps: Merged, held: Sequence[tuple[str, Merged]], *, unknown: bool) -> Pieces:
+def host_gaps(profile: RankProfile, gaps: Merged, held: Sequence[tuple[str, Merged]], *, unknown: bool) -> GapPieces:
     """Divide the time in which a host that has no device ran no operator.
 
     Args:
@@ -314,7 +314,7 @@ def host_gaps(profile: Profile, gaps: Merged, held: Sequence[tuple[str, Merged]]
     return result.pieces()
 
 
-def _program(profile: Profile) -> tuple[int, Rows]:
+def _program(profile: RankProfile) -> tuple[int, Rows]:
     """Return the thread of the program, and its functions, or operators if no function is recorded.
 
     It marks the steps, or else has the most operators: functions of other threads may run all the time.
@@ -332,7 +332,7 @@ def _program(profile: Profile) -> tuple[int, Rows]:
     return thread, _on(profile, events, thread)
 
 
-def silent_modules(profile: Profile) -> Rows:
+def silent_modules(profile: RankProfile) -> Rows:
     """Return the modules that run on threads of which no operator is recorded."""
     functions = profile.rows(PYTHON)
     modules = functions[profile.matching(_MODULE)[profile.name[functions]]]

@@ -14,7 +14,7 @@ from .advice import FEW_STEPS, WORTH, Facts, advice, is_launch_bound
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
 from .places import top_places
 from .rank import RankReport
-from .ranks import Late, Ranks, link_gb_s, traffic
+from .ranks import Late, MatchedRanks, link_gb_s, traffic
 from .report import Cause, Why, median_of, shares
 
 LONGER = 1.5
@@ -35,7 +35,7 @@ def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
     """
     reports = sorted(reports, key=lambda report: report.rank)
     _check(reports)
-    ranks = Ranks(reports=list(reports))
+    ranks = MatchedRanks(reports=list(reports))
     ranks.divide()
     every = {number for report in reports for number in report.windows}
     common = {number for number in every if all(number in report.windows for report in reports)} or every
@@ -92,7 +92,9 @@ def _check(reports: Sequence[RankReport]) -> None:
         raise UsageError(f"why: the files are of different runs: world sizes {', '.join(map(str, sorted(worlds)))}")
 
 
-def _facts(reports: Sequence[RankReport], ranks: Ranks, shown_step: int | None, steps: Sequence[int | None]) -> Facts:
+def _facts(
+    reports: Sequence[RankReport], ranks: MatchedRanks, shown_step: int | None, steps: Sequence[int | None]
+) -> Facts:
     having = [report for report in reports if shown_step in report.windows]
     worst = max(having, key=lambda report: _lost(report, shown_step))
     exposed = clip(merge(worst.exposed), worst.windows[shown_step])

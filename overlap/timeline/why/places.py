@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...units import format_ns
 from ..columnar import runs
-from ..files.profile import NOTE, OPERATOR, PYTHON, Profile, Wholes
+from ..files.profile import NOTE, OPERATOR, PYTHON, RankProfile, Wholes
 from ..measure.intervals import counted
 from .windows import Rows, is_outermost
 
@@ -36,7 +36,7 @@ _NOT_A_PLACE = re.compile(r"^(ProfilerStep#|PyTorch Profiler|enumerate\(DataLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ProgramPlace:
     """Place in a program; a part that was not recorded is ""."""
 
     operator: str = ""  # the outermost operator
@@ -62,7 +62,7 @@ class Place:
         return f"{text} in {where}" if text and where else text or where
 
 
-def common(places: Sequence[tuple[Place, int]]) -> Place:
+def common(places: Sequence[tuple[ProgramPlace, int]]) -> ProgramPlace:
     """Return the common place of places, each with its time: the parts that hold for most of the time."""
     total_ns = sum(ns for _, ns in places)
 
@@ -74,7 +74,7 @@ def common(places: Sequence[tuple[Place, int]]) -> Place:
         return found[-1] if found else ""
 
     modules = [(place.module, ns) for place, ns in places]
-    return Place(
+    return ProgramPlace(
         operator=most((place.operator, ns) for place, ns in places),
         module=most(modules) or most((_INSTANCE.sub("", name), ns) for name, ns in modules),
         frames=tuple(
@@ -85,13 +85,13 @@ def common(places: Sequence[tuple[Place, int]]) -> Place:
 
 
 def top_places(
-    places: Sequence[tuple[Place, int, int]], step_ns: float, rank: str = "", *, by_function: bool = False
+    places: Sequence[tuple[ProgramPlace, int, int]], step_ns: float, rank: str = "", *, by_function: bool = False
 ) -> list[str]:
     """Return the most expensive operators, each with its time and the module and function that have most of it.
 
     `by_function` returns the most expensive functions instead, or modules where none is recorded.
     """
-    groups: dict[str, list[tuple[Place, int]]] = {}
+    groups: dict[str, list[tuple[ProgramPlace, int]]] = {}
     for place, ns, _ in places:
         if str(place):
             parts = (place.operator, place.module, place.frame, place.phase)
@@ -107,7 +107,7 @@ def top_places(
     ]
 
 
-def _is_of_several(places: Sequence[tuple[Place, int]]) -> bool:
+def _is_of_several(places: Sequence[tuple[ProgramPlace, int]]) -> bool:
     """Whether operators that are not the most expensive one have a part of the time that counts."""
     sums: Counter[str] = Counter()
     for place, ns in places:
@@ -115,14 +115,14 @@ def _is_of_several(places: Sequence[tuple[Place, int]]) -> bool:
     return max(sums.values()) < _MOSTLY * sum(sums.values())
 
 
-def _described(place: Place, group: Sequence[tuple[Place, int]]) -> str:
+def _described(place: ProgramPlace, group: Sequence[tuple[ProgramPlace, int]]) -> str:
     """Return the common place as text; several operators of one function are listed after it."""
     if place.frame and _is_of_several(group):
         return str(replace(place, operator="", module="" if place.operator else place.module))
     return str(place)
 
 
-def operators_of(places: Sequence[tuple[Place, int]], lead: str = "") -> str:
+def operators_of(places: Sequence[tuple[ProgramPlace, int]], lead: str = "") -> str:
     """Return the most expensive operators of a function as text after a lead; "" if there are none."""
     sums: Counter[str] = Counter()
     for place, ns in places:
@@ -134,7 +134,7 @@ def operators_of(places: Sequence[tuple[Place, int]], lead: str = "") -> str:
 class Places:
     """Places of instants of the threads of a profile."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: RankProfile) -> None:
         self._profile = profile
         self._rows = profile.rows(OPERATOR, NOTE, PYTHON)
         self._backward = profile.matching(_BACKWARD)
@@ -154,12 +154,12 @@ class Places:
             forwards[int(profile.sequence[row])] = row
         return forwards
 
-    def of(self, threads: Sequence[int], instants_ns: Wholes) -> list[Place]:
+    def of(self, threads: Sequence[int], instants_ns: Wholes) -> list[ProgramPlace]:
         """Return the place of each instant of a thread; a backward operator has the place of its forward."""
         places, number = self.numbered(np.array(threads, np.int32), instants_ns)
         return [places[each] for each in number.tolist()]
 
-    def numbered(self, threads: NDArray[np.int32], instants_ns: Wholes) -> tuple[list[Place], NDArray[np.intp]]:
+    def numbered(self, threads: NDArray[np.int32], instants_ns: Wholes) -> tuple[list[ProgramPlace], NDArray[np.intp]]:
         """Return some places, and for each instant the index of its own; equal chains of names are looked up once."""
         keys, backward = self._keys(threads, instants_ns)
         at = np.flatnonzero(backward >= 0)
@@ -203,7 +203,7 @@ class Places:
             self._levels[thread] = levels
         return self._levels[thread]
 
-    def _looked_up(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[Place]:
+    def _looked_up(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[ProgramPlace]:
         chains = self._chains(threads, instants_ns)
         places = [self._place(chain) for chain in chains]
         forwards = [self._forward_of(chain) for chain in chains]
@@ -212,7 +212,9 @@ class Places:
         around = self._chains(self._profile.thread[rows], self._profile.start_ns[rows]) if known else []
         for at, chain in zip(known, around, strict=True):
             forward = self._place(chain)
-            places[at] = Place(operator=forward.operator, module=forward.module, frames=forward.frames, phase=BACKWARD)
+            places[at] = ProgramPlace(
+                operator=forward.operator, module=forward.module, frames=forward.frames, phase=BACKWARD
+            )
         return places
 
     def _forward_of(self, chain: list[int]) -> int | None:
@@ -236,7 +238,7 @@ class Places:
                 chains[at].append(each)
         return chains
 
-    def _place(self, chain: list[int]) -> Place:
+    def _place(self, chain: list[int]) -> ProgramPlace:
         profile = self._profile
         operator = module = phase = ""
         frames: list[str] = []
@@ -250,7 +252,7 @@ class Places:
                 module = name.removeprefix("nn.Module: ")
             elif kind == PYTHON and (match := _frame(profile.names[profile.name[row]])):
                 frames.append(f"{match['path']}:{match['line']} ({match['name']})")
-        return Place(operator=operator, module=module, frames=tuple(frames), phase=phase)
+        return ProgramPlace(operator=operator, module=module, frames=tuple(frames), phase=phase)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -265,7 +267,7 @@ def _is_library(path: str) -> bool:
     return bool(_LIBRARY.search(path)) or first in sys.stdlib_module_names
 
 
-def threads_of(profile: Profile, rows: Rows) -> list[int]:
+def threads_of(profile: RankProfile, rows: Rows) -> list[int]:
     """Return the threads of some rows."""
     found: list[int] = profile.thread[rows].tolist()
     return found

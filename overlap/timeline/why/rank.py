@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...units import format_ns
-from ..files.profile import Profile, read_profile
+from ..files.profile import RankProfile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
 from .causes import COMM, COPY, NAMES, UNKNOWN
-from .host import LATENCY_NS, Pieces, computing, delays, device_gaps, host_gaps, silent_modules
-from .places import Place, Places, threads_of
-from .windows import GRAPH, Rows, Work, issues_of, joined, merged, messages_of, notes_of, windows_of, work_of
+from .host import LATENCY_NS, GapPieces, computing, delays, device_gaps, host_gaps, silent_modules
+from .places import Places, ProgramPlace, threads_of
+from .windows import GRAPH, Rows, WorkRows, issues_of, joined, merged, messages_of, notes_of, windows_of, work_of
 
 EARLY_NS = 1_000_000
 """A launch within this time of the first event was perhaps not the first of its step."""
@@ -37,7 +37,7 @@ _KERNEL_CLASSES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ProfiledCollective:
     """One collective of a rank; times are on the rank's clock."""
 
     op: str
@@ -50,8 +50,8 @@ class Call:
     end_ns: int
     exposed_ns: int
     step: int | None
-    place: Place
-    waiter: Place  # of the work that was queued before its end and began after it
+    place: ProgramPlace
+    waiter: ProgramPlace  # of the work that was queued before its end and began after it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,10 +69,10 @@ class RankReport:
     device: str
     windows: dict[int | None, Interval]
     costs_ns: dict[int | None, dict[str, int]]
-    places: dict[int | None, dict[str, list[tuple[Place, int, int]]]]  # of a cause: the place, time and pieces
-    calls: list[Call]
+    places: dict[int | None, dict[str, list[tuple[ProgramPlace, int, int]]]]  # of a cause: the place, time and pieces
+    calls: list[ProfiledCollective]
     exposed: list[Interval]
-    pieces: list[tuple[int, int, str, Place]]  # the longest pieces of gaps
+    pieces: list[tuple[int, int, str, ProgramPlace]]  # the longest pieces of gaps
     kernels: dict[int | None, int]
     kernel_median_ns: dict[int | None, int]
     graph_share: float  # of kernels that graphs launched
@@ -91,7 +91,7 @@ def measure_file(path: str | os.PathLike[str], progress: Callable[[int], None] |
     return measure(read_profile(path, progress))
 
 
-def measure(profile: Profile) -> RankReport:
+def measure(profile: RankProfile) -> RankReport:
     """Measure a profile."""
     work = work_of(profile)
     windows = windows_of(profile, work)
@@ -134,7 +134,7 @@ def measure(profile: Profile) -> RankReport:
         ]
     for step, window in windows.items():
         costs: dict[str, int] = {}
-        step_places: dict[str, list[tuple[Place, int, int]]] = {}
+        step_places: dict[str, list[tuple[ProgramPlace, int, int]]] = {}
         for part in sums:
             part.add(window, costs, step_places)
         fixed = {COMM: exposed, COPY: alone}
@@ -148,7 +148,7 @@ def measure(profile: Profile) -> RankReport:
     return report
 
 
-def _middle(profile: Profile, pieces: Pieces) -> list[str]:
+def _middle(profile: RankProfile, pieces: GapPieces) -> list[str]:
     """Return that recording began in the middle, where gaps end with work that was launched as it began."""
     early = (pieces.thread >= 0) & (pieces.instant_ns < profile.start_ns.min() + EARLY_NS)
     early &= pieces.cause == NAMES.index(UNKNOWN)
@@ -160,7 +160,9 @@ def _middle(profile: Profile, pieces: Pieces) -> list[str]:
     ]
 
 
-def _places_of(profile: Profile, places: Places, pieces: Pieces, rows: Rows | None) -> tuple[list[Place], Rows]:
+def _places_of(
+    profile: RankProfile, places: Places, pieces: GapPieces, rows: Rows | None
+) -> tuple[list[ProgramPlace], Rows]:
     """Return places, and for each piece the index of its own; without one, a kernel is its own place.
 
     Args:
@@ -177,7 +179,7 @@ def _places_of(profile: Profile, places: Places, pieces: Pieces, rows: Rows | No
         is_empty = np.array([not str(place) for place in labels])[number]
         names, index = np.unique(profile.name[rows[is_empty]], return_inverse=True)
         number[is_empty] = len(labels) + index
-        labels += [Place(operator=_short(profile.names[each])) for each in names.tolist()]
+        labels += [ProgramPlace(operator=_short(profile.names[each])) for each in names.tolist()]
     return labels, number
 
 
@@ -190,13 +192,15 @@ def _short(kernel: str) -> str:
 class _Costs:
     """Sums of pieces by cause and place."""
 
-    def __init__(self, pieces: Pieces, places: list[Place], number: Rows) -> None:
+    def __init__(self, pieces: GapPieces, places: list[ProgramPlace], number: Rows) -> None:
         self._start_ns, self._end_ns = pieces.start_ns, pieces.end_ns
         kinds, kind = np.unique(pieces.cause * np.int64(len(places)) + number, return_inverse=True)
         self._kind = kind.astype(np.int32)
         self._kinds = [(NAMES[each // len(places)], places[each % len(places)]) for each in kinds.tolist()]
 
-    def add(self, window: Interval, costs: dict[str, int], places: dict[str, list[tuple[Place, int, int]]]) -> None:
+    def add(
+        self, window: Interval, costs: dict[str, int], places: dict[str, list[tuple[ProgramPlace, int, int]]]
+    ) -> None:
         """Add the costs of a window by cause, and by place, the most expensive first."""
         low, high = window
         start_ns, end_ns = self._start_ns, self._end_ns
@@ -211,27 +215,27 @@ class _Costs:
                 places.setdefault(cause, []).append((place, int(sums_ns[at]), int(counts[at])))
 
 
-_NOWHERE = Place()
+_NOWHERE = ProgramPlace()
 
 
 def _copy_places(
-    profile: Profile, work: Work, places: Places, alone: Merged, window: Interval
-) -> list[tuple[Place, int, int]]:
+    profile: RankProfile, work: WorkRows, places: Places, alone: Merged, window: Interval
+) -> list[tuple[ProgramPlace, int, int]]:
     low, high = window
     rows = work.copies[(profile.start_ns[work.copies] >= low) & (profile.start_ns[work.copies] < high)]
     took_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], alone)
     rows = rows[np.argsort(-took_ns, kind="stable")][:200]
-    costs: dict[Place, tuple[int, int]] = {}
+    costs: dict[ProgramPlace, tuple[int, int]] = {}
     for row, place in zip(rows.tolist(), _launch_places(profile, work, places, rows), strict=True):
         name = profile.names[profile.name[row]].split(" (")[-1].rstrip(")") or "copy"
-        place = Place(operator=place.operator, module=place.module, frames=place.frames, phase=name)
+        place = ProgramPlace(operator=place.operator, module=place.module, frames=place.frames, phase=name)
         ns = int(covered_ns(profile.start_ns[[row]], profile.end_ns[[row]], alone)[0])
         total_ns, count = costs.get(place, (0, 0))
         costs[place] = total_ns + ns, count + 1
     return sorted(((place, *sums) for place, sums in costs.items()), key=lambda each: -each[1])
 
 
-def _launch_places(profile: Profile, work: Work, places: Places, rows: Rows) -> list[Place]:
+def _launch_places(profile: RankProfile, work: WorkRows, places: Places, rows: Rows) -> list[ProgramPlace]:
     launches = np.where(rows >= 0, work.launch[rows], -1)
     known = launches[launches >= 0]
     found = iter(places.of(threads_of(profile, known), profile.start_ns[known]))
@@ -239,8 +243,8 @@ def _launch_places(profile: Profile, work: Work, places: Places, rows: Rows) -> 
 
 
 def _calls(
-    profile: Profile, work: Work, windows: dict[int | None, Interval], exposed: Merged, places: Places
-) -> list[Call]:
+    profile: RankProfile, work: WorkRows, windows: dict[int | None, Interval], exposed: Merged, places: Places
+) -> list[ProfiledCollective]:
     """Return the collectives of all steps, each with the step in which it began."""
     rows, base_ns = work.comm, profile.base_ns
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
@@ -258,7 +262,7 @@ def _calls(
         rows.tolist(), exposed_ns.tolist(), where, waiters, messages, strict=True
     ):
         at_ns = int(profile.start_ns[row])
-        result.append(Call(
+        result.append(ProfiledCollective(
             op=message.op, group=message.group, group_size=message.group_size, nbytes=message.nbytes,
             number=message.seq or 0, name=profile.names[profile.name[row]],
             start_ns=base_ns + at_ns, end_ns=base_ns + int(profile.end_ns[row]), exposed_ns=ns,
@@ -268,7 +272,7 @@ def _calls(
     return result
 
 
-def _waiters(profile: Profile, work: Work, comm: Rows) -> Rows:
+def _waiters(profile: RankProfile, work: WorkRows, comm: Rows) -> Rows:
     """Return for each row of communication the compute that waited for its end, or -1."""
     waiters = np.full(len(comm), -1, np.intp)
     if not len(work.compute):
@@ -283,7 +287,7 @@ def _waiters(profile: Profile, work: Work, comm: Rows) -> Rows:
     return waiters
 
 
-def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]) -> RankReport:
+def _described(profile: RankProfile, work: WorkRows, windows: dict[int | None, Interval]) -> RankReport:
     header = profile.header
     properties = header.get("deviceProperties")
     first = properties[0] if isinstance(properties, list) and properties else {}

@@ -13,7 +13,7 @@ import numpy as np
 from ...units import format_ns
 from ..measure.intervals import Interval, Merged, clip, intersect, length, merge, subtract
 from .causes import COMM, COMPUTE, WAIT, WIRE, WORDING
-from .rank import Call, RankReport
+from .rank import ProfiledCollective, RankReport
 
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that end on no rank before all have begun: only these show clocks and late ranks."""
@@ -53,7 +53,7 @@ class Late:
 
 
 @dataclass(slots=True, kw_only=True)
-class Ranks:
+class MatchedRanks:
     """Matches of the collectives of several ranks. It divides their exposed communication: see `divide`."""
 
     reports: list[RankReport]
@@ -101,10 +101,10 @@ class Ranks:
             self._divide_rank(report, waits[report.rank], merge(judged[report.rank]))
         self._describe_late(lateness, offsets)
 
-    def _matches(self) -> list[dict[int, Call]]:
+    def _matches(self) -> list[dict[int, ProfiledCollective]]:
         """Return synchronising collectives with all members of their group recorded."""
         world = max(report.world_size for report in self.reports)
-        by_key: dict[tuple[str, str, int], dict[int, Call]] = {}
+        by_key: dict[tuple[str, str, int], dict[int, ProfiledCollective]] = {}
         several = any(report.has_groups for report in self.reports)
         if several and any(not call.group for report in self.reports for call in report.calls):
             self.notes.append("collectives that do not name their group, of which the job has several: not matched")
@@ -122,7 +122,7 @@ class Ranks:
             self.notes.append(f"{len(complete) - len(same)} collectives differ in size between ranks: left out")
         return same
 
-    def _offsets(self, matches: Sequence[dict[int, Call]]) -> dict[int, int]:
+    def _offsets(self, matches: Sequence[dict[int, ProfiledCollective]]) -> dict[int, int]:
         """Return by how much the clock of each rank is ahead of that of the first."""
         hosts = {report.host for report in self.reports}
         first = self.reports[0].rank
@@ -203,7 +203,7 @@ class Ranks:
             }
 
 
-def _is_uneven(calls: dict[int, Call]) -> bool:
+def _is_uneven(calls: dict[int, ProfiledCollective]) -> bool:
     """Whether sizes may differ between ranks."""
     return next(iter(calls.values())).op in ("all_to_all", "all_gather", "reduce_scatter")
 
@@ -245,9 +245,9 @@ def link_gb_s(device: str, world_size: int) -> float | None:
     return next((float(speed) for pattern, speed in _LINKS_GB_S if re.search(pattern, device)), None)
 
 
-def traffic(calls: Sequence[Call], exposed: Merged, link: float | None = None) -> list[Traffic]:
+def traffic(calls: Sequence[ProfiledCollective], exposed: Merged, link: float | None = None) -> list[Traffic]:
     """Return the calls by operation and group, the most exposed first; calls in parallel are exposed once."""
-    kinds: dict[tuple[str, str], list[Call]] = {}
+    kinds: dict[tuple[str, str], list[ProfiledCollective]] = {}
     for call in calls:
         kinds.setdefault((call.op, call.group), []).append(call)
     traffics = []
@@ -268,7 +268,7 @@ def traffic(calls: Sequence[Call], exposed: Merged, link: float | None = None) -
     return sorted(traffics, key=lambda each: (-each.exposed_ns, -each.total_ns))
 
 
-def _least_wait(calls: Sequence[Call]) -> int:
+def _least_wait(calls: Sequence[ProfiledCollective]) -> int:
     """Return by how much calls were longer than the wire can explain: others that carry as much or more were faster.
 
     A call takes a start, at most as long as the shortest call, and its bytes, at most twice as long for each as in a

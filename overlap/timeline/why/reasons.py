@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..columnar import NONE, Mask, Rows, SpanColumns, Wholes, runs
-from ..measure.activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, Pieces, keepers
+from ..measure.activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, ActivityPieces, keepers
 from ..measure.intervals import Interval, counted, covered_ns, inside
 from ..measure.metrics import Coverage, coverage
 from ..spans import Timeline
@@ -258,7 +258,7 @@ class _Search:
         parts = [self._activity.oldest(cover.rank, cover.exposed) for cover in covers]
         place = np.repeat(np.arange(len(covers)), [len(part) for part in parts])
         victims = np.array([cover.rank for cover in covers], np.int64)
-        pieces = Pieces.joined(parts)
+        pieces = ActivityPieces.joined(parts)
         waits = _Waits(place, pieces.start_ns, pieces.end_ns, pieces.row, victims[place][:, None])
         moves = pieces.doing == WIRE
         self._add_operations(waits.take(moves), WIRE)
@@ -297,7 +297,7 @@ class _Search:
         )
         return _Waits(behind.place, under.start_ns, under.end_ns, under.row, passed).take(follows)
 
-    def _between(self, rank: Wholes, waits: _Waits) -> tuple[Rows, Pieces]:
+    def _between(self, rank: Wholes, waits: _Waits) -> tuple[Rows, ActivityPieces]:
         """Return the activity of ranks during waits, in order, and before it the number of the wait."""
         by_rank = np.argsort(rank, kind="stable")
         firsts = runs(rank[by_rank])
@@ -310,12 +310,12 @@ class _Search:
             part = pieces.take(number)
             begun_ns, ended_ns = np.maximum(part.start_ns, start_ns[index]), np.minimum(part.end_ns, end_ns[index])
             ats.append(which[index])
-            parts.append(Pieces(begun_ns, ended_ns, part.doing, part.row))
-        index, under = np.concatenate(ats), Pieces.joined(parts)
+            parts.append(ActivityPieces(begun_ns, ended_ns, part.doing, part.row))
+        index, under = np.concatenate(ats), ActivityPieces.joined(parts)
         order = np.lexsort((under.start_ns, index))
         return index[order], under.take(order)
 
-    def _add_gaps(self, waits: _Waits, last: Rows, at: Rows, under: Pieces) -> None:
+    def _add_gaps(self, waits: _Waits, last: Rows, at: Rows, under: ActivityPieces) -> None:
         """Add the time in which the last ranks did nothing: only their programs can have run, up to their own calls."""
         every = np.arange(len(last))
         index = np.concatenate([every, at])
@@ -326,17 +326,17 @@ class _Search:
         same = index[1:] == index[:-1]
         begun_ns = np.concatenate([waits.start_ns, under.start_ns])[order]
         end_ns[:-1] = np.where(same, begun_ns[1:], end_ns[:-1])
-        gaps = Pieces(start_ns, end_ns, np.full(len(index), PROGRAM), last[index])
+        gaps = ActivityPieces(start_ns, end_ns, np.full(len(index), PROGRAM), last[index])
         whom, name, site = (getattr(self._columns, each)[gaps.row] for each in ("rank", "name", "call_site"))
         self._add(waits.take(index), gaps, start_ns < end_ns, whom, PROGRAM, name, site)
 
     def _add_operations(self, waits: _Waits, doing: int) -> None:
         """Add operations that are a reason themselves."""
-        pieces = Pieces(waits.start_ns, waits.end_ns, np.full(len(waits.row), doing), waits.row)
+        pieces = ActivityPieces(waits.start_ns, waits.end_ns, np.full(len(waits.row), doing), waits.row)
         name, site = self._columns.name[waits.row], self._columns.call_site[waits.row]
         self._add(waits, pieces, np.ones(len(waits.row), bool), NONE, doing, name, site)
 
-    def _add(self, of: _Waits, pieces: Pieces, which: Mask, *columns: NDArray[np.integer] | int) -> None:
+    def _add(self, of: _Waits, pieces: ActivityPieces, which: Mask, *columns: NDArray[np.integer] | int) -> None:
         """Add some pieces of waits; `columns` are rank, doing, name and place."""
         told = (of.passed[:, 0], pieces.start_ns, pieces.end_ns, *columns)
         found = (np.broadcast_to(np.asarray(column, np.int64), which.shape)[which] for column in told)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.messages import COMM_KERNEL, Message, operation
-from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, Profile, Wholes
+from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, RankProfile, Wholes
 from ..measure.intervals import Interval, Merged, union
 
 Rows = NDArray[np.intp]
@@ -30,7 +30,7 @@ _LONG_LEAD = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class WorkRows:
     """Work of a rank: rows of a profile, in order of start. On a CPU, operators and events of gloo's threads."""
 
     compute: Rows
@@ -46,7 +46,7 @@ class Work:
         return np.sort(np.concatenate([self.compute, self.comm, self.copies]))
 
 
-def work_of(profile: Profile) -> Work:
+def work_of(profile: RankProfile) -> WorkRows:
     """Return the work of the device that did most, or of the host if no work of a device is recorded."""
     device = profile.rows(KERNEL, COPY, SET)
     if len(device):
@@ -60,25 +60,25 @@ def work_of(profile: Profile) -> Work:
     is_comm = comm_name[profile.name[device]] | np.isin(device, list(profile.messages))
     is_kernel = profile.kind[device] == KERNEL
     is_comm |= ~is_kernel & profile.matching(_PEER)[profile.name[device]]
-    return Work(
+    return WorkRows(
         compute=device[is_kernel & ~is_comm], comm=device[is_comm], copies=device[~is_kernel & ~is_comm],
         on_device=True, launch=launch, calls=device[:0],
     )  # fmt: skip
 
 
-def _length(profile: Profile, rows: Rows) -> Wholes:
+def _length(profile: RankProfile, rows: Rows) -> Wholes:
     return profile.end_ns[rows] - profile.start_ns[rows]
 
 
-def _host_work(profile: Profile, launch: Rows) -> Work:
+def _host_work(profile: RankProfile, launch: Rows) -> WorkRows:
     operators, notes = profile.rows(OPERATOR), profile.rows(NOTE)
     comm = notes[profile.matching(_HOST_COMM)[profile.name[notes]]]
     compute = operators[~profile.matching(_ENQUEUE)[profile.name[operators]]]
     calls = operators[profile.matching(_CALL)[profile.name[operators]]]
-    return Work(compute=compute, comm=comm, copies=calls[:0], on_device=False, launch=launch, calls=calls)
+    return WorkRows(compute=compute, comm=comm, copies=calls[:0], on_device=False, launch=launch, calls=calls)
 
 
-def _launches(profile: Profile, device: Rows) -> Rows:
+def _launches(profile: RankProfile, device: Rows) -> Rows:
     """Return the launch of each row; by correlation, which calls of the runtime and work of the device share."""
     calls = profile.rows(RUNTIME)
     calls = calls[profile.correlation[calls] >= 0]
@@ -92,7 +92,7 @@ def _launches(profile: Profile, device: Rows) -> Rows:
     return launch
 
 
-def windows_of(profile: Profile, work: Work) -> dict[int | None, Interval]:
+def windows_of(profile: RankProfile, work: WorkRows) -> dict[int | None, Interval]:
     """Return the windows of steps: on a device, from the first work that a step launched to that of the next one.
 
     Without steps there is one window, None: from the first to the last work.
@@ -126,11 +126,11 @@ def _numbered(steps: dict[int, Interval]) -> dict[int | None, Interval]:
     return {step: steps[step] for step in sorted(steps)}
 
 
-def _extent(profile: Profile, rows: Rows | slice) -> Interval:
+def _extent(profile: RankProfile, rows: Rows | slice) -> Interval:
     return int(profile.start_ns[rows].min()), int(profile.end_ns[rows].max())
 
 
-def _whole(profile: Profile, work: Work) -> Interval:
+def _whole(profile: RankProfile, work: WorkRows) -> Interval:
     start_ns, end_ns = _extent(profile, work.rows)
     if (work.launch[work.rows] < 0).all():  # nothing shows which part of the recording the work belongs to
         return int(profile.start_ns.min()), int(profile.end_ns.max())
@@ -141,7 +141,7 @@ def _whole(profile: Profile, work: Work) -> Interval:
     return start_ns, end_ns
 
 
-def _launched(profile: Profile, work: Work, host: dict[int, Interval]) -> dict[int, Interval]:
+def _launched(profile: RankProfile, work: WorkRows, host: dict[int, Interval]) -> dict[int, Interval]:
     rows = work.rows
     rows = rows[work.launch[rows] >= 0]
     at_ns = profile.start_ns[work.launch[rows]]
@@ -153,7 +153,7 @@ def _launched(profile: Profile, work: Work, host: dict[int, Interval]) -> dict[i
     return found
 
 
-def merged(profile: Profile, rows: Rows) -> Merged:
+def merged(profile: RankProfile, rows: Rows) -> Merged:
     """Return the union of the intervals of some rows."""
     return union(profile.start_ns[rows], profile.end_ns[rows])
 
@@ -163,7 +163,7 @@ def joined(*parts: Merged) -> Merged:
     return union(np.concatenate([each.start_ns for each in parts]), np.concatenate([each.end_ns for each in parts]))
 
 
-def outermost(profile: Profile, operators: Rows) -> Rows:
+def outermost(profile: RankProfile, operators: Rows) -> Rows:
     """Return the operators that are inside no other of their thread."""
     found = [np.empty(0, np.intp)]
     for thread in np.unique(profile.thread[operators]).tolist():
@@ -172,13 +172,13 @@ def outermost(profile: Profile, operators: Rows) -> Rows:
     return np.concatenate(found)
 
 
-def is_outermost(profile: Profile, rows: Rows) -> NDArray[np.bool_]:
+def is_outermost(profile: RankProfile, rows: Rows) -> NDArray[np.bool_]:
     """Return which rows of one thread, in order of start and the longest first, are inside no other of them."""
     until_ns = np.maximum.accumulate(profile.end_ns[rows])
     return np.concatenate([[True], profile.start_ns[rows][1:] >= until_ns[:-1]])
 
 
-def messages_of(profile: Profile, comm: Rows) -> list[Message]:
+def messages_of(profile: RankProfile, comm: Rows) -> list[Message]:
     """Return the message of each row of communication, with its number in its kind and group.
 
     Without fields of the profiler, the name shows the operation; of ours, the call of c10d around it shows the size.
@@ -206,7 +206,7 @@ def messages_of(profile: Profile, comm: Rows) -> list[Message]:
     return messages
 
 
-def issues_of(profile: Profile, work: Work, messages: Sequence[Message]) -> Rows:
+def issues_of(profile: RankProfile, work: WorkRows, messages: Sequence[Message]) -> Rows:
     """Return for each row of a host's communication the call of c10d that issued it, or -1.
 
     Threads of gloo do not name the call; the last events of an operation belong to its last calls, in their order.
@@ -224,7 +224,7 @@ def issues_of(profile: Profile, work: Work, messages: Sequence[Message]) -> Rows
     return issues
 
 
-def lost_launches(profile: Profile, work: Work, calls: Rows) -> Rows:
+def lost_launches(profile: RankProfile, work: WorkRows, calls: Rows) -> Rows:
     """Return which calls launched work that is not recorded; in a graph's capture a launch only records.
 
     A call of the driver inside one of the runtime launches the same work, which names one of them.
@@ -246,7 +246,7 @@ def lost_launches(profile: Profile, work: Work, calls: Rows) -> Rows:
     return np.concatenate(parts)
 
 
-def notes_of(profile: Profile, work: Work) -> list[str]:
+def notes_of(profile: RankProfile, work: WorkRows) -> list[str]:
     """Return the facts that the file cannot show, and why."""
     notes = []
     if profile.cut:
