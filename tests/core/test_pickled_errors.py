@@ -38,6 +38,7 @@ _OF_TYPE: dict[str, object] = {
     "OSError": OSError(28, "No space left on device"),
     "str": "text",
     "int": 3,
+    "bool": True,
     "int | None": 4,
     "float": 1.5,
     "float | None": 2.5,

@@ -130,7 +130,7 @@ def test_from_threads_and_between_processes() -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (lambda r: r.all_reduce({}), "x: there is no array in it"),
+        (lambda r: r.all_reduce({}), "x: there is no array in it; expected an array, or lists and dicts of arrays"),
         (
             lambda r: r.all_reduce([np.ones(1)], out=np.ones(1)),
             "x: a list or dict of arrays takes neither out= nor counts=; leave them out",

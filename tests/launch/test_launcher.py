@@ -269,7 +269,7 @@ sys.exit("the reason")
     code, _, err = job(program).end()
     lines = err.splitlines()
     assert (code, lines[0], len(lines)) == (1, "the reason", 2)
-    assert lines[1].startswith("overlap: node 1 ")
+    assert lines[1].startswith("overlap: process 1 ")
 
 
 @pytest.mark.slow

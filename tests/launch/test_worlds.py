@@ -197,7 +197,7 @@ FAILURES = {
     ),
     "leaves": ("return", 1, "rank 3 finished its program while rank [0-2].* needs it in all_gather #3"),
     "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "process 1.*SIGKILL"),
-    "exits with 0": ("os._exit(0)", 1, r"node 1 .* exited with code 0 before its world had ended, as os"),
+    "exits with 0": ("os._exit(0)", 1, r"process 1 .* exited with code 0 before its world had ended, as os"),
     "exits with 3": ("os._exit(3)", 3, "process 1.* 3"),
 }
 EVERYDAY = ("is killed",)  # that an error is told last is a test of the launcher, too

@@ -138,7 +138,11 @@ def test_the_short_cut_is_priced(run):
             UsageError,
             "^--ranks: '0' is one rank, ",
         ),
-        (("broadcast", "--bytes", "8", "--cluster", "trn1.2xlarge", "--root", "2"), UsageError, "root: 2"),
+        (
+            ("broadcast", "--bytes", "8", "--cluster", "trn1.2xlarge", "--root", "2"),
+            UsageError,
+            "root: expected a rank of the group, 0 to 1, got 2",
+        ),
     ],
 )
 def test_mistakes(run, words, error, message):

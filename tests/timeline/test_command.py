@@ -139,7 +139,7 @@ def test_html_stands_alone(command, training, tmp_path, monkeypatch):
         (("--ranks", "0-99999999"), "--ranks: '0-99999999' makes more than 1000000 ranks"),
         (("--ranks", "2-4"), "ranks: 3-4 not recorded here; recorded are 0-2"),
         (("--width", "39"), "--width: 39 is too narrow; at least 40 columns are needed"),
-        (("--html", "/nowhere/x.html"), "--html: cannot write into /nowhere"),
+        (("--html", "/nowhere/x.html"), "--html: cannot write into /nowhere; name a folder of yours"),
     ],
 )
 def test_user_errors_are_one_line(command, argv, message):
