@@ -256,7 +256,7 @@ class LinkedEndpoint(StartingEndpoint, Generic[TransportType]):
 
     @property
     def patience(self) -> Patience | None:
-        """How long to poll with `catch_up` before sleeping; None: not at all."""
+        """Limit of polling with `catch_up` before sleep; None: no polling."""
         return self._transport.patience
 
     def lanes(self, choices: Sequence[tuple[int, int]]) -> list[Lane]:

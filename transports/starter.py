@@ -119,7 +119,7 @@ class Starter(ABC):
 
     @property
     def patience(self) -> Patience | None:
-        """How long to poll with `catch_up` before sleeping; None where polling never helps."""
+        """Limit of polling with `catch_up` before sleep; None where polling never helps."""
         return None
 
     @property

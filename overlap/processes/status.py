@@ -33,7 +33,7 @@ LONGEST_BYTES = 6 * LONGEST_TEXT + 16 * 1024  # of a record: JSON makes at most 
 
 
 class Guilt(IntEnum):
-    """How guilty a process is of the end of its world, most first: by cause, not by clock."""
+    """Guilt of a process in the end of its world, most first: by cause, not by clock."""
 
     CAUSE = 0  # its error began there
     VICTIM = 1  # it ended because of another

@@ -29,7 +29,8 @@ class Epoch:
     survives: bool = False  # Whether another epoch follows the loss of a process
     number: int = 0  # 0 at first, then the number of losses so far that have ended an epoch
     step: int = 0  # The last step that is applied on all ranks: training goes on after it
-    members: tuple[int, ...] = ()  # The processes of this world, by their numbers in the first one; spares follow those
+    # Processes of this world, by their numbers in the first one, which spares follow; empty without `--survive`.
+    members: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()  # Ranks that have joined and have no state yet, the last ones; rank 0 has the state
     # Values that outlive the epoch on this rank, by names of the program.
     memory: dict[str, Any] = field(default_factory=dict)

@@ -43,18 +43,18 @@ def is_end(error: Exception) -> bool:
     return cause.type_name in _NAMES if isinstance(cause, RemoteError) else isinstance(cause, _ENDS)
 
 
-def description(before: EpochWorld, after: EpochWorld, reason: str, *, full: int) -> str:
+def description(before: EpochWorld, after: EpochWorld, reason: str = "", *, full: int) -> str:
     """Return the line for the user on a new epoch.
 
     Args:
         before: The world that has ended.
         after: The next one.
-        reason: Of the end.
+        reason: Reason of the end; empty where a line must be short.
         full: Size of the first world, if there were spares.
     """
     lost = [member for member in before.members if member not in after.members]
     joined = [member for member in after.members if member not in before.members]
-    parts = [f"lost {_processes(lost)}: {reason}"] if lost or not joined else []
+    parts = [f"lost {_processes(lost)}" + (f": {reason}" if reason else "")] if lost or not joined else []
     parts += [f"{_processes(joined)} join{'s' * (len(joined) == 1)}"] if joined else []
     going = f"going on with {len(after.members)} of {len(before.members)} processes"
     going += f" after step {after.step}" if after.step else ""

@@ -142,7 +142,7 @@ class SurvivingRun:
             self.witness.program(program_here())
         self._joined_late = False  # as a spare
         self._finished: dict[int, object] = {}
-        self._reason = "joined"  # Beginning of the present epoch, for the timeline
+        self._change = "joined"  # Members that were lost and that joined, for the timeline
         self._used: list[socket.socket] = []  # listened in earlier worlds
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class SurvivingRun:
         def begin(world: World) -> None:
             self.state = State.TRAINS
             if self.world.epoch:
-                world.show(f"epoch {self.world.epoch}: {self._reason}")
+                world.show(f"epoch {self.world.epoch}: {self._change}")
             begun(world)
             first, size = self.world.members[0], len(self.world.members)
             if self._wanted.spares and self.member == first and size < self._size:
@@ -303,9 +303,9 @@ class SurvivingRun:
         reports = await self.witness.on(lambda: self.witness.reports(before.epoch, record.members))
         self._follow_to(record, state_of(self.member, before, record, reported=True), reports)
         spares = self._size if self._wanted.spares else 0
-        self._reason = description(before, record, in_one_line(loss), full=spares)
+        self._change = description(before, record, full=spares)
         if record.members[0] == self.member:
-            notify(self._reason)
+            notify(description(before, record, in_one_line(loss), full=spares))
         return None
 
     def _has_state(self, epoch: Epoch) -> bool:
