@@ -22,7 +22,7 @@ from transports.starter import Starter
 _PATIENCE_S = 2.0
 
 
-class Link(ABC):
+class PeerLink(ABC):
     """The connection to one other process.
 
     Args:
@@ -75,8 +75,8 @@ class Link(ABC):
         return max(progress, default=0) >= self.progress
 
 
-LinkType = TypeVar("LinkType", bound=Link)
-Made = TypeVar("Made", bound=Link)
+LinkType = TypeVar("LinkType", bound=PeerLink)
+Made = TypeVar("Made", bound=PeerLink)
 
 
 class LinkedTransport(Transport, Generic[LinkType]):
@@ -240,10 +240,8 @@ class LinkedEndpoint(StartingEndpoint, Generic[TransportType]):
         self._transport = transport
 
     @abstractmethod
-    def watching(
-        self, lanes: Sequence[Lane], free_bits: int, notify: Callable[[], None]
-    ) -> AbstractContextManager[None]:
-        """Call a function, for the length of a block, whenever a message on some lanes or a loss may have arrived."""
+    def watching(self, lanes: Sequence[Lane], notify: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call a function, for the length of a block, whenever a message of the senders or a loss may have arrived."""
 
     @abstractmethod
     def check(self, lane: Lane) -> None:
@@ -271,7 +269,7 @@ class LinkedEndpoint(StartingEndpoint, Generic[TransportType]):
         """Wait until a message of the choices is announced."""
         lanes, changed = self.lanes(choices), trio.Event()
         await trio.lowlevel.checkpoint()
-        with self.watching(lanes, free_bits, lambda: changed.set()):
+        with self.watching(lanes, lambda: changed.set()):
             while (envelope := self.announced(choices, free_bits=free_bits)) is None:
                 for lane in lanes:
                     self.check(lane)

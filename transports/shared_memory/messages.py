@@ -13,7 +13,7 @@ from transports.matching import Lane, any_of
 from transports.patience import Patience
 from transports.shared_memory.engine import EngineDoor
 from transports.shared_memory.memory_link import MemoryLink
-from transports.starter import Call
+from transports.starter import Request
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine
@@ -58,10 +58,10 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
             free_bits: Number of low bits of a tag that are ignored.
         """
         assert self.engine is not None, "it is open"
-        for _, _, lane, tag, nbytes in sorted(self.engine.announced(rank)):
+        for since_ns, _, lane, tag, nbytes in sorted(self.engine.announced(rank)):
             src = lane >> 32
             if any_of((src, rank, tag), free_bits) in lanes:
-                return Envelope(src=src, dst=rank, tag=tag, nbytes=nbytes)
+                return Envelope(src=src, dst=rank, tag=tag, nbytes=nbytes, since_ns=since_ns)
         return None
 
     def statistics(self) -> Statistics:
@@ -77,8 +77,8 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
     """The end of one rank."""
 
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
-    ) -> Call | None:
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+    ) -> Request | None:
         """Write the message into the ring up to its room; the engine writes the rest."""
         view, lane = as_bytes(data), (self.rank, dst, tag)
         return self._transport.link(lane, dst).begin_send(lane, view, priority, done)
@@ -90,9 +90,9 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         out: Buffer | None,
         nbytes: int,
         *,
-        done: Callable[[Call], None],
+        done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
-    ) -> Call:
+    ) -> Request:
         """Let the engine receive."""
         view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
         return self._transport.link(lane, src).begin_receive(lane, view, nbytes, done)
@@ -126,9 +126,7 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         if link.gone is not None:
             raise link.loss(lane)
 
-    def watching(
-        self, lanes: Sequence[Lane], free_bits: int, notify: Callable[[], None]
-    ) -> AbstractContextManager[None]:
+    def watching(self, lanes: Sequence[Lane], notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Call a function, for the length of a block, whenever a message or a loss may have arrived."""
         door = self._transport.door
         assert door is not None, "it is open"
