@@ -27,13 +27,14 @@ from ..flight.folder import attempt
 from ..notice import notify
 from .control_plane import ControlPlane
 from .identity import WORLDS, RendezvousConfig
+from .inbox import MemberLostError
 from .join import join
-from .member import MemberLostError, Membership
+from .member import Membership
 from .messages import MemberLost
 from .place import Place
 from .secret import user_secret
 from .silence import SilenceLimits, identity
-from .status import Entering, Leaving, tell_launcher
+from .status import Entering, Leaving, report_to_launcher
 
 # How long the first process stays for the others to leave; whatever they still compute, they have been told.
 LEAVE_S = 10.0
@@ -110,8 +111,8 @@ async def _joined(
     config = await rendezvous(place, world, machine, run)
     each = place.ranks_per_process
     with _told(world + 1, each):
-        on_joined = partial(tell_launcher, Entering(world=world + 1, joined=True, ranks_each=each))
-        async with met(place, config, run, wires=wires, on_joined=on_joined, on_lost=tell_launcher) as found:
+        on_joined = partial(report_to_launcher, Entering(world=world + 1, joined=True, ranks_each=each))
+        async with met(place, config, run, wires=wires, on_joined=on_joined, on_lost=report_to_launcher) as found:
             yield found
 
 
@@ -163,11 +164,11 @@ async def met(
 @contextmanager
 def _told(world: int, ranks_each: int) -> Iterator[None]:
     """Tell the launcher of a world that this process enters, and that it is done with it."""
-    tell_launcher(Entering(world=world, joined=False, ranks_each=ranks_each))
+    report_to_launcher(Entering(world=world, joined=False, ranks_each=ranks_each))
     try:
         yield
     finally:
-        tell_launcher(Leaving(world=world))
+        report_to_launcher(Leaving(world=world))
 
 
 async def _agreed(config: RendezvousConfig, membership: Membership) -> RendezvousConfig:

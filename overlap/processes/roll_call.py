@@ -64,7 +64,7 @@ async def call_roll(
     roll, began_s = _Roll(what, report), trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(trio.serve_listeners, roll.meet, [listener]))
-        nursery.start_soon(roll.tell_who_is_missing)
+        nursery.start_soon(roll.report_missing)
         with trio.move_on_after(what.timeout_s * _LAST_CALL):
             await roll.count(what.members)
         with trio.move_on_after(what.timeout_s * (1 - _LAST_CALL)):
@@ -78,7 +78,7 @@ async def call_roll(
             present = Present(index=here.index(node), nodes=len(here), attempt=attempt)
             return present if enough else Refused(reason=reason)
 
-        await roll.tell_all(answer)
+        await roll.send_answers(answer)
         nursery.cancel_scope.cancel()
     if not enough:
         raise JoinError(reason, missing=missing)
@@ -105,7 +105,7 @@ class _Roll:
         """Nodes that are not there."""
         return [node for node in range(self._what.members) if node not in self.here]
 
-    async def tell_who_is_missing(self) -> None:
+    async def report_missing(self) -> None:
         """Report the missing nodes every few seconds."""
         while True:
             await trio.sleep(_PROGRESS_S)
@@ -152,7 +152,7 @@ class _Roll:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def tell_all(self, answer: Callable[[int], Message]) -> None:
+    async def send_answers(self, answer: Callable[[int], Message]) -> None:
         """Give each its answer; one that cannot take it has gone, which its process will show."""
         for node, stream in list(self._streams.items()):
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(_SLACK_S):

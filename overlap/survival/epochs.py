@@ -21,7 +21,7 @@ from ..processes.connect import count_world
 from ..processes.life import Keeper, WorldSetup, alone, among, live
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
-from ..processes.status import Entering, Leaving, tell_launcher
+from ..processes.status import Entering, Leaving, report_to_launcher
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
@@ -150,7 +150,7 @@ class SurvivingRun:
         _last[:] = [self.world]
         self.witness.close()
         if self._joined_late:  # members report the first world that they join
-            tell_launcher(Leaving(world=1))
+            report_to_launcher(Leaving(world=1))
         for listener in (self._listener, *self._used):
             listener.close()
 
@@ -169,7 +169,7 @@ class SurvivingRun:
         self._follow_to(record, state_of(self.member, None, record, reported=False), reports)
         self._joined_late = True
         count_world()
-        tell_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
+        report_to_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
         return True
 
     # -- one epoch -----------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class SurvivingRun:
 
     def _pass_on(self, lost: MemberLost) -> None:
         """Tell the launcher of a lost process, by the number that the launcher knows."""
-        tell_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
+        report_to_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
 
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
         """Give up joining when a process has ended that is waited for, has given up itself, or does not come."""
