@@ -162,9 +162,14 @@ class Meeting(Generic[Result]):
         detail = f", {hello.role} {hello.detail!r}" if hello.detail else ""
         return f"process {hello.member}{detail} is not expected to call process {self.identity.member}"
 
-    def admit(self, hello: Hello, index: int) -> Hello | str:
-        """Reserve a place for a member that dials; return the answer, or the reason of the refusal."""
-        place = hello.member, index
+    def admit(self, admitted: list[Place], hello: Hello) -> Hello | str:
+        """Reserve a place for a member that dials; return the answer, or the reason of the refusal.
+
+        Args:
+            admitted: List to which the reserved place is added.
+            hello: Introduction of the member; its detail is the index of the place.
+        """
+        place = hello.member, int(hello.detail) if hello.detail.isdecimal() else -1
         if reason := self.stranger(hello):
             return reason
         if place not in self._places or hello.member >= self.identity.member:
@@ -172,6 +177,7 @@ class Meeting(Generic[Result]):
         if place in self._reserved:
             return f"{hello.role} {hello.detail} of process {hello.member} has already joined"
         self._reserved.add(place)
+        admitted.append(place)
         return self.hello(hello.detail)
 
     def release(self, place: Place) -> None:

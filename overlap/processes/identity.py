@@ -40,6 +40,8 @@ class JoinError(OverlapError):
 class Joiner(Identity):
     """A process that joins a world, or a launcher that joins a job."""
 
+    endpoint: Endpoint  # Where member 0 listens
+
     def __post_init__(self) -> None:
         if not 0 <= self.member < self.members:
             raise UsageError(f"member: must be 0 ... {self.members - 1}, got {self.member}")
@@ -57,7 +59,6 @@ class Joiner(Identity):
 class RendezvousConfig(Joiner):
     """Configuration of a process that joins a world: its identity, the endpoint, and time limits."""
 
-    endpoint: Endpoint  # Where the host listens
     # Whether this process has been in no world yet, and so may join any attempt of the job; a process of an earlier
     # attempt that has been in a world is refused.
     fresh: bool = False

@@ -21,6 +21,7 @@ from ..processes.connect import count_world
 from ..processes.life import Keeper, WorldSetup, alone, among, live
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
+from ..processes.sockets import listening, local_address
 from ..processes.status import Entering, Leaving, report_to_launcher
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
@@ -28,7 +29,7 @@ from ..runtime.world import World
 from ..timeline.sequence import in_first_world
 from .agreement import EpochWorld, State, has_state, is_minority, lost_members, proposal_of, state_of
 from .endings import EpochClosedError, NotMetError, SpareReadyError, StateLostError, description, is_end
-from .hosts import has_several_hosts, listening_at, local_address, witness_folder, witness_of
+from .hosts import has_several_hosts, witness_folder, witness_of
 from .spare import program_here, until, wait_for_world
 from .witness import Report, Witness
 
@@ -132,7 +133,7 @@ class SurvivingRun:
         self.witness = witness_of(
             folder, attempt(), self._number, self.member, self.world, address=self._address, limit_s=wanted.lost_after_s
         )
-        self.place, self._listener, self._size = place, listening_at(self._address), place.processes
+        self.place, self._listener, self._size = place, listening(self._address), place.processes
         self._each_host = place.processes // place.nodes
         state_dir = wanted.state_dir or str(folder / "state")
         self._wanted = wanted.changed(place.source, ranks=place.world_size, state_dir=state_dir)
@@ -290,7 +291,7 @@ class SurvivingRun:
         step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=before.step)
         if self.place.listener is not None and before.epoch:  # whoever met in this world may still listen there
             self._used.append(self._listener)
-            self._listener = listening_at(self._address)
+            self._listener = listening(self._address)
         host, port = self._listener.getsockname()[:2]
         report = Report(step=step, endpoint=(host, port), lacks=not all(map(self._has_state, self.epochs)))
         await self.witness.on(lambda: self.witness.report(before.epoch, report))
