@@ -6,7 +6,9 @@ Wrappers, and transports of other packages, have awaiting calls only: `TaskStart
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from threading import get_ident
 from typing import TypeAlias
@@ -22,7 +24,7 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from transports.base import Endpoint, check_length
+from transports.base import Endpoint, Envelope, check_length
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import TransportClosedError, TransportError
 from transports.starter import Request, Starter
@@ -56,6 +58,30 @@ class StartingEndpoint(Endpoint, Starter):
         call = self.begin_recv(src, tag, None, nbytes, done=end.notify)
         await end.wait(call)
         return call.delivery()
+
+
+class AnnouncingEndpoint(StartingEndpoint):
+    """An endpoint that knows announced messages; it waits for one until `announced` returns it."""
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        """Wait until a message of the choices is announced."""
+        self.announced(choices, free_bits=free_bits)  # raises the errors of the arguments at once
+        changed = trio.Event()
+        await trio.lowlevel.checkpoint()
+        with self.watching([src for src, _ in choices], lambda: changed.set()):
+            while (envelope := self.announced(choices, free_bits=free_bits)) is None:
+                for src, tag in choices:
+                    self.check((src, self.rank, tag))
+                await changed.wait()
+                changed = trio.Event()
+        return envelope
+
+    @abstractmethod
+    def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call a function, for the length of a block, whenever a message of the sources or a loss may have arrived."""
+
+    def check(self, lane: tuple[int, int, int]) -> None:
+        """Raise `LinkLostError` if the process of a source is lost."""
 
 
 class _AwaitedEnd:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
@@ -191,8 +191,8 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         self._transport.link(lane, lane[0]).engine.check(lane)
 
     @contextmanager
-    def watching(self, lanes: Sequence[Lane], notify: Callable[[], None]) -> Iterator[None]:
-        links = dict.fromkeys(self._transport.link(lane, lane[0]) for lane in lanes)
+    def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> Iterator[None]:
+        links = dict.fromkeys(self._transport.link((src, self.rank, 0), src) for src in sources)
         for link in links:
             link.engine.incoming.watchers.append(notify)
         try:

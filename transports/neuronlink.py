@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from operator import attrgetter
 from time import perf_counter_ns
@@ -20,7 +20,7 @@ import trio
 from trio.lowlevel import cancel_shielded_checkpoint, current_trio_token, start_thread_soon
 
 from transports.base import Endpoint, Envelope, Statistics, Transport, check_choices, check_tag, describe_ranks
-from transports.blocking import StartingEndpoint
+from transports.blocking import AnnouncingEndpoint
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.factory import Bootstrap
 from transports.failures import ArgumentError, LengthMismatchError, TransportClosedError, TransportError
@@ -143,7 +143,7 @@ class _Mailbox:
     Attributes:
         sends: Sends without a receive.
         receives: Receives without a send.
-        watchers: Events to set when a send arrives or the transport closes.
+        watchers: Functions to call when a send arrives or the transport closes.
     """
 
     __slots__ = ("receives", "sends", "watchers")
@@ -151,13 +151,12 @@ class _Mailbox:
     def __init__(self) -> None:
         self.sends: dict[_Key, deque[_NeuronLinkRequest]] = {}
         self.receives: dict[_Key, deque[_NeuronLinkRequest]] = {}
-        self.watchers: list[trio.Event] = []
+        self.watchers: list[Callable[[], None]] = []
 
     def changed(self) -> None:
-        """Wake the tasks that wait for any message."""
-        watchers, self.watchers = self.watchers, []
-        for watcher in watchers:
-            watcher.set()
+        """Notify the tasks that wait for any message."""
+        for notify in tuple(self.watchers):
+            notify()
 
 
 def _pop(queues: dict[_Key, deque[_NeuronLinkRequest]], key: _Key) -> _NeuronLinkRequest:
@@ -312,7 +311,7 @@ def factory(bootstrap: Bootstrap) -> NeuronLink:
     return NeuronLink(bootstrap.ranks)
 
 
-class _NeuronLinkEndpoint(StartingEndpoint):
+class _NeuronLinkEndpoint(AnnouncingEndpoint):
     """The end of one rank. Both orders of arrival end in `NeuronLink.match`."""
 
     def __init__(self, link: NeuronLink, rank: int) -> None:
@@ -362,19 +361,14 @@ class _NeuronLinkEndpoint(StartingEndpoint):
         oldest = min(first, key=attrgetter("since_ns"), default=None)
         return oldest.envelope(self.rank) if oldest is not None else None
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        check_choices(choices)
-        box, *_ = [self._link.mailbox(src, self.rank, src, tag) for src, tag in choices]
-        await trio.lowlevel.checkpoint()
-        while (envelope := self.announced(choices, free_bits=free_bits)) is None:
-            changed = trio.Event()
-            box.watchers.append(changed)
-            try:
-                await changed.wait()
-            finally:
-                if changed in box.watchers:
-                    box.watchers.remove(changed)
-        return envelope
+    @contextmanager
+    def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> Iterator[None]:
+        watchers = self._link.mailbox(self.rank, self.rank, self.rank, 0).watchers
+        watchers.append(notify)
+        try:
+            yield
+        finally:
+            watchers.remove(notify)
 
 
 def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], _: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
@@ -93,12 +93,8 @@ class Router(Transport):
             unmatched_receives=tuple(envelope for part in parts for envelope in part.unmatched_receives),
         )
 
-    def open(self) -> AbstractAsyncContextManager[Self]:
-        """Keep all parts open."""
-        return self._open_parts()
-
     @asynccontextmanager
-    async def _open_parts(self) -> AsyncIterator[Self]:
+    async def _open(self) -> AsyncIterator[Self]:
         async with AsyncExitStack() as stack:
             for part in self.parts:
                 await stack.enter_async_context(part.open())

@@ -19,11 +19,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
 class Dialler:
-    """Attempts to connect to the endpoint of a joining process, and to shake hands there: processes start in any order.
+    """Attempts of a process to connect to the endpoint of its world and to shake hands: processes start in any order.
 
     Args:
-        joiner: The joining process, or launcher.
-        hello: Introduction of the process.
+        joiner: The process, or launcher.
+        hello: Its introduction.
         name: Name of the listener, for errors.
         outage_s: The connection breaks if its host answers nothing for this long.
         retried: Failures of a handshake after which another attempt may succeed.
@@ -42,15 +42,16 @@ class Dialler:
         outage_s: float = OUTAGE_S,
         retried: Collection[Why] = ("left", "silent"),
     ) -> None:
-        self.listener: str = f"{name} at {format_endpoint(joiner.endpoint)}"
+        self._name, self._endpoint = name, format_endpoint(joiner.endpoint)
+        self.listener: str = f"{name} at {self._endpoint}"
         self.obstacle: str = "no attempt came to an end"
-        self._joiner, self._hello, self._name, self._outage_s, self._retried = joiner, hello, name, outage_s, retried
+        self._joiner, self._hello, self._outage_s, self._retried = joiner, hello, outage_s, retried
 
-    async def reach(self, refusal: Callable[[Hello], str] = lambda hello: "") -> trio.abc.Stream:
+    async def reach(self, obstacle: Callable[[Hello], str] = lambda hello: "") -> trio.abc.Stream:
         """Return a connection on which both sides have shaken hands.
 
         Args:
-            refusal: Returns why another attempt is needed, given the listener's hello; empty if none is.
+            obstacle: Returns why another attempt is needed, given the listener's hello; empty if none is.
 
         Raises:
             JoinError: The listener has refused this process.
@@ -59,7 +60,7 @@ class Dialler:
         while True:
             try:
                 stream, hello = await self._connect()
-                self.obstacle = refusal(hello)
+                self.obstacle = obstacle(hello)
                 if not self.obstacle:
                     return stream
                 await trio.aclose_forcefully(stream)
@@ -72,12 +73,10 @@ class Dialler:
 
     def too_late(self, within_s: float) -> JoinError:
         """Return the error of a timeout."""
-        endpoint = format_endpoint(self._joiner.endpoint)
-        reason = f"{self._name} could not be reached at {endpoint} within {within_s:g} s: {self.obstacle}"
-        return JoinError(reason, missing=[0])
+        within = f"at {self._endpoint} within {within_s:g} s"
+        return JoinError(f"{self._name} could not be reached {within}: {self.obstacle}", missing=[0])
 
     async def _connect(self) -> tuple[trio.abc.Stream, Hello]:
-        """Connect and shake hands once; return the connection, and the listener's hello."""
         joiner = self._joiner
         try:
             with trio.fail_after(_DIAL_LIMIT_S):

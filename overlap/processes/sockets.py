@@ -12,6 +12,8 @@ from pathlib import Path
 
 import trio
 
+from transports.meeting import keep_alive
+
 from ..errors import OverlapError, UsageError
 
 Endpoint = tuple[str, int]
@@ -19,8 +21,6 @@ Endpoint = tuple[str, int]
 #: How long an outage of the network may last, unless a run says otherwise: a host that cannot be reached is named soon.
 OUTAGE_S = 4.0
 
-#: Keep-alive of an idle connection: after the first second, a probe each second.
-_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S = 1, 1
 #: Lost packets are sent again at least this often, so that a connection goes on soon after its link is back. By
 #: default each pause is twice as long as the one before: a link that was down for 7 s is used after 12.6 (RFC 6298).
 _LONGEST_REPEAT_MS = 1000
@@ -150,17 +150,7 @@ def _first_cause(error: OSError) -> OSError:
 
 def tune(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
     """Let short messages leave at once, and let a connection break whose host answers nothing for `outage_s`."""
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
-        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
-        ("TCP_KEEPCNT", max(1, round(outage_s) - _KEEPALIVE_IDLE_S)),
-        ("TCP_USER_TIMEOUT", round(outage_s * 1000)),
-    ):
-        option = getattr(socket, name, None)  # not every system has all of them
-        if option is not None:
-            stream.setsockopt(socket.IPPROTO_TCP, option, value)
+    keep_alive(stream.setsockopt, outage_s, outage_s)
     if sys.platform == "linux":
         with suppress(OSError):  # an older kernel
             stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_REPEAT_MS)

@@ -35,7 +35,7 @@ class InTasks(Wrapper):
         return _InTasksEndpoint(endpoint, self.nursery)
 
     @asynccontextmanager
-    async def _open_inner(self) -> AsyncIterator[Self]:
+    async def _open(self) -> AsyncIterator[Self]:
         async with self.inner.open(), trio.open_nursery() as self.nursery:
             yield self
 

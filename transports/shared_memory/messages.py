@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -48,21 +48,6 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
     def take_in(self) -> bool:
         """Deliver events of the engine; return whether there were any. The event loop's thread only."""
         return self.door is not None and self.door.take_in()
-
-    def first_announced(self, rank: int, lanes: Collection[Lane], free_bits: int) -> Envelope | None:
-        """Return the oldest message for a rank on some lanes without a receive; None without one.
-
-        Args:
-            rank: A local rank.
-            lanes: Keys of the lanes, made by `any_of`.
-            free_bits: Number of low bits of a tag that are ignored.
-        """
-        assert self.engine is not None, "it is open"
-        for since_ns, _, lane, tag, nbytes in sorted(self.engine.announced(rank)):
-            src = lane >> 32
-            if any_of((src, rank, tag), free_bits) in lanes:
-                return Envelope(src=src, dst=rank, tag=tag, nbytes=nbytes, since_ns=since_ns)
-        return None
 
     def statistics(self) -> Statistics:
         """Return the unmatched sends and receives of local ranks."""
@@ -117,8 +102,13 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
         """Return the oldest message of the choices."""
-        lanes = {any_of(lane, free_bits) for lane in self.lanes(choices)}
-        return self._transport.first_announced(self.rank, lanes, free_bits)
+        lanes, engine = {any_of(lane, free_bits) for lane in self.lanes(choices)}, self._transport.engine
+        assert engine is not None, "it is open"
+        for since_ns, _, lane, tag, nbytes in sorted(engine.announced(self.rank)):
+            src = lane >> 32
+            if any_of((src, self.rank, tag), free_bits) in lanes:
+                return Envelope(src=src, dst=self.rank, tag=tag, nbytes=nbytes, since_ns=since_ns)
+        return None
 
     def check(self, lane: Lane) -> None:
         """Raise `LinkLostError` if the process of a source is lost."""
@@ -126,7 +116,7 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         if link.gone is not None:
             raise link.loss(lane)
 
-    def watching(self, lanes: Sequence[Lane], notify: Callable[[], None]) -> AbstractContextManager[None]:
+    def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Call a function, for the length of a block, whenever a message or a loss may have arrived."""
         door = self._transport.door
         assert door is not None, "it is open"
