@@ -38,7 +38,7 @@ from transports.faulty import Faulty, InjectedFault
 from transports.neuronlink import NeuronLink
 from transports.paced import LinkSpeed, Paced, by_kind
 from transports.router import Router
-from transports.starter import Call, Starter
+from transports.starter import Request, Starter
 from transports.wrappers import Recording, Sent
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentError",
     "Buffer",
-    "Call",
     "Delivery",
     "Efa",
     "Endpoint",
@@ -64,6 +63,7 @@ __all__ = [
     "NeuronLink",
     "Paced",
     "Recording",
+    "Request",
     "Router",
     "Sent",
     "SharedMemory",
@@ -84,11 +84,15 @@ _HOMES = {
     "Tls": "transports.tls",
 }
 
+_RENAMED: dict[str, type] = {"Call": Request, "Fault": InjectedFault}
+
 
 def __getattr__(name: str) -> object:
-    if name == "Fault":
-        warn("transports.Fault is now InjectedFault; the old name goes with the next version", DeprecationWarning, 2)
-        return InjectedFault
+    if name in _RENAMED:
+        successor = _RENAMED[name]
+        text = f"transports.{name} is now {successor.__name__}; the old name goes with the next version"
+        warn(text, DeprecationWarning, 2)
+        return successor
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -13,7 +13,7 @@ from trio.testing import assert_checkpoints
 from transports._checking import Scale, delivery_from, expect, message_of, require, settled
 from transports.base import TAG_LIMIT, Endpoint, Envelope
 from transports.buffers import Buffer
-from transports.starter import Call, Starter
+from transports.starter import Request, Starter
 
 
 async def names(a: Endpoint, b: Endpoint, scale: Scale) -> None:
@@ -90,7 +90,7 @@ async def _begun_in_order(a: Endpoint, b: Endpoint, starter: Starter) -> None:
                     await expect(b, a, 9, message, f"message {i}, which {first} was first to name")
 
 
-def _clear(buffer: bytearray, _: Call | None = None) -> None:
+def _clear(buffer: bytearray, _: Request | None = None) -> None:
     buffer[:] = bytes(len(buffer))  # the buffer is the sender's again
 
 
@@ -102,7 +102,7 @@ async def _begun_by_callbacks(a: Endpoint, b: Endpoint, starter: Starter, scale:
         if starter.begin_send(b.rank, i, buffers[i], priority=i % 3, done=partial(done, i)) is None:
             done(i, None)
 
-    def done(i: int, call: Call | None) -> None:
+    def done(i: int, call: Request | None) -> None:
         _clear(buffers[i])
         pending.remove(i)
         if (call is None or call.error is None) and i + len(messages) // 2 < len(messages):

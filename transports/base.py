@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -131,8 +132,8 @@ class Endpoint(ABC):
             free_bits: Number of low bits of the tag that are ignored in the comparison.
 
         Returns:
-            The message that was announced first, if the order is known. Otherwise senders take turns: none waits for
-            ever while others have messages.
+            The message that was announced first, see `Envelope.since_ns`; if the order is not known, of any sender, so
+            that none waits for ever while others have messages.
 
         Raises:
             ArgumentError: At once, for an unknown rank or a bad tag, or no choices.
@@ -153,6 +154,9 @@ class Envelope:
     dst: int
     tag: int
     nbytes: int
+    # Time of the arrival of an announced message, on the clock of `perf_counter_ns`: a receive from any source takes
+    # the oldest message, also of several transports. By default the time at which the envelope was made.
+    since_ns: int = field(default_factory=perf_counter_ns, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,9 @@ Wrappers, and transports of other packages, have awaiting calls only: `TaskStart
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from threading import get_ident
 from typing import TypeAlias
@@ -22,10 +24,10 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from transports.base import Endpoint, check_length
+from transports.base import Endpoint, Envelope, check_length
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import TransportClosedError, TransportError
-from transports.starter import Call, Starter
+from transports.starter import Request, Starter
 
 
 class StartingEndpoint(Endpoint, Starter):
@@ -58,6 +60,30 @@ class StartingEndpoint(Endpoint, Starter):
         return call.delivery()
 
 
+class AnnouncingEndpoint(StartingEndpoint):
+    """An endpoint that knows announced messages; it waits for one until `announced` returns it."""
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        """Wait until a message of the choices is announced."""
+        self.announced(choices, free_bits=free_bits)  # raises the errors of the arguments at once
+        changed = trio.Event()
+        await trio.lowlevel.checkpoint()
+        with self.watching([src for src, _ in choices], lambda: changed.set()):
+            while (envelope := self.announced(choices, free_bits=free_bits)) is None:
+                for src, tag in choices:
+                    self.check((src, self.rank, tag))
+                await changed.wait()
+                changed = trio.Event()
+        return envelope
+
+    @abstractmethod
+    def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call a function, for the length of a block, whenever a message of the sources or a loss may have arrived."""
+
+    def check(self, lane: tuple[int, int, int]) -> None:
+        """Raise `LinkLostError` if the process of a source is lost."""
+
+
 class _AwaitedEnd:
     """The end of one call, awaited by the task that issued it."""
 
@@ -68,7 +94,7 @@ class _AwaitedEnd:
         self._thread, self._token = get_ident(), trio.lowlevel.current_trio_token()
         self._cancelling = False
 
-    def notify(self, call: Call) -> None:
+    def notify(self, call: Request) -> None:
         """Wake the task, unless its cancellation has withdrawn the call."""
         if self._task is None or (self._cancelling and call.withdrawn):
             return
@@ -77,7 +103,7 @@ class _AwaitedEnd:
         else:  # a thread that runs in place of the event loop
             self._token.run_sync_soon(reschedule, self._task)
 
-    async def wait(self, call: Call | None) -> None:
+    async def wait(self, call: Request | None) -> None:
         """Wait until a call ends, and raise the error that it ended with."""
         if call is None or call.ended:
             await cancel_shielded_checkpoint()
@@ -115,11 +141,11 @@ class TaskStarter(Starter):
 
     def __init__(self, endpoint: Endpoint, spawn: Callable[..., None]) -> None:
         self._endpoint, self._spawn = endpoint, spawn
-        self._last: dict[_Lane, _TaskCall] = {}  # the last unfinished call of each lane
+        self._last: dict[_Lane, _TaskRequest] = {}  # the last unfinished call of each lane
 
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
-    ) -> Call | None:
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+    ) -> Request | None:
         """Start a task that sends."""
         return self._begin((True, dst), partial(self._endpoint.send, dst, tag, data, priority=priority), done)
 
@@ -130,9 +156,9 @@ class TaskStarter(Starter):
         out: Buffer | None,
         nbytes: int,
         *,
-        done: Callable[[Call], None],
+        done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
-    ) -> Call:
+    ) -> Request:
         """Start a task that receives."""
         receive: Callable[[], Awaitable[Delivery | None]] = (
             partial(self._delivered, src, tag, nbytes)
@@ -148,13 +174,15 @@ class TaskStarter(Starter):
             raise TransportError(f"recv of {name} must return the Delivery, and it returned {delivery!r}")
         return delivery
 
-    def _begin(self, lane: _Lane, run: Callable[[], Awaitable[Delivery | None]], done: Callable[[Call], None]) -> Call:
-        call = _TaskCall(self._last.get(lane), done)
+    def _begin(
+        self, lane: _Lane, run: Callable[[], Awaitable[Delivery | None]], done: Callable[[Request], None]
+    ) -> Request:
+        call = _TaskRequest(self._last.get(lane), done)
         self._last[lane] = call
         self._spawn(self._run, lane, call, run)
         return call
 
-    async def _run(self, lane: _Lane, call: _TaskCall, run: Callable[[], Awaitable[Delivery | None]]) -> None:
+    async def _run(self, lane: _Lane, call: _TaskRequest, run: Callable[[], Awaitable[Delivery | None]]) -> None:
         try:
             await call.run(run)
         finally:
@@ -163,12 +191,12 @@ class TaskStarter(Starter):
             call.end()
 
 
-class _TaskCall(Call):
+class _TaskRequest(Request):
     """A send or receive in a task of its own, which starts after the previous call of its lane has started."""
 
     __slots__ = ("_delivery", "_done", "_previous", "_scope", "_started", "ended", "error", "withdrawn")
 
-    def __init__(self, previous: _TaskCall | None, done: Callable[[Call], None]) -> None:
+    def __init__(self, previous: _TaskRequest | None, done: Callable[[Request], None]) -> None:
         self._previous, self._done = previous, done
         self._started, self._scope = trio.Event(), trio.CancelScope()
         self._delivery: Delivery | None = None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, Generic, Self, TypeVar
 
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
-from transports.base import TAG_LIMIT, Endpoint, Envelope, Transport, check_choices, check_tag, describe_ranks
-from transports.blocking import StartingEndpoint
+from transports.base import TAG_LIMIT, Endpoint, Transport, check_choices, check_tag, describe_ranks
+from transports.blocking import AnnouncingEndpoint
 from transports.failures import ArgumentError, TransportClosedError, TransportError
 from transports.matching import Lane
 from transports.patience import Patience
@@ -22,7 +22,7 @@ from transports.starter import Starter
 _PATIENCE_S = 2.0
 
 
-class Link(ABC):
+class PeerLink(ABC):
     """The connection to one other process.
 
     Args:
@@ -75,8 +75,8 @@ class Link(ABC):
         return max(progress, default=0) >= self.progress
 
 
-LinkType = TypeVar("LinkType", bound=Link)
-Made = TypeVar("Made", bound=Link)
+LinkType = TypeVar("LinkType", bound=PeerLink)
+Made = TypeVar("Made", bound=PeerLink)
 
 
 class LinkedTransport(Transport, Generic[LinkType]):
@@ -227,7 +227,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
 TransportType = TypeVar("TransportType", bound="LinkedTransport[Any]")
 
 
-class LinkedEndpoint(StartingEndpoint, Generic[TransportType]):
+class LinkedEndpoint(AnnouncingEndpoint, Generic[TransportType]):
     """The end of one rank of a transport with links.
 
     Args:
@@ -238,16 +238,6 @@ class LinkedEndpoint(StartingEndpoint, Generic[TransportType]):
     def __init__(self, transport: TransportType, rank: int) -> None:
         self.rank = rank
         self._transport = transport
-
-    @abstractmethod
-    def watching(
-        self, lanes: Sequence[Lane], free_bits: int, notify: Callable[[], None]
-    ) -> AbstractContextManager[None]:
-        """Call a function, for the length of a block, whenever a message on some lanes or a loss may have arrived."""
-
-    @abstractmethod
-    def check(self, lane: Lane) -> None:
-        """Raise `LinkLostError` if the process of a source is lost."""
 
     def starter(self, peer: int) -> Starter:
         """Return itself, after checking that it reaches the peer."""
@@ -266,15 +256,3 @@ class LinkedEndpoint(StartingEndpoint, Generic[TransportType]):
         for lane in lanes:
             self._transport.link(lane, lane[0])
         return lanes
-
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        """Wait until a message of the choices is announced."""
-        lanes, changed = self.lanes(choices), trio.Event()
-        await trio.lowlevel.checkpoint()
-        with self.watching(lanes, free_bits, lambda: changed.set()):
-            while (envelope := self.announced(choices, free_bits=free_bits)) is None:
-                for lane in lanes:
-                    self.check(lane)
-                await changed.wait()
-                changed = trio.Event()
-        return envelope

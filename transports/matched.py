@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 
 from transports.base import Endpoint, Envelope, Statistics
 from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
-from transports.linked import Link, LinkedEndpoint, LinkedTransport
+from transports.linked import LinkedEndpoint, LinkedTransport, PeerLink
 from transports.matching import Engine, Lane, Limits, Receive, Send, any_of
-from transports.starter import Call
+from transports.starter import Request
 
 
-class MatchedLink(Link):
+class MatchedLink(PeerLink):
     """The connection to one other process, which moves the messages that its matching engine names.
 
     Args:
@@ -105,7 +106,7 @@ class MatchedTransport(LinkedTransport[MatchedLink]):
         )
 
 
-class _MatchedSend(Send, Call):
+class _MatchedSend(Send, Request):
     """A send under way."""
 
     link: MatchedLink
@@ -114,7 +115,7 @@ class _MatchedSend(Send, Call):
         self.link.withdraw(self)
 
 
-class _MatchedReceive(Receive, Call):
+class _MatchedReceive(Receive, Request):
     """A receive under way."""
 
     link: MatchedLink
@@ -134,8 +135,8 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
     """The end of one rank."""
 
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
-    ) -> Call | None:
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+    ) -> Request | None:
         """Send at once if that needs no waiting, or begin a send."""
         view, transport = as_bytes(data), self._transport
         lane = (self.rank, dst, tag)
@@ -156,9 +157,9 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         out: Buffer | None,
         nbytes: int,
         *,
-        done: Callable[[Call], None],
+        done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
-    ) -> Call:
+    ) -> Request:
         """Begin a receive."""
         view = None if out is None else as_bytes(out, name="out", writable=True)
         lane = (src, self.rank, tag)
@@ -180,24 +181,22 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
         lanes = self.lanes(choices)
         keys = {any_of(lane, free_bits) for lane in lanes}
-        announced: list[tuple[int, Envelope]] = []
+        announced: list[Envelope] = []
         for link in dict.fromkeys(self._transport.link(lane, lane[0]) for lane in lanes):
             link.look()
-            first = link.engine.incoming.first_of(keys, free_bits)
-            if first is not None:
-                announced.append(first)
-        return min(announced)[1] if announced else None
+            announced += link.engine.incoming.announced(keys, free_bits)
+        return min(announced, key=attrgetter("since_ns"), default=None)
 
     def check(self, lane: Lane) -> None:
         self._transport.link(lane, lane[0]).engine.check(lane)
 
     @contextmanager
-    def watching(self, lanes: Sequence[Lane], free_bits: int, notify: Callable[[], None]) -> Iterator[None]:
-        sources = [(self._transport.link(lane, lane[0]).engine.incoming.watchers, lane) for lane in lanes]
-        for watchers, lane in sources:
-            watchers.add(lane, notify, free_bits)
+    def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> Iterator[None]:
+        links = dict.fromkeys(self._transport.link((src, self.rank, 0), src) for src in sources)
+        for link in links:
+            link.engine.incoming.watchers.append(notify)
         try:
             yield
         finally:
-            for watchers, lane in sources:
-                watchers.remove(lane, notify, free_bits)
+            for link in links:
+                link.engine.incoming.watchers.remove(notify)

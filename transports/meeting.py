@@ -18,6 +18,9 @@ from transports.failures import ArgumentError, LinkLostError, TransportError
 from transports.handshake import greet, welcome
 from transports.identity import Hello, Identity
 
+# Probes of an idle connection: the first one after a second, then one each second.
+_KEEPALIVE_S = 1
+
 Result = TypeVar("Result")
 Place: TypeAlias = "tuple[int, int]"  # (member, index): one of the connections to another process
 Stream: TypeAlias = "trio.SocketStream | trio.SSLStream[trio.abc.Stream]"
@@ -162,9 +165,14 @@ class Meeting(Generic[Result]):
         detail = f", {hello.role} {hello.detail!r}" if hello.detail else ""
         return f"process {hello.member}{detail} is not expected to call process {self.identity.member}"
 
-    def admit(self, hello: Hello, index: int) -> Hello | str:
-        """Reserve a place for a member that dials; return the answer, or the reason of the refusal."""
-        place = hello.member, index
+    def admit(self, admitted: list[Place], hello: Hello) -> Hello | str:
+        """Reserve a place for a member that dials; return the answer, or the reason of the refusal.
+
+        Args:
+            admitted: List to which the reserved place is added.
+            hello: Introduction of the member; its detail is the index of the place.
+        """
+        place = hello.member, int(hello.detail) if hello.detail.isdecimal() else -1
         if reason := self.stranger(hello):
             return reason
         if place not in self._places or hello.member >= self.identity.member:
@@ -172,6 +180,7 @@ class Meeting(Generic[Result]):
         if place in self._reserved:
             return f"{hello.role} {hello.detail} of process {hello.member} has already joined"
         self._reserved.add(place)
+        admitted.append(place)
         return self.hello(hello.detail)
 
     def release(self, place: Place) -> None:
@@ -286,3 +295,23 @@ def _bound(address: str, port: int) -> socket.socket:
 def family(address: str) -> socket.AddressFamily:
     """Return the family of an IP address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def keep_alive(setsockopt: Callable[[int, int, int], None], idle_s: float, silence_s: float | None) -> None:
+    """Let short messages leave at once, and let a connection break whose host answers nothing.
+
+    Args:
+        setsockopt: Sets an option of the socket.
+        idle_s: How long an idle connection waits for an answer.
+        silence_s: How long TCP waits for an answer to data, or until a receiver reads; None: the system's default.
+    """
+    setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_S),
+        ("TCP_KEEPINTVL", _KEEPALIVE_S),
+        ("TCP_KEEPCNT", max(1, round(idle_s) - _KEEPALIVE_S)),
+        ("TCP_USER_TIMEOUT", round((silence_s or 0) * 1000)),
+    ):
+        if hasattr(socket, name):  # not every system has every one
+            setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

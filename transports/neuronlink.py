@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from operator import attrgetter
+from time import perf_counter_ns
 from typing import TypeAlias
 
 import numpy as np
@@ -18,11 +20,11 @@ import trio
 from trio.lowlevel import cancel_shielded_checkpoint, current_trio_token, start_thread_soon
 
 from transports.base import Endpoint, Envelope, Statistics, Transport, check_choices, check_tag, describe_ranks
-from transports.blocking import StartingEndpoint
+from transports.blocking import AnnouncingEndpoint
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.factory import Bootstrap
 from transports.failures import ArgumentError, LengthMismatchError, TransportClosedError, TransportError
-from transports.starter import Call
+from transports.starter import Request
 
 #: From this size on, `NeuronLink` copies in a worker thread: a GiB takes a tenth of a second or more, in which the
 #: event loop would stand still; below, the copy costs no more than waking a thread (about 100 us).
@@ -31,10 +33,11 @@ THREAD_COPY_BYTES = 1 << 20
 _Key: TypeAlias = "tuple[int, int]"  # (src, tag)
 
 
-class _NeuronLinkCall(Call):
+class _NeuronLinkRequest(Request):
     """One end of a message, with its bytes.
 
     Attributes:
+        since_ns: Time since which it waits for the other end.
         view: The caller's bytes; None once the call has ended, and of a receive that reads the sender's memory.
         matched: The other end has arrived: from here on the message finishes, whatever is cancelled.
     """
@@ -49,22 +52,24 @@ class _NeuronLinkCall(Call):
         "error",
         "matched",
         "nbytes",
+        "since_ns",
         "view",
         "withdrawn",
     )
     ended: bool
     matched: bool
     nbytes: int
+    since_ns: int
     withdrawn: bool
 
     def __init__(
         self,
         link: NeuronLink,
-        queues: dict[_Key, deque[_NeuronLinkCall]],
+        queues: dict[_Key, deque[_NeuronLinkRequest]],
         key: _Key,
         view: memoryview | None,
         nbytes: int,
-        done: Callable[[Call], None],
+        done: Callable[[Request], None],
     ) -> None:
         self._link, self._queues, self._key, self.view, self.nbytes, self._done = link, queues, key, view, nbytes, done
         self.ended = self.withdrawn = self.matched = False
@@ -72,10 +77,16 @@ class _NeuronLinkCall(Call):
 
     def queue(self) -> None:
         """Wait for the other end."""
+        self.since_ns = perf_counter_ns()
         queue = self._queues.get(self._key)
         if queue is None:
             queue = self._queues[self._key] = deque()
         queue.append(self)
+
+    def envelope(self, dst: int) -> Envelope:
+        """Return the unmatched message, to or from the mailbox of a rank, without its bytes."""
+        src, tag = self._key
+        return Envelope(src=src, dst=dst, tag=tag, nbytes=self.nbytes, since_ns=self.since_ns)
 
     def withdraw(self) -> None:
         if self.matched:
@@ -87,7 +98,7 @@ class _NeuronLinkCall(Call):
         self.matched = self.withdrawn = True
         self.end()
 
-    def borrow(self, sender: _NeuronLinkCall) -> None:
+    def borrow(self, sender: _NeuronLinkRequest) -> None:
         """Use the memory of a sender, which ends when the loan is released."""
         self._sender = sender
 
@@ -115,7 +126,7 @@ class _Loan(Delivery):
 
     __slots__ = ("_sender",)
 
-    def __init__(self, link: NeuronLink, sender: _NeuronLinkCall) -> None:
+    def __init__(self, link: NeuronLink, sender: _NeuronLinkRequest) -> None:
         super().__init__(sender.bytes.toreadonly(), partial(link.end, sender))
         self._sender = sender
 
@@ -132,28 +143,27 @@ class _Mailbox:
     Attributes:
         sends: Sends without a receive.
         receives: Receives without a send.
-        watchers: Events to set when a send arrives or the transport closes.
+        watchers: Functions to call when a send arrives or the transport closes.
     """
 
     __slots__ = ("receives", "sends", "watchers")
 
     def __init__(self) -> None:
-        self.sends: dict[_Key, deque[_NeuronLinkCall]] = {}
-        self.receives: dict[_Key, deque[_NeuronLinkCall]] = {}
-        self.watchers: list[trio.Event] = []
+        self.sends: dict[_Key, deque[_NeuronLinkRequest]] = {}
+        self.receives: dict[_Key, deque[_NeuronLinkRequest]] = {}
+        self.watchers: list[Callable[[], None]] = []
 
     def changed(self) -> None:
-        """Wake the tasks that wait for any message."""
-        watchers, self.watchers = self.watchers, []
-        for watcher in watchers:
-            watcher.set()
+        """Notify the tasks that wait for any message."""
+        for notify in tuple(self.watchers):
+            notify()
 
 
-def _pop(queues: dict[_Key, deque[_NeuronLinkCall]], key: _Key) -> _NeuronLinkCall:
-    queue = queues.pop(key)
+def _pop(queues: dict[_Key, deque[_NeuronLinkRequest]], key: _Key) -> _NeuronLinkRequest:
+    queue = queues[key]
     end = queue.popleft()
-    if queue:
-        queues[key] = queue  # behind the others: `announced` takes the first
+    if not queue:
+        del queues[key]
     end.matched = True
     return end
 
@@ -180,10 +190,10 @@ class NeuronLink(Transport):
             raise ArgumentError(f"ranks is {ranks!r}; name at least one rank, each once, from 0 up")
         self.peers: tuple[int, ...] = self.ranks
         self._thread_copy_bytes: float = float("inf") if thread_copy_bytes is None else thread_copy_bytes
-        self._copies: deque[tuple[_NeuronLinkCall, _NeuronLinkCall]] = deque()  # copies that wait for a thread
+        self._copies: deque[tuple[_NeuronLinkRequest, _NeuronLinkRequest]] = deque()  # copies that wait for a thread
         # copies are bound by memory, so more of them at once than processors only take turns
         self._idle_threads = os.cpu_count() or 1
-        self._ending: deque[_NeuronLinkCall] = deque()  # calls that have ended and whose callbacks are due
+        self._ending: deque[_NeuronLinkRequest] = deque()  # calls that have ended and whose callbacks are due
         self._notifying = False
         self._mailboxes = {rank: _Mailbox() for rank in self.ranks}
         self._endpoints = {rank: _NeuronLinkEndpoint(self, rank) for rank in self.ranks}
@@ -238,7 +248,7 @@ class NeuronLink(Transport):
             raise _closed(src=src, dst=dst, tag=tag)
         return self._mailboxes[dst]
 
-    def match(self, sender: _NeuronLinkCall, receiver: _NeuronLinkCall, *, lane: tuple[int, int, int]) -> None:
+    def match(self, sender: _NeuronLinkRequest, receiver: _NeuronLinkRequest, *, lane: tuple[int, int, int]) -> None:
         """Move the bytes of a message whose ends have both arrived."""
         if sender.nbytes != receiver.nbytes:
             for end in (receiver, sender):  # one error each, so that the tracebacks do not mix
@@ -254,7 +264,7 @@ class NeuronLink(Transport):
             self._copies.append((sender, receiver))
             self._copy_in_threads()
 
-    def end(self, *ends: _NeuronLinkCall) -> None:
+    def end(self, *ends: _NeuronLinkRequest) -> None:
         """End calls. Callbacks may begin messages; their ends wait in the queue, so that the stack does not grow."""
         ending = self._ending
         ending.extend(ends)
@@ -276,7 +286,7 @@ class NeuronLink(Transport):
             copy = partial(np.copyto, np.asarray(receiver.bytes), np.asarray(sender.bytes))
             start_thread_soon(copy, partial(_call_in_loop, token, partial(self._copied, sender, receiver)))
 
-    def _copied(self, sender: _NeuronLinkCall, receiver: _NeuronLinkCall) -> None:
+    def _copied(self, sender: _NeuronLinkRequest, receiver: _NeuronLinkRequest) -> None:
         self._idle_threads += 1
         self._copy_in_threads()
         self.end(receiver, sender)
@@ -286,13 +296,8 @@ class NeuronLink(Transport):
         return describe_ranks(self.ranks)
 
     @staticmethod
-    def _waiting(tables: list[tuple[int, dict[_Key, deque[_NeuronLinkCall]]]]) -> tuple[Envelope, ...]:
-        return tuple(
-            Envelope(src=src, dst=dst, tag=tag, nbytes=end.nbytes)
-            for dst, queues in tables
-            for (src, tag), queue in queues.items()
-            for end in queue
-        )
+    def _waiting(tables: list[tuple[int, dict[_Key, deque[_NeuronLinkRequest]]]]) -> tuple[Envelope, ...]:
+        return tuple(end.envelope(dst) for dst, queues in tables for queue in queues.values() for end in queue)
 
 
 def factory(bootstrap: Bootstrap) -> NeuronLink:
@@ -306,7 +311,7 @@ def factory(bootstrap: Bootstrap) -> NeuronLink:
     return NeuronLink(bootstrap.ranks)
 
 
-class _NeuronLinkEndpoint(StartingEndpoint):
+class _NeuronLinkEndpoint(AnnouncingEndpoint):
     """The end of one rank. Both orders of arrival end in `NeuronLink.match`."""
 
     def __init__(self, link: NeuronLink, rank: int) -> None:
@@ -314,11 +319,11 @@ class _NeuronLinkEndpoint(StartingEndpoint):
         self._link = link
 
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
-    ) -> Call | None:
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+    ) -> Request | None:
         view, key = as_bytes(data), (self.rank, tag)
         box = self._link.mailbox(self.rank, dst, dst, tag)
-        send = _NeuronLinkCall(self._link, box.sends, key, view, view.nbytes, done)
+        send = _NeuronLinkRequest(self._link, box.sends, key, view, view.nbytes, done)
         if key in box.receives:
             send.matched = True
             self._link.match(send, _pop(box.receives, key), lane=(self.rank, dst, tag))
@@ -335,12 +340,12 @@ class _NeuronLinkEndpoint(StartingEndpoint):
         out: Buffer | None,
         nbytes: int,
         *,
-        done: Callable[[Call], None],
+        done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
-    ) -> Call:
+    ) -> Request:
         view, key = None if out is None else as_bytes(out, name="out", writable=True), (src, tag)
         box = self._link.mailbox(src, self.rank, src, tag)
-        receive = _NeuronLinkCall(self._link, box.receives, key, view, nbytes, done)
+        receive = _NeuronLinkRequest(self._link, box.receives, key, view, nbytes, done)
         if key in box.sends:
             receive.matched = True
             self._link.match(_pop(box.sends, key), receive, lane=(src, self.rank, tag))
@@ -352,24 +357,18 @@ class _NeuronLinkEndpoint(StartingEndpoint):
         check_choices(choices)
         box, *_ = [self._link.mailbox(src, self.rank, src, tag) for src, tag in choices]
         lanes = {(src, tag >> free_bits) for src, tag in choices}
-        for (src, tag), queue in box.sends.items():
-            if (src, tag >> free_bits) in lanes:
-                return Envelope(src=src, dst=self.rank, tag=tag, nbytes=queue[0].nbytes)
-        return None
+        first = [queue[0] for (src, tag), queue in box.sends.items() if (src, tag >> free_bits) in lanes]
+        oldest = min(first, key=attrgetter("since_ns"), default=None)
+        return oldest.envelope(self.rank) if oldest is not None else None
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        check_choices(choices)
-        box, *_ = [self._link.mailbox(src, self.rank, src, tag) for src, tag in choices]
-        await trio.lowlevel.checkpoint()
-        while (envelope := self.announced(choices, free_bits=free_bits)) is None:
-            changed = trio.Event()
-            box.watchers.append(changed)
-            try:
-                await changed.wait()
-            finally:
-                if changed in box.watchers:
-                    box.watchers.remove(changed)
-        return envelope
+    @contextmanager
+    def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> Iterator[None]:
+        watchers = self._link.mailbox(self.rank, self.rank, self.rank, 0).watchers
+        watchers.append(notify)
+        try:
+            yield
+        finally:
+            watchers.remove(notify)
 
 
 def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], _: object) -> None:

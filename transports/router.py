@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
 import trio
@@ -16,9 +17,6 @@ from transports.starter import Starter
 if TYPE_CHECKING:
     from transports.common import Board
     from transports.shared_memory.engine import Post
-
-# Number of choices per rank whose last source is remembered; a program may use a new tag for each message.
-_REMEMBERED = 256
 
 
 class Router(Transport):
@@ -95,12 +93,8 @@ class Router(Transport):
             unmatched_receives=tuple(envelope for part in parts for envelope in part.unmatched_receives),
         )
 
-    def open(self) -> AbstractAsyncContextManager[Self]:
-        """Keep all parts open."""
-        return self._open_parts()
-
     @asynccontextmanager
-    async def _open_parts(self) -> AsyncIterator[Self]:
+    async def _open(self) -> AsyncIterator[Self]:
         async with AsyncExitStack() as stack:
             for part in self.parts:
                 await stack.enter_async_context(part.open())
@@ -117,7 +111,6 @@ class _RouterEndpoint(Endpoint):
         self.rank = rank
         self._router = router
         self._routes: dict[int, Endpoint] = {}
-        self._last: dict[tuple[int, int], Endpoint] = {}  # the last endpoint of several, by the first choice
 
     def _to(self, peer: int) -> Endpoint:
         route = self._routes.get(peer)
@@ -138,18 +131,15 @@ class _RouterEndpoint(Endpoint):
         return await self._to(src).recv(src, tag, nbytes)
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        announced = {}
-        for route, part in self._routed(choices).items():
-            message = route.announced(part, free_bits=free_bits)
-            if message is not None:
-                announced[route] = message
-        return self._in_turn(choices[0], announced) if announced else None
+        routes = self._routed(choices).items()
+        announced = [route.announced(part, free_bits=free_bits) for route, part in routes]
+        return min((message for message in announced if message is not None), key=_since_ns, default=None)
 
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         routes = self._routed(choices)
         if len(routes) == 1:
             return await self._to(choices[0][0]).wait_any(choices, free_bits=free_bits)
-        return self._in_turn(choices[0], await _first_of(routes, free_bits))
+        return min(await _first_of(routes, free_bits), key=_since_ns)
 
     def _routed(self, choices: Sequence[tuple[int, int]]) -> dict[Endpoint, list[tuple[int, int]]]:
         check_choices(choices)
@@ -158,29 +148,18 @@ class _RouterEndpoint(Endpoint):
             routes.setdefault(self._to(choice[0]), []).append(choice)
         return routes
 
-    def _in_turn(self, first: tuple[int, int], announced: Mapping[Endpoint, Envelope]) -> Envelope:
-        """Return the message of the next endpoint in turn, because their order of arrival is unknown."""
-        endpoints = list(announced)
-        if len(endpoints) == 1:
-            return announced[endpoints[0]]
-        last = self._last.pop(first, endpoints[-1])
-        index = endpoints.index(last) if last in announced else -1
-        if len(self._last) >= _REMEMBERED:
-            del self._last[next(iter(self._last))]
-        endpoint = self._last[first] = endpoints[(index + 1) % len(endpoints)]
-        return announced[endpoint]
+
+_since_ns = attrgetter("since_ns")
 
 
-async def _first_of(
-    routes: Mapping[Endpoint, Sequence[tuple[int, int]]], free_bits: int
-) -> Mapping[Endpoint, Envelope]:
+async def _first_of(routes: Mapping[Endpoint, Sequence[tuple[int, int]]], free_bits: int) -> Sequence[Envelope]:
     """Wait at several endpoints, each for its own choices, until the first ones have a message."""
-    announced: dict[Endpoint, Envelope] = {}
+    announced: list[Envelope] = []
     errors: list[TransportError] = []
 
     async def ask(endpoint: Endpoint, choices: Sequence[tuple[int, int]]) -> None:
         try:
-            announced[endpoint] = await endpoint.wait_any(choices, free_bits=free_bits)
+            announced.append(await endpoint.wait_any(choices, free_bits=free_bits))
         except TransportError as error:
             errors.append(error)
         await trio.lowlevel.cancel_shielded_checkpoint()  # other endpoints may have a message now, too
@@ -191,4 +170,4 @@ async def _first_of(
             nursery.start_soon(ask, endpoint, choices)
     if not announced:
         raise errors[0]
-    return {endpoint: announced[endpoint] for endpoint in routes if endpoint in announced}
+    return announced

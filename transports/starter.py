@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from transports.patience import Patience
 
 
-class Call(ABC):
+class Request(ABC):
     """A send or receive under way.
 
     Attributes:
-        ended: The call has finished, failed or been withdrawn, and its callback has been called.
-        error: The error of a failed call.
-        withdrawn: The call was cancelled before it matched, as if it had never been made.
+        ended: The request has finished, failed or been withdrawn, and its callback has been called.
+        error: The error of a failed request.
+        withdrawn: The request was cancelled before it matched, as if it had never been made.
     """
 
     __slots__ = ()
@@ -29,7 +29,7 @@ class Call(ABC):
 
     @abstractmethod
     def withdraw(self) -> None:
-        """Cancel the call if it has not matched; its callback is called all the same, at once or later."""
+        """Cancel the request if it has not matched; its callback is called all the same, at once or later."""
 
     def look(self) -> bool:
         """Poll for a moment, on behalf of a task that is about to sleep; return False where a wire cannot.
@@ -64,8 +64,8 @@ class Starter(ABC):
 
     @abstractmethod
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
-    ) -> Call | None:
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+    ) -> Request | None:
         """Begin an `Endpoint.send`.
 
         Args:
@@ -73,8 +73,8 @@ class Starter(ABC):
             tag: As for `Endpoint.send`.
             data: As for `Endpoint.send`, until `done` is called.
             priority: As for `Endpoint.send`.
-            done: Called once with the call, perhaps before this returns. It must neither raise nor wait; after an error
-                it must not use the endpoint.
+            done: Called once with the request, perhaps before this returns. It must neither raise nor wait; after an
+                error it must not use the endpoint.
 
         Returns:
             The send, which has ended if `done` has been called. None, without a call of `done`, if it has left.
@@ -93,9 +93,9 @@ class Starter(ABC):
         out: Buffer | None,
         nbytes: int,
         *,
-        done: Callable[[Call], None],
+        done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
-    ) -> Call:
+    ) -> Request:
         """Begin an `Endpoint.recv_into`, or without `out` an `Endpoint.recv`.
 
         Args:

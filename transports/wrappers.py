@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
@@ -49,12 +49,8 @@ class Wrapper(Transport):
         """Return the unmatched messages of the inner transport."""
         return self.inner.statistics()
 
-    def open(self) -> AbstractAsyncContextManager[Self]:
-        """Keep the transport inside open."""
-        return self._open_inner()
-
     @asynccontextmanager
-    async def _open_inner(self) -> AsyncIterator[Self]:
+    async def _open(self) -> AsyncIterator[Self]:
         async with self.inner.open():
             yield self
 

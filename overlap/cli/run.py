@@ -14,7 +14,7 @@ from ..launch.lifeline import take
 from ..launch.report import report
 from ..notice import say
 from ..processes.place import find_place
-from ..processes.status import Status, status_of, tell_launcher
+from ..processes.status import Status, report_to_launcher, status_of
 from ..signals import Terminated, obeying
 from .engine import on_engine
 from .nodes import among_nodes, fitted, run_nodes, starts_nodes
@@ -79,7 +79,7 @@ def _run_obeying(args: argparse.Namespace, *, launched: bool) -> int:
             return _run(args, launched=launched)
     except Terminated as end:  # the launcher has asked for it, or reads the exit code
         if launched and end.kept:
-            tell_launcher(Status(cause=False, line=end.kept, code=int(end.code or 0)))
+            report_to_launcher(Status(cause=False, line=end.kept, code=int(end.code or 0)))
         return int(end.code or 0)
     except BaseException as error:
         if not launched or (isinstance(error, SystemExit) and not error.code):
@@ -124,7 +124,7 @@ def _tell(error: BaseException) -> int:
     with redirect_stderr(StringIO()) as told:
         code = report(error)
     local = place.ranks if place else range(sys.maxsize)
-    if not tell_launcher(status_of(error, local=local, text=told.getvalue(), code=code)):
+    if not report_to_launcher(status_of(error, local=local, text=told.getvalue(), code=code)):
         say(told.getvalue())
     return code
 

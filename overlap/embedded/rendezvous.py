@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import secrets
 import socket
@@ -12,22 +11,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol, TypeAlias
+
+from transports.efa.address import kernel_identity
 
 from ..errors import UsageError
 from ..notice import notify
 from ..processes.identity import JoinError, RendezvousConfig
 from ..processes.launchers import is_loopback
 from ..processes.secret import generate, user_secret
-from ..processes.sockets import format_endpoint, parse_endpoint
+from ..processes.sockets import ListenError, format_endpoint, listening, local_address, parse_endpoint
 from ..threads import start_thread
 
 _turns: Counter[object] = Counter()
 """Connections so far, by place and rank: connections that follow each other at one place must not mix."""
 
-# A backlog for every process of a large world to dial at once.
-_BACKLOG = 512
 # How often rank 0 looks for questions that replace those of an earlier attempt.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 LATE_S = 10.0
@@ -109,7 +107,10 @@ def through_store(
         return
     machines = [machine_name(), *(ask.partition(" ")[2] for ask in asks.values())]
     address = host or ("127.0.0.1" if len(set(machines)) == 1 else _outward())
-    listener = _listening(address)
+    try:
+        listener = listening(address)
+    except ListenError as error:
+        raise UsageError(f"host: rank 0 {error}") from error
     card = {
         "endpoint": [address, listener.getsockname()[1]],
         "secret": (secret or generate()).hex(),
@@ -220,25 +221,13 @@ def _nodes_of(machines: Sequence[str]) -> int:
 
 def machine_name() -> str:
     """Name the kernel and the network of this process: processes that share both reach each other over loopback."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/net')}"
-    return platform.node()
+    return kernel_identity("net") or platform.node()
 
 
 def _outward() -> str:
     """Return the address of this machine that others probably reach."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # RFC 5737: nobody's; a datagram socket sends nothing for that
-        return str(probe.getsockname()[0])
+    with suppress(OSError):
+        return local_address(("192.0.2.1", 9))  # RFC 5737: nobody's
     with suppress(OSError):
         return socket.gethostbyname(socket.gethostname())
     return "127.0.0.1"
-
-
-def _listening(host: str) -> socket.socket:
-    try:
-        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address, family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise UsageError(f"host: rank 0 cannot listen at {host!r}: {error}") from error

@@ -1,22 +1,22 @@
-"""Processes of a world: how they find each other, what they tell each other, and how the loss of one is noticed."""
+"""Processes of a world: rendezvous, control messages, and detection of losses."""
 
-# The map of this room. What each process knows before it meets the others:
+# Before a process meets the others:
 #
-#   place           where it stands, as its environment says;  launchers: torchrun, MPI, Slurm
-#   secret          what proves membership
-#   identity        all that is needed to join;  roll_call: launchers agree on the nodes of the next attempt
+#   place              position of the process, from its environment;  launchers: torchrun, MPI, Slurm
+#   secret             proof of membership
+#   identity           configuration to join;  roll_call: launchers agree on the nodes of the next attempt
 #
-# Joining and membership. Members are not ranks: a process may host several.
+# Joining and membership. Members are processes; each may have several ranks.
 #
-#   join            join(): the one way in;  host: the side of member 0;  thread: the event loop of the connection
-#   sockets         endpoints, listening, dialling, meet()
-#   member          Membership: exchanges, gathers, news;  clock: how far this clock is from that of member 0
-#   coordinator     what member 0 does with each message
-#   messages        all control messages;  link: one connection that carries them;  silence: how long it may be silent
+#   join               join(), on all members;  host: on member 0;  thread: the event loop of the connection
+#   dialler            attempts to reach process 0;  sockets: endpoints, listening, dialling
+#   member             Membership: exchanges, gathers, notices;  inbox: messages that wait;  clock: offset from member 0
+#   coordinator        member 0's action on each message
+#   messages           all control messages;  link: one connection that carries them;  silence: limits of a silence
 #
-# A world among them:
+# A world of several processes:
 #
-#   life            a world set up, lived, and its timeline kept;  traces: one trace file of all processes
-#   connect         from a place to a transport and the control plane
-#   control_plane   news between worlds beside the data;  codec: calls and standings as plain values
-#   status          what a process tells its launcher
+#   life               a world from its start to its end, and its timeline;  traces: one trace file of all processes
+#   connect            transport and control plane of a process
+#   control_plane      events of ranks;  codec: calls and errors as plain values;  remote_standings: for stall reports
+#   status             records of a process for its launcher

@@ -1,6 +1,6 @@
 """Offset between the clocks of this process and of member 0, with its error.
 
-A question leaves here at `sent_ns`, is answered with the coordinator's `server_ns`, and is back at `back_ns`. The
+A ping leaves here at `sent_ns`, is answered with the coordinator's `server_ns`, and is back at `back_ns`. The
 answer was written somewhere between, so coordinator time minus local time lies in
 ``server_ns - back_ns ... server_ns - sent_ns``: the middle is off by at most half the round trip, whatever the network
 did. Pure: the caller sends, receives and reads the clocks.
@@ -26,14 +26,14 @@ class ClockOffset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSample:
-    """One question for the time, and its answer."""
+    """One ping, and its answer."""
 
-    sent_ns: int  # Local time when the question left
+    sent_ns: int  # Local time when the ping left
     server_ns: int  # Coordinator time when it was answered
-    back_ns: int  # Local time when the answer was there
+    back_ns: int  # Local time when the answer arrived
 
     def offset(self, now_ns: int) -> ClockOffset:
-        """Return what it says at local time `now_ns`; the older, the less sure.
+        """Return the offset by this sample at local time `now_ns`; its error grows with its age.
 
         >>> ClockSample(sent_ns=1000, server_ns=5010, back_ns=1020).offset(1020)
         ClockOffset(offset_ns=4000, error_ns=10)
@@ -46,9 +46,9 @@ class ClockSample:
 
 
 class CoordinatorClock:
-    """The most trustworthy of the last samples.
+    """Clock of the coordinator, by the last samples.
 
-    A round trip that waited in a queue is longer than one that did not, so the shortest one tells most.
+    A round trip that waited in a queue is longer than another one, so the shortest has the smallest error.
     """
 
     __slots__ = ("_samples",)
@@ -60,7 +60,7 @@ class CoordinatorClock:
         return len(self._samples)
 
     def add(self, sample: ClockSample) -> None:
-        """Take in a sample, and drop the oldest one if there are too many."""
+        """Add a sample, and drop the oldest one if there are too many."""
         self._samples.append(sample)
 
     def offset(self, now_ns: int) -> ClockOffset:

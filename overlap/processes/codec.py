@@ -1,48 +1,118 @@
-"""Plain values of control messages: calls as tuples, and texts and standings cut so that they fit into one message."""
+"""Plain values of control messages: calls and errors, and texts and standings cut so that they fit into one message."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from traceback import format_exception, format_tb
 
-from ..collectives.call import Call, call, uneven_call
+from ..collectives.call import Call, uneven_call
+from ..collectives.call import call as call_of
 from ..collectives.kinds import Collective
-from ..errors import OverlapError
+from ..diagnostics import where
+from ..errors import CollectiveMismatchError, OverlapError, RemoteError, text_of, type_name
 from ..runtime.blame.standing import Standing
 from ..runtime.forms import dtype_of, pack_form, unpack_form
-from .messages import PlainCall
+from .messages import Disagreed, EndFailed, Failed, PlainCall, Unused, UnusedGroup
 
-# Limits of one message, which stays well below its limit: of texts in UTF-8, of ranks, and of ranks waited for.
+# Limits of the standings in one message, which stays well below its own limit: bytes of UTF-8 of all texts and of one,
+# ranks, lines of a rank, and ranks that a rank waits for.
 _TEXT_BYTES, _LONGEST_BYTES = 24_000, 400
 _RANKS, _STANDING_LINES, _AWAITED = 128, 2, 16
-_LINE_BYTES, _LINES = 500, 24
+LINE_BYTES = 500  # of a line in a message, in UTF-8
+_LINES = 24
+_MOST_IDS = 1000  # ids of groups and communicators in one message
 
 
-def pack_call(asked: Call) -> PlainCall:
-    """Return the values that `unpack_call` makes an equal call of."""
-    dtype = None if asked.dtype is None else str(asked.dtype)
-    shape = None if asked.shape is None else list(asked.shape)
-    pairs, counts = list(asked.pairs), list(asked.counts)
-    how = asked.exact, asked.shared, asked.algorithm, pack_form(asked.form)
-    return asked.kind.value, asked.op, dtype, shape, asked.size, asked.root, pairs, counts, *how
+def pack_call(call: Call) -> PlainCall:
+    """Return the plain values of a call."""
+    dtype = None if call.dtype is None else str(call.dtype)
+    shape = None if call.shape is None else list(call.shape)
+    pairs, counts = list(call.pairs), list(call.counts)
+    how = call.exact, call.shared, call.algorithm, pack_form(call.form)
+    return call.kind.value, call.op, dtype, shape, call.size, call.root, pairs, counts, *how
 
 
-def unpack_call(told: PlainCall) -> Call:
-    """Return the call that the values stand for.
+def unpack_call(values: PlainCall) -> Call:
+    """Return the call with these plain values.
 
     Raises:
-        OverlapError: They stand for none.
+        OverlapError: There is no such call.
     """
-    kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm, form = told
-    find = uneven_call if counts else call
+    kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm, form = values
+    find = uneven_call if counts else call_of
     try:
-        named = None if dtype is None else dtype_of(dtype)
+        dtype_or_none = None if dtype is None else dtype_of(dtype)
         extent = None if shape is None else tuple(shape)
         return find(
-            Collective(kind).value, op, named, extent, size, root, tuple(pairs), tuple(counts), exact, shared,
+            Collective(kind).value, op, dtype_or_none, extent, size, root, tuple(pairs), tuple(counts), exact, shared,
             algorithm, unpack_form(form),
         )  # fmt: skip
     except (TypeError, ValueError, OverlapError) as error:
-        raise OverlapError(f"a call that cannot be meant: {error}") from error
+        raise OverlapError(f"invalid call: {error}") from error
+
+
+def pack_error(error: BaseException) -> dict[str, str]:
+    """Return the fields of `Failed` and `EndFailed` that describe an error."""
+    try:
+        trace = "".join(format_exception(error))
+    except Exception:  # an error whose text raises an error
+        trace = "".join(format_tb(error.__traceback__))
+    return {
+        "kind": cut(type_name(error), LINE_BYTES),
+        "text": cut(text_of(error)),
+        "trace": cut(trace, last=True),
+        "place": cut(where(error), LINE_BYTES),
+    }
+
+
+def unpack_error(event: Failed | EndFailed) -> RemoteError:
+    """Return the error that an event describes."""
+    return RemoteError(event.kind, event.text, trace=event.trace, place=event.place)
+
+
+def pack_mismatch(communicator_id: int, seq: int, error: CollectiveMismatchError) -> Disagreed:
+    """Return the event of two ranks that issued different operations."""
+    return Disagreed(
+        channel=communicator_id,
+        seq=seq,
+        group=cut(error.group, LINE_BYTES),
+        ranks=error.ranks,
+        calls=_cut_pair(error.calls),
+        sites=_cut_pair(error.call_sites),
+    )
+
+
+def mismatch_of(event: Disagreed) -> Callable[[], CollectiveMismatchError]:
+    """Return a function that makes the error of such an event."""
+    return partial(
+        CollectiveMismatchError,
+        group=event.group,
+        seq=event.seq,
+        ranks=event.ranks,
+        calls=event.calls,
+        call_sites=event.sites,
+    )
+
+
+def unused_events(groups: Iterable[UnusedGroup]) -> Iterator[Unused]:
+    """Yield events with all these groups, as many groups in each as fit."""
+    batch: list[UnusedGroup] = []
+    for group_id, ranks, size, ids in groups:
+        while len(ids) > _MOST_IDS:
+            yield Unused(groups=[(group_id, 0, size, ids[-_MOST_IDS:])])
+            ids = ids[:-_MOST_IDS]
+        if batch and sum(1 + len(group[3]) for group in batch) + 1 + len(ids) > _MOST_IDS:
+            yield Unused(groups=batch)
+            batch = []
+        batch.append((group_id, ranks, size, ids))
+    if batch:
+        yield Unused(groups=batch)
+
+
+def _cut_pair(lines: Sequence[str]) -> tuple[str, str]:
+    first, second = lines
+    return cut(first, LINE_BYTES), cut(second, LINE_BYTES)
 
 
 def cut(text: str, limit_bytes: int = 8_000, *, last: bool = False) -> str:
@@ -52,22 +122,22 @@ def cut(text: str, limit_bytes: int = 8_000, *, last: bool = False) -> str:
 
 
 def cut_lines(lines: Sequence[str]) -> list[str]:
-    """Return the first lines, each cut, and how many there are more."""
-    told = [cut(line, _LINE_BYTES) for line in lines[:_LINES]]
-    return told if len(lines) <= _LINES else [*told, f"and {len(lines) - _LINES} lines more"]
+    """Return the first lines, each cut, and the number of further ones."""
+    first = [cut(line, LINE_BYTES) for line in lines[:_LINES]]
+    return first if len(lines) <= _LINES else [*first, f"and {len(lines) - _LINES} lines more"]
 
 
 def cut_standings(standings: Sequence[Standing]) -> list[Standing]:
     """Return the standings of the first ranks, with cut texts."""
-    told = standings[:_RANKS]
-    limit_bytes = min(_LONGEST_BYTES, _TEXT_BYTES // ((_STANDING_LINES + 1) * max(1, len(told))))
+    first = standings[:_RANKS]
+    limit_bytes = min(_LONGEST_BYTES, _TEXT_BYTES // ((_STANDING_LINES + 1) * max(1, len(first))))
     return [
         Standing(
-            rank=each.rank,
-            lines=tuple(cut(line, limit_bytes) for line in each.lines[:_STANDING_LINES]),
-            awaits=tuple(each.awaits[:_AWAITED]),
-            busy=cut(each.busy, limit_bytes),
-            error=cut(each.error, limit_bytes),
+            rank=standing.rank,
+            lines=tuple(cut(line, limit_bytes) for line in standing.lines[:_STANDING_LINES]),
+            awaits=tuple(standing.awaits[:_AWAITED]),
+            busy=cut(standing.busy, limit_bytes),
+            error=cut(standing.error, limit_bytes),
         )
-        for each in told
+        for standing in first
     ]

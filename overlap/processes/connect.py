@@ -27,13 +27,15 @@ from ..flight.folder import attempt
 from ..notice import notify
 from .control_plane import ControlPlane
 from .identity import WORLDS, RendezvousConfig
+from .inbox import MemberLostError
 from .join import join
-from .member import MemberLostError, Membership
+from .member import Membership
 from .messages import MemberLost
 from .place import Place
 from .secret import user_secret
 from .silence import SilenceLimits, identity
-from .status import Entering, Leaving, tell_launcher
+from .sockets import listening, local_address
+from .status import Entering, Leaving, report_to_launcher
 
 # How long the first process stays for the others to leave; whatever they still compute, they have been told.
 LEAVE_S = 10.0
@@ -110,8 +112,8 @@ async def _joined(
     config = await rendezvous(place, world, machine, run)
     each = place.ranks_per_process
     with _told(world + 1, each):
-        on_joined = partial(tell_launcher, Entering(world=world + 1, joined=True, ranks_each=each))
-        async with met(place, config, run, wires=wires, on_joined=on_joined, on_lost=tell_launcher) as found:
+        on_joined = partial(report_to_launcher, Entering(world=world + 1, joined=True, ranks_each=each))
+        async with met(place, config, run, wires=wires, on_joined=on_joined, on_lost=report_to_launcher) as found:
             yield found
 
 
@@ -163,11 +165,11 @@ async def met(
 @contextmanager
 def _told(world: int, ranks_each: int) -> Iterator[None]:
     """Tell the launcher of a world that this process enters, and that it is done with it."""
-    tell_launcher(Entering(world=world, joined=False, ranks_each=ranks_each))
+    report_to_launcher(Entering(world=world, joined=False, ranks_each=ranks_each))
     try:
         yield
     finally:
-        tell_launcher(Leaving(world=world))
+        report_to_launcher(Leaving(world=world))
 
 
 async def _agreed(config: RendezvousConfig, membership: Membership) -> RendezvousConfig:
@@ -224,7 +226,7 @@ async def introduced(place: Place) -> tuple[tuple[str, int], bytes, socket.socke
     mine = b""
     if place.process == 0:
         host = socket.gethostname() if place.nodes > 1 else "127.0.0.1"
-        listener = socket.create_server((host, 0))
+        listener = listening(host)
         mine = msgpack.packb([host, listener.getsockname()[1], secrets.token_bytes(32)])
     try:
         told = await introduce(mine)
@@ -268,7 +270,7 @@ async def _between(
         secret=config.secret,
         job=config.job,
         epoch=config.epoch,
-        host=await _local_address(config.endpoint),
+        host=await trio.to_thread.run_sync(local_address, config.endpoint),
         tls=config.tls,
         # what is sent is checked by the event loop
         options=run.transport_options() | ({} if run.check is None else {"mailbox": False}),
@@ -305,15 +307,6 @@ def _as_the_users() -> Iterator[None]:
         yield
     except ArgumentError as error:
         raise UsageError(f"transport: {error}") from None
-
-
-async def _local_address(endpoint: tuple[str, int]) -> str:
-    """Return the address of this machine from which the endpoint is reached: others reach us there."""
-    found = await trio.socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, address = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # connecting a datagram socket sends nothing, and a numeric address needs no resolver
-        return str(probe.getsockname()[0])
 
 
 class Notices:

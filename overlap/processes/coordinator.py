@@ -1,7 +1,7 @@
 """Coordinator: it acts on each control message, in the process of member 0. Plain functions, no waiting.
 
 Every member has one connection, to the coordinator. Its messages to one member arrive in the order in which they were
-sent, so a member that hears of a loss will hear no result that was complete before.
+sent: the results that were complete before a loss arrive before the report of the loss.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from ..errors import OverlapError
 from .messages import (
     BLOB_LIMIT_BYTES,
     Bye,
+    Contribution,
+    Contributions,
     Fetch,
-    Give,
-    Given,
     Goodbye,
     Join,
     MemberLeft,
     MemberLost,
+    MemberNotice,
     Message,
     MessageError,
+    Notice,
     Piece,
     Ping,
     Pong,
     Ready,
     Refused,
-    Tell,
-    Told,
     Waiting,
 )
 
-#: Exchanges that have begun and to which not all have come.
+#: Exchanges with parts of some members only.
 _UNFINISHED_LIMIT = 4096
-#: As long as no more are missing, each that waits hears of each that comes: one that gives up names them correctly.
-_ALWAYS_TOLD = 16
-#: What one part of an exchange takes in a frame besides its bytes.
+#: Up to this number of missing members, those that wait get each change: a member that gives up names them correctly.
+_FEW_MISSING = 16
+#: Size of one part of an exchange in a frame, without its bytes.
 _PART_OVERHEAD_BYTES = 16
 
 
 class RefusedError(OverlapError):
-    """A process that knows the secret cannot become a member; `str()` is what it is told."""
+    """A process with the right secret cannot become a member; `str()` is the reason that it gets."""
 
 
 class Coordinator:
-    """The members that are there, and the parts of exchanges that have begun.
+    """Members of a world, and the parts of unfinished exchanges.
 
     Attributes:
-        members: How many there are to be.
-        detail: What must be the same on all of them.
-        process: Names the process in which it lives.
-        joined: Members that have, those that left or were lost afterwards included.
-        gone: Of these, members that left or were lost.
-        went: Members that had joined and went away before all had; they may come again.
-        changed: Set, and made anew, whenever a member comes or goes.
+        members: Number of members.
+        detail: Text that must be the same on all members.
+        process: Name of the process in which the coordinator lives.
+        joined: Members that have joined, including members that left or were lost later.
+        gone: Members that joined, and left or were lost.
+        departed: Members that had joined, and went away before all had; they may join again.
+        changed: Set, and replaced, whenever a member joins or goes.
     """
 
     members: int
@@ -68,7 +68,7 @@ class Coordinator:
         self.members, self.detail, self.process = members, detail, process
         self.joined: set[int] = set()
         self.gone: set[int] = set()
-        self.went: set[int] = set()
+        self.departed: set[int] = set()
         self.changed: trio.Event = trio.Event()
         self._report = report
         self._senders: dict[int, Callable[[Message], None]] = {}
@@ -86,10 +86,10 @@ class Coordinator:
         return len(self.joined) == self.members
 
     def attach(self, member: int, send: Callable[[Message], None]) -> None:
-        """Add the connection of a member. It may ask for the time, and has yet to join.
+        """Add the connection of a member, which has yet to join.
 
         Raises:
-            RefusedError: There is one already.
+            RefusedError: The member is connected already.
         """
         if member in self._senders or member in self.gone:
             raise RefusedError(f"process {member} has already joined")
@@ -105,28 +105,28 @@ class Coordinator:
             self._check_last()
         elif member in self.joined:
             self.joined.discard(member)
-            self.went.add(member)
+            self.departed.add(member)
             self._report(f"process {member} went away before all had joined: {reason}")
-            self._tell_if_few()
+            self._send_missing_if_few()
             self._wake()
 
     def refuse_all(self, reason: str) -> None:
-        """Tell all other members that the world does not come together."""
+        """Send all other members the reason why the world does not start."""
         self._send_others(0, Refused(reason=reason))
 
-    def tell_who_is_missing(self) -> None:
-        """Tell the members that wait which ones are missing."""
+    def send_missing(self) -> None:
+        """Send the missing members to the members that wait."""
         self._send_others(0, self._waiting())
 
     def _waiting(self) -> Waiting:
-        return Waiting(missing=self.missing, went=sorted(self.went))
+        return Waiting(missing=self.missing, departed=sorted(self.departed))
 
     def handle(self, member: int, message: Message) -> None:
         """Act on a message of a member.
 
         Raises:
-            MessageError: The member has no business to send that now.
-            RefusedError: It cannot join.
+            MessageError: The member must not send that now.
+            RefusedError: The member cannot join.
         """
         if member in self.gone:
             return
@@ -135,14 +135,14 @@ class Coordinator:
                 self._send(member, Pong(sent_ns=message.sent_ns, server_ns=perf_counter_ns()))
             case Join() if member not in self.joined:
                 self._join(member, message.detail)
-            case Tell() if self.complete:
-                self._send_others(member, Told(member=member, body=message.body))
-            case Give() if self.complete:
-                self._give(member, message)
+            case Notice() if self.complete:
+                self._send_others(member, MemberNotice(member=member, body=message.body))
+            case Contribution() if self.complete:
+                self._contribute(member, message)
             case Fetch() if member == 0:
                 self._fetch(message)
             case Piece() if self._fetched[member]:
-                self._bring(member, message)
+                self._forward_piece(member, message)
             case Bye() if self.complete:
                 self._leave(member)
             case _:
@@ -152,19 +152,19 @@ class Coordinator:
         if detail != self.detail:
             raise RefusedError(f"process {member} has '{detail}', process 0 has '{self.detail}'; they must be the same")
         self.joined.add(member)
-        self.went.discard(member)
+        self.departed.discard(member)
         if self.complete:
             self._send_all(Ready(process=self.process))
         else:
             self._send(member, self._waiting())
-            self._tell_if_few()
+            self._send_missing_if_few()
         self._wake()
 
-    def _tell_if_few(self) -> None:
-        if len(self.missing) <= _ALWAYS_TOLD:
-            self.tell_who_is_missing()
+    def _send_missing_if_few(self) -> None:
+        if len(self.missing) <= _FEW_MISSING:
+            self.send_missing()
 
-    def _give(self, member: int, part: Give) -> None:
+    def _contribute(self, member: int, part: Contribution) -> None:
         key = part.name, part.turn
         if key not in self._exchanges and len(self._exchanges) >= _UNFINISHED_LIMIT:
             raise MessageError(f"the beginning of '{part.name}', while {len(self._exchanges)} others are unfinished")
@@ -174,15 +174,15 @@ class Coordinator:
         parts[member] = part.blob
         if len(parts) == self.members:
             del self._exchanges[key]
-            for some in _fitting(parts):
-                self._send_all(Given(name=part.name, turn=part.turn, parts=some))
+            for batch in _batches(parts):
+                self._send_all(Contributions(name=part.name, turn=part.turn, parts=batch))
 
     def _fetch(self, fetch: Fetch) -> None:
         if fetch.member not in self.gone:
             self._fetched[fetch.member] += 1
             self._send(fetch.member, fetch)
 
-    def _bring(self, member: int, piece: Piece) -> None:
+    def _forward_piece(self, member: int, piece: Piece) -> None:
         if piece.member != member or len(piece.blob) > BLOB_LIMIT_BYTES:
             raise MessageError(f"a piece of '{piece.name}' which is too long, or another member's")
         self._fetched[member] -= 1
@@ -200,7 +200,7 @@ class Coordinator:
         self._wake()
 
     def _check_last(self) -> None:
-        """Let member 0 go when all have gone and hung up: until then it carries their messages."""
+        """Release member 0 when all members have gone and hung up: until then it carries their messages."""
         if len(self.gone) == self.members and len(self._senders) == 1:
             self._send(0, Goodbye())
 
@@ -215,20 +215,20 @@ class Coordinator:
         self._send_others(None, message)
 
     def _send_others(self, member: int | None, message: Message) -> None:
-        for other in list(self._senders):
-            if other != member and other not in self.gone:
-                self._send(other, message)
+        for receiver in list(self._senders):
+            if receiver != member and receiver not in self.gone:
+                self._send(receiver, message)
 
 
-def _fitting(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:
-    """Cut the parts of an exchange into lists that fit into a frame each."""
-    some: list[tuple[int, bytes]] = []
+def _batches(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:
+    """Divide the parts of an exchange into lists that fit into a frame each."""
+    batch: list[tuple[int, bytes]] = []
     used_bytes = 0
     for part in sorted(parts.items()):
         part_bytes = len(part[1]) + _PART_OVERHEAD_BYTES
-        if some and used_bytes + part_bytes > BLOB_LIMIT_BYTES + _PART_OVERHEAD_BYTES:
-            yield some
-            some, used_bytes = [], 0
-        some.append(part)
+        if batch and used_bytes + part_bytes > BLOB_LIMIT_BYTES + _PART_OVERHEAD_BYTES:
+            yield batch
+            batch, used_bytes = [], 0
+        batch.append(part)
         used_bytes += part_bytes
-    yield some
+    yield batch

@@ -1,6 +1,6 @@
 """Member 0 as the host of a world: it listens, lets members in, and carries their messages.
 
-Connections that are turned away disturb no member. `Coordinator` decides about each message; this is the side with
+Rejected connections disturb no member. `Coordinator` decides about each message; this is the side with
 sockets and tasks.
 """
 
@@ -23,22 +23,23 @@ from .coordinator import Coordinator, RefusedError
 from .identity import FRESH, LAUNCHER, JoinError, RendezvousConfig, name_absent, name_epoch
 from .link import ControlLink
 from .member import Membership
-from .messages import Join, MemberLost, Message, Refused, Told
+from .messages import Join, MemberLost, MemberNotice, Message, Refused
 from .silence import watch
 from .sockets import format_endpoint, listen, tune
 
 #: The membership, and a function that waits until everything sent has arrived and ends the connections.
 Entered: TypeAlias = tuple[Membership, Callable[[], Awaitable[None]]]
 
-#: Of what the coordinator may owe to one member.
+#: Most bytes that may wait to be sent to one member.
 _OUTBOX_LIMIT_BYTES = 64 * 2**20
-#: How long a refusal, or news that may be the last, takes to leave at most; and how long to wait when the system has
-#: no descriptor left for a connection.
-_LAST_WORDS_S, _BREATH_S = 1.0, 0.1
+#: Longest time to send a refusal, or a message that may be the last one.
+LAST_MESSAGE_S = 1.0
+#: Pause while the system has no descriptor left for a connection.
+_EXHAUSTED_PAUSE_S = 0.1
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
-#: Different refusals that are reported; the rest is only counted.
+#: Number of different refusals that are reported; others are only counted.
 _REPORTED_LIMIT = 8
-#: Reasons of refusals that the error repeats: one of the refused may be the missing one.
+#: Number of refusals that the error repeats: a refused process may be the missing one.
 _REPEATED_LIMIT = 3
 
 
@@ -46,9 +47,9 @@ class Acceptor:
     """Accepts connections, shakes hands, and lets the coordinator act on the messages of members.
 
     Attributes:
-        links: Links of the members that are inside.
-        turned_away: How many connections were not let in.
-        told: Why these were not: a line for each reason, and few in all.
+        links: Links of the connected members.
+        rejections: Number of rejected connections.
+        reasons: A line for each reason of a rejection, up to a limit.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class Acceptor:
         report: Callable[[str], None],
     ) -> None:
         self.links: dict[int, ControlLink] = {}
-        self.turned_away: int = 0
-        self.told: list[str] = []
+        self.rejections: int = 0
+        self.reasons: list[str] = []
         self._listener, self._coordinator, self._config, self._report = listener, coordinator, config, report
-        self._mine = config.greeting
+        self._hello = config.greeting
         self._reported: set[str] = set()
         self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, the oldest first
         self._pending_limit = 2 * config.members + 8
@@ -76,16 +77,16 @@ class Acceptor:
                 except OSError as error:
                     if error.errno not in _EXHAUSTED:
                         raise
-                    await trio.sleep(_BREATH_S)
+                    await trio.sleep(_EXHAUSTED_PAUSE_S)
                 else:
                     nursery.start_soon(self._meet, stream)
 
     def lose(self, member: int, reason: str) -> None:
-        """End the connection of a member, which is told why."""
+        """End the connection of a member, which gets the reason."""
         self.links[member].cut(reason)
 
     async def hang_up(self) -> None:
-        """Wait until members have everything that was queued for them, and have hung up."""
+        """Wait until members have received all messages that were queued for them, and have hung up."""
         async with trio.open_nursery() as nursery:
             for link in self.links.values():
                 nursery.start_soon(link.hang_up)
@@ -99,15 +100,15 @@ class Acceptor:
             async with stream:
                 tune(connection, self._config.patience.outage_s)
                 hello = await self._shake_hands(stream)
-                if hello.epoch == self._mine.epoch or self._takes(hello):
+                if hello.epoch == self._hello.epoch or self._accepts_any_attempt(hello):
                     await self._serve(stream, address, hello.member)
         except HandshakeError as error:
-            self._turn_away(address, error)
+            self._reject(address, error)
         except (OSError, trio.BrokenResourceError):  # the other side left before the handshake
-            self.turned_away += 1
+            self.rejections += 1
 
     async def _shake_hands(self, stream: trio.abc.Stream) -> Hello:
-        """Shake hands; of too many handshakes the oldest is given up: members take milliseconds, and retry."""
+        """Shake hands. If too many handshakes wait, the oldest is given up: members take milliseconds, and retry."""
         if len(self._pending) >= self._pending_limit:
             oldest = next(iter(self._pending))
             del self._pending[oldest]
@@ -115,38 +116,38 @@ class Acceptor:
         with trio.CancelScope() as scope:
             self._pending[scope] = None
             try:
-                return await welcome(stream, self._config.secret, self._judge)
+                return await welcome(stream, self._config.secret, self._validate_hello)
             finally:
                 self._pending.pop(scope, None)
-        raise HandshakeError("it said nothing while too many others knocked", why="crowded")
+        raise HandshakeError("it sent nothing while too many other connections waited", why="crowded")
 
-    def _judge(self, theirs: Hello) -> Hello | str:
-        """Return this host's hello, or a reason to refuse; a process of a later epoch hears of this one, and waits."""
-        mine = self._mine
-        if (theirs.role, theirs.job) == (LAUNCHER, mine.job):
+    def _validate_hello(self, theirs: Hello) -> Hello | str:
+        """Return this host's hello, or a reason to refuse; a process of a later epoch gets this one, and waits."""
+        ours = self._hello
+        if (theirs.role, theirs.job) == (LAUNCHER, ours.job):
             return f"the world is running; node {theirs.member} can take part from the next attempt on"
-        if (theirs.role, theirs.job) != (mine.role, mine.job):
-            return f"job '{theirs.job}' refused, this is job '{mine.job}'"
-        if self._takes(theirs):
-            mine = replace(mine, epoch=theirs.epoch)
-        elif theirs.epoch < mine.epoch and theirs.detail != FRESH:
-            return f"epoch {name_epoch(theirs.epoch)} refused, current is {name_epoch(mine.epoch)}"
-        if theirs.epoch == mine.epoch and theirs.members != mine.members:
-            return f"expected {mine.members} processes, this one was started with {theirs.members}"
-        return mine
+        if (theirs.role, theirs.job) != (ours.role, ours.job):
+            return f"job '{theirs.job}' refused, this is job '{ours.job}'"
+        if self._accepts_any_attempt(theirs):
+            ours = replace(ours, epoch=theirs.epoch)
+        elif theirs.epoch < ours.epoch and theirs.detail != FRESH:
+            return f"epoch {name_epoch(theirs.epoch)} refused, current is {name_epoch(ours.epoch)}"
+        if theirs.epoch == ours.epoch and theirs.members != ours.members:
+            return f"expected {ours.members} processes, this one was started with {theirs.members}"
+        return ours
 
-    def _takes(self, theirs: Hello) -> bool:
-        """Whether a fresh process comes to a fresh world that is not complete: both take any attempt of the job."""
-        return FRESH == theirs.detail == self._mine.detail and not self._coordinator.complete
+    def _accepts_any_attempt(self, theirs: Hello) -> bool:
+        """Whether both sides are fresh, and the world is not complete: they agree on the attempt when all have met."""
+        return FRESH == theirs.detail == self._hello.detail and not self._coordinator.complete
 
     async def _serve(self, stream: trio.abc.Stream, address: str, member: int) -> None:
-        """Serve one member, and tell it why if this side ends the connection."""
+        """Serve one member, and send it the reason if this side ends the connection."""
         link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.write)
             reason = await self._converse(link, address, member)
             link.send(Refused(reason=reason))
-            with trio.move_on_after(_LAST_WORDS_S):
+            with trio.move_on_after(LAST_MESSAGE_S):
                 await link.flush()
             nursery.cancel_scope.cancel()
 
@@ -173,23 +174,23 @@ class Acceptor:
         self._coordinator.detach(member, reason)
         return reason
 
-    def _turn_away(self, address: str, error: HandshakeError) -> None:
+    def _reject(self, address: str, error: HandshakeError) -> None:
         if error.why == "refused":
             self._refuse(address, str(error))
-        elif error.why != "left":  # they are members that gave up and try again
-            self.turned_away += 1
+        elif error.why != "left":  # a member that gave up tries again
+            self.rejections += 1
             line = f"turned away {address}: {error} (others like it are only counted)"
-            # A member on a busy host is late as well, and tries again; the error about a missing one repeats this.
+            # A member on a busy host is late as well, and tries again; the error of a missing member repeats this.
             self._report_once(error.why, line, aloud=error.why != "silent")
 
     def _refuse(self, address: str, reason: str) -> None:
-        self.turned_away += 1
+        self.rejections += 1
         self._report_once(reason, f"refused {address}: {reason}")
 
     def _report_once(self, key: str, line: str, *, aloud: bool = True) -> None:
         if key not in self._reported and len(self._reported) < _REPORTED_LIMIT:
             self._reported.add(key)
-            self.told.append(line)
+            self.reasons.append(line)
             if aloud:
                 self._report(line)
 
@@ -201,13 +202,13 @@ async def enter_as_host(
 
     Args:
         config: Configuration of member 0.
-        nursery: Where the connections live; cancelling it closes them.
-        home: Of the loop in which the membership is used.
-        report: Gets lines for the user.
+        nursery: Owner of the connections; cancelling it closes them.
+        home: Token of the loop in which the membership is used.
+        report: Prints lines for the user.
 
     Raises:
         ListenError: This process cannot listen at the endpoint.
-        JoinError: A member did not come in time.
+        JoinError: A member did not join in time.
     """
     listener = await _listener(config)
     coordinator = Coordinator(members=config.members, detail=config.detail, report=report, process=config.process)
@@ -217,44 +218,44 @@ async def enter_as_host(
     watching = partial(watch, acceptor.links, config.patience, report=report, lose=acceptor.lose, name=config.name)
     nursery.start_soon(watching)
     to_member_0, of_member_0 = trio.open_memory_channel[Message](math.inf)
-    nursery.start_soon(hear_after_others, of_member_0, acceptor.links, membership.hear)
+    nursery.start_soon(deliver_after_others, of_member_0, acceptor.links, membership.handle)
     coordinator.attach(0, to_member_0.send_nowait)
     coordinator.handle(0, Join(detail=config.detail, process=config.process))
     with trio.move_on_after(config.timeout_s):
         await _all_join(coordinator, config.progress_s, report)
     if not coordinator.complete:
-        missing = coordinator.missing  # before the processes that came have heard it and leave
+        missing = coordinator.missing  # before the processes that joined get the refusal and leave
         reason = "; ".join(
-            [name_absent(missing, sorted(coordinator.went), config.timeout_s)]
-            + [f"process 0 {line}" for line in acceptor.told[-_REPEATED_LIMIT:]]
+            [name_absent(missing, sorted(coordinator.departed), config.timeout_s)]
+            + [f"process 0 {line}" for line in acceptor.reasons[-_REPEATED_LIMIT:]]
         )
         coordinator.refuse_all(reason)
-        with trio.move_on_after(_LAST_WORDS_S):
+        with trio.move_on_after(LAST_MESSAGE_S):
             await acceptor.hang_up()
         raise JoinError(reason, missing=missing)
     return membership, acceptor.hang_up
 
 
-async def hear_after_others(
+async def deliver_after_others(
     messages: trio.MemoryReceiveChannel[Message],
     links: Mapping[int, ControlLink],
-    hear: Callable[[Message], None],
+    handle: Callable[[Message], None],
 ) -> None:
-    """Pass messages on to member 0; of a failure or a loss it hears when the other members' messages have left.
+    """Pass messages on to member 0, a notice or a loss only after it has been sent to the other members.
 
-    Its program may end this process at such news. The others would then hear of that end alone, and blame it. A member
-    that does not read delays the news by `_LAST_WORDS_S`: messages that queue up in that time wait together.
+    The program of member 0 may end this process because of it. The others would then see that end alone, and blame it.
+    A member that does not read delays the message by `LAST_MESSAGE_S`; later messages wait behind it.
     """
     while True:
         queued = [await messages.receive()]
         while messages.statistics().current_buffer_used:
             queued.append(messages.receive_nowait())
-        if any(isinstance(message, MemberLost | Told) for message in queued):
-            with trio.move_on_after(_LAST_WORDS_S):
+        if any(isinstance(message, MemberLost | MemberNotice) for message in queued):
+            with trio.move_on_after(LAST_MESSAGE_S):
                 for link in list(links.values()):
                     await link.flush()
         for message in queued:
-            hear(message)
+            handle(message)
 
 
 async def _listener(config: RendezvousConfig) -> trio.SocketListener:
@@ -271,7 +272,7 @@ async def _all_join(coordinator: Coordinator, progress_s: float, report: Callabl
         if pause.cancelled_caught and not coordinator.complete:
             missing = ", ".join(map(str, coordinator.missing))
             report(f"{len(coordinator.joined)} of {coordinator.members} joined; missing {missing}")
-            coordinator.tell_who_is_missing()
+            coordinator.send_missing()
     await trio.lowlevel.checkpoint()
 
 
@@ -279,4 +280,4 @@ def _address(connection: trio.SocketStream) -> str:
     try:
         return format_endpoint(connection.socket.getpeername()[:2])
     except OSError:
-        return "an address that is gone"
+        return "an address that is no longer connected"

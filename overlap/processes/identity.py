@@ -1,4 +1,4 @@
-"""Identity of a process among those of its world, and all that it must know to join them."""
+"""Identity of a process in its world, and its configuration to join the other processes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MEMBER, LAUNCHER = "member", "launcher"
 #: Epochs of one attempt of a job: more worlds than one program runs.
 WORLDS = 1 << 20
 
-#: So that a hello fits into its 256 bytes.
+#: Longest name of a job: a hello has 256 bytes.
 _JOB_LIMIT_BYTES = 128
 _NAMED_LIMIT = 16
 
 
 class JoinError(OverlapError):
-    """The world did not come together, or not with this process.
+    """The world did not start, or not with this process.
 
     Attributes:
         missing: Members that had not joined, as far as this process knows.
@@ -39,6 +39,8 @@ class JoinError(OverlapError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joiner(Identity):
     """A process that joins a world, or a launcher that joins a job."""
+
+    endpoint: Endpoint  # Where member 0 listens
 
     def __post_init__(self) -> None:
         if not 0 <= self.member < self.members:
@@ -55,22 +57,21 @@ class Joiner(Identity):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousConfig(Joiner):
-    """A process that joins a world: who it is, where the world meets, and how long to wait."""
+    """Configuration of a process that joins a world: its identity, the endpoint, and time limits."""
 
-    endpoint: Endpoint  # Where the host listens
-    # Whether this process has been in no world yet, and takes whichever attempt of the job it finds; a process of an
-    # earlier attempt that has been in one is refused.
+    # Whether this process has been in no world yet, and so may join any attempt of the job; a process of an earlier
+    # attempt that has been in a world is refused.
     fresh: bool = False
-    detail: str = ""  # Must be the same on all members: versions, cluster, whatever makes programs fit together
-    # On the host, a socket that listens at the endpoint already. It stays the caller's, and becomes non-blocking.
+    detail: str = ""  # Must be the same on all members: cluster, ranks, and other settings that must agree
+    # On the host, a socket that listens at the endpoint already. The caller owns it; it becomes non-blocking.
     listener: socket.socket | None = None
     timeout_s: float = 60.0  # How long to wait for all to join
-    progress_s: float = 5.0  # How often to report who is missing
+    progress_s: float = 5.0  # Time between reports of missing members
     patience: SilenceLimits = field(default_factory=SilenceLimits)  # How long a member may be silent
-    # Names this process to others of this host, as `silence.identity` does; empty: they cannot ask the kernel whether
-    # it runs while it is silent.
+    # Name of this process by `kernel_facts.process_identity`; empty: other processes of this host cannot ask the kernel
+    # whether it runs while it is silent.
     process: str = ""
-    ranks_each: int = 0  # How many ranks each process has, for messages; 0: it is not known
+    ranks_each: int = 0  # Ranks of each process, for messages; 0: unknown
 
     @property
     def greeting(self) -> Hello:
@@ -85,7 +86,7 @@ class RendezvousConfig(Joiner):
 
 
 def name_epoch(epoch: int) -> str:
-    """Name an epoch: which world of its attempt, and which attempt unless it is the first.
+    """Name an epoch: number of the world in its attempt, and of the attempt unless it is the first.
 
     >>> name_epoch(3), name_epoch(2 * WORLDS)
     ('3', '0 of restart 2')
@@ -94,25 +95,25 @@ def name_epoch(epoch: int) -> str:
     return f"{world} of restart {restart}" if restart else str(world)
 
 
-def name_absent(missing: Sequence[int], went: Sequence[int], timeout_s: float) -> str:
-    """Name the processes that did not join; one that had joined, and gave up waiting, is not to blame.
+def name_absent(missing: Sequence[int], departed: Sequence[int], timeout_s: float) -> str:
+    """Name the processes that did not join; a process that had joined, and gave up waiting, is not to blame.
 
     >>> name_absent([1, 3], [1], 60)
     'process 3 did not join within 60 s; process 1 had joined, and went away before all were there'
     """
-    never = [member for member in missing if member not in went]
+    never = [member for member in missing if member not in departed]
     absent = f"{name_processes(never)} did not join within {timeout_s:g} s"
-    left = f"{name_processes(went)} had joined, and went away before all were there"
-    return "; ".join([*([absent] if never else []), *([left] if went else [])])
+    left = f"{name_processes(departed)} had joined, and went away before all were there"
+    return "; ".join([*([absent] if never else []), *([left] if departed else [])])
 
 
-def name_processes(members: Sequence[int], what: str = "process") -> str:
-    """Name some processes, or nodes, briefly.
+def name_processes(members: Sequence[int], noun: str = "process") -> str:
+    """Name processes, or nodes, in a few words.
 
     >>> name_processes([3]), name_processes([3, 7]), name_processes(range(1, 20))[-28:]
     ('process 3', 'processes 3, 7', '14, 15, 16 and 3 more')
     """
     named = ", ".join(map(str, members[:_NAMED_LIMIT]))
     more = f" and {len(members) - _NAMED_LIMIT} more" if len(members) > _NAMED_LIMIT else ""
-    plural = "es" if what.endswith("s") else "s"
-    return f"{what}{plural if len(members) > 1 else ''} {named}{more}"
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{noun}{plural if len(members) > 1 else ''} {named}{more}"

@@ -9,41 +9,38 @@ from time import perf_counter_ns
 import trio
 from trio.lowlevel import TrioToken, current_trio_token
 
-from transports.handshake import HandshakeError
+from transports.identity import Hello
 
 from .clock import CoordinatorClock
-from .host import Entered, enter_as_host
+from .dialler import Dialler
+from .host import LAST_MESSAGE_S, Entered, enter_as_host
 from .identity import JoinError, RendezvousConfig, name_absent, name_epoch
 from .link import ControlLink
 from .member import Membership
 from .messages import Goodbye, Join, MemberLost, Message, Ping, Pong, Ready, Refused, Waiting
 from .silence import watch
-from .sockets import format_endpoint, meet
 from .thread import in_own_thread
 
-#: How long the end of a block may wait for what its member has told to arrive.
-_LAST_WORDS_S = 1.0
-#: Questions for the time before joining: enough that one of them did not wait in any queue.
+#: Pings before joining: enough that one of them did not wait in a queue.
 _CLOCK_SAMPLES = 16
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _OUTBOX_LIMIT_BYTES = 64 * 2**20
 
 
 @asynccontextmanager
 async def join(config: RendezvousConfig, *, report: Callable[[str], None]) -> AsyncIterator[Membership]:
-    """Be a member of a world of several processes for the length of an ``async with``.
+    """Join a world of several processes for the length of an ``async with``.
 
-    The connection lives in a thread of its own, so that no program that is busy counts as lost. A block that ends
+    The connection lives in a thread of its own, so that a busy program does not count as lost. A block that ends
     without `Membership.leave`, by an error or not, is a loss to the others.
 
     Args:
-        config: Where and how.
-        report: Gets lines for the user, in that thread: members that are missing or silent, strangers turned away.
+        config: Endpoint, identity and time limits.
+        report: Prints lines for the user, in that thread: members that are missing or silent, rejected connections.
 
     Raises:
-        JoinError: The world did not come together, or does not want this process.
+        JoinError: The world did not start, or has refused this process.
         ListenError: This is member 0, and it cannot listen at the endpoint.
-        ArgumentError: A TLS file is missing, or not what it should be.
+        ArgumentError: A TLS file is missing or wrong.
     """
     joining = join_here(config, report=report, home=current_trio_token())
     async with in_own_thread("overlap membership", joining) as membership:
@@ -54,12 +51,12 @@ async def join(config: RendezvousConfig, *, report: Callable[[str], None]) -> As
 async def join_here(
     config: RendezvousConfig, *, report: Callable[[str], None], home: TrioToken | None = None
 ) -> AsyncIterator[Membership]:
-    """Do what `join` does, with the connection in this event loop.
+    """Join a world as `join` does, with the connection in this event loop.
 
     Args:
-        config: Where and how.
-        report: Gets lines for the user.
-        home: Of the loop in which the membership is used; by default this one.
+        config: Endpoint, identity and time limits.
+        report: Prints lines for the user.
+        home: Token of the loop in which the membership is used; by default this one.
     """
     if config.tls is not None:
         config.tls.check()
@@ -71,9 +68,9 @@ async def join_here(
             membership, hang_up = await enter(config, services, home or current_trio_token(), report)
             try:
                 yield membership
-            finally:  # also when cancelled: what a failing member tells is what the others report
-                with trio.move_on_after(_LAST_WORDS_S, shield=True):
-                    await membership.posted()
+            finally:  # also when cancelled: other members report the cause that a failing member has sent
+                with trio.move_on_after(LAST_MESSAGE_S, shield=True):
+                    await membership.flush()
                     await hang_up()
         except (trio.Cancelled, GeneratorExit):
             raise
@@ -89,8 +86,8 @@ async def join_here(
 
 
 async def _keep_open(task_status: trio.TaskStatus[trio.Nursery]) -> None:
-    """Give a nursery that ends when its own scope is cancelled, and not sooner."""
-    # A caller that was cancelled meanwhile would not get it, and so never end it; from here on is no other checkpoint.
+    """Start a nursery that ends only when its own scope is cancelled."""
+    # A cancelled caller would not get the nursery, and so never end it; no other checkpoint follows before that.
     await trio.lowlevel.checkpoint_if_cancelled()
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as nursery:
@@ -104,7 +101,7 @@ async def _enter_as_client(
     """Return when this member, and all others, have joined.
 
     Raises:
-        JoinError: Member 0 cannot be reached or refused, or a member did not come in time.
+        JoinError: Member 0 cannot be reached or refused, or a member did not join in time.
     """
     client = _Client(config, home, report)
     with trio.move_on_after(config.timeout_s):
@@ -113,23 +110,22 @@ async def _enter_as_client(
 
 
 class _Client:
-    """The connection of a member other than 0, on its way in and inside."""
+    """The connection of a member other than 0, before and after it has joined."""
 
     def __init__(self, config: RendezvousConfig, home: TrioToken, report: Callable[[str], None]) -> None:
         self._config, self._home, self._report = config, home, report
-        self._where = format_endpoint(config.endpoint)
-        self._trouble = "no attempt came to an end"
+        self._dialler = Dialler(config, config.greeting, "process 0", outage_s=config.patience.outage_s)
         self._missing: list[int] = []
-        self._went: list[int] = []
-        self._reached, self._inside = False, False
+        self._departed: list[int] = []
+        self._reached, self._joined = False, False
         self._refusal: str | None = None
-        self._settled = trio.Event()  # inside or refused
+        self._settled = trio.Event()  # joined or refused
         self._clock = CoordinatorClock()
 
     async def enter(self, nursery: trio.Nursery) -> Entered:
-        """Find the host, and return when it says that all have joined."""
-        nursery.start_soon(self._report_trouble)
-        stream = await self._reach()
+        """Connect to the host, and return when all members have joined."""
+        nursery.start_soon(self._report_obstacle)
+        stream = await self._dialler.reach(self._wait_for_epoch)
         self._reached = True
         self._link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
         config = self._config
@@ -144,68 +140,47 @@ class _Client:
         return self._membership, self._link.hang_up
 
     def too_late(self) -> JoinError:
-        """Say what the time was spent waiting for."""
+        """Return the error of a timeout, which names the missing processes."""
         within = f"within {self._config.timeout_s:g} s"
         if self._reached and not self._missing:
-            return JoinError(f"process 0 at {self._where} did not let this process in {within}", missing=[0])
+            return JoinError(f"{self._dialler.listener} did not let this process in {within}", missing=[0])
         if self._reached:
-            reason = name_absent(self._missing, self._went, self._config.timeout_s)
+            reason = name_absent(self._missing, self._departed, self._config.timeout_s)
             return JoinError(reason, missing=self._missing)
-        return JoinError(f"process 0 could not be reached at {self._where} {within}: {self._trouble}", missing=[0])
+        return self._dialler.too_late(self._config.timeout_s)
 
-    async def _reach(self) -> trio.abc.Stream:
-        """Try until it succeeds or makes no sense: processes start in any order."""
-        pause_s = _FIRST_PAUSE_S
-        while (stream := await self._try()) is None:
-            await trio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        return stream
-
-    async def _try(self) -> trio.abc.Stream | None:
-        """Connect and shake hands once; None if it may go better the next time."""
-        config = self._config
-        try:
-            stream, host = await meet(
-                config.endpoint, config.greeting, config.secret, tls=config.tls, outage_s=config.patience.outage_s
-            )
-        except HandshakeError as error:
-            self._trouble = str(error)
-            if error.why in ("left", "silent"):
-                return None
-            raise JoinError(f"process 0 at {self._where}: {error}") from error
-        if host.epoch == config.epoch:
-            return stream
-        theirs, mine = name_epoch(host.epoch), name_epoch(config.epoch)  # it refuses late ones; this one is early
-        self._trouble = f"epoch {theirs} has not ended there, this is epoch {mine}"
-        await trio.aclose_forcefully(stream)
-        return None
+    def _wait_for_epoch(self, host: Hello) -> str:
+        """Return why this process must wait: the host is in an earlier epoch; it refuses late processes itself."""
+        if host.epoch == self._config.epoch:
+            return ""
+        return f"epoch {name_epoch(host.epoch)} has not ended there, this is epoch {name_epoch(self._config.epoch)}"
 
     async def _listen(self) -> None:
         async with self._link.stream:
             reason = await self._link.read(self._receive)
-            if self._inside:
-                self._membership.hear(MemberLost(member=0, reason=reason))
+            if self._joined:
+                self._membership.handle(MemberLost(member=0, reason=reason))
             else:
-                self._refuse(f"process 0 at {self._where}: {reason}")
+                self._refuse(f"{self._dialler.listener}: {reason}")
 
     def _receive(self, message: Message) -> None:
         match message:
             case Refused():
-                self._link.cut(message.reason if not self._inside else f"has shut this process out: {message.reason}")
+                self._link.cut(message.reason if not self._joined else f"has shut this process out: {message.reason}")
             case Ready():
-                self._inside, self._link.process = True, message.process
+                self._joined, self._link.process = True, message.process
                 self._settled.set()
             case Waiting():
-                self._missing, self._went = message.missing, message.went
+                self._missing, self._departed = message.missing, message.departed
             case _:
-                self._membership.hear(message)
-                if isinstance(message, Pong) and not self._inside:
-                    self._ask_on()
-                elif isinstance(message, Goodbye):  # hang up: member 0 waits for that, so that its last words arrive
+                self._membership.handle(message)
+                if isinstance(message, Pong) and not self._joined:
+                    self._ping_or_join()
+                elif isinstance(message, Goodbye):  # hang up: member 0 waits for that, so that its last messages arrive
                     self._link.cut("has let this process go")
 
-    def _ask_on(self) -> None:
-        """Ask for the time until that is known well, and then to be let in."""
+    def _ping_or_join(self) -> None:
+        """Ask for the time again, until there are enough samples; then ask to join."""
         if len(self._clock) < _CLOCK_SAMPLES:
             self._link.send(Ping(sent_ns=perf_counter_ns()))
         elif len(self._clock) == _CLOCK_SAMPLES:
@@ -216,7 +191,7 @@ class _Client:
         self._settled.set()
 
     async def _beat(self) -> None:
-        """Give signs of life, which are questions for the time; the first one begins the series of `_ask_on`."""
+        """Send pings as signs of life; the answer to the first starts the series of `_ping_or_join`."""
         while True:
             self._link.send(Ping(sent_ns=perf_counter_ns()))
             await trio.sleep(self._config.patience.beat_s)
@@ -228,9 +203,9 @@ class _Client:
         config = self._config
         await watch({0: self._link}, config.patience, report=self._report, lose=lose, name=config.name)
 
-    async def _report_trouble(self) -> None:
+    async def _report_obstacle(self) -> None:
         while True:
             await trio.sleep(self._config.progress_s)
             if self._reached:
                 return
-            self._report(f"process {self._config.member} waits for process 0 at {self._where}: {self._trouble}")
+            self._report(f"process {self._config.member} waits for {self._dialler.listener}: {self._dialler.obstacle}")

@@ -15,11 +15,11 @@ from transports.matching.protocol import BROKEN_PROTOCOL
 
 from .messages import FrameReader, Message, MessageError, encode
 
-#: Of one `receive_some`, and about that of one `send_all`; a frame fits.
-_BITE_BYTES = 64 * 1024
-#: A kernel that can be reached has acknowledged something within this: it is asked every second (`sockets`).
+#: Most bytes of one `receive_some`, and about the size of one `send_all`; a frame fits.
+_READ_BYTES = 64 * 1024
+#: A reachable kernel has acknowledged bytes within this time: keep-alive asks it every second (`sockets`).
 _ANSWERED_LIMIT_MS = 5000
-#: Where Linux tells how long ago that was, a number of 32 bits in milliseconds: `tcpi_last_ack_recv` of tcp_info.
+#: Milliseconds since the last acknowledgement, in 32 bits: `tcpi_last_ack_recv` of Linux' tcp_info.
 _LAST_ACKNOWLEDGED = struct.Struct("@56xI")
 
 
@@ -28,18 +28,18 @@ class ControlLink:
 
     Args:
         stream: The connection; its owner closes it.
-        limit_bytes: How much may wait to be sent. A peer that does not read loses the link, rather than this process
-            its memory.
+        limit_bytes: Most bytes that may wait to be sent. A peer that does not read loses the link, so that this process
+            does not run out of memory.
 
     Attributes:
-        heard_s: When something was last heard, in Trio's time.
-        suspected: Whether its present silence has been reported.
-        process: Names the process at the other end; empty as long as that is not known.
+        last_received_s: Time of the last received bytes, on Trio's clock.
+        suspected: Whether the present silence has been reported.
+        process: Name of the process at the other end; empty until it is known.
     """
 
     def __init__(self, stream: trio.abc.Stream, *, limit_bytes: int) -> None:
         self.stream = stream
-        self.heard_s: float = trio.current_time()
+        self.last_received_s: float = trio.current_time()
         self.suspected: bool = False
         self.process: str = ""
         self._limit_bytes = limit_bytes
@@ -50,18 +50,18 @@ class ControlLink:
         self._reading = trio.CancelScope()
         self._ended = trio.Event()
         self._over: str | None = None
-        self._mute = False  # nothing more can be sent
+        self._mute = False  # no further message can be sent
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will be heard: it was cut, has broken or has ended."""
+        """Whether no further message will be received: the link was cut, has broken or has ended."""
         return self._over is not None
 
     def send(self, message: Message) -> None:
-        """Queue a message; if the other side has hung up, it goes nowhere.
+        """Queue a message; after the other side has hung up, it has no effect.
 
         Raises:
-            MessageError: It cannot be written.
+            MessageError: It cannot be encoded.
         """
         frame = encode(message)
         if self._mute:
@@ -75,21 +75,21 @@ class ControlLink:
         self._filled.set()
 
     def cut(self, reason: str) -> None:
-        """Listen no more: `read` returns this reason. What is queued still leaves."""
+        """Stop reading: `read` returns this reason. Queued messages are still sent."""
         if self._over is None:
             self._over = reason
             self._reading.cancel()
 
     async def flush(self) -> None:
-        """Wait until everything queued has been handed to the system."""
+        """Wait until all queued messages have been passed to the system."""
         while self._unsent_bytes:
             await self._emptied.wait()
         await trio.lowlevel.checkpoint()
 
     async def hang_up(self) -> None:
-        """Wait until the other side has everything that was queued, and has hung up.
+        """Wait until the other side has received all queued messages, and has hung up.
 
-        Closing a socket that holds unread bytes throws away those on their way out; so this side reads on until then.
+        Closing a socket with unread bytes discards the bytes on their way out, so this side reads until then.
         """
         self._mute = True
         await self.flush()
@@ -99,7 +99,7 @@ class ControlLink:
             await self._ended.wait()
 
     async def write(self) -> None:
-        """Send what is queued, for as long as the connection lasts."""
+        """Send queued messages, until the connection ends."""
         try:
             while True:
                 while self._outbox:
@@ -110,19 +110,19 @@ class ControlLink:
             self._break(error)
 
     async def read(self, handle: Callable[[Message], None]) -> str:
-        """Pass on each message that comes, until the connection is over.
+        """Pass on each received message, until the connection is over.
 
         Args:
-            handle: Takes a message; a `MessageError` that it raises ends the connection.
+            handle: Acts on a message; a `MessageError` that it raises ends the connection.
 
         Returns:
-            Why it is over.
+            The reason of the end.
         """
         reader = FrameReader()
         with self._reading:
             try:
-                while data := await self.stream.receive_some(_BITE_BYTES):
-                    self.heard_s, self.suspected = trio.current_time(), False
+                while data := await self.stream.receive_some(_READ_BYTES):
+                    self.last_received_s, self.suspected = trio.current_time(), False
                     for message in reader.feed(data):
                         handle(message)
                 self._mute = True
@@ -138,12 +138,12 @@ class ControlLink:
         return self._over
 
     def answering(self) -> str:
-        """Return the address of the host at the other end if its kernel acknowledges what it gets; else nothing."""
+        """Return the address of the host at the other end if its kernel acknowledges received bytes; else ""."""
         stream = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
         if sys.platform == "linux" and isinstance(stream, trio.SocketStream):
             with suppress(OSError, struct.error):  # the connection is closed by now
-                told = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACKNOWLEDGED.size)
-                if _LAST_ACKNOWLEDGED.unpack(told)[0] <= _ANSWERED_LIMIT_MS:
+                tcp_info = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACKNOWLEDGED.size)
+                if _LAST_ACKNOWLEDGED.unpack(tcp_info)[0] <= _ANSWERED_LIMIT_MS:
                     return str(stream.socket.getpeername()[0])
         return ""
 
@@ -155,12 +155,12 @@ class ControlLink:
         self._emptied.set()
 
     async def _send_some(self) -> None:
-        bite = bytearray()
-        while self._outbox and len(bite) < _BITE_BYTES:
-            bite += self._outbox.popleft()
-        await self.stream.send_all(bite)
+        data = bytearray()
+        while self._outbox and len(data) < _READ_BYTES:
+            data += self._outbox.popleft()
+        await self.stream.send_all(data)
         if self._unsent_bytes:  # otherwise the connection has broken in the meantime
-            self._unsent_bytes -= len(bite)
+            self._unsent_bytes -= len(data)
         if not self._unsent_bytes:
             self._emptied.set()
             self._emptied = trio.Event()

@@ -3,10 +3,11 @@
 A message is a tagged `msgspec.Struct` that msgpack carries as a list: its name, then its fields. A frame is its length,
 checksums (XXH32) of that and of the rest, and then at most `FRAME_LIMIT_BYTES` of message: a bit that flips on the way
 makes no other message of it. Decoding checks the name, the number of fields and the type of each, and no type nests
-without bound; anything else is a `MessageError`, and its sender is cut off.
+without bound; anything else is a `MessageError`, and its sender is disconnected.
 
-The first part are messages between a member and the coordinator, which lives in the process of member 0. The second
-part is said between worlds: `Tell` carries it, and only `control_plane` reads it. Pure: no sockets here.
+The first part has the messages between a member and the coordinator, which lives in the process of member 0. The second
+part has the events of ranks: a `Notice` carries one to all other members, where `control_plane` reads it. Pure: no
+sockets here.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import xxhash
 from ..errors import OverlapError
 from ..runtime.blame.standing import Standing
 
-#: Of one frame without its head.
+#: Longest frame, without its head.
 FRAME_LIMIT_BYTES = 64 * 1024
-#: Of the bytes that a message carries for its callers, which leaves room in a frame for the rest of it.
+#: Longest part of an exchange, and piece of a gather: the frame has room for the rest of the message.
 BLOB_LIMIT_BYTES = 48 * 1024
-#: Of what `tell` carries.
+#: Longest body of a notice.
 BODY_LIMIT_BYTES = 60 * 1024
 
 _HEAD = Struct("!III")  # length, its checksum, and that of the message
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 
 class MessageError(OverlapError):
-    """Bytes that are no message, or a message that its sender has no business to send."""
+    """Bytes that are no message, or a message that its sender must not send now."""
 
 
 class Tagged(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -46,7 +47,7 @@ class Tagged(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=Tr
 
 
 class Join(Tagged):
-    """To the coordinator: take me in."""
+    """To the coordinator: request to join."""
 
     detail: str  # Must be the same on all members
     process: str  # Names the process of this member
@@ -55,8 +56,8 @@ class Join(Tagged):
 class Waiting(Tagged):
     """From the coordinator: not all have joined."""
 
-    missing: list[int]  # Members that have not come
-    went: list[int] = []  # Of the missing members, the ones that had joined and left again
+    missing: list[int]  # Members that have not joined
+    departed: list[int] = []  # Missing members that had joined, and left again
 
 
 class Ready(Tagged):
@@ -66,29 +67,29 @@ class Ready(Tagged):
 
 
 class Refused(Tagged):
-    """From the coordinator: you are not, or no longer, a member."""
+    """From the coordinator: the receiver is not, or no longer, a member."""
 
     reason: str
 
 
 class Present(Tagged):
-    """From the launcher of node 0 to that of another node: it takes part in an attempt."""
+    """From the launcher of node 0 to the launcher of another node: its part in an attempt."""
 
     index: int  # Its number among the nodes that take part
     nodes: int  # Number of nodes that take part
     attempt: int
 
 
-class Give(Tagged):
-    """To the coordinator: my part of an exchange."""
+class Contribution(Tagged):
+    """To the coordinator: the part of one member in an exchange."""
 
     name: str
     turn: int  # Counts the exchanges of this name
     blob: bytes
 
 
-class Given(Tagged):
-    """From the coordinator: some members' parts of an exchange to which all have come."""
+class Contributions(Tagged):
+    """From the coordinator: parts of several members in an exchange, once all members have sent theirs."""
 
     name: str
     turn: int
@@ -96,7 +97,7 @@ class Given(Tagged):
 
 
 class Fetch(Tagged):
-    """From member 0, through the coordinator: send a piece of your part of a gather."""
+    """From member 0, through the coordinator: request for a piece of a member's part in a gather."""
 
     member: int
     name: str
@@ -105,7 +106,7 @@ class Fetch(Tagged):
 
 
 class Piece(Tagged):
-    """To member 0, through the coordinator: the piece that it has fetched."""
+    """To member 0, through the coordinator: the piece that it has requested."""
 
     member: int
     name: str
@@ -114,14 +115,14 @@ class Piece(Tagged):
     blob: bytes
 
 
-class Tell(Tagged):
-    """To the coordinator: let all others know."""
+class Notice(Tagged):
+    """To the coordinator: bytes for all other members."""
 
     body: bytes
 
 
-class Told(Tagged):
-    """From the coordinator: what a member lets you know."""
+class MemberNotice(Tagged):
+    """From the coordinator: bytes of another member."""
 
     member: int
     body: bytes
@@ -141,7 +142,7 @@ class Pong(Tagged):
 
 
 class MemberLost(Tagged):
-    """From the coordinator, and to whom it may concern: a member has gone without a goodbye."""
+    """From the coordinator, and to the launcher: a member has ended without a goodbye."""
 
     member: int  # The lost member; with member 0 the control connection is lost, too
     reason: str
@@ -154,22 +155,22 @@ class MemberLeft(Tagged):
 
 
 class Bye(Tagged):
-    """To the coordinator: I leave."""
+    """To the coordinator: the sender leaves the world."""
 
 
 class Goodbye(Tagged):
-    """From the coordinator: you have left."""
+    """From the coordinator: the receiver has left the world."""
 
 
 Message: TypeAlias = (
-    Join | Waiting | Ready | Refused | Present | Give | Given | Fetch | Piece | Tell | Told | Ping | Pong
-    | MemberLost | MemberLeft | Bye | Goodbye
+    Join | Waiting | Ready | Refused | Present | Contribution | Contributions | Fetch | Piece | Notice | MemberNotice
+    | Ping | Pong | MemberLost | MemberLeft | Bye | Goodbye
 )  # fmt: skip
 
 
-# -- between worlds ------------------------------------------------------------------------------------------------
+# -- events of ranks -----------------------------------------------------------------------------------------------
 
-#: A `Call` as plain values: kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm, packed form.
+#: Call as plain values: kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm, packed form.
 PlainCall: TypeAlias = tuple[
     str, str | None, str | None, list[int] | None, int, int, list[tuple[int, int]], list[int], bool, bool, str | None,
     bytes,
@@ -208,9 +209,9 @@ class Issued(Tagged):
 
 
 class Called(Tagged):
-    """The call of a rank in some operations. Without a dtype it asks for it."""
+    """The call of a rank in some operations. A call without a dtype asks for the calls of the others."""
 
-    channel: int  # Of the communicator
+    channel: int  # Id of the communicator
     seqs: list[int]
     rank: int
     call: PlainCall
@@ -218,7 +219,7 @@ class Called(Tagged):
 
 
 class Disagreed(Tagged):
-    """Two ranks mean different operations."""
+    """Two ranks have issued different operations."""
 
     channel: int
     seq: int
@@ -235,14 +236,14 @@ class EndFailed(Tagged):
     seq: int
     rank: int
     message: str
-    kind: str  # As those of `Failed`, of the error of the rank
+    kind: str  # Type of the rank's error; this and the next fields as in `Failed`
     text: str
     trace: str
     place: str
 
 
 class Broken(Tagged):
-    """Nothing of a communicator goes on, because of a rank."""
+    """No operation of a communicator goes on, because of a rank."""
 
     channel: int
     rank: int
@@ -250,16 +251,19 @@ class Broken(Tagged):
     aborted: bool  # Whether its program has aborted the group
 
 
-class Unused(Tagged):
-    """Groups that the ranks of a process use no more; nothing more is said of them."""
+#: Group that the ranks of a process use no more: its id, the number of its ranks in the process, and in all, and ids of
+#: the group and its communicators that reports of the process had.
+UnusedGroup: TypeAlias = tuple[int, int, int, list[int]]
 
-    # Of each: its id; how many of its ranks are in the process, and in all; and the ids, also of its communicators, of
-    # which the process has spoken.
-    groups: list[tuple[int, int, int, list[int]]]
+
+class Unused(Tagged):
+    """Groups that the ranks of a process use no more; the process sends no further events about them."""
+
+    groups: list[UnusedGroup]
 
 
 class Busy(Tagged):
-    """A rank keeps the event loop of its process, or no longer does."""
+    """A rank keeps the event loop of its process from running, or no longer does."""
 
     rank: int
     place: str  # File and line; empty: it no longer does
@@ -272,13 +276,13 @@ class Quiet(Tagged):
 
 
 class Stopped(Tagged):
-    """Where the ranks of a process stood when they were stopped."""
+    """The standings of the ranks of a process when they were stopped."""
 
     standings: list[Standing]
-    reason: str  # Ends the other worlds as well, unless it is empty
+    reason: str  # Ends the ranks of the other processes as well, unless it is empty
 
 
-Saying: TypeAlias = (
+RankEvent: TypeAlias = (
     Failed | Closing | Finished | Issued | Called | Disagreed | EndFailed | Broken | Unused | Busy | Quiet | Stopped
 )  # fmt: skip
 
@@ -286,16 +290,16 @@ Saying: TypeAlias = (
 
 _ENCODER = msgspec.msgpack.Encoder()
 _MESSAGES: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_SAYINGS: msgspec.msgpack.Decoder[Saying] = msgspec.msgpack.Decoder(Saying)
+_EVENTS: msgspec.msgpack.Decoder[RankEvent] = msgspec.msgpack.Decoder(RankEvent)
 
 
 def encode(message: Message) -> bytes:
     """Write a message as a frame.
 
     Raises:
-        MessageError: It is longer than a frame may be, or holds what msgpack cannot carry.
+        MessageError: It is longer than a frame may be, or has a value that msgpack cannot carry.
     """
-    data = encode_saying(message)
+    data = encode_event(message)
     if len(data) > FRAME_LIMIT_BYTES:
         raise MessageError(f"a {type(message).__name__} of {len(data)} bytes, the limit is {FRAME_LIMIT_BYTES}")
     return framed(data)
@@ -311,11 +315,11 @@ def _check(length_bytes: int) -> int:
     return xxhash.xxh32_intdigest(length_bytes.to_bytes(4, "big"))
 
 
-def encode_saying(message: Message | Saying) -> bytes:
+def encode_event(message: Message | RankEvent) -> bytes:
     """Write a message without the head of a frame.
 
     Raises:
-        MessageError: It holds what msgpack cannot carry.
+        MessageError: It has a value that msgpack cannot carry.
     """
     try:
         return _ENCODER.encode(message)
@@ -326,7 +330,7 @@ def encode_saying(message: Message | Saying) -> bytes:
 
 
 def readable(message: S) -> S:
-    """Return the message with texts that can be written: names of files may hold bytes that are no text."""
+    """Return the message with texts that can be encoded: names of files may have bytes that are no text."""
     texts = {name: text for name, text in msgspec.structs.asdict(message).items() if isinstance(text, str)}
     changes = {name: text.encode(errors="backslashreplace").decode() for name, text in texts.items()}
     return msgspec.structs.replace(message, **changes)
@@ -341,13 +345,13 @@ def decode(data: bytes) -> Message:
     return _decoded(_MESSAGES, data)
 
 
-def decode_saying(data: bytes) -> Saying:
-    """Read what one world tells the others.
+def decode_event(data: bytes) -> RankEvent:
+    """Read an event of the ranks of another process.
 
     Raises:
-        MessageError: It is nothing that this version understands.
+        MessageError: It is no event that this version knows.
     """
-    return _decoded(_SAYINGS, data)
+    return _decoded(_EVENTS, data)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
@@ -358,7 +362,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into messages; keeps at most one frame that is not complete."""
+    """Cuts a stream of bytes into messages; stores at most one incomplete frame."""
 
     __slots__ = ("_data",)
 
@@ -366,7 +370,7 @@ class FrameReader:
         self._data = bytearray()
 
     def feed(self, data: bytes | bytearray) -> Iterator[Message]:
-        """Take in bytes as they come, and yield the messages that are complete.
+        """Add received bytes, and yield the messages that are complete.
 
         Raises:
             MessageError: The bytes are no message; nothing after them can be read.

@@ -16,18 +16,18 @@ from functools import partial
 import trio
 
 from transports.failures import TransportError
-from transports.handshake import HandshakeError, welcome
+from transports.handshake import welcome
 from transports.identity import Hello
 
+from .dialler import Dialler
 from .identity import LAUNCHER, Joiner, JoinError, name_processes
 from .messages import FrameReader, Message, MessageError, Present, Refused, encode
-from .sockets import Endpoint, format_endpoint, meet, tune
+from .sockets import format_endpoint, tune
 
 #: Share of the time in which all must have met: after it, the fewest nodes are enough. torchrun's last call: 30 s.
 _LAST_CALL = 0.5
 #: How long a launcher that has come may wait for the answer when the time is over: two ways, and busy machines.
 _SLACK_S = 5.0
-_PAUSE_S = 0.2  # between attempts to reach node 0
 _PROGRESS_S = 5.0  # between two lines on who is missing
 _BITE_BYTES = 512
 
@@ -38,7 +38,6 @@ class RollCall(Joiner):
 
     fewest: int  # With how few the job may go on
     ranks_per_node: int  # The same on all
-    endpoint: Endpoint  # Where node 0 listens
     timeout_s: float  # In which all must have come; half of it if the fewest are enough
 
     @property
@@ -64,7 +63,7 @@ async def call_roll(
     roll, began_s = _Roll(what, report), trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(trio.serve_listeners, roll.meet, [listener]))
-        nursery.start_soon(roll.tell_who_is_missing)
+        nursery.start_soon(roll.report_missing)
         with trio.move_on_after(what.timeout_s * _LAST_CALL):
             await roll.count(what.members)
         with trio.move_on_after(what.timeout_s * (1 - _LAST_CALL)):
@@ -78,7 +77,7 @@ async def call_roll(
             present = Present(index=here.index(node), nodes=len(here), attempt=attempt)
             return present if enough else Refused(reason=reason)
 
-        await roll.tell_all(answer)
+        await roll.send_answers(answer)
         nursery.cancel_scope.cancel()
     if not enough:
         raise JoinError(reason, missing=missing)
@@ -105,7 +104,7 @@ class _Roll:
         """Nodes that are not there."""
         return [node for node in range(self._what.members) if node not in self.here]
 
-    async def tell_who_is_missing(self) -> None:
+    async def report_missing(self) -> None:
         """Report the missing nodes every few seconds."""
         while True:
             await trio.sleep(_PROGRESS_S)
@@ -152,7 +151,7 @@ class _Roll:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def tell_all(self, answer: Callable[[int], Message]) -> None:
+    async def send_answers(self, answer: Callable[[int], Message]) -> None:
         """Give each its answer; one that cannot take it has gone, which its process will show."""
         for node, stream in list(self._streams.items()):
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(_SLACK_S):
@@ -169,8 +168,12 @@ async def answer_roll_call(what: RollCall, *, pause_s: float) -> Present:
     Raises:
         JoinError: It cannot be reached in time, does not want this node, or too few came.
     """
-    stream = await _found(what, what.timeout_s + pause_s)
-    answer = None
+    within_s, stream, answer = what.timeout_s + pause_s, None, None
+    dialler = Dialler(what, what.greeting, "node 0", retried=("left", "silent", "refused"))
+    with trio.move_on_after(within_s):
+        stream = await dialler.reach()
+    if stream is None:
+        raise dialler.too_late(within_s)
     async with stream:
         with trio.move_on_after(what.timeout_s + _SLACK_S):
             answer = await _first_message(stream)
@@ -179,33 +182,8 @@ async def answer_roll_call(what: RollCall, *, pause_s: float) -> Present:
             raise JoinError(answer.reason)
         case Present() if 0 < answer.index < answer.nodes <= what.members and answer.attempt >= 0:
             return answer
-    where = format_endpoint(what.endpoint)
-    raise JoinError(f"the launcher of node 0 at {where} has gone before it said who takes part", missing=[0])
-
-
-async def _found(what: RollCall, within_s: float) -> trio.abc.Stream:
-    """Try until node 0 takes this one in."""
-    trouble = ["no attempt came to an end"]
-    with trio.move_on_after(within_s):
-        while True:
-            stream = await _reach(what, trouble)
-            if stream is not None:
-                return stream
-            await trio.sleep(_PAUSE_S)
-    where = format_endpoint(what.endpoint)
-    raise JoinError(f"node 0 could not be reached at {where} within {within_s:g} s: {trouble[0]}", missing=[0])
-
-
-async def _reach(what: RollCall, trouble: list[str]) -> trio.abc.Stream | None:
-    """Connect and shake hands once; None, and why, if it may go better the next time."""
-    try:
-        stream, _ = await meet(what.endpoint, what.greeting, what.secret, tls=what.tls)
-    except HandshakeError as error:
-        trouble[0] = str(error)
-        if error.why not in ("left", "silent", "refused"):
-            raise JoinError(f"node 0 at {format_endpoint(what.endpoint)}: {error}", missing=[0]) from error
-        return None
-    return stream
+    endpoint = format_endpoint(what.endpoint)
+    raise JoinError(f"the launcher of node 0 at {endpoint} has gone before it said who takes part", missing=[0])
 
 
 async def _first_message(stream: trio.abc.Stream) -> Message | None:

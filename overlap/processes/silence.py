@@ -121,8 +121,8 @@ async def watch(
         await trio.sleep_until(due_s)
         now_s = trio.current_time()
         for member, link in list(links.items()):
-            link.heard_s += now_s - due_s
-            silent_s = now_s - link.heard_s
+            link.last_received_s += now_s - due_s
+            silent_s = now_s - link.last_received_s
             if link.over or silent_s < patience.suspect_s:
                 continue
             state = state_of(link.process)

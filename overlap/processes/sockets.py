@@ -1,4 +1,4 @@
-"""Endpoints and their sockets: parsing, listening, dialling, meeting, and the process that holds a port."""
+"""Endpoints and their sockets: parsing, listening, dialling, and the process that holds a port."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from pathlib import Path
 
 import trio
 
-from transports.handshake import HandshakeError, greet
-from transports.identity import Hello
-from transports.tls import Tls
+from transports.meeting import keep_alive
 
 from ..errors import OverlapError, UsageError
 
@@ -23,8 +21,6 @@ Endpoint = tuple[str, int]
 #: How long an outage of the network may last, unless a run says otherwise: a host that cannot be reached is named soon.
 OUTAGE_S = 4.0
 
-#: Keep-alive of an idle connection: after the first second, a probe each second.
-_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S = 1, 1
 #: Lost packets are sent again at least this often, so that a connection goes on soon after its link is back. By
 #: default each pause is twice as long as the one before: a link that was down for 7 s is used after 12.6 (RFC 6298).
 _LONGEST_REPEAT_MS = 1000
@@ -32,10 +28,6 @@ _LONGEST_REPEAT_MS = 1000
 _TCP_RTO_MAX_MS = 44
 #: A full world of 256 processes may dial at once.
 _BACKLOG = 512
-
-
-#: A host whose packets are lost somewhere never refuses.
-_DIAL_LIMIT_S = 5.0
 
 
 class ListenError(OverlapError):
@@ -74,11 +66,10 @@ async def listen(endpoint: Endpoint) -> trio.SocketListener:
     """Listen at an endpoint of this machine.
 
     Raises:
-        ListenError: Somebody else does, or it is no address of this machine.
+        ListenError: Another socket listens there, or it is no address of this machine.
     """
-    host, port = endpoint
     try:
-        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await trio.socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         bound = trio.socket.socket(family, kind, protocol)
         try:
@@ -91,6 +82,27 @@ async def listen(endpoint: Endpoint) -> trio.SocketListener:
     except OSError as error:
         raise ListenError(_complaint(endpoint, error)) from error
     return trio.SocketListener(bound)
+
+
+def listening(host: str, *, backlog: int = _BACKLOG) -> socket.socket:
+    """Return a socket that listens at a free port of an address of this machine.
+
+    Raises:
+        ListenError: It is no address of this machine.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family, backlog=backlog)
+    except OSError as error:
+        raise ListenError(_complaint((host, 0), error)) from error
+
+
+def local_address(endpoint: Endpoint) -> str:
+    """Return the address of this machine from which an endpoint is reached: others reach this process there."""
+    family, kind, protocol, _, address = socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # connecting a datagram socket sends nothing
+        return str(probe.getsockname()[0])
 
 
 def _complaint(endpoint: Endpoint, error: OSError) -> str:
@@ -126,33 +138,6 @@ async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStr
     return stream
 
 
-class NobodyError(HandshakeError):
-    """Nothing listens at an endpoint, or its host does not answer."""
-
-
-async def meet(
-    endpoint: Endpoint, mine: Hello, secret: bytes, *, tls: Tls | None = None, outage_s: float = OUTAGE_S
-) -> tuple[trio.abc.Stream, Hello]:
-    """Connect to a listener and shake hands, once; return the connection, and the listener's hello.
-
-    Raises:
-        NobodyError: There is no listener; another attempt may find one.
-        HandshakeError: It hung up, or does not want this process.
-    """
-    try:
-        with trio.fail_after(_DIAL_LIMIT_S):
-            connection = await dial(endpoint, outage_s)
-    except (OSError, trio.TooSlowError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or "it does not answer"
-        raise NobodyError(reason, why="silent") from error
-    stream = connection if tls is None else tls.wrap(connection, serving=False)
-    try:
-        return stream, await greet(stream, mine, secret)
-    except BaseException:
-        await trio.aclose_forcefully(stream)
-        raise
-
-
 def _first_cause(error: OSError) -> OSError:
     """Return the error of the first address, in place of a summary of all."""
     cause = error.__cause__
@@ -165,17 +150,7 @@ def _first_cause(error: OSError) -> OSError:
 
 def tune(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
     """Let short messages leave at once, and let a connection break whose host answers nothing for `outage_s`."""
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
-        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
-        ("TCP_KEEPCNT", max(1, round(outage_s) - _KEEPALIVE_IDLE_S)),
-        ("TCP_USER_TIMEOUT", round(outage_s * 1000)),
-    ):
-        option = getattr(socket, name, None)  # not every system has all of them
-        if option is not None:
-            stream.setsockopt(socket.IPPROTO_TCP, option, value)
+    keep_alive(stream.setsockopt, outage_s, outage_s)
     if sys.platform == "linux":
         with suppress(OSError):  # an older kernel
             stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_REPEAT_MS)

@@ -94,7 +94,7 @@ def status_of(error: BaseException, *, local: Container[int], text: str = "", co
     return Status(cause=not isinstance(error, TransportError), line=line, text=text, code=code)
 
 
-def tell_launcher(record: Record, environ: Mapping[str, str] = os.environ) -> bool:
+def report_to_launcher(record: Record, environ: Mapping[str, str] = os.environ) -> bool:
     """Write a record to the launcher, which reads meanwhile; return whether there is one that listens."""
     if isinstance(record, Status):
         short = msgspec.structs.replace(record, line=record.line[:LONGEST_LINE], text=_shortened(record.text))

@@ -1,4 +1,4 @@
-"""A context manager held open in another event loop, in a thread of its own: it goes on while a program is busy."""
+"""Context manager that is open in the event loop of another thread: it goes on while the program is busy."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-    """Enter `manager` there for the length of an ``async with`` here; if it fails, so does this.
+    """Enter `manager` in another event loop for the length of an ``async with`` here; its error is raised here.
 
     Args:
         name: Name of the thread.
-        manager: Entered and left in the other loop; gives what is used here.
+        manager: Entered and left in the other loop; its value is used here.
     """
-    held = _Held(name, manager)
-    await held.start()
-    with held.here:
+    holder = _ManagerThread(name, manager)
+    await holder.start()
+    with holder.here:
         try:
-            await held.entered.wait()
-            if held.error is None:
-                yield held.value
+            await holder.entered.wait()
+            if holder.error is None:
+                yield holder.value
         finally:
-            await held.end()
-    if held.error is not None:
+            await holder.end()
+    if holder.error is not None:
         try:
-            raise held.error
+            raise holder.error
         finally:
-            held.error = None  # or it would keep this frame alive, which keeps it alive
+            holder.error = None  # or it would keep this frame alive, which keeps it alive
 
 
-class _Held(Generic[T]):
-    """The thread, its loop, and the manager that is open in it."""
+class _ManagerThread(Generic[T]):
+    """Thread with an event loop in which a context manager is open."""
 
     value: T
 
@@ -73,14 +73,14 @@ class _Held(Generic[T]):
             trio.run(self._hold)
         except BaseException as error:
             self.error = error
-        self._tell_home(self._over)
+        self._run_at_home(self._over)
 
     async def _hold(self) -> None:
         self._token = current_trio_token()
-        self._tell_home(self._started.set)
+        self._run_at_home(self._started.set)
         with self._entering:
             async with self._manager as self.value:
-                self._tell_home(self.entered.set)
+                self._run_at_home(self.entered.set)
                 await self._left.wait()
 
     def _over(self) -> None:
@@ -89,6 +89,6 @@ class _Held(Generic[T]):
         self.entered.set()
         self._ended.set()
 
-    def _tell_home(self, function: object) -> None:
+    def _run_at_home(self, function: object) -> None:
         with suppress(trio.RunFinishedError):
             self._home.run_sync_soon(function)  # type: ignore[arg-type]

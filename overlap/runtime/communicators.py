@@ -17,15 +17,11 @@ from .failure import Failure
 from .match import Key
 from .operation import CollectiveFuture, Operation, OperationPort, ReturnedMessage
 from .outstanding import IssuedFuture
-from .put_back import RETURNED_NS
 from .stream import MessageLane, Stream
 from .waits import call_when_done
 
 KEPT = 256
 """Ends of messages, by source or destination and tag, that are kept in real time while no message is in flight."""
-
-# Ranks and tags with a remembered choice of the last receive from any source: a message of this process, or of others.
-_TURNS = 256
 
 
 class Communicators:
@@ -66,7 +62,6 @@ class Communicators:
         self._of_group: dict[tuple[object, ...], dict[Key, None]] = {}
         self._unused: dict[Key, int] = {}  # number of ranks here that no longer use a group
         self._any: dict[Key, AnySource] = {}  # receives from any source in flight
-        self._ours: dict[Key, None] = {}  # keys of receives that took a message of this process last
         # Errors of broken communicators and groups, by the id of their keys.
         self._off: dict[int, Callable[[], BaseException]] = {}
 
@@ -195,9 +190,8 @@ class Communicators:
             self._off.pop(group.id, None)
         if self._resting:
             self._resting = deque(communicator for communicator in self._resting if not communicator.closed)
-        for keys in (self._ours, self._used):
-            for key in [key for key in keys if key.group == group]:
-                del keys[key]
+        for key in [key for key in self._used if key.group == group]:
+            del self._used[key]
 
     def rank_left(self, rank: int) -> None:
         """Fail all operations that wait for a rank that has finished its program."""
@@ -213,9 +207,6 @@ class Communicators:
         return [communicator for communicator in self._open.values() if communicator.waits]
 
     # -- receives from any source ------------------------------------------------------------------------------------
-
-    def check_any_source(self, ranks: tuple[int, ...], *, has_like: bool) -> None:
-        """Raise `UsageError` if senders cannot be matched, or a receive needs `like` and has none."""
 
     def any_port(
         self, context: RankContext, stream: Stream, keys: Sequence[Key], take: Callable[[Operation, int], None]
@@ -241,18 +232,6 @@ class Communicators:
         if any_source is not None and any_source.at_rest:
             del self._any[anyone]
             any_source.close()
-
-    def took_ours(self, anyone: Key) -> bool:
-        """Whether the last receive from any source took a message of this process."""
-        return anyone in self._ours
-
-    def take_turns(self, anyone: Key, *, ours: bool) -> None:
-        """Note whether a receive from any source takes a message of this process."""
-        self._ours.pop(anyone, None)
-        if ours:
-            self._ours[anyone] = None
-            if len(self._ours) > _TURNS:
-                del self._ours[next(iter(self._ours))]
 
     def announce(self, key: Key) -> None:
         """Offer a message that no receive has met to the receives from any source."""
@@ -284,15 +263,8 @@ class Communicators:
         """Wait for a message of some keys, with any call, that another process announces."""
         raise AssertionError("this is a bug in overlap: a world of one process has no other to wait for")
 
-    def suits(self, receive: Operation, key: Key, message: Envelope) -> bool:
-        """Whether the call of a receive is the call of a message."""
-        return True
-
-    def dispute(self, receive: Operation, key: Key) -> None:
-        """Report the call of a receive at once to the sender of a key's messages, which has another call."""
-
-    def drop(self, message: Envelope) -> None:
-        """Receive a message for no operation, unless it has been withdrawn."""
+    def report_if_announced(self, key: Key, receive: Operation) -> None:
+        """Report the call of a receive to another process that has announced a message with another call."""
 
     def sends_no_more(self, key: Key) -> bool:
         """Whether the sender has finished, and no message of it is in flight."""
@@ -309,13 +281,12 @@ def _is_of(operation: IssuedFuture[object], group: Key) -> bool:
 class AnySource:
     """Matching of the receives of one rank that accept one tag from any source, one after the other.
 
-    The lane of the port starts one receive at a time, so no two of them choose the same message. A receive that has
-    chosen a message moves to the port of that message's sender. Sends of this process are in their communicators; the
-    transport announces sends of other processes. Their order is not known, so both sides take turns.
+    The lane of the port starts one receive at a time, so no two of them choose the same message. A receive chooses the
+    oldest message, and moves to the port of its sender. Sends of this process are in their communicators; the transport
+    announces sends of other processes. A message that a receive with its source waits for is left to that receive.
 
     A message of another process may have another call than the receive that chooses it. The receive fails then, like a
-    receive with a source. The transport would keep such a message, so it is dropped, and the next receive chooses after
-    that. A message that a receive with its source waits for is left to that receive.
+    receive with a source, and the message is dropped; the next receive chooses after that.
 
     Attributes:
         port: Port of the receives, until each has chosen a message.
@@ -343,8 +314,6 @@ class AnySource:
         self._others = [key for key in keys if key.src != key.dst]
         self._elsewhere = [key for key in keys if communicators.elsewhere(key)]
         self._receive: Operation | None = None  # receive that may choose now
-        self._unsuited: Operation | None = None  # receive with a message of another call, about to fail
-        self._free = self._elsewhere  # keys with messages that no other receive waits for
         self._scope: trio.CancelScope | None = None  # scope of the task that waits for other processes
 
     def close(self) -> None:
@@ -403,55 +372,53 @@ class AnySource:
 
     @property
     def at_rest(self) -> bool:
-        """Whether no receive searches for a message, and none is about to fail."""
-        return self._unsuited is None and self._lane.idle
+        """Whether no receive searches for a message."""
+        return self._lane.idle
 
     def look_soon(self) -> None:
         """Search for a message when it is time to choose."""
         self._communicators.engine.choose_soon(self._context, self._look)
 
-    def _look(self) -> None:
-        """Take the message that was offered first; of messages of one time, the one of the lowest rank.
+    def _look(self, heard: Envelope | None = None) -> None:
+        """Take the oldest message; of messages of one time, the one of the lowest rank.
 
-        Messages of this process and of others take turns; returned messages come first.
+        Args:
+            heard: Message of another process, for transports that do not know announced messages.
         """
         receive, here = self._receive, self._communicators
-        if receive is None or self._unsuited is not None:
+        if receive is None:
             return
+        self._stop_waiting()
         broken = here.broken(self._keys[0])
         if broken is not None:
             self.give_up(receive, Failure(broken(), seen=True))
             return
         offered = [(here.offered_ns(key), key.src) for key in self._keys]
-        first = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
-        ours = first is not None and (first[0] == RETURNED_NS or not here.took_ours(self._anyone))
-        message = self._announced() if self._elsewhere and not ours else None
-        if message is not None:
-            self._choose_announced(receive, message)
-        elif first is not None:
-            if self._elsewhere:
-                here.take_turns(self._anyone, ours=True)
-            self._choose(receive, first[1])
+        oldest = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
+        message, free = self._announced(heard)
+        if message is not None and (oldest is None or message.since_ns < oldest[0]):
+            key = self._key_of(message)
+            self._choose(receive, key.src)
+            here.report_if_announced(key, receive)
+        elif oldest is not None:
+            self._choose(receive, oldest[1])
         elif self._others and all(here.sends_no_more(key) for key in self._others):
             rank = self._context.rank
             text = f"all other ranks finished their programs while rank {rank} waits in {receive.label}"
             self.give_up(receive, Failure(RankLeftError(f"{text} ({receive.call_site})", culprit=rank)))
-        elif self._scope is None and self._free:
+        elif free:
             self._scope = trio.CancelScope()
-            self._context.spawn(self._wait_announced, receive, self._free, self._scope)
+            self._context.spawn(self._wait_announced, receive, free, self._scope)
 
-    def _announced(self) -> Envelope | None:
-        """Return the message that another process has announced first, among keys that no other receive waits for."""
-        if self._free is not self._elsewhere:
-            self._free = self._elsewhere
-            self._stop_waiting()
-        here, rank = self._communicators, self._context.rank
-        while self._free and (message := here.announced(rank, self._free)) is not None:
-            if here.last_receive(self._key_of(message)) is None:
-                return message
-            self._free = [key for key in self._free if key.ends[0] != message.src]
-            self._stop_waiting()
-        return None
+    def _announced(self, heard: Envelope | None) -> tuple[Envelope | None, Sequence[Key]]:
+        """Return the oldest message of other processes, and the keys without another receive that waits."""
+        here, rank, free = self._communicators, self._context.rank, self._elsewhere
+        while free and (message := here.announced(rank, free) or heard) is not None:
+            key = self._key_of(message)
+            if here.last_receive(key) is None:
+                return message, free
+            free, heard = [other for other in free if other is not key], None
+        return None, free
 
     def _key_of(self, message: Envelope) -> Key:
         return next(key for key in self._elsewhere if key.ends[0] == message.src)
@@ -470,40 +437,7 @@ class AnySource:
                     self.give_up(receive, Failure(error))
                 return
             # like `_look`, so that the next receive chooses only after this one has begun to take the message
-            self._communicators.engine.choose_soon(self._context, partial(self._take_announced, receive, message))
-
-    def _take_announced(self, receive: Operation, message: Envelope) -> None:
-        """Let a receive take an announced message, unless another receive waits for it."""
-        if receive is not self._receive:
-            return
-        if self._communicators.last_receive(self._key_of(message)) is None:
-            self._choose_announced(receive, message)
-        else:
-            self._stop_waiting()
-            self._look()
-
-    def _choose_announced(self, receive: Operation, message: Envelope) -> None:
-        """Let a receive take a message of another process. With another call it fails, and the message is dropped.
-
-        The error names both calls.
-        """
-        key = self._key_of(message)
-        self._communicators.take_turns(self._anyone, ours=False)
-        if self._communicators.suits(receive, key, message):
-            self._choose(receive, key.src)
-        else:
-            self._unsuited = receive
-            self._choose(receive, key.src)
-            self._communicators.dispute(receive, key)
-            receive.add_done_callback(lambda _: self._drop(message))
-
-    def _drop(self, message: Envelope) -> None:
-        self._unsuited = None
-        self._communicators.drop(message)
-        if self._receive is not None:
-            self.look_soon()
-        elif self._lane.on_idle is not None:
-            self._lane.on_idle()
+            self._communicators.engine.choose_soon(self._context, partial(self._look, message))
 
     def _choose(self, receive: Operation, src: int) -> None:
         """Continue a receive as one from a group rank."""

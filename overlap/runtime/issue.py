@@ -302,8 +302,6 @@ class Issuer:
         """Check and start the receiver's end of a message. Without a source, a sender is chosen first."""
         caller = _getframe(2) if call_site is None else call_site
         name = "recv" if name is None else name
-        if src is None:
-            self._communicators.check_any_source(self._ranks, has_like=like is not None)
         out = receive_like(like, self.context.arrays)
         operation: CollectiveFuture[Any]
         if type(out) is ReceiveBuffers:

@@ -298,8 +298,8 @@ class SpanningCommunicator(Communicator):
                     if end is not None:
                         yield seq, self._call_of(end)
 
-    def send_now(self, operation: Operation) -> None:
-        """Report the call of an unfinished operation, which differs from the others' calls."""
+    def report_call(self, operation: Operation) -> None:
+        """Report the call of an unfinished operation."""
         if operation.seq in self._matches:
             self._others.send_call(self.id, (operation.seq,), self._call_of(operation))
 

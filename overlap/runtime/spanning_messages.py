@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-from transports import Call as Receiving
-from transports import Envelope, Transport, TransportError
+from transports import Envelope, Request, Transport, TransportError
 
 from ..collectives.call import Call
-from ..errors import GroupAbortedError, UsageError
+from ..collectives.kinds import P2P
+from ..errors import CollectiveMismatchError, GroupAbortedError, UsageError
 from ..timeline.recording import call_site
 from .communicator import BaseEngine, Communicator
 from .communicators import KEPT, Communicators
 from .failure import Failure
-from .match import CALL_BITS, CHANNEL_BITS, Key, Match, RankCall, mismatch
+from .match import CALL_BITS, Key, Match, RankCall
 from .operation import Operation, OperationPort
-from .spanning import REMEMBERED, Called, ControlNotices, SpanningCommunicator, SpanningMatch
+from .spanning import Called, ControlNotices, SpanningCommunicator, SpanningMatch
 
 # Tags at rest with a remembered number of messages, for an early error of a wait for a finished rank. Waits on older
 # tags end with a stall report.
@@ -35,20 +34,13 @@ class SpanningMessages(SpanningCommunicator):
     """
 
     _shared: SpanningCommunicators
-    first_seq: int
 
-    def __init__(self, *args: Any, first_seq: int, counted: bool, last: Called | None) -> None:
+    def __init__(self, *args: Any, first_seq: int, counted: bool) -> None:
         super().__init__(*args)
-        if last is not None:
-            self._past[(first_seq - 1) % REMEMBERED] = first_seq - 1, last
         self.first_seq, self._counted = first_seq, counted
         # A tag that was used twice will be used again; a program may use one tag for each message.
         self.lasts: bool = first_seq > 0
-
-    @property
-    def last(self) -> Called | None:
-        """Rank, call and place of the last message."""
-        return self.past(self.count - 1)
+        self.sends: bool = self.key.ends[0] in self._local
 
     def tag(self, pattern: Call, seq: int) -> int:
         """Return a tag that only messages with the same call share."""
@@ -69,26 +61,22 @@ class SpanningMessages(SpanningCommunicator):
             self.fail_one(match, operation, Failure(_forgotten(self.key, self.name, operation.seq)))
 
     def compare_call(self, seq: int, report: RankCall) -> bool:
-        """Compare another process's call with ours, or answer a receiver; False if no rank here has arrived at it yet.
+        """Answer a receiver whose call differs or is open, or compare a receive here with the answer of its sender.
 
-        The receiver decides: only it knows its withdrawn receives. A sender that gets another call answers with its
-        own, which the receiver compares with its present receive of this number.
+        The receiver decides: only it knows its withdrawn receives. It compares an answer with its present receive of
+        this number.
+
+        Returns:
+            False if no rank here has arrived at the message yet.
         """
-        if report.call.dtype is not None:
-            if not self._counted:
-                return True
-            called = self.past(seq)
-            if self.key.ends[0] in self._local and called is not None and not called[1].agrees(report.call):
-                rank, call, place = called
-                self._others.send_call(self.id, (seq,), RankCall(rank=rank, call=call, call_site=call_site(*place)))
-                return True
-            return super().compare_call(seq, report)
-        if self.key.ends[0] not in self._local:
-            self._fail_unknown(seq)
+        if self.sends:
+            if self._counted and seq >= self.count:
+                return False
+            self._shared.answer(self.id, seq, self.past(seq), report, known=self._counted)
             return True
-        if self._counted and seq >= self.count:
-            return False
-        self._shared.answer(self.key, seq, self.past(seq) if self._counted else None, report)
+        if report.call.dtype is not None:
+            return not self._counted or super().compare_call(seq, report)
+        self._fail_unknown(seq)
         return True
 
     def _left_without(self, seq: int) -> set[int]:
@@ -106,9 +94,15 @@ class SpanningMessages(SpanningCommunicator):
         if match is not None and match.first is not None:  # the sender has no end that would fail with it
             Communicator.fail_one(self, match, match.first, Failure(_forgotten(self.key, self.name, seq)))
 
-    def earlier(self) -> Iterator[tuple[int, Called]]:
-        """Yield the remembered numbers and calls, but for the last one."""
-        return ((seq, called) for seq, called in sorted(self._past.values()) if seq != self.count - 1)
+    def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
+        """Fail the ends of a message; the transport would keep an arrived message, so it is dropped before."""
+        if not self.sends:
+            self._shared.drop_announced(self.key)
+        super()._fail_dispute(match, seq, error)
+
+    def remembered(self) -> dict[tuple[int, int], Called]:
+        """Return the calls of the last messages that a rank here has sent, by id and number."""
+        return {(self.id, seq): called for seq, called in self._past.values()} if self.sends else {}
 
     @property
     def count(self) -> int:
@@ -126,17 +120,6 @@ class SpanningMessages(SpanningCommunicator):
             self._shared.rest(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AtRest:
-    """Memory of messages at rest."""
-
-    key: Key
-    name: str
-    members: tuple[int, ...]
-    count: int
-    last: Called | None
-
-
 class SpanningCommunicators(Communicators):
     """Communicators of a world of several processes: some have local ranks only, others span processes.
 
@@ -149,10 +132,9 @@ class SpanningCommunicators(Communicators):
         super().__init__(engine, keeps=KEPT)
         self.spanning: dict[int, SpanningCommunicator] = {}
         self.lost_count: bool = False
-        self._at_rest: OrderedDict[int, _AtRest] = OrderedDict()
-        self._earlier: OrderedDict[tuple[int, int], Called] = (
-            OrderedDict()
-        )  # earlier messages at rest, before the last ones
+        self._counts: OrderedDict[int, tuple[Key, int]] = OrderedDict()  # numbers of messages at rest, by id
+        # Calls of sent messages whose communicator was closed, by id and number.
+        self._sent: OrderedDict[tuple[int, int], Called] = OrderedDict()
         self._any_call: dict[Key, dict[int, tuple[int, int]]] = {}  # senders and tags of receives from any source
         self._ended_here: dict[int, Key] = {}  # groups that only ranks of other processes may still use
         # By group: number of its ranks that use it no more, and the ids of communicators that their processes have
@@ -166,33 +148,31 @@ class SpanningCommunicators(Communicators):
             return super().make(key, name, members)
         arguments = (self, key, name, members, self._local, self._others)
         if key.messages:
-            rested = self._at_rest.pop(key.id, None)
-            counted = rested is not None or not self.lost_count
-            first_seq, last = (rested.count, rested.last) if rested is not None else (0, None)
-            spanning: SpanningCommunicator = SpanningMessages(
-                *arguments, first_seq=first_seq, counted=counted, last=last
-            )
+            _, first_seq = self._counts.pop(key.id, (key, 0))
+            counted = first_seq > 0 or not self.lost_count
+            spanning: SpanningCommunicator = SpanningMessages(*arguments, first_seq=first_seq, counted=counted)
         else:
             spanning = SpanningCommunicator(*arguments)
         self.spanning[spanning.id] = spanning
         return spanning
 
-    def check_any_source(self, ranks: tuple[int, ...], *, has_like: bool) -> None:
-        """Raise `UsageError` if a receive has neither source nor `like`, and some rank is in another process."""
-        if not has_like and not self._local.issuperset(ranks):
-            raise UsageError(
-                "like: a receive from any rank (src=None) of several processes must say what it takes; pass "
-                "(shape, dtype) for a new array, an array that it may overwrite or a tree of either; or name the source"
-            )
+    def answer(self, key_id: int, seq: int, sent: Called | None, report: RankCall, *, known: bool = True) -> None:
+        """Send the call of a message to its receiver, if that has another call, or none.
 
-    def answer(self, key: Key, seq: int, sent: Called | None, question: RankCall) -> None:
-        """Send a receiver the call of a rank here, or its own question if nobody knows the call any more."""
-        sent = sent or self._earlier.get((key.id, seq))
-        if sent is not None:
+        Args:
+            key_id: Id of the communicator.
+            seq: Number of the message.
+            sent: Call of a rank here; None if its communicator does not remember it.
+            report: Call of the receiver. It is the answer to a receiver without a call if no call is remembered.
+            known: Whether the number is known to be that of the receiver.
+        """
+        sent = sent or self._sent.get((key_id, seq))
+        if sent is None or not known:
+            if report.call.dtype is None:
+                self._others.send_call(key_id, (seq,), report._replace(rank=min(self._local)))
+        elif report.call.dtype is None or not sent[1].agrees(report.call):
             rank, call, place = sent
-            self._others.send_call(key.id, (seq,), RankCall(rank=rank, call=call, call_site=call_site(*place)))
-        else:
-            self._others.send_call(key.id, (seq,), question._replace(rank=key.ends[0]))
+            self._others.send_call(key_id, (seq,), RankCall(rank=rank, call=call, call_site=call_site(*place)))
 
     def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
         """Fail all present and later operations of a group, here and in other processes."""
@@ -204,20 +184,15 @@ class SpanningCommunicators(Communicators):
         """Forget a communicator of messages at rest, but for their number and the last of them."""
         super().close(communicator)
         if isinstance(communicator, SpanningMessages) and self.spanning.pop(communicator.id, None) is communicator:
-            self._at_rest[communicator.id] = _AtRest(
-                key=communicator.key,
-                name=communicator.name,
-                members=communicator.members,
-                count=communicator.count,
-                last=communicator.last,
-            )
-            self._earlier.update(((communicator.id, seq), called) for seq, called in communicator.earlier())
-            self._of_group.setdefault(communicator.key[:2], {})[communicator.key] = None
-            while len(self._earlier) > _COUNTED:
-                self._earlier.popitem(last=False)
-            if len(self._at_rest) > _COUNTED:
-                _, oldest = self._at_rest.popitem(last=False)
-                self._unlist(oldest.key)
+            key = communicator.key
+            self._counts[communicator.id] = key, communicator.count
+            self._sent.update(communicator.remembered())
+            self._of_group.setdefault(key[:2], {})[key] = None
+            while len(self._sent) > _COUNTED:
+                self._sent.popitem(last=False)
+            if len(self._counts) > _COUNTED:
+                _, (oldest, _) = self._counts.popitem(last=False)
+                self._unlist(oldest)
                 self.lost_count = True
 
     # -- ends of groups ------------------------------------------------------------------------------------------------
@@ -269,10 +244,10 @@ class SpanningCommunicators(Communicators):
         ids = {key.id for key in keys}
         for key_id in ids:
             self.spanning.pop(key_id, None)
-            self._at_rest.pop(key_id, None)
+            self._counts.pop(key_id, None)
         if any(key.messages for key in keys):
-            for entry in [entry for entry in self._earlier if entry[0] in ids]:
-                del self._earlier[entry]
+            for entry in [entry for entry in self._sent if entry[0] in ids]:
+                del self._sent[entry]
         for anyone in [key for key in self._any_call if key.group == group]:
             del self._any_call[anyone]
 
@@ -281,22 +256,10 @@ class SpanningCommunicators(Communicators):
         communicator = self.spanning.get(communicator_id)
         if communicator is not None:
             return communicator.compare_call(seq, report)
-        rested = self._at_rest.get(communicator_id)
-        asks = report.call.dtype is None
-        if asks and rested is None and self.lost_count:
-            self._others.send_call(communicator_id, (seq,), report._replace(rank=min(self._local)))
-            return True
-        if rested is None or rested.last is None or seq != rested.count - 1:
-            if asks and rested is not None and seq < rested.count:
-                self.answer(rested.key, seq, None, report)
-            return rested is not None and seq < rested.count
-        if asks:
-            self.answer(rested.key, seq, rested.last, report)
-            return True
-        rank, call, place = rested.last
-        if not call.agrees(report.call):
-            own = RankCall(rank=rank, call=call, call_site=call_site(*place))
-            self._others.send_mismatch(communicator_id, seq, mismatch(rested.name, seq, report, own)())
+        _, count = self._counts.get(communicator_id, (None, 0))
+        if report.call.kind is not P2P or (seq >= count and not self.lost_count):
+            return False
+        self.answer(communicator_id, seq, None, report)
         return True
 
     def elsewhere(self, key: Key) -> bool:
@@ -331,18 +294,20 @@ class SpanningCommunicators(Communicators):
         """Whether another process has announced a message of a key, with any call."""
         return self.elsewhere(key) and self.announced(key.ends[1], [key]) is not None
 
-    def suits(self, receive: Operation, key: Key, message: Envelope) -> bool:
-        """Whether the call of a receive is the call of a message."""
-        return key.message_tag(receive.call.key) >> CHANNEL_BITS == message.tag >> CHANNEL_BITS
+    def report_if_announced(self, key: Key, receive: Operation) -> None:
+        """Report the call of a receive to the sender if its message is still announced, not matched: the calls differ.
 
-    def dispute(self, receive: Operation, key: Key) -> None:
-        """Report the call of a receive at once to the sender of a key's messages, which has another call."""
-        communicator = self.spanning.get(key.id)
-        if communicator is not None:
-            communicator.send_now(receive)
+        A receive without a call has asked for one.
+        """
+        messages = self.spanning.get(key.id)
+        if messages is not None and receive.call.dtype is not None and self.has_announced(key):
+            messages.report_call(receive)
 
-    def drop(self, message: Envelope) -> None:
-        """Receive a message for no operation, unless it has been withdrawn."""
+    def drop_announced(self, key: Key) -> None:
+        """Receive an announced message of a key for no operation, unless it has been withdrawn."""
+        message = self.announced(key.ends[1], [key])
+        if message is None:
+            return
         with suppress(TransportError):
             starter = self._transport.endpoint(message.dst).starter(message.src)
             if starter is not None:
@@ -350,20 +315,19 @@ class SpanningCommunicators(Communicators):
 
     def sends_no_more(self, key: Key) -> bool:
         """Whether the sender has finished, and no message of it is in flight."""
-        communicator_id = key.tag_base() >> 24
-        messages = self.spanning.get(communicator_id) or self._at_rest.get(communicator_id)
-        count = messages.count if isinstance(messages, SpanningMessages | _AtRest) else 0
         if not super().sends_no_more(key) or not self.elsewhere(key):
             return super().sends_no_more(key)
-        return self._others.sent_no_more(key.ends[0], communicator_id, count)
+        messages = self.spanning.get(key.id)
+        count = messages.count if isinstance(messages, SpanningMessages) else self._counts.get(key.id, (key, 0))[1]
+        return self._others.sent_no_more(key.ends[0], key.id, count)
 
     def issued(self, rank: int) -> dict[int, int]:
         """Return the number of operations of a rank here on each communicator that spans processes."""
-        past = {key_id: rested.count for key_id, rested in self._at_rest.items() if rank in rested.members}
+        past = {key_id: count for key_id, (key, count) in self._counts.items() if rank in key.ends}
         return past | {c.id: c.issued[rank] for c in self.spanning.values() if rank in c.issued}
 
 
-def _release(received: Receiving) -> None:
+def _release(received: Request) -> None:
     if received.error is None and not received.withdrawn:
         received.delivery().release()
 

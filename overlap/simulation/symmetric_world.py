@@ -20,7 +20,7 @@ from ..runtime.backend import Backend
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.match import Key
-from ..runtime.operation import Operation
+from ..runtime.operation import Operation, OperationPort
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
 from ..units import format_ns
@@ -102,7 +102,7 @@ class SymmetricCommunicators(Communicators):
         rows = self._alike.rows(key.ranks)
         return Key(tuple(rows[0].tolist()), key.occurrence, ""), len(self._simulated(rows))
 
-    def check_any_source(self, ranks: tuple[int, ...], *, has_like: bool) -> None:
+    def any_port(self, *receiver: object) -> OperationPort:
         """Raise `UsageError`, as ranks that do not run send no messages to wait for."""
         raise UsageError("src: where ranks represent others, a receive must name its source; pass src=")
 

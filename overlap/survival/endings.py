@@ -5,7 +5,7 @@ from __future__ import annotations
 from transports import TransportError
 
 from ..errors import OverlapError, PeerLostError, RankFailedError, RemoteError
-from ..processes.member import MemberLostError
+from ..processes.inbox import MemberLostError
 from .agreement import EpochWorld
 
 

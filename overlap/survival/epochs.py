@@ -21,14 +21,15 @@ from ..processes.connect import count_world
 from ..processes.life import Keeper, WorldSetup, alone, among, live
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
-from ..processes.status import Entering, Leaving, tell_launcher
+from ..processes.sockets import listening, local_address
+from ..processes.status import Entering, Leaving, report_to_launcher
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..timeline.sequence import in_first_world
 from .agreement import EpochWorld, State, has_state, is_minority, lost_members, proposal_of, state_of
 from .endings import EpochClosedError, NotMetError, SpareReadyError, StateLostError, description, is_end
-from .hosts import has_several_hosts, listening_at, local_address, witness_folder, witness_of
+from .hosts import has_several_hosts, witness_folder, witness_of
 from .spare import program_here, until, wait_for_world
 from .witness import Report, Witness
 
@@ -132,7 +133,7 @@ class SurvivingRun:
         self.witness = witness_of(
             folder, attempt(), self._number, self.member, self.world, address=self._address, limit_s=wanted.lost_after_s
         )
-        self.place, self._listener, self._size = place, listening_at(self._address), place.processes
+        self.place, self._listener, self._size = place, listening(self._address), place.processes
         self._each_host = place.processes // place.nodes
         state_dir = wanted.state_dir or str(folder / "state")
         self._wanted = wanted.changed(place.source, ranks=place.world_size, state_dir=state_dir)
@@ -150,7 +151,7 @@ class SurvivingRun:
         _last[:] = [self.world]
         self.witness.close()
         if self._joined_late:  # members report the first world that they join
-            tell_launcher(Leaving(world=1))
+            report_to_launcher(Leaving(world=1))
         for listener in (self._listener, *self._used):
             listener.close()
 
@@ -169,7 +170,7 @@ class SurvivingRun:
         self._follow_to(record, state_of(self.member, None, record, reported=False), reports)
         self._joined_late = True
         count_world()
-        tell_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
+        report_to_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
         return True
 
     # -- one epoch -----------------------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ class SurvivingRun:
 
     def _pass_on(self, lost: MemberLost) -> None:
         """Tell the launcher of a lost process, by the number that the launcher knows."""
-        tell_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
+        report_to_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
 
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
         """Give up joining when a process has ended that is waited for, has given up itself, or does not come."""
@@ -290,7 +291,7 @@ class SurvivingRun:
         step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=before.step)
         if self.place.listener is not None and before.epoch:  # whoever met in this world may still listen there
             self._used.append(self._listener)
-            self._listener = listening_at(self._address)
+            self._listener = listening(self._address)
         host, port = self._listener.getsockname()[:2]
         report = Report(step=step, endpoint=(host, port), lacks=not all(map(self._has_state, self.epochs)))
         await self.witness.on(lambda: self.witness.report(before.epoch, report))

@@ -26,7 +26,7 @@ from ..config import RunConfig
 from ..embedded.connection import Connection
 from ..errors import UsageError
 from ..processes.place import DEFAULT_JOB, Place, find_place
-from ..processes.status import Entering, Leaving, tell_launcher
+from ..processes.status import Entering, Leaving, report_to_launcher
 from ..survival.agreement import State
 from ..survival.epochs import SurvivingRun
 from ..survival.witness import WITNESS
@@ -127,13 +127,13 @@ def enter(connection: Connection) -> None:
         _run.append(SurvivingRun(place, RunConfig.from_environment(os.environ)))
     _run[0].state = State.TRAINS
     number = _run[0].world.epoch + 1
-    tell_launcher(Entering(world=number, joined=True, ranks_each=place.ranks_per_process))
+    report_to_launcher(Entering(world=number, joined=True, ranks_each=place.ranks_per_process))
 
 
 def leave() -> None:
     """Let the launcher of a job know that this process has left its world in order."""
     if _run:
-        tell_launcher(Leaving(world=_run[0].world.epoch + 1))
+        report_to_launcher(Leaving(world=_run[0].world.epoch + 1))
 
 
 def job_of_world() -> str:

@@ -11,7 +11,7 @@ import trio
 
 import topology
 from overlap.processes.control_plane import ControlPlane
-from overlap.processes.messages import BODY_LIMIT_BYTES, MemberLost, MessageError, Saying, Told, decode_saying
+from overlap.processes.messages import BODY_LIMIT_BYTES, MemberLost, MemberNotice, MessageError, RankEvent, decode_event
 from overlap.runtime.world import World
 from transports import Endpoint, NeuronLink, Router, Statistics, Transport
 from transports.efa import Efa
@@ -46,15 +46,15 @@ class Part(Transport):
 
 
 class Company:
-    """A membership in memory. What is told travels as bytes, as on a socket."""
+    """A membership in memory. Notices travel as bytes, as on a socket."""
 
     def __init__(self, member: int, everybody: list[Company]) -> None:
         self.member, self._everybody = member, everybody
-        self._send, self._receive = trio.open_memory_channel[Told | MemberLost](float("inf"))
+        self._send, self._receive = trio.open_memory_channel[MemberNotice | MemberLost](float("inf"))
         self._parted = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
-        self._handing: Told | MemberLost | None = None  # the message that its world is acting on
-        self._acted_on: list[Saying] = []
+        self._handing: MemberNotice | MemberLost | None = None  # the message that its world is acting on
+        self._acted_on: list[RankEvent] = []
         self._acted = trio.Event()
         self._given: dict[str, bytes] = {}
         self._asked: dict[str, trio.Event] = {}
@@ -64,7 +64,7 @@ class Company:
     def members(self) -> int:
         return len(self._everybody)
 
-    def tell(self, body: bytes) -> None:
+    def send_notice(self, body: bytes) -> None:
         assert len(body) <= BODY_LIMIT_BYTES
         if trio.lowlevel.in_trio_run():
             self._pass_on(body)
@@ -74,7 +74,7 @@ class Company:
     def _pass_on(self, body: bytes) -> None:
         for other in self._everybody:
             if other is not self:
-                other._send.send_nowait(Told(self.member, body))
+                other._send.send_nowait(MemberNotice(self.member, body))
 
     def lose(self, member: int, reason: str) -> None:
         self._send.send_nowait(MemberLost(member, reason))
@@ -89,18 +89,18 @@ class Company:
     def __aiter__(self) -> Company:
         return self
 
-    async def __anext__(self) -> Told | MemberLost:
-        if isinstance(self._handing, Told):
+    async def __anext__(self) -> MemberNotice | MemberLost:
+        if isinstance(self._handing, MemberNotice):
             with suppress(MessageError):
-                self._acted_on.append(decode_saying(self._handing.body))
+                self._acted_on.append(decode_event(self._handing.body))
             self._acted.set()
         self._handing = await self._receive.receive()
         return self._handing
 
-    async def heard(self, kind: type[Saying], **fields: object) -> None:
+    async def heard(self, kind: type[RankEvent], **fields: object) -> None:
         """Wait until this process has acted on a message of a kind, with such fields."""
 
-        def fits(said: Saying) -> bool:
+        def fits(said: RankEvent) -> bool:
             return isinstance(said, kind) and all(getattr(said, name) == value for name, value in fields.items())
 
         while not any(map(fits, self._acted_on)):

@@ -192,9 +192,18 @@ def test_messages_of_other_processes_are_taken_in_the_order_in_which_they_came(w
 
 
 @pytest.mark.parametrize("wires", [by_sockets, by_shared_memory])
-def test_messages_of_this_process_and_of_others_take_turns(wires: Wires) -> None:
-    turns = [(1, 4), (2, 2)]
-    assert run_far(in_turns, 2, 2, turns, wires=wires)[0] == [1, 2, 1, 2, 1, 1]
+@pytest.mark.parametrize(
+    ("turns", "order"),
+    [
+        ([(1, 1), (2, 2), (3, 1), (2, 1)], [1, 2, 2, 3, 2]),
+        ([(2, 1), (1, 1), (3, 2)], [2, 1, 3, 3]),
+        ([(1, 4), (2, 2)], [1, 2, 2, 1, 1, 1]),  # a message of this process is offered once the one before has left
+    ],
+)
+def test_messages_of_this_process_and_of_others_are_taken_in_the_order_in_which_they_came(
+    turns: list[tuple[int, int]], order: list[int], wires: Wires
+) -> None:
+    assert run_far(in_turns, 2, 2, turns, wires=wires)[0] == order
 
 
 @pytest.mark.parametrize("wires", [in_memory, by_sockets, by_shared_memory])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from overlap.runtime.engine.polling import linger
-from transports import Buffer, Call, Starter
+from transports import Buffer, Request, Starter
 from transports.patience import Crowding, Patience
 
 FOR_EVER_S = 1e9
@@ -26,8 +26,8 @@ class Wire(Starter):
         return self.looks in self.brings_at
 
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
-    ) -> Call | None:
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+    ) -> Request | None:
         raise AssertionError("who looks sends nothing")
 
     def begin_recv(
@@ -37,9 +37,9 @@ class Wire(Starter):
         out: Buffer | None,
         nbytes: int,
         *,
-        done: Callable[[Call], None],
+        done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
-    ) -> Call:
+    ) -> Request:
         raise AssertionError("who looks receives nothing")
 
 

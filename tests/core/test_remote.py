@@ -14,7 +14,7 @@ import trio
 import overlap
 from overlap.processes import control_plane
 from overlap.processes.control_plane import ControlPlane
-from overlap.processes.messages import Called, Finished, Saying
+from overlap.processes.messages import Called, Finished, RankEvent
 from overlap.runtime import spanning_messages as communicators
 from overlap.runtime.spanning_messages import SpanningMessages
 
@@ -84,10 +84,10 @@ def test_a_root_tells_nobody_who_knows_and_at_once_who_asks() -> None:
     told: list[tuple[list[int], bool]] = []
 
     class Listening(ControlPlane):
-        def _tell(self, saying: Saying) -> None:
-            if isinstance(saying, Called):
-                told.append((saying.seqs, saying.rank == 0))
-            super()._tell(saying)
+        def _send(self, event: RankEvent) -> None:
+            if isinstance(event, Called):
+                told.append((event.seqs, event.rank == 0))
+            super()._send(event)
 
     async def main(rank: overlap.Rank) -> list[float]:
         mine = np.full(2, 7.0 * (1 - rank.rank))
@@ -110,10 +110,10 @@ def test_what_a_root_has_called_in_several_operations_is_told_in_one_message_wha
     told: list[tuple[object, object]] = []
 
     class Listening(ControlPlane):
-        def _tell(self, saying: Saying) -> None:
-            if isinstance(saying, Called):
-                told.append((saying.rank, saying.seqs))
-            super()._tell(saying)
+        def _send(self, event: RankEvent) -> None:
+            if isinstance(event, Called):
+                told.append((event.rank, event.seqs))
+            super()._send(event)
 
     async def main(rank: overlap.Rank) -> None:
         for _ in range(4):
@@ -133,10 +133,10 @@ def test_who_gives_an_array_for_the_result_asks_nobody(kind: str, rows: int) -> 
     told: list[object] = []
 
     class Listening(ControlPlane):
-        def _tell(self, saying: Saying) -> None:
-            if isinstance(saying, Called):
-                told.append(saying.rank)
-            super()._tell(saying)
+        def _send(self, event: RankEvent) -> None:
+            if isinstance(event, Called):
+                told.append(event.rank)
+            super()._send(event)
 
     async def main(rank: overlap.Rank) -> bool:
         x = np.arange(2 * rows, dtype=np.int32).reshape(-1, 2) if rank.rank == 0 else None
@@ -466,8 +466,8 @@ def test_a_lost_process_ends_the_world() -> None:
 @pytest.mark.parametrize(
     ("message", "refusal"),
     [
-        (["Finished", 0, False], "it speaks of rank 0, which is not one of its own"),
-        (["Quiet", [{"rank": 1, "lines": []}]], "it told where the ranks of another process stand"),
+        (["Finished", 0, False], "it is about rank 0, which belongs to another process"),
+        (["Quiet", [{"rank": 1, "lines": []}]], "it has the standing of a rank that belongs to another process"),
         (["Finished", "3", False], "13 bytes that are no message: Expected `int`, got `str` - at `$[1]`"),
         *(
             (
@@ -479,13 +479,13 @@ def test_a_lost_process_ends_the_world() -> None:
                     ["barrier", None, None, None, 4, 0, [], [], False, False, None, b""],
                     "there",
                 ],
-                f"it speaks of {count} operations; at most 4096 are alike",
+                f"it lists {count} operations, the limit is 4096",
             )
             for count in (0, 4097)
         ),
         (
             ["Called", 1, [0], 2, ["jump", None, None, None, 4, 0, [], [], False, False, None, b""], "there"],
-            "a call that cannot be meant: 'jump' is not a valid Collective",
+            "invalid call: 'jump' is not a valid Collective",
         ),
         (["Jump"], "6 bytes that are no message: Invalid value 'Jump' - at `$[0]`"),
         (None, "1 bytes that are no message: Expected `array`, got `None`"),
@@ -496,14 +496,14 @@ def test_what_is_not_understood_is_refused(message: object, refusal: str) -> Non
         await trio.sleep_forever()
 
     async def nemesis(everybody: list[Company]) -> None:
-        everybody[1].tell(msgspec.msgpack.encode(message))
+        everybody[1].send_notice(msgspec.msgpack.encode(message))
         everybody[1].lose(0, "its connection ended")
 
     near, *_ = failures(run_far(main, 2, 2, nemesis=nemesis))
     assert (near.rank, type(near.cause), str(near.cause)) == (
         2,
         overlap.OverlapError,
-        f"process 1 sent a message that cannot be meant: {refusal}",
+        f"process 1 sent an invalid event: {refusal}; this is a bug in overlap, please report it",
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import overlap
 from overlap.processes.control_plane import ControlPlane
-from overlap.processes.messages import Failed, Saying, Told, encode_saying
+from overlap.processes.messages import Failed, MemberNotice, RankEvent, encode_event
 from overlap.runtime.blame.standing import Standing
 from overlap.runtime.forms import pack_form
 from overlap.runtime.world import World
@@ -48,7 +48,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     return st.one_of(*map(values, within))
 
 
-def sayings(kind: type[Saying], channels: list[int]) -> st.SearchStrategy[Saying]:
+def events(kind: type[RankEvent], channels: list[int]) -> st.SearchStrategy[RankEvent]:
     hints = get_type_hints(kind)
     fields = {name: values(hints[name]) for name in kind.__struct_fields__}
     if "channel" in fields:
@@ -56,8 +56,8 @@ def sayings(kind: type[Saying], channels: list[int]) -> st.SearchStrategy[Saying
     return st.builds(kind, **fields)
 
 
-@pytest.mark.parametrize("kind", get_args(Saying), ids=lambda kind: kind.__name__)
-def test_it_is_acted_upon_or_its_sender_is_named(kind: type[Saying], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", get_args(RankEvent), ids=lambda kind: kind.__name__)
+def test_it_is_acted_upon_or_its_sender_is_named(kind: type[RankEvent], monkeypatch: pytest.MonkeyPatch) -> None:
     planes, blamed = list[ControlPlane](), list[tuple[int, BaseException]]()
     attached = ControlPlane.attached
 
@@ -68,16 +68,16 @@ def test_it_is_acted_upon_or_its_sender_is_named(kind: type[Saying], monkeypatch
     def blame(world: World, culprit: int, cause: BaseException, doing: list[str]) -> None:
         blamed.append((culprit, cause))
 
-    def hear(here: ControlPlane, saying: Saying) -> None:
+    def hear(here: ControlPlane, event: RankEvent) -> None:
         blamed.clear()
-        here._hear(Told(1, encode_saying(saying)))
+        here._handle(MemberNotice(1, encode_event(event)))
         for culprit, cause in blamed:
-            if isinstance(saying, Failed) and 0 <= saying.culprit < RANKS:
-                assert culprit == saying.culprit
+            if isinstance(event, Failed) and 0 <= event.culprit < RANKS:
+                assert culprit == event.culprit
             else:
                 assert culprit == 2  # the first rank of process 1
-                assert str(cause).startswith("process 1 sent a message that cannot be meant: ")
-        if isinstance(saying, Failed):
+                assert str(cause).startswith("process 1 sent an invalid event: ")
+        if isinstance(event, Failed):
             assert blamed
 
     async def main(rank: overlap.Rank) -> None:
@@ -90,7 +90,7 @@ def test_it_is_acted_upon_or_its_sender_is_named(kind: type[Saying], monkeypatch
         (here,) = [plane for plane in planes if plane._membership is everybody[0]]
         channels = list(here._communicators.spanning)
         assert channels
-        given(sayings(kind, channels))(lambda saying: hear(here, saying))()
+        given(events(kind, channels))(lambda event: hear(here, event))()
         over.set()
 
     begun, over = trio.Event(), trio.Event()

@@ -10,7 +10,7 @@ import pytest
 
 import overlap
 from transports.shared_memory.engine import BUILT
-from transports.shared_memory.memory_link import MemoryCall
+from transports.shared_memory.memory_link import MemoryRequest
 
 from .connecting import TIMEOUT_S, MemoryStore
 
@@ -45,9 +45,9 @@ def ended(other: Future[int]) -> str:
 @compiled
 def test_in_the_midst_of_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message has come, and nobody has been told."""
-    end, main, interrupted = MemoryCall._end, threading.main_thread(), list[int]()
+    end, main, interrupted = MemoryRequest._end, threading.main_thread(), list[int]()
 
-    def interrupting(call: MemoryCall, state: int) -> None:
+    def interrupting(call: MemoryRequest, state: int) -> None:
         if threading.current_thread() is main and not interrupted:
             interrupted.append(1)
             signal.raise_signal(signal.SIGINT)
@@ -65,7 +65,7 @@ def test_in_the_midst_of_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
             rank.send(np.array([number]), 1).result(TIMEOUT_S)
             rank.recv(np.empty(1, int), 1).result(TIMEOUT_S)
 
-    monkeypatch.setattr(MemoryCall, "_end", interrupting)
+    monkeypatch.setattr(MemoryRequest, "_end", interrupting)
     store = MemoryStore()
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(answer, store)

@@ -25,10 +25,11 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from overlap.errors import UsageError
 from overlap.processes.identity import JoinError
+from overlap.processes.inbox import MemberLostError
 from overlap.processes.join import join
 from overlap.processes.link import ControlLink
-from overlap.processes.member import MemberLostError, Membership
-from overlap.processes.messages import MemberLost, Refused, Told
+from overlap.processes.member import Membership
+from overlap.processes.messages import MemberLost, MemberNotice, Refused
 from overlap.processes.silence import ProcessState, SilenceLimits, identity, state_of, watch
 from overlap.processes.thread import in_own_thread
 from tests.interpreters import Python
@@ -158,15 +159,15 @@ def test_members_apart_do_what_members_do() -> None:
 
     async def main(membership: Membership) -> None:
         assert await membership.exchange("x", bytes([membership.member])) == [b"\x00", b"\x01", b"\x02"]
-        with pytest.raises(UsageError, match=r"^exchange 'x': mine has 50000 bytes, the limit is 49152$"):
+        with pytest.raises(UsageError, match=r"^exchange 'x': the part has 50000 bytes, the limit is 49152$"):
             await membership.exchange("x", bytes(50_000))
-        with pytest.raises(UsageError, match=r"^message: has 70000 bytes, the limit is 61440$"):
-            membership.tell(bytes(70_000))
-        membership.tell(b"from %d" % membership.member)
+        with pytest.raises(UsageError, match=r"^notice: has 70000 bytes, the limit is 61440$"):
+            membership.send_notice(bytes(70_000))
+        membership.send_notice(b"from %d" % membership.member)
         news = membership.messages()
         heard = [await anext(news) for _ in range(2)]
         others = {0, 1, 2} - {membership.member}
-        assert sorted(heard, key=str) == [Told(other, b"from %d" % other) for other in sorted(others)]
+        assert sorted(heard, key=str) == [MemberNotice(other, b"from %d" % other) for other in sorted(others)]
         await membership.gather("trace", bytes([membership.member]) * 3, take)
         assert membership.clock.error_ns >= 0
         await membership.barrier("end")
@@ -184,7 +185,7 @@ def test_what_takes_a_part_may_fail() -> None:
         if membership.member == 0:
             with pytest.raises(OSError, match=r"^full$"):
                 await membership.gather("trace", b"x", take)
-            membership.tell(b"it is over")
+            membership.send_notice(b"it is over")
         else:
             await anext(membership.messages())  # who comes late is not kept waiting
             await membership.gather("trace", b"x", take)

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, lockstep_stream_pair, wait_all_tasks_blocked
 
 from overlap.processes.coordinator import Coordinator
-from overlap.processes.host import hear_after_others
+from overlap.processes.host import deliver_after_others
 from overlap.processes.link import ControlLink
 from overlap.processes.messages import FrameReader, Join, MemberLost, Message, Ready
 
@@ -30,7 +30,7 @@ def test_member_0_hears_of_a_loss_when_the_news_has_left_for_the_others(reads: b
         sender, receiver = trio.open_memory_channel[Message](math.inf)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.write)
-            nursery.start_soon(hear_after_others, receiver, {1: link}, heard.append)
+            nursery.start_soon(deliver_after_others, receiver, {1: link}, heard.append)
             coordinator.attach(0, sender.send_nowait)
             coordinator.attach(1, link.send)
             coordinator.attach(2, lambda message: None)

@@ -15,8 +15,8 @@ from overlap.processes.status import (
     MemberLost,
     Status,
     read_record,
+    report_to_launcher,
     status_of,
-    tell_launcher,
 )
 from transports import LinkLostError
 
@@ -223,7 +223,7 @@ def test_a_lost_link_is_never_the_cause():
 def test_the_record_is_read_back():
     reading, writing = os.pipe()
     status = Status(cause=True, rank=3, line="é", text="x\ny\n")
-    assert tell_launcher(status, {"OVERLAP_STATUS_FD": str(writing)})
+    assert report_to_launcher(status, {"OVERLAP_STATUS_FD": str(writing)})
     os.close(writing)
     assert read_record(os.read(reading, LONGEST_BYTES)) == status
     os.close(reading)
@@ -232,7 +232,7 @@ def test_the_record_is_read_back():
 def told_and_read(status):
     """What the launcher reads of a record that is longer than a pipe holds."""
     reading, writing = os.pipe()
-    teller = Thread(target=tell_launcher, args=(status, {"OVERLAP_STATUS_FD": str(writing)}))
+    teller = Thread(target=report_to_launcher, args=(status, {"OVERLAP_STATUS_FD": str(writing)}))
     teller.start()
     data = bytearray()
     while not data.endswith(b"\n"):
@@ -262,7 +262,7 @@ def test_a_world_that_is_entered_is_read_back():
 
 @pytest.mark.parametrize("environ", [{}, {"OVERLAP_STATUS_FD": "x"}, {"OVERLAP_STATUS_FD": "-1"}])
 def test_without_a_launcher_nobody_is_told(environ):
-    assert not tell_launcher(Status(cause=True), environ)
+    assert not report_to_launcher(Status(cause=True), environ)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ import pytest
 import trio
 
 from overlap.errors import UsageError
+from overlap.processes import inbox as inbox_file
 from overlap.processes import join as joining
-from overlap.processes import member as members
+from overlap.processes.inbox import InboxFullError, MemberLostError, News
 from overlap.processes.join import join_here
-from overlap.processes.member import InboxFullError, MemberLostError, Membership, News
-from overlap.processes.messages import MemberLost, Told
+from overlap.processes.member import Membership
+from overlap.processes.messages import MemberLost, MemberNotice
 
 from .company import Company, listening, meet, run
 
@@ -49,7 +50,7 @@ async def nobody(member: int, data: bytes) -> None:
 
 def test_a_part_that_is_too_long_is_refused_at_the_call() -> None:
     async def main(membership: Membership) -> None:
-        with pytest.raises(UsageError, match=r"^exchange 'big': mine has 49153 bytes, the limit is 49152$"):
+        with pytest.raises(UsageError, match=r"^exchange 'big': the part has 49153 bytes, the limit is 49152$"):
             await membership.exchange("big", bytes(48 * 1024 + 1))
 
     meet(2, main)
@@ -71,7 +72,7 @@ def test_exchanges_of_one_name_are_counted_also_when_one_is_cancelled() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(again, membership, "second")
                 await trio.testing.wait_all_tasks_blocked()
-                membership.tell(b"the second is on its way")
+                membership.send_notice(b"the second is on its way")
         else:
             await anext(membership.messages())
             await again(membership, "first")
@@ -137,10 +138,10 @@ def test_what_is_told_comes_to_all_others_in_order() -> None:
 
     async def main(membership: Membership) -> None:
         for number in range(50):
-            membership.tell(b"%d of %d" % (number, membership.member))
+            membership.send_notice(b"%d of %d" % (number, membership.member))
         mine = heard[membership.member] = []
         async for news in membership.messages():
-            assert isinstance(news, Told)
+            assert isinstance(news, MemberNotice)
             mine.append((news.member, news.body))
             if len(mine) == 2 * 50:
                 break
@@ -157,9 +158,9 @@ def test_what_is_told_comes_to_all_others_in_order() -> None:
 def test_what_cannot_be_told_is_refused_at_the_call(member: int) -> None:
     async def main(membership: Membership) -> None:
         if membership.member == member:
-            membership.tell(bytes(60 * 1024))
-            with pytest.raises(UsageError, match=r"^message: has 61441 bytes, the limit is 61440$"):
-                membership.tell(bytes(60 * 1024 + 1))
+            membership.send_notice(bytes(60 * 1024))
+            with pytest.raises(UsageError, match=r"^notice: has 61441 bytes, the limit is 61440$"):
+                membership.send_notice(bytes(60 * 1024 + 1))
         await membership.barrier("intact")
 
     assert meet(2, main) == []
@@ -172,7 +173,7 @@ def test_a_host_that_takes_less_than_is_told_is_lost(monkeypatch: pytest.MonkeyP
     async def main(membership: Membership) -> None:
         if membership.member == 1:
             for _ in range(100):
-                membership.tell(bytes(100))
+                membership.send_notice(bytes(100))
             seen.append(await anext(membership.messages()))
         else:
             await membership.leave()
@@ -184,16 +185,16 @@ def test_a_host_that_takes_less_than_is_told_is_lost(monkeypatch: pytest.MonkeyP
 
 
 def test_messages_that_nobody_reads_are_dropped_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "INBOX_LIMIT", 10)
+    monkeypatch.setattr(inbox_file, "INBOX_LIMIT", 10)
 
     async def main(membership: Membership) -> None:
         if membership.member == 1:
             for number in range(13):
-                membership.tell(b"%d" % number)
+                membership.send_notice(b"%d" % number)
         await membership.barrier("told")
         if membership.member == 0:
             news = membership.messages()
-            assert [await anext(news) for _ in range(10)] == [Told(1, b"%d" % number) for number in range(10)]
+            assert [await anext(news) for _ in range(10)] == [MemberNotice(1, b"%d" % number) for number in range(10)]
             with pytest.raises(InboxFullError, match=r"^3 messages were dropped: 10 were waiting to be read$"):
                 await anext(news)
 
@@ -202,11 +203,11 @@ def test_messages_that_nobody_reads_are_dropped_with_an_error(monkeypatch: pytes
 
 def test_dropped_messages_are_reported_once() -> None:
     async def main() -> None:
-        inbox = members._Inbox()
-        for _ in range(members.INBOX_LIMIT + 3):
-            inbox.put(Told(1, b""))
+        inbox = inbox_file.Inbox()
+        for _ in range(inbox_file.INBOX_LIMIT + 3):
+            inbox.put(MemberNotice(1, b""))
         inbox.close()
-        for _ in range(members.INBOX_LIMIT):
+        for _ in range(inbox_file.INBOX_LIMIT):
             await anext(inbox)
         with pytest.raises(InboxFullError, match=r"^3 messages"):
             await anext(inbox)
@@ -250,7 +251,7 @@ def test_a_member_that_goes_without_a_goodbye_is_lost_once(gone: int, how: Calla
         assert str(caught.value) == f"exchange 'results': process {gone} is lost: {reason}"
         with pytest.raises(MemberLostError, match=rf"^gather 'trace': process {gone} is lost"):
             await membership.gather("trace", b"", nobody)
-        membership.tell(b"still here")
+        membership.send_notice(b"still here")
         news = membership.messages()
         seen[membership.member] = [await anext(news) for _ in range(3)]
         await membership.leave()
@@ -270,7 +271,7 @@ def test_a_member_that_goes_without_a_goodbye_is_lost_once(gone: int, how: Calla
     assert set(seen) == {0, 1, 2, 3} - {gone}
     for member, news in seen.items():
         assert news.count(MemberLost(member=gone, reason=reason)) == 1
-        told = [each for each in news if isinstance(each, Told)]
+        told = [each for each in news if isinstance(each, MemberNotice)]
         assert sorted(each.member for each in told) == sorted({0, 1, 2, 3} - {gone, member})
         assert {each.body for each in told} == {b"still here"}
 
@@ -283,7 +284,7 @@ def test_losing_member_0_ends_all_news() -> None:
         if membership.member == 0:
             return
         seen[membership.member] = [news async for news in membership.messages()]
-        membership.tell(b"goes nowhere")
+        membership.send_notice(b"goes nowhere")
         with pytest.raises(MemberLostError, match=r"^barrier 'x': process 0 is lost: its connection "):
             await membership.barrier("x")
         await membership.leave()
@@ -300,7 +301,7 @@ def test_a_goodbye_is_no_loss() -> None:
 
     async def main(membership: Membership) -> None:
         if membership.member == 2:
-            membership.tell(b"last words")
+            membership.send_notice(b"last words")
             await membership.leave()
             await membership.leave()  # twice is harmless
             with pytest.raises(UsageError, match=r"^exchange 'x': this process has left the world$"):
@@ -308,12 +309,15 @@ def test_a_goodbye_is_no_loss() -> None:
             return
         with pytest.raises(MemberLostError, match=r"^exchange 'results': process 2 has left$"):
             await membership.exchange("results", b"")
-        membership.tell(b"from %d" % membership.member)
+        membership.send_notice(b"from %d" % membership.member)
         news = membership.messages()
         seen[membership.member] = [await anext(news), await anext(news)]
 
     assert meet(3, main) == []
-    assert seen == {0: [Told(2, b"last words"), Told(1, b"from 1")], 1: [Told(2, b"last words"), Told(0, b"from 0")]}
+    assert seen == {
+        0: [MemberNotice(2, b"last words"), MemberNotice(1, b"from 1")],
+        1: [MemberNotice(2, b"last words"), MemberNotice(0, b"from 0")],
+    }
 
 
 def test_member_0_carries_messages_until_the_last_has_left() -> None:
@@ -324,9 +328,9 @@ def test_member_0_carries_messages_until_the_last_has_left() -> None:
             async for news in membership.messages():
                 order.append((membership.member, news))
                 break
-            membership.tell(b"from %d" % membership.member)
+            membership.send_notice(b"from %d" % membership.member)
         else:
-            membership.tell(b"I leave")
+            membership.send_notice(b"I leave")
         await membership.leave()
         order.append((membership.member, "left"))
 
@@ -345,7 +349,7 @@ def test_what_was_told_before_the_end_arrives(teller: int, end: str) -> None:
         await membership.barrier("all here")
         if membership.member == teller:
             for number in range(2000):
-                membership.tell(b"%d " % number + bytes(1000))
+                membership.send_notice(b"%d " % number + bytes(1000))
             if end == "raise":
                 raise RuntimeError("because")
             scope.cancel()
@@ -372,7 +376,7 @@ def test_what_was_told_before_the_end_arrives(teller: int, end: str) -> None:
         run(lambda: both(company))
     assert len(heard) == 2001
     assert isinstance(heard[-1], MemberLost)
-    numbers = [int(news.body.split(b" ")[0]) for news in heard[:-1] if isinstance(news, Told)]
+    numbers = [int(news.body.split(b" ")[0]) for news in heard[:-1] if isinstance(news, MemberNotice)]
     assert numbers == list(range(2000))
 
 

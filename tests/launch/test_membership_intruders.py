@@ -17,23 +17,24 @@ from overlap.errors import OverlapError
 from overlap.processes import host as acceptor
 from overlap.processes.coordinator import Coordinator
 from overlap.processes.identity import JoinError, RendezvousConfig
+from overlap.processes.inbox import MemberLostError
 from overlap.processes.link import ControlLink
-from overlap.processes.member import MemberLostError, Membership
+from overlap.processes.member import Membership
 from overlap.processes.messages import (
     Bye,
+    Contribution,
     Fetch,
-    Give,
     Goodbye,
     Join,
     MemberLeft,
     MemberLost,
+    MemberNotice,
     Message,
     Piece,
     Ping,
     Pong,
     Ready,
     Refused,
-    Told,
     encode,
     framed,
 )
@@ -104,7 +105,7 @@ def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(mo
     lines = with_company(2, main)
     assert closed == [b""] * 40
     assert [re.sub(r"\d+\.\d+\.\d+\.\d+:\d+", "ADDRESS", line) for line in lines] == [
-        "turned away ADDRESS: it said nothing while too many others knocked (others like it are only counted)"
+        "turned away ADDRESS: it sent nothing while too many other connections waited (others like it are only counted)"
     ]
 
 
@@ -159,7 +160,10 @@ def test_a_handshake_that_is_late_matters_where_a_member_is_missing(*, comes: bo
         (encode(MemberLeft(member=1)), "a MemberLeft, which is not its turn"),
         (encode(Piece(member=2, name="x", turn=0, nbytes=1, blob=b"y")), "a Piece, which is not its turn"),
         (encode(Fetch(member=1, name="x", turn=0, start=1)), "a Fetch, which is not its turn"),
-        (encode(Give(name="x", turn=0, blob=b"")) * 2, "a part of exchange 'x' which is too long, or its second one"),
+        (
+            encode(Contribution(name="x", turn=0, blob=b"")) * 2,
+            "a part of exchange 'x' which is too long, or its second one",
+        ),
     ],
 )
 def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(data: bytes, reason: str) -> None:
@@ -179,13 +183,13 @@ def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(data: bytes, 
     async def hear_of_the_loss(membership: Membership) -> None:
         news = membership.messages()
         seen[membership.member] = [await anext(news)]
-        membership.tell(b"I go on")
+        membership.send_notice(b"I go on")
         seen[membership.member].append(await anext(news))
         await membership.leave()
 
     assert with_company(3, main) == []
     lost = MemberLost(member=2, reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
-    assert seen == {0: [lost, Told(1, b"I go on")], 1: [lost, Told(0, b"I go on")]}
+    assert seen == {0: [lost, MemberNotice(1, b"I go on")], 1: [lost, MemberNotice(0, b"I go on")]}
 
 
 PIECE = 48 * 1024
@@ -257,7 +261,7 @@ def test_a_member_that_sends_less_than_it_has_told_ends_the_gather() -> None:
         async def take(member: int, data: bytes) -> None:
             await trio.lowlevel.checkpoint()
 
-        with pytest.raises(OverlapError, match=r"^gather 'trace': process 1 sent 7 bytes at 0$"):
+        with pytest.raises(OverlapError, match=r"^gather 'trace': process 1 sent a piece of 7 bytes at byte 0 of "):
             await membership.gather("trace", b"mine", take)
         await membership.leave()
 
@@ -268,7 +272,7 @@ def test_a_member_that_sends_less_than_it_has_told_ends_the_gather() -> None:
 def test_frames_of_a_member_gone_mad_never_do_more_than_lose_it() -> None:
     """Random and damaged frames from one that knows the secret; the world is asked for something after each."""
     random = np.random.default_rng(11)
-    good = encode(Ping(sent_ns=5)) + encode(Give(name="x", turn=0, blob=b"abc")) + encode(Bye())
+    good = encode(Ping(sent_ns=5)) + encode(Contribution(name="x", turn=0, blob=b"abc")) + encode(Bye())
     ends = []
 
     async def one(company: Company, data: bytes) -> None:
@@ -284,9 +288,9 @@ def test_frames_of_a_member_gone_mad_never_do_more_than_lose_it() -> None:
             await puppet.stream.aclose()
 
     async def go_on(membership: Membership) -> None:
-        membership.tell(b"from %d" % membership.member)
+        membership.send_notice(b"from %d" % membership.member)
         async for news in membership.messages():
-            if isinstance(news, Told) and news.member < 2:
+            if isinstance(news, MemberNotice) and news.member < 2:
                 break
         await membership.leave()
 
@@ -447,7 +451,7 @@ def test_a_member_that_does_not_read_is_lost_rather_than_all_memory(monkeypatch:
 
     async def flood(membership: Membership) -> None:
         for _ in range(40):
-            membership.tell(bytes(48 * 1024))
+            membership.send_notice(bytes(48 * 1024))
         seen.append(await anext(membership.messages()))
         lost.set()
         await membership.leave()

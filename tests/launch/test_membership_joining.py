@@ -15,8 +15,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from overlap.errors import UsageError
+from overlap.processes import dialler, sockets
 from overlap.processes import host as acceptor
-from overlap.processes import sockets
 from overlap.processes.identity import JoinError, RendezvousConfig, name_processes
 from overlap.processes.join import join_here
 from overlap.processes.member import Membership
@@ -235,7 +235,7 @@ def test_whoever_came_and_gave_up_waiting_is_not_accused() -> None:
             await one.stream.aclose()
             while (heard := await two.hear(Waiting)) == Waiting(missing=[3]):
                 pass
-            assert heard == Waiting(missing=[1, 3], went=[1])
+            assert heard == Waiting(missing=[1, 3], departed=[1])
             clock.jump(60)
             assert await two.hear(Refused) == Refused(reason=line)
             await two.stream.aclose()
@@ -270,7 +270,7 @@ def test_members_learn_for_whom_they_wait() -> None:
         (None, "WHEREdid not let this process in within 60 s", (0,)),
         (Waiting(missing=[2, 3]), "processes 2, 3 did not join within 60 s", (2, 3)),
         (
-            Waiting(missing=[2, 3], went=[2]),
+            Waiting(missing=[2, 3], departed=[2]),
             "process 3 did not join within 60 s; process 2 had joined, and went away before all were there",
             (2, 3),
         ),
@@ -336,7 +336,7 @@ def test_a_host_that_is_not_there_is_named_with_the_last_trouble(monkeypatch: py
         finally:
             tried.set()
 
-    monkeypatch.setattr(sockets, "dial", noticed)
+    monkeypatch.setattr(dialler, "dial", noticed)
     config = RendezvousConfig(job="x", member=1, members=2, endpoint=("127.0.0.1", unused_port()), secret=SECRET)
 
     async def join_as_client() -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from overlap.processes.messages import (
     BLOB_LIMIT_BYTES,
     FRAME_LIMIT_BYTES,
+    Contribution,
     FrameReader,
-    Give,
     Join,
     Message,
     MessageError,
@@ -25,7 +25,7 @@ from overlap.processes.messages import (
     Waiting,
     decode,
     encode,
-    encode_saying,
+    encode_event,
     framed,
 )
 
@@ -87,13 +87,13 @@ def test_it_does_not_matter_how_the_wire_cuts(cuts: list[int]) -> None:
         (["Join", "", "", ""], "Expected `array` of at most length 2, got 3"),
         (["Join", b"", ""], r"Expected `str`, got `bytes` - at `\$\[1\]`"),
         (["Ping", True], r"Expected `int`, got `bool` - at `\$\[1\]`"),
-        (["Give", "a", 0, "text"], r"Expected `bytes`, got `str` - at `\$\[3\]`"),
-        (["Given", "a", 0, [[1]]], "Expected `array` of length 2, got 1"),
-        (["Given", "a", 0, [[b"", 1]]], "Expected `int`, got `bytes`"),
+        (["Contribution", "a", 0, "text"], r"Expected `bytes`, got `str` - at `\$\[3\]`"),
+        (["Contributions", "a", 0, [[1]]], "Expected `array` of length 2, got 1"),
+        (["Contributions", "a", 0, [[b"", 1]]], "Expected `int`, got `bytes`"),
         (["Waiting", [1, "2"], []], "Expected `int`, got `str`"),
-        (["Tell", {}], "Expected `bytes`, got `object`"),
-        (["Tell", msgpack.ExtType(5, b"")], "Expected `bytes`, got `ext`"),
-        (["Tell", msgpack.Timestamp(1)], "Expected `bytes`, got `ext`"),
+        (["Notice", {}], "Expected `bytes`, got `object`"),
+        (["Notice", msgpack.ExtType(5, b"")], "Expected `bytes`, got `ext`"),
+        (["Notice", msgpack.Timestamp(1)], "Expected `bytes`, got `ext`"),
     ],
 )
 def test_nothing_else_is_read(said: object, message: str) -> None:
@@ -129,7 +129,7 @@ def test_hostile_msgpack_is_a_message_error(data: bytes) -> None:
 @pytest.mark.slow
 def test_random_and_damaged_frames_never_do_anything_else() -> None:
     random = np.random.default_rng(4)
-    good = [encode_saying(message) for message in every_message()]
+    good = [encode_event(message) for message in every_message()]
     read_anyway = 0
     for turn in range(20_000):
         data = bytearray(random.bytes(int(random.integers(0, 40))) if turn % 2 else good[turn // 2 % len(good)])
@@ -140,7 +140,7 @@ def test_random_and_damaged_frames_never_do_anything_else() -> None:
         except MessageError:
             continue
         read_anyway += 1
-        assert decode(encode_saying(message)) == message or "nan" in repr(message)
+        assert decode(encode_event(message)) == message or "nan" in repr(message)
     assert read_anyway > 100  # damage inside a text or a number makes another message, not none
 
 
@@ -159,11 +159,11 @@ def test_no_bit_may_flip_on_the_way() -> None:
 
 
 def test_what_does_not_fit_is_not_sent() -> None:
-    with pytest.raises(MessageError, match=r"^a Give of \d+ bytes, the limit is 65536$"):
-        encode(Give(name="x", turn=0, blob=bytes(FRAME_LIMIT_BYTES)))
+    with pytest.raises(MessageError, match=r"^a Contribution of \d+ bytes, the limit is 65536$"):
+        encode(Contribution(name="x", turn=0, blob=bytes(FRAME_LIMIT_BYTES)))
     with pytest.raises(MessageError, match=r"^a Ping cannot be sent: "):
         encode(Ping(sent_ns=2**64))
-    assert len(encode(Give(name="x" * 100, turn=2**40, blob=bytes(BLOB_LIMIT_BYTES)))) < FRAME_LIMIT_BYTES
+    assert len(encode(Contribution(name="x" * 100, turn=2**40, blob=bytes(BLOB_LIMIT_BYTES)))) < FRAME_LIMIT_BYTES
 
 
 def test_messages_are_values() -> None:

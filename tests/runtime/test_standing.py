@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from overlap.processes.codec import cut_standings
-from overlap.processes.messages import BODY_LIMIT_BYTES, MessageError, Quiet, decode_saying, encode_saying
+from overlap.processes.messages import BODY_LIMIT_BYTES, MessageError, Quiet, decode_event, encode_event
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.blame import stall as stall_watch
 from overlap.runtime.blame.reports import Reports
@@ -243,9 +243,9 @@ def test_the_others_only_let_it_know(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def heard(told: Sequence[Standing]) -> list[Standing]:
-    body = encode_saying(Quiet(standings=cut_standings(told)))
+    body = encode_event(Quiet(standings=cut_standings(told)))
     assert len(body) <= BODY_LIMIT_BYTES
-    quiet = decode_saying(body)
+    quiet = decode_event(body)
     assert isinstance(quiet, Quiet)
     return quiet.standings
 
@@ -269,7 +269,7 @@ def test_long_standings_are_cut() -> None:
 )  # fmt: skip
 def test_standings_that_make_no_sense_are_refused(told: object) -> None:
     with pytest.raises(MessageError, match=r"^\d+ bytes that are no message: "):
-        decode_saying(msgspec.msgpack.encode(["Quiet", [told]]))
+        decode_event(msgspec.msgpack.encode(["Quiet", [told]]))
 
 
 @pytest.mark.parametrize("hangs", [False, True])

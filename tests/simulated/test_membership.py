@@ -8,9 +8,10 @@ import pytest
 import trio
 
 from overlap.processes.identity import JoinError, RendezvousConfig
+from overlap.processes.inbox import MemberLostError
 from overlap.processes.join import join_here
-from overlap.processes.member import MemberLostError, Membership
-from overlap.processes.messages import MemberLost, Told
+from overlap.processes.member import Membership
+from overlap.processes.messages import MemberLost, MemberNotice
 
 from .simulation import Simulation, seeds, simulate
 
@@ -68,7 +69,7 @@ class Member:
             if isinstance(news, MemberLost):
                 self.lost.append(news)
             else:
-                assert isinstance(news, Told)
+                assert isinstance(news, MemberNotice)
                 self.heard.setdefault(news.member, []).append(int(news.body.split(b" ")[0]))
 
     async def round(self, membership: Membership, number: int) -> None:
@@ -81,7 +82,7 @@ class Member:
         elif kind == "barrier":
             await membership.barrier("b")
         elif kind == "tell":
-            membership.tell(b"%d " % number + bytes(nbytes))
+            membership.send_notice(b"%d " % number + bytes(nbytes))
         else:
             await self.gather(membership, 3 * nbytes)
 

@@ -152,10 +152,10 @@ def one_process(monkeypatch):
     """Let several members be in one process."""
     jobs = []
     listener = SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1), fileno=lambda: 0, close=lambda: None)
-    monkeypatch.setattr(epochs, "listening_at", lambda address: listener)
+    monkeypatch.setattr(epochs, "listening", lambda address: listener)
     monkeypatch.setattr(epochs, "witness_folder", lambda: jobs[-1].folder)
     monkeypatch.setattr(epochs, "_runs", repeat(0))
-    for name in ("renumber", "tell_launcher", "notify"):
+    for name in ("renumber", "report_to_launcher", "notify"):
         monkeypatch.setattr(epochs, name, lambda *_: None)
     monkeypatch.setattr(witness, "_lock", lambda path: None)
     monkeypatch.setattr(Witness, "is_dead", lambda self, member: member in jobs[-1].dead)

@@ -292,8 +292,10 @@ def test_threads_may_be_the_first_to_read_a_machine_together():
     assert (ran.returncode, ran.stdout) == (0, "read\n"), ran.stderr
 
 
-def test_the_former_name_of_an_algorithm_warns() -> None:
+def test_former_names_warn() -> None:
     with pytest.warns(DeprecationWarning, match="is now LibraryAlgorithm"):
         assert topology.Model is topology.LibraryAlgorithm
     with pytest.warns(DeprecationWarning, match="is now InjectedFault"):
         assert transports.Fault is transports.InjectedFault
+    with pytest.warns(DeprecationWarning, match="is now Request"):
+        assert transports.Call is transports.Request

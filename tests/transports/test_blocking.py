@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from transports import Call, Delivery, Endpoint, Envelope, Starter
+from transports import Delivery, Endpoint, Envelope, Request, Starter
 from transports.blocking import TaskStarter
 from transports.buffers import Buffer
 
@@ -58,7 +58,7 @@ class Backwards:
         self.tasks.clear()
 
 
-def begin(starter: TaskStarter, kind: str, tag: int, done: Callable[[Call], None] = lambda _: None) -> Call:
+def begin(starter: TaskStarter, kind: str, tag: int, done: Callable[[Request], None] = lambda _: None) -> Request:
     if kind == "send":
         call = starter.begin_send(1, tag, b"12345678", done=done)
         assert call is not None
@@ -99,7 +99,7 @@ def test_a_send_and_a_receive_do_not_wait_for_each_other() -> None:
 
 def test_an_earlier_call_that_ends_last_leaves_the_order_of_later_ones_alone() -> None:
     async def main() -> None:
-        end, tasks, ended = Gated(), Backwards(), list[Call]()
+        end, tasks, ended = Gated(), Backwards(), list[Request]()
         starter = TaskStarter(end, tasks.spawn)
         async with trio.open_nursery() as nursery:
             first, second = (begin(starter, "send", tag, ended.append) for tag in (0, 1))
@@ -121,7 +121,7 @@ def test_an_earlier_call_that_ends_last_leaves_the_order_of_later_ones_alone() -
 
 def test_a_later_call_that_ends_first_lets_the_next_one_begin() -> None:
     async def main() -> None:
-        end, tasks, ended = Gated(), Backwards(), list[Call]()
+        end, tasks, ended = Gated(), Backwards(), list[Request]()
         starter = TaskStarter(end, tasks.spawn)
         async with trio.open_nursery() as nursery:
             first, second = (begin(starter, "send", tag, ended.append) for tag in (0, 1))
@@ -140,7 +140,7 @@ def test_a_later_call_that_ends_first_lets_the_next_one_begin() -> None:
     trio.run(main)
 
 
-async def _forgetful(ended: list[Call]) -> None:
+async def _forgetful(ended: list[Request]) -> None:
     class Forgetful(Gated):
         async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
             return None  # type: ignore[return-value]  # as without `return`
@@ -150,6 +150,6 @@ async def _forgetful(ended: list[Call]) -> None:
 
 
 def test_a_receive_that_returns_no_delivery_fails() -> None:
-    ended: list[Call] = []
+    ended: list[Request] = []
     trio.run(_forgetful, ended)
     assert [str(call.error) for call in ended] == ["recv of Forgetful must return the Delivery, and it returned None"]

@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 import trio
 
-from transports import Call, Endpoint, Envelope, Faulty, LinkSpeed, NeuronLink, Paced, Recording, Router, Transport
+from transports import Endpoint, Envelope, Faulty, LinkSpeed, NeuronLink, Paced, Recording, Request, Router, Transport
 from transports.blocking import StartingEndpoint, TaskStarter
 from transports.testing import CHECKS, MakePair
 from transports.wrappers import Wrapper
@@ -35,7 +35,7 @@ class InTasks(Wrapper):
         return _InTasksEndpoint(endpoint, self.nursery)
 
     @asynccontextmanager
-    async def _open_inner(self) -> AsyncIterator[Self]:
+    async def _open(self) -> AsyncIterator[Self]:
         async with self.inner.open(), trio.open_nursery() as self.nursery:
             yield self
 
@@ -44,10 +44,10 @@ class _InTasksEndpoint(StartingEndpoint):
     def __init__(self, inner: Endpoint, nursery: trio.Nursery) -> None:
         self.rank, self.inner, self.tasks = inner.rank, inner, TaskStarter(inner, nursery.start_soon)
 
-    def begin_send(self, *args: Any, **options: Any) -> Call | None:
+    def begin_send(self, *args: Any, **options: Any) -> Request | None:
         return self.tasks.begin_send(*args, **options)
 
-    def begin_recv(self, *args: Any, **options: Any) -> Call:
+    def begin_recv(self, *args: Any, **options: Any) -> Request:
         return self.tasks.begin_recv(*args, **options)
 
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:

@@ -18,7 +18,7 @@ from transports import ArgumentError, Buffer, Delivery, Endpoint, Envelope, Leng
 from transports._checking import Scale
 from transports.base import TAG_LIMIT
 from transports.buffers import as_bytes
-from transports.starter import Call, Starter
+from transports.starter import Request, Starter
 from transports.testing import CHECKS, ContractViolation, check_transport, run_check
 from transports.wrappers import OrderedGate
 
@@ -111,22 +111,24 @@ class _Hasty(Starter):
         self.end = end
 
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
-    ) -> Call | None:
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+    ) -> Request | None:
         self.end.nursery.start_soon(self.end.inner.send, dst, tag, data)
         done(_SENT)
         return _SENT
 
-    def begin_recv(self, *args: object, **options: object) -> Call:
+    def begin_recv(self, *args: object, **options: object) -> Request:
         raise AssertionError("no check starts a receive")
 
 
 class _Later(_Hasty):
-    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> None:
+    def begin_send(
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+    ) -> None:
         self.end.nursery.start_soon(self.end.inner.send, dst, tag, data)
 
 
-class _Over(Call):
+class _Over(Request):
     ended, error, withdrawn = True, None, False
 
     def withdraw(self) -> None:

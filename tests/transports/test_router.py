@@ -98,15 +98,14 @@ def test_waiting_for_any_asks_every_part_that_is_named() -> None:
     trio.run(main)
 
 
-def test_parts_take_turns_whatever_the_order_of_choices() -> None:
+def test_the_oldest_message_of_all_parts_is_first() -> None:
     async def main() -> None:
         router, near, far = split()
         end = router.endpoint(0)
         async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(near.endpoint(0).send, 0, 5, b"x")
-            nursery.start_soon(far.endpoint(1).send, 0, 6, b"x")
-            await wait_all_tasks_blocked()
+            for src in (0, 0, 1, 0):
+                nursery.start_soon((far if src else near).endpoint(src).send, 0, 5 + src, b"x")
+                await wait_all_tasks_blocked()
             served = []
             for at_once in (False, False, True, True):
                 choices = [(0, 5), (1, 6)]
@@ -114,7 +113,7 @@ def test_parts_take_turns_whatever_the_order_of_choices() -> None:
                 assert message is not None
                 await end.recv_into(message.src, message.tag, bytearray(1))
                 served.append(message.src)
-            assert served == [0, 1, 0, 0]
+            assert served == [0, 0, 1, 0]
             assert end.announced(choices) is None
 
     trio.run(main)

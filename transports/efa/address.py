@@ -29,7 +29,7 @@ class PeerAddress:
 
     host: str  # Identity of the host; processes with the same one can use Unix sockets; empty if unknown
     unix: str  # Name of the Unix socket; empty if it has none
-    tcp: tuple[tuple[str, int], ...]  # Address and port for each rail
+    tcp: tuple[tuple[str, int], ...] = ()  # Address and port for each rail
     lasting: bool = False  # Whether connections may end before their processes do, even inside a host
     cores: frozenset[int] = frozenset()  # Cores of its host that the process may use
 
@@ -52,7 +52,7 @@ class PeerAddress:
                 raise ValueError(f"{len(packed)} bytes")
             host, unix, tcp, lasting, cores = msgpack.unpackb(packed, use_list=False)
             rails = tuple((str(ip_address(address)), _port(port)) for address, port in tcp)
-            if not (isinstance(host, str) and isinstance(unix, str) and 0 < len(rails) <= RAILS_LIMIT):
+            if not (isinstance(host, str) and isinstance(unix, str) and len(rails) <= RAILS_LIMIT):
                 raise ValueError(f"host {host!r}, unix {unix!r}, {len(rails)} rails")
             if not isinstance(lasting, bool):
                 raise ValueError(f"lasting {lasting!r}")
@@ -95,9 +95,15 @@ def ends_of(connection: socket.socket) -> str:
 
 def host_identity() -> str:
     """Return the identity that processes must share to reach each other's Unix sockets: boot, namespace, user."""
+    kernel = kernel_identity("net")
+    return f"{kernel} {os.getuid()}" if kernel else ""
+
+
+def kernel_identity(namespace: str) -> str:
+    """Return the identity of the running kernel and a namespace of this process, such as "net"; empty if unknown."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/net')} {os.getuid()}"
+        return f"{boot}/{os.readlink(f'/proc/self/ns/{namespace}')}"
     return ""
 
 

@@ -6,6 +6,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import trio
@@ -226,15 +227,7 @@ class SocketJoining:
 
     async def _welcome(self, connection: socket.socket) -> None:
         places: list[Place] = []
-
-        def admit(hello: Hello) -> Hello | str:
-            index = int(hello.detail) if hello.detail.isdecimal() else -1
-            answer = self.meeting.admit(hello, index)
-            if isinstance(answer, Hello):
-                places.append((hello.member, index))
-            return answer
-
-        welcomed = await self.welcome(connection, admit)
+        welcomed = await self.welcome(connection, partial(self.meeting.admit, places))
         if welcomed is not None:
             self.meeting.settle(places[0], welcomed)
         elif places:

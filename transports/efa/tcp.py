@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transports.frame import LOCAL_CHUNK_BYTES
+from transports.meeting import keep_alive
 
 #: A link is lost after this long without an answer of the kernel, which answers for busy processes, too. TCP
 #: sends bytes under way again after 3 s for the last time before that, and next after 6 s (RFC 6298, from 0.2 s).
 LOST_S = 4.0
 
-_KEEPALIVE_IDLE_S, _KEEPALIVE_EVERY_S, _KEEPALIVE_PROBES = 1, 1, 3
 
 # A chunk, which Linux doubles: enough that both processes keep busy (measured: 2.8 GB/s in both directions at 0.4 MB,
 # 4.1 GB/s at 4 MB), and little for an urgent frame to stand behind. The system's own records of the bytes count, too:
@@ -175,16 +175,7 @@ def prepare(connection: socket.socket, silence_s: float | None) -> None:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, _UNIX_BUFFER_BYTES)
         return
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_NODELAY", 1),
-        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
-        ("TCP_KEEPINTVL", _KEEPALIVE_EVERY_S),
-        ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", round((silence_s or 0) * 1000)),
-    ):
-        if hasattr(socket, name):  # not every system has every one
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    keep_alive(connection.setsockopt, LOST_S, silence_s)
 
 
 def shorten(connection: socket.socket, report: Callable[[str], None]) -> None:

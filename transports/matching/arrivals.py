@@ -1,11 +1,10 @@
-"""Announced messages and early chunks without a receive, their budget, and callbacks for announcements."""
+"""Announced messages and early chunks without a receive, and their budget."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import NoReturn, TypeVar
 
 from transports.buffers import BounceBuffers
@@ -23,7 +22,7 @@ class Arrival:
     nbytes: int
     payload: bytes | None = None
     pushed: Receive | None = None
-    turn: int = -1  # Order among the messages of all processes without a receive
+    since_ns: int = 0  # Time of the announcement, which orders messages of all processes without a receive
 
     @property
     def whole(self) -> bool:
@@ -49,48 +48,6 @@ def any_of(lane: Lane, free_bits: int) -> Lane:
     """Return the key of all lanes that differ only in some low bits of the tag."""
     src, dst, tag = lane
     return src, dst, tag >> free_bits
-
-
-class Watchers:
-    """Callbacks by lane, for announced messages without a receive.
-
-    Attributes:
-        calls: The callbacks, by the free bits of the tag and `any_of` the lane; no entry is empty.
-    """
-
-    def __init__(self) -> None:
-        self.calls: dict[int, dict[Lane, list[Callable[[], None]]]] = {}
-
-    def add(self, lane: Lane, wake: Callable[[], None], free_bits: int = 0) -> None:
-        """Call ``wake`` whenever a message of a lane is announced without a receive, and at the end of the link.
-
-        Args:
-            lane: The lane.
-            wake: The callback.
-            free_bits: How many low bits of the tag may differ.
-        """
-        self.calls.setdefault(free_bits, {}).setdefault(any_of(lane, free_bits), []).append(wake)
-
-    def remove(self, lane: Lane, wake: Callable[[], None], free_bits: int = 0) -> None:
-        """Remove a callback that `add` added."""
-        calls, lanes = self.calls[free_bits], any_of(lane, free_bits)
-        calls[lanes].remove(wake)
-        if not calls[lanes]:
-            del calls[lanes]
-        if not calls:
-            del self.calls[free_bits]
-
-    def wake(self, lane: Lane) -> None:
-        """Call the callbacks of a lane."""
-        for free_bits, calls in self.calls.items():
-            for wake in calls.get(any_of(lane, free_bits), ()):
-                wake()
-
-    def wake_all(self) -> None:
-        """Call all callbacks."""
-        lists = chain.from_iterable(calls.values() for calls in self.calls.values())
-        for wake in tuple(chain.from_iterable(lists)):
-            wake()
 
 
 class Overtaking:

@@ -103,7 +103,7 @@ class Engine:
         """Fail every unmatched call, because this side closes. Matched messages continue."""
         for end in (*self.outgoing.give_up_waiting(), *self.incoming.give_up_waiting()):
             end.close()
-        self.incoming.watchers.wake_all()
+        self.incoming.wake_watchers()
 
     def end(self, reason: str, *, evident: bool = False, keep_arrived: bool = False, keep_moving: bool = False) -> None:
         """Fail the waiting calls, because the other process is lost or has left.
@@ -122,4 +122,4 @@ class Engine:
             end.lose(self.gone)
             if isinstance(end.error, LinkLostError):
                 end.error.evident = self._evident
-        self.incoming.watchers.wake_all()
+        self.incoming.wake_watchers()

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from itertools import chain, count
+from itertools import chain
+from time import perf_counter_ns
 
 from transports.base import Envelope
 from transports.buffers import BounceBuffers
-from transports.matching.arrivals import Arrival, Budget, Overtaking, Watchers, any_of, pop
+from transports.matching.arrivals import Arrival, Budget, Overtaking, any_of, pop
 from transports.matching.ends import Lane, Receive
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
-
-_TURNS = count()  # of the messages of all other processes together
 
 
 class Incoming:
@@ -33,7 +32,7 @@ class Incoming:
         arrived: Messages without a receive, by lane. No entry is empty.
         posted: Receives without a message, by lane. No entry is empty.
         filling: Matched receives with missing bytes, by number.
-        watchers: Callbacks for messages that arrive.
+        watchers: Callbacks for messages that arrive without a receive, and for the end of the link.
         flush_answers: Called when an answer should leave at once, before the receive that caused it ends.
     """
 
@@ -48,7 +47,7 @@ class Incoming:
         self.arrived: dict[Lane, deque[Arrival]] = {}
         self.posted: dict[Lane, deque[Receive]] = {}
         self.filling: dict[int, Receive] = {}
-        self.watchers: Watchers = Watchers()
+        self.watchers: list[Callable[[], None]] = []
         self.flush_answers: Callable[[], None] = _nothing
         self._srcs = frozenset(srcs)
         self._dsts = frozenset(dsts)
@@ -80,7 +79,7 @@ class Incoming:
     @property
     def awaited(self) -> bool:
         """Whether a call waits for a message that has not arrived, or not completely."""
-        return bool(self.posted or self.filling or self._line or self.watchers.calls)
+        return bool(self.posted or self.filling or self._line or self.watchers)
 
     @property
     def held_bytes(self) -> int:
@@ -209,25 +208,29 @@ class Incoming:
         elif lane in self.posted:
             self._match(pop(self.posted, lane), arrival)
         else:
-            arrival.turn = next(_TURNS)
+            arrival.since_ns = perf_counter_ns()
             self.arrived.setdefault(lane, deque()).append(arrival)
             if arrival.payload is None and arrival.pushed is None:
                 self._offers[arrival.number] = lane
-            self.watchers.wake(lane)
+            self.wake_watchers()
 
-    def first_of(self, lanes: Container[Lane], free_bits: int) -> tuple[int, Envelope] | None:
-        """Return the oldest message without a receive, and its turn; None without one.
+    def wake_watchers(self) -> None:
+        """Call the callbacks of all watchers."""
+        for wake in tuple(self.watchers):
+            wake()
+
+    def announced(self, lanes: Container[Lane], free_bits: int) -> Iterator[Envelope]:
+        """Yield the oldest message of each lane without a receive.
 
         Args:
             lanes: Keys of the lanes, made by `any_of`.
             free_bits: How many low bits of the tag may differ.
         """
-        waiting = [(queue[0].turn, lane) for lane, queue in self.arrived.items() if any_of(lane, free_bits) in lanes]
-        if not waiting:
-            return None
-        turn, lane = min(waiting)
-        src, dst, tag = lane
-        return turn, Envelope(src=src, dst=dst, tag=tag, nbytes=self.arrived[lane][0].nbytes)
+        for lane, queue in self.arrived.items():
+            if any_of(lane, free_bits) in lanes:
+                src, dst, tag = lane
+                first = queue[0]
+                yield Envelope(src=src, dst=dst, tag=tag, nbytes=first.nbytes, since_ns=first.since_ns)
 
     # -- receives -----------------------------------------------------------------------------------------------------
 

@@ -11,15 +11,14 @@ import secrets
 import socket
 import struct
 from contextlib import suppress
+from functools import partial
 
-import msgpack
 import trio
 
-from transports.efa.address import host_identity
+from transports.efa.address import PeerAddress, host_identity
 from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError
-from transports.identity import Hello
 from transports.meeting import Door, Meeting, Place
 from transports.shared_memory.engine import BUILT, RING_BYTES, allow_mail
 from transports.shared_memory.memory_limit import memory_bytes
@@ -73,8 +72,8 @@ class MemoryJoining:
         identity = self._prepare()
         listeners = door.open() if identity else []
         try:
-            cards = await exchange("memory", msgpack.packb((identity, door.unix)))
-            self._find_neighbours(identity, [self._unpacked(card) for card in cards])
+            cards = await exchange("memory", PeerAddress(host=identity, unix=door.unix).pack())
+            self._find_neighbours(identity, [PeerAddress.unpack(card, member) for member, card in enumerate(cards)])
             missing = await self.meeting.gather([(i, 0) for i in self._names], listeners, self._dial, self._serve)
             if missing:
                 members = ", ".join(str(member) for member, _ in sorted(missing))
@@ -127,17 +126,8 @@ class MemoryJoining:
             allow()
         return identity
 
-    def _unpacked(self, card: bytes) -> tuple[str, str]:
-        try:
-            identity, name = msgpack.unpackb(card, use_list=False)
-            if isinstance(identity, str) and isinstance(name, str):
-                return identity, name
-        except (ValueError, TypeError, msgpack.UnpackException):
-            pass
-        raise TransportError("a process sent no valid address; install the same overlap in every process")
-
-    def _find_neighbours(self, identity: str, cards: list[tuple[str, str]]) -> None:
-        neighbours = {i: name for i, (theirs, name) in enumerate(cards) if identity and theirs == identity}
+    def _find_neighbours(self, identity: str, cards: list[PeerAddress]) -> None:
+        neighbours = {i: card.unix for i, card in enumerate(cards) if identity and card.host == identity}
         self._names = {i: name for i, name in neighbours.items() if i != self.member}
 
     def _make_segment(self) -> Segment:
@@ -152,7 +142,8 @@ class MemoryJoining:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
-            await self.meeting.greet(connection, member, "\0" + self._names[member], deadline_s=self.meeting.join_s)
+            name = "\0" + self._names[member]
+            await self.meeting.greet(connection, member, name, detail="0", deadline_s=self.meeting.join_s)
             await self._pass(connection, [far.fileno()])
             card, (segment, bell) = await _receive(connection, 2)
             return await self._try(connection, near, member, card, segment, bell)
@@ -168,16 +159,9 @@ class MemoryJoining:
     async def _serve(self, connection: socket.socket) -> None:
         places: list[Place] = []
         packets: socket.socket | None = None
-
-        def admit(hello: Hello) -> Hello | str:
-            answer = self.meeting.admit(hello, 0)
-            if isinstance(answer, Hello):
-                places.append((hello.member, 0))
-            return answer
-
         try:
             connection.setblocking(False)
-            await self.meeting.welcome(connection, admit, deadline_s=_HANDSHAKE_S)
+            await self.meeting.welcome(connection, partial(self.meeting.admit, places), deadline_s=_HANDSHAKE_S)
             card, (end, segment, bell) = await _receive(connection, 3)
             packets, place = socket.socket(fileno=end), places[0]
             await self._pass(connection, [])

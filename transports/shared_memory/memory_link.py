@@ -18,7 +18,7 @@ import trio
 from transports.base import Envelope
 from transports.buffers import BounceBuffers, Delivery
 from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError
-from transports.linked import Link
+from transports.linked import PeerLink
 from transports.matching import Lane
 from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.patience import Patience
@@ -31,7 +31,7 @@ from transports.shared_memory.engine import (
     WITHDRAWN,
 )
 from transports.shared_memory.segment import Segment
-from transports.starter import Call
+from transports.starter import Request
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine, Op
@@ -53,7 +53,7 @@ class Peer:
     messages_in: memoryview  # Ring of the messages that arrive
 
 
-class MemoryCall(Call):
+class MemoryRequest(Request):
     """A send or a receive under way.
 
     Args:
@@ -83,7 +83,7 @@ class MemoryCall(Call):
         link: MemoryLink,
         lane: Lane,
         nbytes: int,
-        done: Callable[[Call], None],
+        done: Callable[[Request], None],
         *,
         receives: bool,
         loan: memoryview | None = None,
@@ -177,7 +177,7 @@ class MemoryCall(Call):
         return Delivery(loan[: self._nbytes].toreadonly(), partial(self.link.memory.release, loan))
 
 
-class MemoryLink(Link):
+class MemoryLink(PeerLink):
     """The link to another process of this host.
 
     Args:
@@ -216,7 +216,7 @@ class MemoryLink(Link):
     ) -> None:
         super().__init__(member, ranks)
         self.peer, self.memory, self.engine, self.patience = peer, memory, engine, patience
-        self.calls: dict[MemoryCall, None] = {}
+        self.calls: dict[MemoryRequest, None] = {}
         self.gone: str | None = None
         self.on_loss: Callable[[], None] = lambda: None
         self.take_in: Callable[[], object] = lambda: None
@@ -226,26 +226,30 @@ class MemoryLink(Link):
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def begin_send(self, lane: Lane, view: memoryview, priority: int, done: Callable[[Call], None]) -> Call | None:
+    def begin_send(
+        self, lane: Lane, view: memoryview, priority: int, done: Callable[[Request], None]
+    ) -> Request | None:
         """Begin a send; None if it has finished."""
         if self.gone is not None:
             raise self.loss(lane)
         src, dst, tag = lane
-        call = MemoryCall(self, lane, view.nbytes, done, receives=False)
+        call = MemoryRequest(self, lane, view.nbytes, done, receives=False)
         call.op = self.engine.send(self.member, tag, 0, b"", None, view.nbytes, view, src << 32 | dst, priority, call)
         if call.op.state == DONE and not call.op.queued:
             self.count += 1
             return None
         return self._begun(call)
 
-    def begin_receive(self, lane: Lane, out: memoryview | None, nbytes: int, done: Callable[[Call], None]) -> Call:
+    def begin_receive(
+        self, lane: Lane, out: memoryview | None, nbytes: int, done: Callable[[Request], None]
+    ) -> Request:
         """Begin a receive."""
         src, dst, tag = lane
         if self.gone is not None and not self._has_left:
             raise self.loss(lane)
         loan = self.memory.take(nbytes) if out is None else None
         target = out if loan is None else loan
-        call = MemoryCall(self, lane, nbytes, done, receives=True, loan=loan)
+        call = MemoryRequest(self, lane, nbytes, done, receives=True, loan=loan)
         call.op = self.engine.receive(self.member, tag, 0, None, nbytes, target, src << 32 | dst, call)
         return self._begun(call)
 
@@ -254,7 +258,7 @@ class MemoryLink(Link):
         if not self._dead:
             self.engine.note(self.member, key, rank, note)
 
-    def _begun(self, call: MemoryCall) -> MemoryCall:
+    def _begun(self, call: MemoryRequest) -> MemoryRequest:
         if call.op.state == PENDING or call.op.queued:
             self.calls[call] = None
         else:
@@ -371,5 +375,5 @@ class _Change:
         self.link.note_change()
 
 
-def _sends(call: MemoryCall) -> bool:
+def _sends(call: MemoryRequest) -> bool:
     return not call.receives

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from transports.matching import Lane, any_of
 from transports.patience import Patience
 from transports.shared_memory.engine import EngineDoor
 from transports.shared_memory.memory_link import MemoryLink
-from transports.starter import Call
+from transports.starter import Request
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine
@@ -49,21 +49,6 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
         """Deliver events of the engine; return whether there were any. The event loop's thread only."""
         return self.door is not None and self.door.take_in()
 
-    def first_announced(self, rank: int, lanes: Collection[Lane], free_bits: int) -> Envelope | None:
-        """Return the oldest message for a rank on some lanes without a receive; None without one.
-
-        Args:
-            rank: A local rank.
-            lanes: Keys of the lanes, made by `any_of`.
-            free_bits: Number of low bits of a tag that are ignored.
-        """
-        assert self.engine is not None, "it is open"
-        for _, _, lane, tag, nbytes in sorted(self.engine.announced(rank)):
-            src = lane >> 32
-            if any_of((src, rank, tag), free_bits) in lanes:
-                return Envelope(src=src, dst=rank, tag=tag, nbytes=nbytes)
-        return None
-
     def statistics(self) -> Statistics:
         """Return the unmatched sends and receives of local ranks."""
         calls = [call for link in self.links.values() for call in link.calls if not call.op.met]
@@ -77,8 +62,8 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
     """The end of one rank."""
 
     def begin_send(
-        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
-    ) -> Call | None:
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
+    ) -> Request | None:
         """Write the message into the ring up to its room; the engine writes the rest."""
         view, lane = as_bytes(data), (self.rank, dst, tag)
         return self._transport.link(lane, dst).begin_send(lane, view, priority, done)
@@ -90,9 +75,9 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         out: Buffer | None,
         nbytes: int,
         *,
-        done: Callable[[Call], None],
+        done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
-    ) -> Call:
+    ) -> Request:
         """Let the engine receive."""
         view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
         return self._transport.link(lane, src).begin_receive(lane, view, nbytes, done)
@@ -117,8 +102,13 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
         """Return the oldest message of the choices."""
-        lanes = {any_of(lane, free_bits) for lane in self.lanes(choices)}
-        return self._transport.first_announced(self.rank, lanes, free_bits)
+        lanes, engine = {any_of(lane, free_bits) for lane in self.lanes(choices)}, self._transport.engine
+        assert engine is not None, "it is open"
+        for since_ns, _, lane, tag, nbytes in sorted(engine.announced(self.rank)):
+            src = lane >> 32
+            if any_of((src, self.rank, tag), free_bits) in lanes:
+                return Envelope(src=src, dst=self.rank, tag=tag, nbytes=nbytes, since_ns=since_ns)
+        return None
 
     def check(self, lane: Lane) -> None:
         """Raise `LinkLostError` if the process of a source is lost."""
@@ -126,9 +116,7 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         if link.gone is not None:
             raise link.loss(lane)
 
-    def watching(
-        self, lanes: Sequence[Lane], free_bits: int, notify: Callable[[], None]
-    ) -> AbstractContextManager[None]:
+    def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Call a function, for the length of a block, whenever a message or a loss may have arrived."""
         door = self._transport.door
         assert door is not None, "it is open"

@@ -286,8 +286,8 @@ class Exchanges(Issues):
         sender. It goes to the oldest such receive of its tag, and must fit its `like`. Receives that name a rank go
         before those that do not.
 
-        Messages from other processes are in the order of their arrival. Messages of this process and of others take
-        turns, and so do those of this host and of other hosts.
+        A message of another process counts from its arrival here, by whatever wire; a message of this process from its
+        send, once the message before it has been received.
 
         Example:
             layer = await rank.recv(src=0)  # a dict, if rank 0 sent one
@@ -296,8 +296,7 @@ class Exchanges(Issues):
         Args:
             like: A writable array, which is filled and returned, and belongs to the operation until then;
                 `(shape, dtype)` for a new array; a dict, list or tuple of either, at any depth; None for the shape and
-                dtype of the sender, but not with `src=None` if ranks of the group live in several processes. A named
-                tuple comes as a tuple unless `like` has one, as classes do not travel.
+                dtype of the sender. A named tuple comes as a tuple unless `like` has one, as classes do not travel.
             src: Group rank of the sender; None for any.
             tag: From 0 to 2**24 - 1.
 

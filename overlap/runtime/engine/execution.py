@@ -14,7 +14,7 @@ from threading import get_ident
 import trio
 from trio.lowlevel import Task, TrioToken, checkpoint, current_task, reschedule, wait_task_rescheduled
 
-from transports import Call, Delivery, Starter
+from transports import Delivery, Request, Starter
 
 from ...collectives.reduce import Array
 from ..handover import Handover, OperationRun
@@ -76,7 +76,7 @@ class Execution(OperationRun):
         # Numbers of unfinished predecessors: of each run before it begins, of each step before it works.
         self._before_begin, self._before_work = [*laid.before_begin], [*laid.before_work]
         self._able = [*laid.first]  # chains that may begin
-        self._running: dict[LaidStep, Call | None] = {}  # None: the worker threads have the step
+        self._running: dict[LaidStep, Request | None] = {}  # None: the worker threads have the step
         self._waiting: dict[LaidStep, Delivery | None] = {}  # steps that wait for their turn; None: local data
         self._consumed: set[LaidStep] = set()  # receives with a message in pieces
 
@@ -228,7 +228,7 @@ class Execution(OperationRun):
 
     # -- ends of steps -----------------------------------------------------------------------------------------------
 
-    def _moved(self, step: LaidStep, call: Call) -> None:
+    def _moved(self, step: LaidStep, call: Request) -> None:
         """Continue a step after its message has left or arrived."""
         self._running.pop(step, None)
         delivery = call.delivery() if step.works and call.error is None and not call.withdrawn else None

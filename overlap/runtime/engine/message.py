@@ -8,7 +8,7 @@ from typing import cast
 
 from trio import RunFinishedError
 
-from transports import Call
+from transports import Request
 from transports.blocking import TaskStarter
 
 from ..event_loop import Withdraws
@@ -41,7 +41,7 @@ class MessageTransfer(Execution, Withdraws):
         """Begin to receive; return whether the message is over, as `begin` does."""
         return self._began(self._starter.begin_recv(self._peer, tag, place, place.nbytes, done=self._call_ended), ended)
 
-    def _began(self, call: Call, ended: Callable[[BaseException | None], None]) -> bool:
+    def _began(self, call: Request, ended: Callable[[BaseException | None], None]) -> bool:
         if call.ended and self._failure is None:
             return True
         if not call.ended:
@@ -70,7 +70,7 @@ class MessageTransfer(Execution, Withdraws):
         self._withdrawn = later
         return None if isinstance(self._starter, TaskStarter) else False
 
-    def _call_ended(self, call: Call) -> None:
+    def _call_ended(self, call: Request) -> None:
         self._running.clear()
         if call.withdrawn and self._failure is None:
             self._withdrawn()

@@ -20,10 +20,10 @@ from trio.testing import wait_all_tasks_blocked
 from tests.transports.promises import assert_kept, leaves_at_once
 from transports import (
     ArgumentError,
-    Call,
     Efa,
     Envelope,
     LinkLostError,
+    Request,
     Statistics,
     TransportClosedError,
     TransportError,
@@ -282,7 +282,7 @@ def test_long_messages_leave_from_and_arrive_in_the_arrays_themselves(monkeypatc
 @pytest.mark.parametrize("unix", [True, False])
 def test_who_is_about_to_sleep_takes_in_what_has_come(unix: bool) -> None:
     """Also chunks of a long message, and what follows from them; without a turn of the event loop."""
-    ended: list[Call] = []
+    ended: list[Request] = []
 
     async def main() -> None:
         world = World(unix=unix)
@@ -363,7 +363,7 @@ def test_a_small_message_is_sent_as_it_was_though_there_was_no_room_for_all_of_i
 def test_a_burst_is_acted_upon_to_its_end_though_nothing_follows_it() -> None:
     """The reading task sleeps until more comes, and what another task has read is no longer in the socket."""
     count = 300  # more than are acted upon at once
-    ended: list[Call] = []
+    ended: list[Request] = []
 
     async def main() -> None:
         world = World()
@@ -386,7 +386,7 @@ def test_a_burst_is_acted_upon_to_its_end_though_nothing_follows_it() -> None:
 @pytest.mark.parametrize("unix", [True, False])
 def test_who_is_about_to_sleep_writes_what_waits_for_room(unix: bool) -> None:
     """Both ends of a message that no socket holds at once; without a turn of the event loop."""
-    message, out, ended = random.Random(2).randbytes(PUSH_BYTES), bytearray(PUSH_BYTES), list[Call]()
+    message, out, ended = random.Random(2).randbytes(PUSH_BYTES), bytearray(PUSH_BYTES), list[Request]()
 
     async def main() -> None:
         world = World(unix=unix)
@@ -407,7 +407,7 @@ def test_who_is_about_to_sleep_writes_what_waits_for_room(unix: bool) -> None:
 
 def test_who_is_about_to_sleep_hears_that_its_message_has_arrived() -> None:
     """Though nobody here waits for a message; without a turn of the event loop."""
-    sent: list[Call] = []
+    sent: list[Request] = []
 
     async def main() -> None:
         world = World(unix=False, watched=True, lasting=True)  # messages are confirmed

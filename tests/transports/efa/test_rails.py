@@ -18,7 +18,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.transports.promises import assert_kept, leaves_at_once
-from transports import Call, LinkLostError
+from transports import LinkLostError, Request
 from transports.efa import rail
 from transports.efa.connection import SocketRail
 from transports.efa.rail import Rail, describe
@@ -59,7 +59,7 @@ def test_each_chunk_goes_to_the_rail_on_which_least_waits() -> None:
         world = World(rails=3)
         async with opened(world.efas):
             a, b = world.ends()
-            ended: list[Call] = []
+            ended: list[Request] = []
             a.starter(1).begin_send(1, 5, bytes(3 * CHUNK_BYTES), done=ended.append)
             begun = [rail.written_bytes + rail.unwritten_bytes for rail in rails_of(world, 0)]
             assert min(begun) >= CHUNK_BYTES  # before anything has come there

@@ -202,32 +202,18 @@ def test_who_watches_is_woken_by_what_nobody_waits_for() -> None:
     def wake() -> None:
         woken.append(len(engine.incoming.arrived))
 
-    engine.incoming.watchers.add((1, 0, 5), wake)
+    engine.incoming.watchers.append(wake)
     receive(engine, 5, 8)
     hear(engine, Kind.EAGER, [0, 1, 0, 5], b"12345678")
-    hear(engine, Kind.EAGER, [1, 1, 0, 6], b"12345678")
     assert woken == []
+    hear(engine, Kind.EAGER, [1, 1, 0, 6], b"12345678")
     hear(engine, Kind.OFFER, [2, 1, 0, 5, LONG_BYTES])
-    assert woken == [2]
-    engine.incoming.watchers.remove((1, 0, 5), wake)
+    assert woken == [1, 2]
+    assert engine.incoming.awaited
+    engine.incoming.watchers.remove(wake)
     hear(engine, Kind.EAGER, [3, 1, 0, 5], b"")
     engine.close()
-    assert woken == [2]
-
-
-def test_who_watches_tags_with_free_bits_is_woken_by_each_of_them() -> None:
-    engine, woken = an_engine(), []
-
-    def wake() -> None:
-        woken.append(sorted(tag for _, _, tag in engine.incoming.arrived))
-
-    engine.incoming.watchers.add((1, 0, 32), wake, 4)
-    hear(engine, Kind.EAGER, [0, 1, 0, 48], b"above")
-    assert woken == []
-    hear(engine, Kind.EAGER, [1, 1, 0, 33], b"one")
-    hear(engine, Kind.EAGER, [2, 1, 0, 32], b"other")
-    assert woken == [[33, 48], [32, 33, 48]]
-    engine.incoming.watchers.remove((1, 0, 32), wake, 4)
+    assert woken == [1, 2]
     assert not engine.incoming.awaited
 
 
@@ -235,11 +221,14 @@ def test_the_oldest_message_is_first_whatever_its_lane() -> None:
     engine = an_engine()
     for number, tag in enumerate((5, 4, 5)):
         hear(engine, Kind.EAGER, [number, 1, 0, tag], b"12345678")
-    wanted, order = {(1, 0, 4), (1, 0, 5)}, []
-    while (first := engine.incoming.first_of(wanted, 0)) is not None:
-        receive(engine, first[1].tag, first[1].nbytes)
-        order.append(first[1].tag)
+    hear(engine, Kind.EAGER, [3, 1, 0, 99], b"above")
+    order = []
+    while announced := list(engine.incoming.announced({(1, 0, 0)}, 4)):
+        first = min(announced, key=lambda message: message.since_ns)
+        receive(engine, first.tag, first.nbytes)
+        order.append(first.tag)
     assert order == [5, 4, 5]
+    assert [message.tag for message in engine.incoming.announced({(1, 0, 99)}, 0)] == [99]
 
 
 def test_eager_data_has_a_budget_which_comes_back_as_it_is_received() -> None:

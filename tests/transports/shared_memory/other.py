@@ -10,8 +10,8 @@ import sys
 import trio
 
 from transports.shared_memory import SharedMemory
-from transports.shared_memory.memory_link import MemoryCall
-from transports.starter import Call
+from transports.shared_memory.memory_link import MemoryRequest
+from transports.starter import Request
 
 #: It takes much longer to move than to notice that it has begun.
 LONG_BYTES = 128 << 20
@@ -26,13 +26,13 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def ignore(call: Call) -> None:
+def ignore(call: Request) -> None:
     pass
 
 
-async def in_the_midst(call: Call | None) -> None:
+async def in_the_midst(call: Request | None) -> None:
     """Die once the other end has met it."""
-    assert isinstance(call, MemoryCall)
+    assert isinstance(call, MemoryRequest)
     while not call.op.met:
         await trio.lowlevel.checkpoint()
     die()

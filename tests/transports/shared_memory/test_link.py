@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from transports import Call
+from transports import Request
 
 from ..efa.processes import run
 from ..promises import leaves_at_once
@@ -19,13 +19,13 @@ def test_what_is_sent_as_another_packet_leaves_does_not_take_its_room() -> None:
             starter, packets, over = a.starter(1), 0, trio.Event()
             assert starter is not None
 
-            def fill(_: Call | None) -> None:
+            def fill(_: Request | None) -> None:
                 nonlocal packets
                 packets += 1
                 while leaves_at_once(a, 1, 5, b"much of it"):
                     packets += 1
 
-            def fill_again(call: Call) -> None:
+            def fill_again(call: Request) -> None:
                 fill(call)
                 over.set()
 

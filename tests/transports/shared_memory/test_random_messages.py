@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 import pytest
 import trio
 
-from transports import Call, Endpoint
+from transports import Endpoint, Request
 
 from ..efa.processes import opened, run
 from .processes import Host
@@ -26,9 +26,9 @@ class Side:
         starter = end.starter(peer)
         assert starter is not None
         self._starter, self._peer = starter, peer
-        self.sends: defaultdict[int, deque[tuple[int, Call | None]]] = defaultdict(deque)
+        self.sends: defaultdict[int, deque[tuple[int, Request | None]]] = defaultdict(deque)
         self._slots: defaultdict[int, list[list[int]]] = defaultdict(list)  # of each receive, in their order
-        self.receives: list[Call] = []
+        self.receives: list[Request] = []
 
     def send(self, tag: int, number: int, nbytes: int, priority: int) -> None:
         data = number.to_bytes(4, "little") * (nbytes // 4)
@@ -36,7 +36,7 @@ class Side:
         self.sends[tag].append((number, call))
 
     def receive(self, tag: int, nbytes: int) -> None:
-        def done(call: Call) -> None:
+        def done(call: Request) -> None:
             if not call.withdrawn:
                 assert call.error is None
                 assert out == out[:4] * (nbytes // 4)
@@ -53,7 +53,7 @@ class Side:
         return [number for slot in self._slots[tag] for number in slot]
 
     @property
-    def waiting(self) -> list[Call]:
+    def waiting(self) -> list[Request]:
         """Receives under way."""
         self.receives = [call for call in self.receives if not call.ended]
         return self.receives

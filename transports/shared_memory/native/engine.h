@@ -129,7 +129,8 @@ typedef struct Early { /* a message, or an offer, that came before its receive a
     struct Early *next;
     Op *op; /* a receive that takes it while its bytes arrive */
     Head head;
-    uint64_t moved, number, turn;
+    uint64_t moved, number;
+    int64_t since_ns; /* time of its arrival */
     char bytes[]; /* none of an offer */
 } Early;
 
@@ -187,7 +188,7 @@ typedef struct {
     Note *first_note, *last_note; /* likewise */
     int notes, taking, delivering; /* taking: the event loop is about to take both; delivering: it notifies owners */
     int probing; /* whether somebody wants to know of messages that no receive waits for */
-    uint64_t turns; /* count of messages that arrived before their receives */
+    int64_t arrival_ns; /* time of the last message that arrived before its receive */
     long owned; /* ends under way that have an owner */
     long pending;
     int coming;  /* messages that are coming in */

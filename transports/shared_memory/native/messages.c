@@ -356,7 +356,10 @@ static void keep_early(Engine *engine, Peer *peer, uint64_t number)
         end_receives(engine, (int)(peer - engine->peers), 1, NO_MEMORY);
         return;
     }
-    early->next = NULL, early->op = NULL, early->head = *head, early->moved = 0, early->number = number, early->turn = engine->turns++;
+    early->next = NULL, early->op = NULL, early->head = *head, early->moved = 0, early->number = number;
+    int64_t now = now_ns();
+    engine->arrival_ns = now > engine->arrival_ns ? now : engine->arrival_ns + 1;
+    early->since_ns = engine->arrival_ns;
     EarlyQueue *queue = &peer->early_in[bucket(head->tag, head->lane)];
     *(queue->last == NULL ? &queue->first : &queue->last->next) = early;
     queue->last = early;
@@ -1025,7 +1028,8 @@ PyObject *Engine_probe(Engine *engine, PyObject *on)
 }
 
 typedef struct {
-    uint64_t turn, lane, tag, nbytes;
+    int64_t since_ns;
+    uint64_t lane, tag, nbytes;
     int peer;
 } Announced;
 
@@ -1037,12 +1041,12 @@ static size_t copy_announced(Engine *engine, uint32_t rank, Announced *copies, s
         for (const Early *early = engine->peers[i / BUCKETS].early_in[i % BUCKETS].first; early != NULL; early = early->next)
             if (early->op == NULL && early->head.lane != 0 && (uint32_t)early->head.lane == rank && count++ < room)
                 copies[count - 1] =
-                    (Announced){early->turn, early->head.lane, early->head.tag, early->head.nbytes, i / BUCKETS};
+                    (Announced){early->since_ns, early->head.lane, early->head.tag, early->head.nbytes, i / BUCKETS};
     return count;
 }
 
-/* announced(rank): return (turn, peer, lane, tag, nbytes) of each unmatched message for a rank, which is the lower half
-   of its lane; a lower turn means an earlier arrival. */
+/* announced(rank): return (since_ns, peer, lane, tag, nbytes) of each unmatched message for a rank, which is the lower
+   half of its lane; since_ns is the time of its arrival, different for each message. */
 PyObject *Engine_announced(Engine *engine, PyObject *rank)
 {
     unsigned long wanted = PyLong_AsUnsignedLong(rank);
@@ -1066,7 +1070,7 @@ PyObject *Engine_announced(Engine *engine, PyObject *rank)
         PyErr_NoMemory();
     for (size_t i = 0; i < room && !PyErr_Occurred(); i++) {
         const Announced *at = &copies[i];
-        PyObject *words = Py_BuildValue("KiKKK", (unsigned long long)at->turn, at->peer, (unsigned long long)at->lane,
+        PyObject *words = Py_BuildValue("LiKKK", (long long)at->since_ns, at->peer, (unsigned long long)at->lane,
                                         (unsigned long long)at->tag, (unsigned long long)at->nbytes);
         if (words != NULL)
             PyList_Append(found, words);
