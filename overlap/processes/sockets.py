@@ -1,4 +1,4 @@
-"""Endpoints and their sockets: parsing, listening, dialling, meeting, and the process that holds a port."""
+"""Endpoints and their sockets: parsing, listening, dialling, meeting, and the process that listens at a port."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import trio
 
@@ -17,10 +16,11 @@ from transports.identity import Hello
 from transports.tls import Tls
 
 from ..errors import OverlapError, UsageError
+from ..kernel_facts import PROC
 
 Endpoint = tuple[str, int]
 
-#: How long an outage of the network may last, unless a run says otherwise: a host that cannot be reached is named soon.
+#: Longest outage of the network, by default: an unreachable host is reported soon.
 OUTAGE_S = 4.0
 
 #: Keep-alive of an idle connection: after the first second, a probe each second.
@@ -30,11 +30,10 @@ _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S = 1, 1
 _LONGEST_REPEAT_MS = 1000
 #: linux/tcp.h, since Linux 6.15; Python has no name for it.
 _TCP_RTO_MAX_MS = 44
-#: A full world of 256 processes may dial at once.
+#: Connections that wait to be accepted: a world of 256 processes may dial at once.
 _BACKLOG = 512
 
-
-#: A host whose packets are lost somewhere never refuses.
+#: Limit of one attempt to connect: a host whose packets are lost never refuses.
 _DIAL_LIMIT_S = 5.0
 
 
@@ -49,7 +48,7 @@ def parse_endpoint(text: str) -> Endpoint:
     (('node-0.example', 29400), ('::1', 29400))
 
     Raises:
-        UsageError: It is not of that form.
+        UsageError: The text is not of that form.
     """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -70,30 +69,38 @@ def format_endpoint(endpoint: Endpoint) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def local_address(endpoint: Endpoint) -> str:
+    """Return the address of this host from which an endpoint is reached. It may ask a name server."""
+    family, kind, protocol, _, address = socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # a datagram socket sends nothing for that
+        return str(probe.getsockname()[0])
+
+
 async def listen(endpoint: Endpoint) -> trio.SocketListener:
     """Listen at an endpoint of this machine.
 
     Raises:
-        ListenError: Somebody else does, or it is no address of this machine.
+        ListenError: Another program listens there, or it is no address of this machine.
     """
     host, port = endpoint
     try:
-        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
+        choices = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = choices[0]
         bound = trio.socket.socket(family, kind, protocol)
         try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last world's connections linger
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # those of the last world are closing
             await bound.bind(address)
             bound.listen(_BACKLOG)
         except BaseException:
             bound.close()
             raise
     except OSError as error:
-        raise ListenError(_complaint(endpoint, error)) from error
+        raise ListenError(_listen_failure(endpoint, error)) from error
     return trio.SocketListener(bound)
 
 
-def _complaint(endpoint: Endpoint, error: OSError) -> str:
+def _listen_failure(endpoint: Endpoint, error: OSError) -> str:
     where = f"cannot listen at {format_endpoint(endpoint)}"
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(endpoint[1])
@@ -109,7 +116,7 @@ async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStr
     """Connect to an endpoint; the connection breaks if its host answers nothing for `outage_s`.
 
     Raises:
-        OSError: Nobody is there.
+        OSError: Nothing listens there.
     """
     try:
         stream = await trio.open_tcp_stream(*endpoint)
@@ -118,7 +125,7 @@ async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStr
     try:
         tune(stream, outage_s)
         if stream.socket.getsockname() == stream.socket.getpeername():
-            # TCP connects a socket to itself when its own port happens to be the one that it looks for
+            # TCP connects a socket to itself when its own port happens to be that of the endpoint
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     except OSError:
         await trio.aclose_forcefully(stream)
@@ -126,28 +133,28 @@ async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStr
     return stream
 
 
-class NobodyError(HandshakeError):
+class NoListenerError(HandshakeError):
     """Nothing listens at an endpoint, or its host does not answer."""
 
 
 async def meet(
-    endpoint: Endpoint, mine: Hello, secret: bytes, *, tls: Tls | None = None, outage_s: float = OUTAGE_S
+    endpoint: Endpoint, hello: Hello, secret: bytes, *, tls: Tls | None = None, outage_s: float = OUTAGE_S
 ) -> tuple[trio.abc.Stream, Hello]:
     """Connect to a listener and shake hands, once; return the connection, and the listener's hello.
 
     Raises:
-        NobodyError: There is no listener; another attempt may find one.
-        HandshakeError: It hung up, or does not want this process.
+        NoListenerError: There is no listener; another attempt may find one.
+        HandshakeError: The listener hung up, or refused this process.
     """
     try:
         with trio.fail_after(_DIAL_LIMIT_S):
             connection = await dial(endpoint, outage_s)
     except (OSError, trio.TooSlowError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "it does not answer"
-        raise NobodyError(reason, why="silent") from error
+        raise NoListenerError(reason, why="silent") from error
     stream = connection if tls is None else tls.wrap(connection, serving=False)
     try:
-        return stream, await greet(stream, mine, secret)
+        return stream, await greet(stream, hello, secret)
     except BaseException:
         await trio.aclose_forcefully(stream)
         raise
@@ -164,7 +171,7 @@ def _first_cause(error: OSError) -> OSError:
 
 
 def tune(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
-    """Let short messages leave at once, and let a connection break whose host answers nothing for `outage_s`."""
+    """Set a connection to send short messages at once, and to break if its host answers nothing for `outage_s`."""
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -182,18 +189,18 @@ def tune(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
 
 
 def port_holder(port: int) -> str | None:
-    """Name the process that listens on a TCP port of this machine, if the system tells.
+    """Name the process that listens at a TCP port of this machine, if the system shows it.
 
     Returns:
         Such as ``process 4711 (python train.py)``, or None.
     """
-    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
-    for process in Path("/proc").glob("[0-9]*") if wanted else ():
+    links = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for process in PROC.glob("[0-9]*") if links else ():
         try:
-            if any(os.readlink(descriptor) in wanted for descriptor in (process / "fd").iterdir()):
+            if any(os.readlink(descriptor) in links for descriptor in (process / "fd").iterdir()):
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 return f"process {process.name} ({command[:60]})"
-        except OSError:  # the process has ended meanwhile, or belongs to another user
+        except OSError:  # the process has ended, or belongs to another user
             continue
     return None
 
@@ -201,7 +208,7 @@ def port_holder(port: int) -> str | None:
 def _listening_inodes(port: int) -> Iterator[str]:
     for table in ("tcp", "tcp6"):
         try:
-            lines = Path("/proc/net", table).read_text().splitlines()[1:]
+            lines = (PROC / "net" / table).read_text().splitlines()[1:]
         except OSError:
             continue
         for columns in map(str.split, lines):

@@ -163,7 +163,7 @@ class SharedWitness(Witness):
 def witness_of(
     folder: Path, attempt: int, run: int, member: int, first: EpochWorld, *, address: str, limit_s: float | None
 ) -> Witness:
-    """Return the witness of a job on one host or on several; takes what `SharedWitness` takes."""
+    """Return the witness of a job on one host or on several; arguments as for `SharedWitness`."""
     if not has_several_hosts():
         return Witness(folder, attempt, run, member, first)
     return SharedWitness(folder, attempt, run, member, first, address=address, limit_s=limit_s or LOST_AFTER_S)
@@ -186,14 +186,6 @@ def witness_folder() -> Path:
 def has_several_hosts() -> bool:
     """Whether the job of this process was started on several hosts."""
     return int(os.environ.get(HOSTS) or 1) > 1
-
-
-def local_address(endpoint: tuple[str, int]) -> str:
-    """Return the address of this host from which an endpoint is reached."""
-    family, kind, protocol, _, address = socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing
-        return str(probe.getsockname()[0])
 
 
 def listening_at(address: str, *, backlog: int | None = None) -> socket.socket:
