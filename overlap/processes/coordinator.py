@@ -56,6 +56,7 @@ class Coordinator:
         process: Name of the process in which the coordinator lives.
         joined: Members that have joined, including members that left or were lost later.
         gone: Members that joined, and left or were lost.
+        complete: Whether no further member can join.
         departed: Members that had joined, and went away before all had; they may join again.
         changed: Set, and replaced, whenever a member joins or goes.
     """
@@ -64,13 +65,16 @@ class Coordinator:
     detail: str
     process: str
 
-    def __init__(self, *, members: int, detail: str, report: Callable[[str], None], process: str = "") -> None:
+    def __init__(
+        self, *, members: int, detail: str, report: Callable[[str], None], process: str = "", attempt: int | None = None
+    ) -> None:
         self.members, self.detail, self.process = members, detail, process
         self.joined: set[int] = set()
         self.gone: set[int] = set()
         self.departed: set[int] = set()
         self.changed: trio.Event = trio.Event()
-        self._report = report
+        self.complete: bool = False
+        self._report, self._attempt = report, attempt
         self._senders: dict[int, Callable[[Message], None]] = {}
         self._exchanges: dict[tuple[str, int], dict[int, bytes]] = {}
         self._fetched: Counter[int] = Counter()  # pieces under way, by member
@@ -80,10 +84,14 @@ class Coordinator:
         """Members that have not joined."""
         return [member for member in range(self.members) if member not in self.joined]
 
-    @property
-    def complete(self) -> bool:
-        """Whether all have joined."""
-        return len(self.joined) == self.members
+    def start(self) -> None:
+        """Start the world, or end the roll call, with the members that have joined."""
+        self.complete = True
+        ready = Ready(process=self.process)
+        if self._attempt is not None:
+            ready = Ready(process=self.process, present=sorted(self.joined), attempt=self._attempt)
+        for member in sorted(self.joined):
+            self._send(member, ready)
 
     def attach(self, member: int, send: Callable[[Message], None]) -> None:
         """Add the connection of a member, which has yet to join.
@@ -153,8 +161,8 @@ class Coordinator:
             raise RefusedError(f"process {member} has '{detail}', process 0 has '{self.detail}'; they must be the same")
         self.joined.add(member)
         self.departed.discard(member)
-        if self.complete:
-            self._send_all(Ready(process=self.process))
+        if not self.missing:
+            self.start()
         else:
             self._send(member, self._waiting())
             self._send_missing_if_few()
@@ -172,7 +180,7 @@ class Coordinator:
         if member in parts or len(part.blob) > BLOB_LIMIT_BYTES:
             raise MessageError(f"a part of exchange '{part.name}' which is too long, or its second one")
         parts[member] = part.blob
-        if len(parts) == self.members:
+        if len(parts) == len(self.joined):
             del self._exchanges[key]
             for batch in _batches(parts):
                 self._send_all(Contributions(name=part.name, turn=part.turn, parts=batch))
@@ -201,7 +209,7 @@ class Coordinator:
 
     def _check_last(self) -> None:
         """Release member 0 when all members have gone and hung up: until then it carries their messages."""
-        if len(self.gone) == self.members and len(self._senders) == 1:
+        if len(self.gone) == len(self.joined) and len(self._senders) == 1:
             self._send(0, Goodbye())
 
     def _wake(self) -> None:

@@ -13,7 +13,7 @@ from transports.handshake import HandshakeError
 
 from .clock import CoordinatorClock
 from .host import LAST_MESSAGE_S, Entered, enter_as_host
-from .identity import JoinError, RendezvousConfig, name_absent, name_epoch
+from .identity import JoinError, RendezvousConfig, name_epoch
 from .link import ControlLink
 from .member import Membership
 from .messages import Goodbye, Join, MemberLost, Message, Ping, Pong, Ready, Refused, Waiting
@@ -105,8 +105,8 @@ async def _enter_as_client(
         JoinError: Member 0 cannot be reached or refused, or a member did not join in time.
     """
     client = _Client(config, home, report)
-    with trio.move_on_after(config.timeout_s):
-        return await client.enter(nursery)
+    with trio.move_on_after(config.timeout_s) as limit:
+        return await client.enter(nursery, limit)
     raise client.too_late()
 
 
@@ -115,7 +115,7 @@ class _Client:
 
     def __init__(self, config: RendezvousConfig, home: TrioToken, report: Callable[[str], None]) -> None:
         self._config, self._home, self._report = config, home, report
-        self._endpoint = format_endpoint(config.endpoint)
+        self._endpoint, self._host = format_endpoint(config.endpoint), f"{config.noun} 0"
         self._obstacle = "no attempt came to an end"
         self._missing: list[int] = []
         self._departed: list[int] = []
@@ -124,11 +124,12 @@ class _Client:
         self._settled = trio.Event()  # joined or refused
         self._clock = CoordinatorClock()
 
-    async def enter(self, nursery: trio.Nursery) -> Entered:
-        """Connect to the host, and return when all members have joined."""
+    async def enter(self, nursery: trio.Nursery, limit: trio.CancelScope) -> Entered:
+        """Connect to the host, and return when all members have joined; a roll call extends the limit then."""
         nursery.start_soon(self._report_obstacle)
         stream = await self._reach()
         self._reached = True
+        limit.deadline += self._config.roll_call_s
         self._link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
         config = self._config
         self._membership = Membership(
@@ -145,11 +146,12 @@ class _Client:
         """Return the error of a timeout, which names the missing processes."""
         within = f"within {self._config.timeout_s:g} s"
         if self._reached and not self._missing:
-            return JoinError(f"process 0 at {self._endpoint} did not let this process in {within}", missing=[0])
+            return JoinError(f"{self._host} at {self._endpoint} did not let this process in {within}", missing=[0])
         if self._reached:
-            reason = name_absent(self._missing, self._departed, self._config.timeout_s)
-            return JoinError(reason, missing=self._missing)
-        return JoinError(f"process 0 could not be reached at {self._endpoint} {within}: {self._obstacle}", missing=[0])
+            return JoinError(self._config.name_absent(self._missing, self._departed), missing=self._missing)
+        return JoinError(
+            f"{self._host} could not be reached at {self._endpoint} {within}: {self._obstacle}", missing=[0]
+        )
 
     async def _reach(self) -> trio.abc.Stream:
         """Connect, in as many attempts as it takes: processes start in any order."""
@@ -168,9 +170,10 @@ class _Client:
             )
         except HandshakeError as error:
             self._obstacle = str(error)
-            if error.why in ("left", "silent"):
+            # a launcher that is refused waits for the next roll call
+            if error.why in ("left", "silent") or (config.fewest and error.why == "refused"):
                 return None
-            raise JoinError(f"process 0 at {self._endpoint}: {error}") from error
+            raise JoinError(f"{self._host} at {self._endpoint}: {error}") from error
         if host.epoch == config.epoch:
             return stream
         theirs, ours = (
@@ -187,7 +190,7 @@ class _Client:
             if self._joined:
                 self._membership.handle(MemberLost(member=0, reason=reason))
             else:
-                self._refuse(f"process 0 at {self._endpoint}: {reason}")
+                self._refuse(f"{self._host} at {self._endpoint}: {reason}")
 
     def _receive(self, message: Message) -> None:
         match message:
@@ -195,6 +198,7 @@ class _Client:
                 self._link.cut(message.reason if not self._joined else f"has shut this process out: {message.reason}")
             case Ready():
                 self._joined, self._link.process = True, message.process
+                self._membership.handle(message)
                 self._settled.set()
             case Waiting():
                 self._missing, self._departed = message.missing, message.departed
@@ -234,4 +238,5 @@ class _Client:
             await trio.sleep(self._config.progress_s)
             if self._reached:
                 return
-            self._report(f"process {self._config.member} waits for process 0 at {self._endpoint}: {self._obstacle}")
+            member = f"{self._config.noun} {self._config.member}"
+            self._report(f"{member} waits for {self._host} at {self._endpoint}: {self._obstacle}")

@@ -61,23 +61,17 @@ class Waiting(Tagged):
 
 
 class Ready(Tagged):
-    """From the coordinator: all have joined."""
+    """From the coordinator: all have joined, or enough of the launchers of a roll call."""
 
     process: str  # Names the process of the coordinator
+    present: list[int] = []  # Members of a roll call that have joined
+    attempt: int = 0  # Attempt of the job that the roll call is for
 
 
 class Refused(Tagged):
     """From the coordinator: the receiver is not, or no longer, a member."""
 
     reason: str
-
-
-class Present(Tagged):
-    """From the launcher of node 0 to the launcher of another node: its part in an attempt."""
-
-    index: int  # Its number among the nodes that take part
-    nodes: int  # Number of nodes that take part
-    attempt: int
 
 
 class Contribution(Tagged):
@@ -163,7 +157,7 @@ class Goodbye(Tagged):
 
 
 Message: TypeAlias = (
-    Join | Waiting | Ready | Refused | Present | Contribution | Contributions | Fetch | Piece | Notice | MemberNotice
+    Join | Waiting | Ready | Refused | Contribution | Contributions | Fetch | Piece | Notice | MemberNotice
     | Ping | Pong | MemberLost | MemberLeft | Bye | Goodbye
 )  # fmt: skip
 
