@@ -6,8 +6,8 @@ sent: the results that were complete before a loss arrive before the report of t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from time import perf_counter_ns
 
 import trio
@@ -18,7 +18,6 @@ from .messages import (
     Bye,
     Contribution,
     Contributions,
-    Fetch,
     Goodbye,
     Join,
     MemberLeft,
@@ -27,7 +26,6 @@ from .messages import (
     Message,
     MessageError,
     Notice,
-    Piece,
     Ping,
     Pong,
     Ready,
@@ -76,8 +74,7 @@ class Coordinator:
         self.complete: bool = False
         self._report, self._attempt = report, attempt
         self._senders: dict[int, Callable[[Message], None]] = {}
-        self._exchanges: dict[tuple[str, int], dict[int, bytes]] = {}
-        self._fetched: Counter[int] = Counter()  # pieces under way, by member
+        self._exchanges: dict[tuple[str, int, bool], dict[int, bytes]] = {}
 
     @property
     def missing(self) -> list[int]:
@@ -147,10 +144,6 @@ class Coordinator:
                 self._send_others(member, MemberNotice(member=member, body=message.body))
             case Contribution() if self.complete:
                 self._contribute(member, message)
-            case Fetch() if member == 0:
-                self._fetch(message)
-            case Piece() if self._fetched[member]:
-                self._forward_piece(member, message)
             case Bye() if self.complete:
                 self._leave(member)
             case _:
@@ -173,7 +166,7 @@ class Coordinator:
             self.send_missing()
 
     def _contribute(self, member: int, part: Contribution) -> None:
-        key = part.name, part.turn
+        key = part.name, part.turn, part.gather
         if key not in self._exchanges and len(self._exchanges) >= _UNFINISHED_LIMIT:
             raise MessageError(f"the beginning of '{part.name}', while {len(self._exchanges)} others are unfinished")
         parts = self._exchanges.setdefault(key, {})
@@ -182,19 +175,11 @@ class Coordinator:
         parts[member] = part.blob
         if len(parts) == len(self.joined):
             del self._exchanges[key]
+            send = partial(self._send, 0) if part.gather else self._send_all
             for batch in _batches(parts):
-                self._send_all(Contributions(name=part.name, turn=part.turn, parts=batch))
-
-    def _fetch(self, fetch: Fetch) -> None:
-        if fetch.member not in self.gone:
-            self._fetched[fetch.member] += 1
-            self._send(fetch.member, fetch)
-
-    def _forward_piece(self, member: int, piece: Piece) -> None:
-        if piece.member != member or len(piece.blob) > BLOB_LIMIT_BYTES:
-            raise MessageError(f"a piece of '{piece.name}' which is too long, or another member's")
-        self._fetched[member] -= 1
-        self._send(0, piece)
+                send(Contributions(name=part.name, turn=part.turn, parts=batch))
+            if part.gather:
+                self._send_others(0, Contributions(name=part.name, turn=part.turn, parts=[(0, parts[0])]))
 
     def _leave(self, member: int) -> None:
         self._go(member)

@@ -65,12 +65,13 @@ async def _gather(timeline: Callable[[], Timeline], path: str | PathLike[str], m
     """Gather the parts at process 0, which writes them; return the reason of a failure, the same on all, or ""."""
     clock = membership.clock
     part = await _in_thread(lambda: pack_part(on_clock(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns))
+    sizes = [int(size) for size in await membership.exchange("trace size", str(len(part)).encode())]
     if membership.member != 0:
         await membership.gather("trace", part, _take_nothing)
         reasons = await membership.exchange("trace written", b"")
         return reasons[0].decode(errors="replace")
     try:
-        await _gather_and_write(part, path, membership)
+        await _gather_and_write(part, sizes, path, membership)
         failure = ""
     except (OSError, UsageError) as error:
         failure = str(error) if isinstance(error, UsageError) else f"trace: cannot gather the parts of {path}: {error}"
@@ -78,14 +79,19 @@ async def _gather(timeline: Callable[[], Timeline], path: str | PathLike[str], m
     return failure
 
 
-async def _gather_and_write(own_part: bytes, path: str | PathLike[str], membership: Membership) -> None:
-    starts: list[int] = []
+async def _gather_and_write(
+    own_part: bytes, sizes: list[int], path: str | PathLike[str], membership: Membership
+) -> None:
+    starts = [sum(sizes[:member]) for member in range(len(sizes))]
+    ends = list(starts)
     with _spool(path) as spool:
 
+        def write(member: int, blob: bytes) -> None:
+            spool.seek(ends[member])
+            ends[member] += spool.write(blob)
+
         async def take(member: int, blob: bytes) -> None:
-            if member == len(starts):
-                starts.append(spool.tell())
-            await _in_thread(lambda: spool.write(blob))
+            await _in_thread(lambda: write(member, blob))
 
         await membership.gather("trace", own_part, take)
         await _in_thread(lambda: _write(spool, starts, path))
