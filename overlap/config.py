@@ -184,14 +184,15 @@ def _say(names: list[str], variables: Mapping[str, str]) -> None:
 
 # -- the request of a run ------------------------------------------------------------------------------------------
 
-_FURTHER = frozenset(
+MEMBER_VARIABLES = frozenset(
     f"OVERLAP_{name}"
     for name in (
-        *("SECRET", "SECRET_FILE", "RDZV_ENDPOINT", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "JOB"),
-        *("SECRET_FD", "LISTENER_FD", "LIFELINE_FD", "STATUS_FD", "MEMBER_PID", "RESTART", "WITNESS", "HOSTS"),
-        "TRACEBACK",
+        *("RDZV_ENDPOINT", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "JOB", "SECRET_FD", "LISTENER_FD", "LIFELINE_FD"),
+        *("STATUS_FD", "MEMBER_PID", "RESTART", "HOSTS", "RANKS_OPEN", "WITNESS"),
     )
-)  # further variables: of `overlap.processes.place`, and of `overlap.launch.report`
+)
+"""Variables that `overlap run` sets for the processes of a world: see `overlap.processes.place`."""
+_FURTHER = MEMBER_VARIABLES | {"OVERLAP_SECRET", "OVERLAP_SECRET_FILE", "OVERLAP_TRACEBACK"}
 
 
 _warned: set[str] = set()

@@ -198,12 +198,10 @@ async def _live(
             from .survival.epochs import live_epochs  # few runs go on after a loss
 
             return await live_epochs(
-                place, main, args, wanted, keeper, begun, told_to_end=lambda: life.scope.cancel_called
+                place, main, args, wanted, keeper, begun, has_signal=lambda: life.scope.cancel_called
             )
         opened = alone(wanted) if place is None else among(place, wanted.changed(place.source, ranks=place.world_size))
-        return await live(
-            opened, place, main, args, wanted, keeper, begun, told_to_end=lambda: life.scope.cancel_called
-        )
+        return await live(opened, place, main, args, wanted, keeper, begun, has_signal=lambda: life.scope.cancel_called)
     raise AssertionError("a world that ends early has raised why")
 
 

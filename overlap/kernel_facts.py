@@ -1,15 +1,89 @@
-"""Facts of processes and threads that the kernel of this host reports."""
+"""Facts of processes, threads and this host that the kernel reports."""
 
 from __future__ import annotations
 
+import os
+import platform
 from contextlib import suppress
+from enum import Enum
+from functools import cache
 from pathlib import Path
 
 PROC = Path("/proc")
 
 
+class ProcessState(Enum):
+    """State of a process, as its kernel reports it."""
+
+    RUNS = "runs"
+    STOPPED = "stopped"
+    GONE = "gone"
+    ELSEWHERE = "elsewhere"  # an id of another kernel's process
+    UNKNOWN = "unknown"
+
+
+def process_identity(pid: int | None = None) -> str:
+    """Name a process, by default this one, so that other processes of its host can find it; "" if the system cannot."""
+    try:
+        number = os.getpid() if pid is None else pid
+        return f"{_process_namespace()} {number} {stat_of(number)[1]}"
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
+def process_state(identity: str) -> ProcessState:
+    """Return the state of a process that was named by `process_identity`; `ELSEWHERE` for one of another host."""
+    namespace, pid, start = identity.split(" ") if identity.count(" ") == 2 else ("", "", "")
+    if not pid.isdecimal():
+        return ProcessState.UNKNOWN
+    if namespace != _process_namespace():
+        return ProcessState.ELSEWHERE
+    try:
+        letter, current_start = stat_of(int(pid))
+    except FileNotFoundError:
+        return ProcessState.GONE
+    except (OSError, ValueError, IndexError):
+        return ProcessState.UNKNOWN
+    if current_start != start or letter in "ZX":
+        return ProcessState.GONE
+    return ProcessState.STOPPED if letter == "T" else ProcessState.RUNS
+
+
+@cache
+def _process_namespace() -> str:
+    """Name the kernel and the namespace of process ids."""
+    with suppress(OSError):
+        return _boot_and_namespace("pid")
+    return "?"
+
+
+@cache
+def network_namespace() -> str:
+    """Name the kernel and the network of this process: processes that share both reach each other over loopback."""
+    with suppress(OSError):
+        return _boot_and_namespace("net")
+    return platform.node()
+
+
+def _boot_and_namespace(kind: str) -> str:
+    boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink(PROC / 'self/ns' / kind)}"
+
+
+def exists(pid: int | str) -> bool:
+    """Whether there is a process with this id, also one that has not been reaped."""
+    return (PROC / str(pid)).exists()
+
+
+def state_letter(pid: int) -> str:
+    """Return the state of a process as a letter of proc(5): "T" if it is stopped; "" if there is no such process."""
+    with suppress(OSError, IndexError):
+        return stat_of(pid)[0]
+    return ""
+
+
 def stat_of(pid: int) -> tuple[str, str]:
-    """Return the state of a process as a letter, and when it began."""
+    """Return the state of a process as a letter, and the time of its start."""
     fields = _fields_of(pid)
     return fields[0], fields[19]
 
@@ -25,14 +99,14 @@ def _fields_of(pid: int) -> list[str]:
 
 
 def born(pid: int) -> str:
-    """Return when a process began, as its system counts; "" if that is not known."""
+    """Return the time of the start of a process, as its system counts; "" if that is not known."""
     with suppress(OSError, IndexError):
         return stat_of(pid)[1]
     return ""
 
 
 def queued_ns(thread: int) -> int:
-    """Return how long a thread has waited for a processor, though it could run; 0 if nobody counts.
+    """Return how long a thread has waited for a processor, though it could run; 0 if the kernel does not count.
 
     Linux does: Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat".
 
@@ -45,7 +119,37 @@ def queued_ns(thread: int) -> int:
 
 
 def waits_in_kernel(pid: int) -> str:
-    """Return the function of the kernel in which a process sleeps: proc(5), "/proc/pid/wchan"; "" if nobody says."""
+    """Return the function of the kernel in which a process sleeps: proc(5), "/proc/pid/wchan"; "" if unknown."""
     with suppress(OSError):
         return (PROC / str(pid) / "wchan").read_text().strip().removeprefix("0")  # "0": it runs, or that is a secret
     return ""
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """Return how many processes of this control group the kernel has killed for want of memory; 0 if it does not count.
+
+    Args:
+        root: Folder with `proc` and `sys`; for tests.
+    """
+    count = 0
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            count += _oom_count(root / "sys/fs/cgroup" / path.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            count += _oom_count(root / "sys/fs/cgroup/memory" / path.lstrip("/") / "memory.oom_control")
+    return count
+
+
+def _oom_count(file: Path) -> int:
+    for line in _lines(file):
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.isdecimal():
+            return int(value)
+    return 0
+
+
+def _lines(file: Path) -> list[str]:
+    with suppress(OSError):
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return []

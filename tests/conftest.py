@@ -197,7 +197,7 @@ def _no_secret_is_remembered() -> Iterator[None]:
     """A process takes OVERLAP_SECRET out of its environment, and keeps it for its next worlds: here for other tests."""
     yield
     if module := sys.modules.get("overlap.processes.secret"):
-        module._kept.clear()
+        module._removed.clear()
 
 
 # -- what is left ------------------------------------------------------------------------------------------------

@@ -19,10 +19,11 @@ import trio
 
 from ..config import RunConfig
 from ..errors import UsageError
+from ..kernel_facts import oom_kills
 from ..launch.mpi import find_mpiexec
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
-from ..launch.verdict import INTERRUPTED, card, culprit, exit_code, oom_kills
+from ..launch.verdict import INTERRUPTED, card, culprit, exit_code
 from ..notice import notify, say
 from ..processes.launchers import is_loopback
 from ..processes.place import DEFAULT_JOB, LONGEST_JOB, Place, find_place, without_membership

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from ..flight.folder import ENDING, default_folder
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, numbered
-from ..processes.messages import Present
-from ..processes.roll_call import RollCall, answer_roll_call, call_roll
+from ..processes.identity import RendezvousConfig
+from ..processes.roll_call import call_roll
 
 
 def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
@@ -50,27 +50,23 @@ def _agree(config: RunConfig, what: LaunchSpec, attempt: int) -> LaunchSpec:
     from ..processes.connect import JOIN_TIMEOUT_S
 
     tls = config.tls_files()
-    roll = RollCall(
+    listener = None if what.listener is None else socket.socket(fileno=os.dup(what.listener))
+    own_launcher = RendezvousConfig(
         job=what.job,
         member=config.node_rank or 0,
-        fewest=getattr(config.nnodes, "fewest", what.nodes),
         members=int(what.nodes),  # a range would be written as a range
-        ranks_per_node=what.ranks_per_node,
+        fewest=getattr(config.nnodes, "fewest", what.nodes),
+        epoch=attempt if listener else 0,
         endpoint=what.endpoint,
+        listener=listener,
         secret=what.secret,
         timeout_s=config.join_timeout_s or JOIN_TIMEOUT_S,
         tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
     )
-    if what.listener is None:
-        present = trio.run(partial(answer_roll_call, roll, pause_s=LONGEST_PAUSE_S))
-    else:
-        present = trio.run(_call, roll, attempt, what.listener, what.report)
-    return numbered(what, present.attempt, present.nodes, [present.index])
-
-
-async def _call(roll: RollCall, attempt: int, listener: int, report: Callable[[str], None]) -> Present:
-    listening = trio.socket.from_stdlib_socket(socket.socket(fileno=os.dup(listener)))
-    return await call_roll(roll, attempt, trio.SocketListener(listening), report)
+    with listener or nullcontext():
+        calling = partial(call_roll, own_launcher, what.ranks_per_node, what.report, pause_s=LONGEST_PAUSE_S)
+        part = trio.run(calling)
+    return numbered(what, part.attempt, part.nodes, [part.index])
 
 
 def _no_pause(seconds: float) -> None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ..config import ARGUMENT, RunConfig
 from ..errors import UsageError
 from ..hints import suggesting
+from ..kernel_facts import process_identity
 from ..processes.connect import JOIN_TIMEOUT_S
 from ..processes.identity import RendezvousConfig
 from ..processes.life import Keeper, alone, among, live
 from ..processes.place import LONGEST_JOB, Place
 from ..processes.secret import strong_secret
-from ..processes.silence import identity
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..settings import Wires
@@ -114,7 +114,7 @@ def _opened(rank: int, size: int, met: Met | None, run_config: RunConfig, timeou
         if met is not None:
             machine = getattr(run_config.cluster, "name", run_config.cluster or "local")
             detail = f"overlap.connect, {machine}, ranks on {met[1]} node{'s' * (met[1] != 1)}"
-            config = replace(met[0], detail=detail, process=identity(), timeout_s=timeout_s, ranks_each=1)
+            config = replace(met[0], detail=detail, process=process_identity(), timeout_s=timeout_s, ranks_each=1)
             process_place = _place(config, met[1])
             around = among(process_place, run_config, meeting=config)
         with keeper.noting():

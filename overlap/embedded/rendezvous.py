@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import secrets
 import socket
 import threading
@@ -13,9 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
-from transports.efa.address import kernel_identity
-
 from ..errors import UsageError
+from ..kernel_facts import network_namespace
 from ..notice import notify
 from ..processes.identity import JoinError, RendezvousConfig
 from ..processes.launchers import is_loopback
@@ -89,7 +87,7 @@ def through_store(
     turn = _turn("store", job, rank, size)
     try:
         if rank:
-            ask = f"{secrets.token_hex(8)} {machine_name()}"
+            ask = f"{secrets.token_hex(8)} {network_namespace()}"
             store.set(ask_key(job, rank, turn), ask.encode())
             key = answer_key(job, rank, ask, turn)
             with _named_if_late(rank, 0):
@@ -105,7 +103,7 @@ def through_store(
     if rank:
         yield _read(answer, key, rank, size, secret)
         return
-    machines = [machine_name(), *(ask.partition(" ")[2] for ask in asks.values())]
+    machines = [network_namespace(), *(ask.partition(" ")[2] for ask in asks.values())]
     address = host or ("127.0.0.1" if len(set(machines)) == 1 else _outward())
     try:
         listener = listening(address)
@@ -219,15 +217,10 @@ def _nodes_of(machines: Sequence[str]) -> int:
     return several if in_order and len(set(blocks)) == several == len(blocks) else len(machines)
 
 
-def machine_name() -> str:
-    """Name the kernel and the network of this process: processes that share both reach each other over loopback."""
-    return kernel_identity("net") or platform.node()
-
-
 def _outward() -> str:
     """Return the address of this machine that others probably reach."""
     with suppress(OSError):
-        return local_address(("192.0.2.1", 9))  # RFC 5737: nobody's
+        return local_address(("192.0.2.1", 9))  # RFC 5737: an address for documentation, on no host
     with suppress(OSError):
         return socket.gethostbyname(socket.gethostname())
     return "127.0.0.1"

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..flight.folder import ENDING, MOST_FILES
+from ..kernel_facts import exists
 
 TRACE = "trace.json"
 """Name of the trace that processes would write; beside it each streams its spans into a file until it has ended."""
@@ -43,7 +44,7 @@ def open_home(token: str) -> Path:
 def _lives(folder: Path) -> bool:
     """Whether a process with a record in a folder still runs; the name of a record ends with its process."""
     pids = [path.stem.rpartition("-")[2] for path in folder.glob(f"*{ENDING}")]
-    return any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    return any(map(exists, pids))
 
 
 def take_records(token: str, *, pid: int | None = None) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import trio
 
 from ..config import RunConfig
-from ..embedded.rendezvous import Store, machine_name, through_store
+from ..embedded.rendezvous import Store, through_store
 from ..errors import (
     OverlapError,
     RankFailedError,
@@ -27,11 +27,11 @@ from ..errors import (
     text_of,
     type_name,
 )
+from ..kernel_facts import network_namespace, process_identity
 from ..processes.connect import JOIN_TIMEOUT_S
 from ..processes.identity import WORLDS
 from ..processes.life import Keeper, WorldSetup, alone, among, live
 from ..processes.place import Place
-from ..processes.silence import identity
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..timeline.files.merge import on_clock
@@ -142,7 +142,7 @@ class GangMember:
         assert self._keeper is not None
         with self._scope:
             return await live(
-                around, own_place, main, args, config, self._keeper, on_start, told_to_end=lambda: self._stopped
+                around, own_place, main, args, config, self._keeper, on_start, has_signal=lambda: self._stopped
             )
         return None
 
@@ -182,7 +182,7 @@ class GangMember:
                 error.add_note(f"where rank {error.rank} ran:\n{trace}")
         return MemberEnd(
             member=self._member,
-            machine=machine_name(),
+            machine=network_namespace(),
             results=results,
             error=None if error is None else portable(error),
             spans=self._keeper.part if self._keeper else b"",
@@ -225,7 +225,7 @@ def _meeting(
         config,
         epoch=spec.attempt * WORLDS,
         detail=f"overlap on {spec.engine}, {machine}, {spec.ranks_each} a process, on {machines}",
-        process=identity(),
+        process=process_identity(),
         timeout_s=run_config.join_timeout_s or JOIN_TIMEOUT_S,
         ranks_each=spec.ranks_each,
     )

@@ -19,7 +19,7 @@ from mmap import mmap
 from pathlib import Path
 from time import time_ns
 
-from ..kernel_facts import born
+from ..kernel_facts import born, exists
 from ..notice import notify
 from .layout import file_bytes
 from .recorder import Writer
@@ -152,7 +152,7 @@ def _lives(path: str) -> bool:
     pid = path.removesuffix(ENDING).rpartition("-")[2]
     if pid == str(os.getpid()):
         return Path(path) in _open
-    return pid.isdecimal() and os.path.exists(f"/proc/{pid}")
+    return pid.isdecimal() and exists(pid)
 
 
 _worlds = count()

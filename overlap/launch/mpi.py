@@ -27,7 +27,7 @@ from importlib.util import find_spec
 import trio
 
 from ..errors import UsageError
-from ..kernel_facts import parent_of, stat_of
+from ..kernel_facts import parent_of, state_letter
 from .lifeline import tie
 
 # How long mpiexec may take to start its stubs, of a few milliseconds each.
@@ -72,15 +72,9 @@ class Seat:
             with trio.move_on_after(LOOK_S):
                 await trio.lowlevel.wait_readable(self.stub)
                 return f"the helper of mpiexec (pid {self.pid}) that holds its place has ended"
-            looks = Counter({pid: looks[pid] + 1 for pid in helpers if _state(pid) == "T"})
+            looks = Counter({pid: looks[pid] + 1 for pid in helpers if state_letter(pid) == "T"})
         pid = max(looks, key=looks.__getitem__)
         return f"{helpers[pid]} of mpiexec (pid {pid}) has been stopped for {STOPPED_S:g} s, as SIGSTOP does"
-
-
-def _state(pid: int) -> str:
-    with suppress(OSError, IndexError):
-        return stat_of(pid)[0]
-    return ""
 
 
 def _parents(pid: int) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import trio
 
-from ..kernel_facts import queued_ns, stat_of, waits_in_kernel
+from ..kernel_facts import queued_ns, state_letter, waits_in_kernel
 from ..processes.messages import MemberLost
 from ..processes.place import member_variables
 from ..processes.status import LONGEST_BYTES, Entering, Leaving, Status, read_record
@@ -58,11 +58,11 @@ class NodeProcess:
     node: int
 
     def __init__(
-        self, what: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None, seat: Seat | None = None
+        self, spec: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None, seat: Seat | None = None
     ) -> None:
         self.node, self._log = node, log
-        self.ranks: range = _ranks(node, what.ranks_per_node)
-        self._is_spare = node >= what.nodes
+        self.ranks: range = _ranks(node, spec.ranks_per_node)
+        self._is_spare = node >= spec.nodes
         self.status: Status | None = None
         self.entering: Entering | None = None
         self.left: int = 0
@@ -77,12 +77,12 @@ class NodeProcess:
             # Output for one file goes through one pipe: two would lose its order.
             from_stdout, stdout = _pipe(ours, theirs) if log is None else (None, stderr)
             descriptors = {"secret": secret, "lifeline": lifeline, "status": says}
-            if node == 0 and what.listener is not None:
-                descriptors["listener"] = what.listener
+            if node == 0 and spec.listener is not None:
+                descriptors["listener"] = spec.listener
             with _held_back(ASKING):
                 self.process: subprocess.Popen[bytes] = subprocess.Popen(
-                    what.command,
-                    env=_environment(what, node, descriptors, seat),
+                    spec.command,
+                    env=_environment(spec, node, descriptors, seat),
                     pass_fds=[*descriptors.values(), *([seat.descriptor] if seat else [])],
                     # Ctrl-C is for the launcher alone, which passes it on. No session of its own: that may be a group
                     # of its own for the scheduler, so that processes which share cores could not let each other run.
@@ -93,7 +93,7 @@ class NodeProcess:
                 )
             tie(lifeline, self.process.pid)
             self._ours = ours.pop_all()
-        prefix = prefix_of(node, colour=what.colour) if what.prefix else b""
+        prefix = prefix_of(node, colour=spec.colour) if spec.prefix else b""
         self.err: Relay = Relay(from_stderr, STDERR, screen=screen, prefix=prefix, log=log)
         self.relays: list[Relay] = [self.err]
         if from_stdout is not None:
@@ -211,9 +211,7 @@ class NodeProcess:
         return state, f"{reason} (in {function})" if function else reason
 
     def _state(self) -> str:
-        with suppress(OSError, IndexError):
-            return stat_of(self.process.pid)[0] if self.process.returncode is None else ""
-        return ""
+        return state_letter(self.process.pid) if self.process.returncode is None else ""
 
     def queued_s(self) -> float:
         """Return how long it has waited for a processor, though it could run, since it began; 0 if nobody counts."""
@@ -257,16 +255,16 @@ def _ranks(node: int, each: int) -> range:
     return range(node * each, (node + 1) * each)
 
 
-def _environment(what: LaunchSpec, node: int, descriptors: Mapping[str, int], seat: Seat | None) -> dict[str, str]:
+def _environment(spec: LaunchSpec, node: int, descriptors: Mapping[str, int], seat: Seat | None) -> dict[str, str]:
     variables = member_variables(
         node=node,
-        nodes=what.nodes,
-        ranks_per_node=what.ranks_per_node or 1,
-        endpoint=what.endpoint,
-        job=what.job,
+        nodes=spec.nodes,
+        ranks_per_node=spec.ranks_per_node or 1,
+        endpoint=spec.endpoint,
+        job=spec.job,
         descriptors=descriptors,
     )
-    return {**what.environ, **variables, **(seat.environ if seat else {}), "PYTHONUNBUFFERED": "1"}
+    return {**spec.environ, **variables, **(seat.environ if seat else {}), "PYTHONUNBUFFERED": "1"}
 
 
 @contextmanager

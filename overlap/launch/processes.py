@@ -1,4 +1,4 @@
-"""Processes of one launch: started, watched, and ended together, by the first failure or by a signal."""
+"""Processes of one launch: start, watch, and the end of all after the first failure or a signal."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .nodeprocess import LaunchSpec, NodeProcess
 from .output import Log, Screen
 from .verdict import Ending
 
-# After a failure the others learn of it themselves within half a second, and write their traces; then they are told.
+# After a failure the other processes notice it within half a second, and write their traces; then they get SIGTERM.
 PEACE_S = 2.0
-# The same while only processes have ended that were not at fault: the one that was may still be writing its trace.
+# The same while no process at fault has ended: it may still be writing its trace.
 SEARCH_S = 5.0
-# Before the user is told that the launcher waits.
+# Delay of the line that the launcher waits.
 PATIENCE_S = 1.0
-# How long a process may stand still while others wait for it to join, before the user is told.
+# How long a process may be stopped while others wait for it to join, before a line reports it.
 SUSPECT_S = 5.0
-# How many graces more a process may get that is kept from running by others: at load 30 on two cores it runs for a
-# fifteenth of the time, and nobody waits for longer than some minutes.
+# Most further grace periods of a process that waits for a processor: at load 30 on two cores it runs for a fifteenth of
+# the time, and the wait stays within minutes.
 _MOST_QUEUED = 14
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ASKING)
@@ -44,43 +44,45 @@ class LaunchOutcome:
     asked: signal.Signals | None  # The first signal that the launcher got, if any
 
 
-async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = NodeProcess) -> LaunchOutcome:
-    """Start the processes and stay until all have ended; the first failure, or a signal, ends them all.
+async def launch(spec: LaunchSpec, *, process: Callable[..., NodeProcess] = NodeProcess) -> LaunchOutcome:
+    """Start the processes and wait until all have ended; the first failure, or a signal, ends all.
 
-    However this ends, by an error or by cancellation too, no process of it is left.
+    No process is left behind, also after an error or a cancellation.
 
     Args:
-        what: What to start.
-        process: Starts the process of one node; takes what `NodeProcess` takes.
+        spec: Description of the launch.
+        process: Starts the process of one node, with the arguments of `NodeProcess`.
 
     Raises:
-        UsageError: If the system lets no more processes be started; those that were are ended.
-        OSError: If the reader of the output has left.
+        UsageError: If the system refuses to start a process; the others are ended.
+        OSError: If the reader of the output has closed it.
         OutputError: If output cannot be written.
         OverlapError: If a helper of MPI has ended or stays stopped.
     """
-    if what.mpiexec is None:
-        return await _launched(what, {}, process)
-    async with seats(what.mpiexec, what.nodes, what.environ) as taken:
-        return await _launched(what, dict(enumerate(taken)), process)
+    if spec.mpiexec is None:
+        return await _launched(spec, {}, process)
+    async with seats(spec.mpiexec, spec.nodes, spec.environ) as mpi_seats:
+        return await _launched(spec, dict(enumerate(mpi_seats)), process)
 
 
-async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callable[..., NodeProcess]) -> LaunchOutcome:
+async def _launched(
+    spec: LaunchSpec, mpi_seats: Mapping[int, Seat], process: Callable[..., NodeProcess]
+) -> LaunchOutcome:
     """Launch with seats in an MPI job, by node."""
     handled = [number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
-    with trio.open_signal_receiver(*handled) as signals, ExitStack() as kept:
-        watch = _Watch(what, taken)
+    with trio.open_signal_receiver(*handled) as signals, ExitStack() as resources:
+        watch = _Watch(spec, mpi_seats)
         try:
-            secret = hand_over(what.secret)
-            kept.callback(os.close, secret)
-            nodes = [*what.here, *range(what.nodes, what.nodes + what.spares)]
-            for node, cores in zip(nodes, _cores(what), strict=True):
-                log = kept.enter_context(Log(what.log_path(node))) if what.log_dir else None
-                seat = taken.get(node)
+            secret = hand_over(spec.secret)
+            resources.callback(os.close, secret)
+            nodes = [*spec.here, *range(spec.nodes, spec.nodes + spec.spares)]
+            for node, cores in zip(nodes, _cores(spec), strict=True):
+                log = resources.enter_context(Log(spec.log_path(node))) if spec.log_dir else None
+                seat = mpi_seats.get(node)
                 try:
                     with kept_to(cores):
                         watch.members.append(
-                            process(what, node, secret=secret, screen=watch.screen, log=log, seat=seat)
+                            process(spec, node, secret=secret, screen=watch.screen, log=log, seat=seat)
                         )
                 except OSError as error:  # too many files or processes, too little memory
                     raise UsageError(f"process {node} cannot be started: {error.strerror or error}") from error
@@ -98,35 +100,35 @@ async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callab
     return LaunchOutcome(endings=[member.ending() for member in ended], asked=watch.asked)
 
 
-def _cores(what: LaunchSpec) -> Sequence[frozenset[int]]:
+def _cores(spec: LaunchSpec) -> Sequence[frozenset[int]]:
     """Return the cores to which each process is bound; none: unbound."""
-    several = len(what.here) > 1
-    members = shares_here(len(what.here)) if what.bind and several else [frozenset()] * len(what.here)
-    return [*members, *[frozenset()] * what.spares]  # no core is kept for a process that waits
+    several = len(spec.here) > 1
+    members = shares_here(len(spec.here)) if spec.bind and several else [frozenset()] * len(spec.here)
+    return [*members, *[frozenset()] * spec.spares]  # no core is kept for a process that waits
 
 
 class _Watch:
     """Watch over the processes while they run."""
 
-    def __init__(self, what: LaunchSpec, taken: Mapping[int, Seat]) -> None:
-        self.lost: str | None = None  # the helper of MPI whose loss ended the job
-        self._taken = taken
+    def __init__(self, spec: LaunchSpec, mpi_seats: Mapping[int, Seat]) -> None:
+        self.lost: str | None = None  # helper of MPI, if its loss ended the job
+        self._mpi_seats = mpi_seats
         self.members: list[NodeProcess] = []
         self.ended: list[NodeProcess] = []  # in the order in which they did
         self.survived: list[NodeProcess] = []  # ended, and the others go on
         self.asked: signal.Signals | None = None
         self.screen = Screen()
-        self._what = what
-        self._found = trio.Event()  # the first process that was at fault
+        self._spec = spec
+        self._fault = trio.Event()  # the first process at fault has ended
         self._news = trio.Event()  # a process has entered a world, or ended
         self._ending = False
 
     async def run(self, signals: AsyncIterator[int]) -> None:
-        """Stay until all have ended."""
+        """Wait until all processes have ended."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._obey, signals)
-            self._nursery.start_soon(self._watch_for_standstill)
-            for node, seat in self._taken.items():
+            self._nursery.start_soon(self._watch_stopped)
+            for node, seat in self._mpi_seats.items():
                 self._nursery.start_soon(self._watch_helper, node, seat)
             async with trio.open_nursery() as lives:
                 for member in self.members:
@@ -148,19 +150,19 @@ class _Watch:
                 self.survived.append(member)
                 if returncode != 0 and not member.stopped:
                     reason = member.status.line if member.status else f"exit code {returncode}"
-                    self._what.report(f"{member.name} is lost, the others go on: {reason}")
+                    self._spec.report(f"{member.name} is lost, the others go on: {reason}")
             elif returncode != 0 or member.vanished():
                 if self._is_survived(member):
-                    self._what.report(f"{member.name} is lost; the others go on")
+                    self._spec.report(f"{member.name} is lost; the others go on")
                     self.survived.append(member)
                 else:
                     self._failed(member)
             if not self._members_run():
                 self._end_spares()
-            self._look_for_the_missing()
+            self._check_missing()
 
     async def _watch_helper(self, node: int, seat: Seat) -> None:
-        """End the job if a helper of MPI is lost while all processes run: it would seem to be the fault of one of them.
+        """End the job if a helper of MPI is lost while all processes run: its end would seem the fault of one of them.
 
         MPI ends the helpers itself once a process has ended.
         """
@@ -173,10 +175,10 @@ class _Watch:
     def _on_entering(self) -> None:
         """Handle the report that a process has entered a world."""
         self._news.set()
-        self._look_for_the_missing()
+        self._check_missing()
 
-    def _look_for_the_missing(self) -> None:
-        """End the others if one waits for a process that is not coming; they would wait until they lose patience."""
+    def _check_missing(self) -> None:
+        """End the others if one of them waits for a process that has ended without joining."""
         missing = [member for member in self.ended if member.lacks(self._awaited)]
         if missing and not self._ending and self.asked is None:
             self._ending = missing[0].missed = True
@@ -184,7 +186,7 @@ class _Watch:
             self._nursery.start_soon(self._kill_late)
 
     def _end_if_stopped(self, node: int) -> None:
-        """End a process that the others have given up, if nothing but SIGKILL can."""
+        """Kill a process that the others call lost, if it is stopped."""
         for member in self._running():
             if member.node == node and member.is_stopped():
                 self._end_stopped(member)
@@ -193,65 +195,65 @@ class _Watch:
         member.stopped = member.status is None
         member.send(signal.SIGKILL)
 
-    async def _watch_for_standstill(self) -> None:
-        """Tell of a process that stands still while others wait for it to join; end one that stays stopped.
+    async def _watch_stopped(self) -> None:
+        """Report a process that does not run while others wait for it to join; kill one that stays stopped.
 
-        The others see nothing of a process that has not joined them, nor of one on another machine but its silence.
-        Members of a world on this machine watch each other.
+        The others cannot see a process that has not joined, and see only the silence of one on another machine. Members
+        of a world on this machine watch each other.
         """
-        elsewhere = len(self._what.here) < self._what.nodes
-        still: dict[int, tuple[str, int]] = {}
+        elsewhere = len(self._spec.here) < self._spec.nodes
+        looks_by_node: dict[int, tuple[str, int]] = {}
         while True:
             await trio.sleep(LOOK_S)
             for member in self._running():
                 state, reason = member.standstill()
-                before, looks = still.get(member.node, ("", 0))
+                before, looks = looks_by_node.get(member.node, ("", 0))
                 looks = looks + 1 if state and state == before else 1
-                still[member.node] = state, looks
+                looks_by_node[member.node] = state, looks
                 awaited = self._awaited > member.reached()
                 if not state or self._ending or self.asked is not None or not (awaited or elsewhere):
                     continue
                 if awaited and looks * LOOK_S == SUSPECT_S:
-                    self._what.report(f"{member.name} {reason}, for {SUSPECT_S:g} s now; others wait for it to join")
+                    self._spec.report(f"{member.name} {reason}, for {SUSPECT_S:g} s now; others wait for it to join")
                 if looks * LOOK_S >= STOPPED_S and member.is_stopped():
-                    self._what.report(f"{member.name} {_STAYED_STOPPED}")
+                    self._spec.report(f"{member.name} {_STAYED_STOPPED}")
                     self._end_stopped(member)
 
     @property
     def _awaited(self) -> int:
-        """The last world in which a process waits for others to come; 0: none."""
+        """The last world in which a process waits for others to join; 0: none."""
         return max((member.waits_in() or 0 for member in self.members), default=0)
 
     def _is_survived(self, member: NodeProcess) -> bool:
-        """Whether the others go on after the end of a process: it said nothing, or they have gone on without it."""
-        if self._what.witness is None or self._ending or self.asked is not None or not self._members_run():
+        """Whether the others survive the end of a process: it reported no error, or they are in a world without it."""
+        if self._spec.witness is None or self._ending or self.asked is not None or not self._members_run():
             return False
-        folder = Path(self._what.witness)
+        folder = Path(self._spec.witness)
         if member.status is None:
             return has_survivor(folder, member.node) and not member.has_yet_to_come()
-        world = newest_world(folder, self._what.attempt)
+        world = newest_world(folder, self._spec.attempt)
         return world is not None and member.node not in world.members
 
     def _failed(self, member: NodeProcess) -> None:
         if member.status is None or member.status.cause:
-            self._found.set()
+            self._fault.set()
         if not self._ending and self.asked is None:
             self._ending = True
             self._nursery.start_soon(self._end_the_others, member)
 
     async def _end_the_others(self, first: NodeProcess) -> None:
-        killed = first.was_killed()  # nothing that the others will say can make it another's fault
+        killed = first.was_killed()  # no report of the others can make it another's fault
         late = [member for member in self._running() if member.has_yet_to_come()]
         self._stop(signal.SIGTERM, [member for member in late if killed or member.waits_as_spare()])
         with trio.move_on_after(SEARCH_S):
-            await self._found.wait()
+            await self._fault.wait()
         with trio.move_on_after(PEACE_S):
             while not all(member.waits_in() for member in self._running()):
                 self._news = trio.Event()
                 await self._news.wait()
-        self._stop(signal.SIGTERM)  # members that wait for all to come would hear nothing: one does not come
+        self._stop(signal.SIGTERM)  # members that wait for all to join would not notice that one never will
         for member in self._running():
-            if member.is_stopped():  # and would hear nothing either
+            if member.is_stopped():  # and would not notice either
                 self._end_stopped(member)
         await self._kill_late()
 
@@ -272,12 +274,12 @@ class _Watch:
         await trio.sleep(PATIENCE_S)
         if running := self._running():
             names = ", ".join(f"process {member.node}" for member in running)
-            limit = f"up to {self._what.grace_s:g} s"
-            self._what.report(f"waiting {limit} for {names} to end; once more, and they are killed at once")
+            limit = f"up to {self._spec.grace_s:g} s"
+            self._spec.report(f"waiting {limit} for {names} to end; once more, and they are killed at once")
 
     async def _kill_late(self) -> None:
-        """Kill the processes that have had the grace, of which time in the queue for a processor is no part."""
-        grace_s, began_s = self._what.grace_s, trio.current_time()
+        """Kill the processes after the grace period, to which the time in the queue for a processor is added."""
+        grace_s, began_s = self._spec.grace_s, trio.current_time()
         queued_s = {member: member.queued_s() for member in self._running()}
         await trio.sleep(grace_s)
         while late := self._running():
@@ -287,14 +289,14 @@ class _Watch:
             }
             due = [member for member in late if owed_s[member] <= over_s]
             for member in due:
-                self._what.report(f"process {member.node} did not end within {grace_s:g} s and is killed")
+                self._spec.report(f"process {member.node} did not end within {grace_s:g} s and is killed")
             self._stop(signal.SIGKILL, due)
             if len(due) == len(late):
                 return
             await trio.sleep(LOOK_S)
 
     def _end_spares(self) -> None:
-        """End the spares of a job whose members have all ended."""
+        """End the spares: all members of the job have ended."""
         self._stop(signal.SIGTERM)
         for spare in self._running():
             if spare.is_stopped():
@@ -307,9 +309,9 @@ class _Watch:
     def _running(self) -> list[NodeProcess]:
         return [member for member in self.members if member.process.returncode is None]
 
-    def _stop(self, number: signal.Signals, some: Sequence[NodeProcess] | None = None) -> None:
-        """Send a signal to all that run, or to some of them."""
-        for member in self._running() if some is None else some:
+    def _stop(self, number: signal.Signals, members: Sequence[NodeProcess] | None = None) -> None:
+        """Send a signal to processes, by default to all that run."""
+        for member in self._running() if members is None else members:
             member.stopped = member.stopped or member.status is None
             member.send(number)
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import UsageError
+from ..kernel_facts import oom_kills
 from .nodeprocess import LaunchSpec
 from .processes import LaunchOutcome
-from .verdict import Ending, card, culprit, headline, oom_kills
+from .verdict import Ending, card, culprit, headline
 
 FUTILE = 3  # attempts without progress
 BAD_USAGE = 2  # the exit code of what would fail again in the same way
@@ -149,12 +150,12 @@ def launch_again(spec: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
     return outcome
 
 
-def numbered(what: LaunchSpec, attempt: int, nodes: int, here: Sequence[int]) -> LaunchSpec:
+def numbered(spec: LaunchSpec, attempt: int, nodes: int, here: Sequence[int]) -> LaunchSpec:
     """Return the launch of one attempt: how many nodes take part, and which of them are started here."""
-    environ = {**what.environ, "OVERLAP_RESTART": str(attempt)}
-    if nodes == 1 < what.nodes:  # a process alone is told its ranks by this only
-        environ["OVERLAP_RANKS"] = str(what.ranks_per_node)
-    return replace(what, environ=environ, attempt=attempt, nodes=nodes, here=here)
+    environ = {**spec.environ, "OVERLAP_RESTART": str(attempt)}
+    if nodes == 1 < spec.nodes:  # a process alone is told its ranks by this only
+        environ["OVERLAP_RANKS"] = str(spec.ranks_per_node)
+    return replace(spec, environ=environ, attempt=attempt, nodes=nodes, here=here)
 
 
 def _with(nodes: int, all_nodes: int) -> str:

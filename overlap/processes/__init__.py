@@ -9,7 +9,7 @@
 # Joining and membership. Members are processes; each may have several ranks.
 #
 #   join               join(), on all members;  host: on member 0;  thread: the event loop of the connection
-#   dialler            attempts to reach process 0;  sockets: endpoints, listening, dialling
+#   sockets            endpoints, listening, dialling, meet()
 #   member             Membership: exchanges, gathers, notices;  inbox: messages that wait;  clock: offset from member 0
 #   coordinator        member 0's action on each message
 #   messages           all control messages;  link: one connection that carries them;  silence: limits of a silence

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count
 
 import msgpack
+import msgspec
 import trio
 
 from transports import ArgumentError, NeuronLink, Router, Transport, factory, nearest
@@ -24,6 +25,7 @@ from transports.tls import Tls
 from ..config import RunConfig
 from ..errors import UsageError
 from ..flight.folder import attempt
+from ..kernel_facts import process_identity
 from ..notice import notify
 from .control_plane import ControlPlane
 from .identity import WORLDS, RendezvousConfig
@@ -33,61 +35,70 @@ from .member import Membership
 from .messages import MemberLost
 from .place import Place
 from .secret import user_secret
-from .silence import SilenceLimits, identity
+from .silence import SilenceLimits
 from .sockets import listening, local_address
 from .status import Entering, Leaving, report_to_launcher
 
-# How long the first process stays for the others to leave; whatever they still compute, they have been told.
+# How long the first process waits for the others to leave, which may still compute.
 LEAVE_S = 10.0
-# From the first process to the last; a cluster's scheduler may start them a while apart.
+# From the first process to the last; the scheduler of a cluster may start them a while apart.
 JOIN_TIMEOUT_S = 60.0
 
 _worlds = count()
-"""A program may run several worlds, one after the other; each process counts them alike."""
+"""Number of the next world: a program may run several, one after the other, in the same order on all processes."""
 _in_a_world = threading.Lock()
 _attempts: list[int] = []
-"""Which attempt of its job this process belongs to, once it has agreed on that with the others."""
+"""The attempt of the job, once this process has agreed on it with the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """The world of several processes, as one that has joined uses it."""
+class WorldConnection:
+    """Connection of a process to the others of its world, once all have joined."""
 
     transport: Transport  # Reaches every rank of the world
-    control_plane: ControlPlane  # Tells the other processes about this one, and hears from them
+    control_plane: ControlPlane  # Exchanges events of ranks with the other processes
     membership: Membership  # The control connection itself
-    notices: Notices  # Lines of the transport for the user
-    restart: int  # How often the launcher has started the job again
+    notices: TransportNotices  # Lines of the transport for the user
+    restart: int  # Number of earlier attempts of the job
 
     async def leave(self) -> None:
-        """Say goodbye: this process has done its part. Without it, its end is a loss to the others."""
+        """Leave the world. Without it, the end of this process is a loss for the others."""
         with trio.move_on_after(LEAVE_S):
             await self.membership.leave()
 
 
 @asynccontextmanager
-async def joined(
-    place: Place, machine: str, run: RunConfig, *, wires: Callable[[Transport], Transport] = lambda default: default
-) -> AsyncIterator[Joined]:
-    """Meet the other processes and open the wires to them, for the length of an ``async with``.
+async def join_as_launched(
+    own_place: Place, machine: str, run: RunConfig, *, wires: Callable[[Transport], Transport] = lambda default: default
+) -> AsyncIterator[WorldConnection]:
+    """Join the other processes where their launcher says, for the length of an ``async with``, and report it to it.
 
     Args:
-        place: Where this process stands.
-        machine: Name of the cluster; all processes must mean the same.
-        run: What joins them, how, and how long to wait for them.
-        wires: Given memory inside the process and sockets or MPI between processes, returns what to use.
+        own_place: Place of this process.
+        machine: Name of the cluster, the same on all processes.
+        run: Settings of the run.
+        wires: Given memory inside the process and sockets or MPI between processes, returns the transport to use.
 
     Raises:
-        JoinError: If not all came in time, or this process is not one of those expected.
+        JoinError: If not all joined in time, or this process is not one of those expected.
         UsageError: If this process is in a world of its job already, such as in a compute of one of its ranks.
     """
     with _one_at_a_time():
-        async with _joined(place, machine, run, wires=wires) as found:
-            yield found
+        world = next(_worlds)
+        config = await rendezvous(own_place, world, machine, run)
+        entering = Entering(world=world + 1, joined=False, ranks_each=own_place.ranks_per_process)
+        report_to_launcher(entering)
+        on_joined = partial(report_to_launcher, msgspec.structs.replace(entering, joined=True))
+        try:
+            opened = join_at(own_place, config, run, wires=wires, on_joined=on_joined, on_lost=report_to_launcher)
+            async with opened as connection:
+                yield connection
+        finally:
+            report_to_launcher(Leaving(world=world + 1))
 
 
 def count_world() -> None:
-    """Count a world that this process joins late, so that the next world has the same number on all processes."""
+    """Count a world that this process joins late: the next world must have the same number on all processes."""
     next(_worlds)
 
 
@@ -105,55 +116,42 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _joined(
-    place: Place, machine: str, run: RunConfig, *, wires: Callable[[Transport], Transport]
-) -> AsyncIterator[Joined]:
-    world = next(_worlds)
-    config = await rendezvous(place, world, machine, run)
-    each = place.ranks_per_process
-    with _told(world + 1, each):
-        on_joined = partial(report_to_launcher, Entering(world=world + 1, joined=True, ranks_each=each))
-        async with met(place, config, run, wires=wires, on_joined=on_joined, on_lost=report_to_launcher) as found:
-            yield found
-
-
-@asynccontextmanager
-async def met(
-    place: Place,
+async def join_at(
+    own_place: Place,
     config: RendezvousConfig,
     run: RunConfig,
     *,
     wires: Callable[[Transport], Transport] = lambda default: default,
     on_joined: Callable[[], object] = lambda: None,
     on_lost: Callable[[MemberLost], object] = lambda lost: None,
-) -> AsyncIterator[Joined]:
-    """Do what `joined` does, at a given place.
+) -> AsyncIterator[WorldConnection]:
+    """Join the other processes at an endpoint, and open the wires to them, for the length of an ``async with``.
 
     Args:
-        place: Where this process stands.
-        config: Where and how the processes meet; its listener is closed in the end.
-        run: What joins them.
-        wires: As for `joined`.
-        on_joined: Called when all processes have met.
+        own_place: Place of this process.
+        config: Configuration to join; its listener is closed in the end.
+        run: Settings of the run.
+        wires: As for `join_as_launched`.
+        on_joined: Called when all processes have joined.
         on_lost: Called with each process that is lost.
     """
-    each = place.ranks_per_process
-    placement = [range(process * each, (process + 1) * each) for process in range(place.processes)]
+    ranks_each = own_place.ranks_per_process
+    placement = [range(process * ranks_each, (process + 1) * ranks_each) for process in range(own_place.processes)]
     with config.listener or nullcontext():
         async with join(config, report=notify) as membership:
             on_joined()
-            config = await _agreed(config, membership)
-            notices = Notices()
-            between = await _between(place, placement, config, membership, run, notices)
+            config = await _agree_on_attempt(config, membership)
+            notices = TransportNotices()
+            between = await _make_transport(own_place, placement, config, membership, run, notices)
 
             def lose(lost: MemberLost) -> None:
                 between.lose(placement[lost.member], lost.reason)
 
-            membership.on_loss = lose  # until the wires are open; then the control plane tells losses
-            transport = wires(Router([NeuronLink(list(place.ranks)), between]))
+            membership.on_loss = lose  # until the wires are open; then the control plane reports losses
+            transport = wires(Router([NeuronLink(list(own_place.ranks)), between]))
             async with _opened(transport):
                 membership.on_loss = on_lost
-                yield Joined(
+                yield WorldConnection(
                     transport=transport,
                     control_plane=ControlPlane(membership, placement, stopping=notices.cease, on_loss=lose),
                     membership=membership,
@@ -162,55 +160,45 @@ async def met(
                 )
 
 
-@contextmanager
-def _told(world: int, ranks_each: int) -> Iterator[None]:
-    """Tell the launcher of a world that this process enters, and that it is done with it."""
-    report_to_launcher(Entering(world=world, joined=False, ranks_each=ranks_each))
-    try:
-        yield
-    finally:
-        report_to_launcher(Leaving(world=world))
-
-
-async def _agreed(config: RendezvousConfig, membership: Membership) -> RendezvousConfig:
-    """Let processes that have come from different attempts be of the latest: one may be there instead of another."""
+async def _agree_on_attempt(config: RendezvousConfig, membership: Membership) -> RendezvousConfig:
+    """Return the configuration for the latest attempt of all processes: one may be a replacement."""
     if config.fresh:
-        told = await membership.exchange("epoch", str(config.epoch).encode())
-        config = replace(config, epoch=max(int(epoch) for epoch in told))
+        epochs = await membership.exchange("epoch", str(config.epoch).encode())
+        config = replace(config, epoch=max(map(int, epochs)))
         _attempts.append(config.epoch // WORLDS)
     return config
 
 
-async def rendezvous(place: Place, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
-    """Return where and how the processes meet in one of their worlds, which are numbered from 0 in each attempt."""
+async def rendezvous(own_place: Place, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
+    """Return the configuration to join a world; worlds are numbered from 0 in each attempt."""
     tls = run.tls_files()
-    endpoint, secret, listener = place.endpoint, place.secret, None
+    endpoint, secret, listener = own_place.endpoint, own_place.secret, None
     if endpoint is None:
-        endpoint, secret, listener = await introduced(place)
-    elif place.listener is not None:
-        listener = socket.socket(fileno=os.dup(place.listener))  # the next world of this program listens there again
-    restarts = bool(os.environ.get("OVERLAP_RESTART"))  # the launcher, which does it, says so
-    ranks = f"{place.ranks_per_process} rank{'s' * (place.ranks_per_process != 1)} a process"
+        endpoint, secret, listener = await introduced(own_place)
+    elif own_place.listener is not None:
+        listener = socket.socket(fileno=os.dup(own_place.listener))  # the next world of this program listens there too
+    restarts = bool(os.environ.get("OVERLAP_RESTART"))  # set by a launcher that restarts the job
+    ranks = f"{own_place.ranks_per_process} rank{'s' * (own_place.ranks_per_process != 1)} a process"
     return RendezvousConfig(
-        job=place.job,
+        job=own_place.job,
         epoch=(_attempts[-1] if _attempts else attempt()) * WORLDS + world,
         fresh=restarts and not _attempts,
-        member=place.process,
-        members=place.processes,
+        member=own_place.process,
+        members=own_place.processes,
         endpoint=endpoint,
         listener=listener,
         secret=secret or user_secret(),
         tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
         timeout_s=run.join_timeout_s or JOIN_TIMEOUT_S,
-        patience=SilenceLimits.given(lost_after_s=run.lost_after_s, outage_s=run.outage_s),
-        process=identity(),
-        ranks_each=place.ranks_per_process,
+        patience=SilenceLimits.of_run(lost_after_s=run.lost_after_s, outage_s=run.outage_s),
+        process=process_identity(),
+        ranks_each=own_place.ranks_per_process,
         detail=f"{ranks}, {machine}" + ", with --max-restarts" * restarts,
     )
 
 
-async def introduced(place: Place) -> tuple[tuple[str, int], bytes, socket.socket | None]:
-    """Let process 0 listen, and tell the others the endpoint and the secret through MPI, if no launcher has told them.
+async def introduced(own_place: Place) -> tuple[tuple[str, int], bytes, socket.socket | None]:
+    """Send the endpoint and the secret of process 0 to the others through MPI, if no launcher has set them.
 
     Returns:
         The endpoint, the secret, and the listening socket on process 0.
@@ -221,50 +209,50 @@ async def introduced(place: Place) -> tuple[tuple[str, int], bytes, socket.socke
     try:
         from transports.mpi import introduce
     except ImportError:
-        raise _missing(place) from None
+        raise _missing(own_place) from None
     listener = None
-    mine = b""
-    if place.process == 0:
-        host = socket.gethostname() if place.nodes > 1 else "127.0.0.1"
+    card = b""
+    if own_place.process == 0:
+        host = socket.gethostname() if own_place.nodes > 1 else "127.0.0.1"
         listener = listening(host)
-        mine = msgpack.packb([host, listener.getsockname()[1], secrets.token_bytes(32)])
+        card = msgpack.packb([host, listener.getsockname()[1], secrets.token_bytes(32)])
     try:
-        told = await introduce(mine)
+        cards = await introduce(card)
     except ImportError:
-        raise _missing(place) from None
-    if len(told) != place.processes:
-        raise _misfit(place, len(told))
-    host, port, secret = msgpack.unpackb(told[0])
+        raise _missing(own_place) from None
+    if len(cards) != own_place.processes:
+        raise _misfit(own_place, len(cards))
+    host, port, secret = msgpack.unpackb(cards[0])
     return (str(host), int(port)), bytes(secret), listener
 
 
-def _misfit(place: Place, seen: int) -> UsageError:
+def _misfit(own_place: Place, seen: int) -> UsageError:
     library = sys.modules["mpi4py.MPI"].Get_library_version().split("\n")[0].split(",")[0].strip()
     return UsageError(
-        f"{place.source} started {place.processes} processes, and the library of mpi4py ({library[:60]}) sees {seen}: "
-        "it is not the launcher's; start with the mpiexec that belongs to it, install an mpi4py that was built for the "
-        "launcher's library, or set MASTER_ADDR and MASTER_PORT"
+        f"{own_place.source} started {own_place.processes} processes, and the library of mpi4py ({library[:60]}) sees "
+        f"{seen}: it is not the launcher's; start with the mpiexec that belongs to it, install an mpi4py that was "
+        "built for the launcher's library, or set MASTER_ADDR and MASTER_PORT"
     )
 
 
-def _missing(place: Place) -> UsageError:
+def _missing(own_place: Place) -> UsageError:
     return UsageError(
-        f"{place.source} started {place.processes} processes and said nothing of where they meet: "
+        f"{own_place.source} started {own_place.processes} processes and has set no endpoint where they meet: "
         "pip install mpi4py to let MPI introduce them, or set MASTER_ADDR and MASTER_PORT"
     )
 
 
-async def _between(
-    place: Place,
+async def _make_transport(
+    own_place: Place,
     placement: Sequence[Sequence[int]],
     config: RendezvousConfig,
     membership: Membership,
     run: RunConfig,
-    notices: Notices,
+    notices: TransportNotices,
 ) -> Transport:
-    """Make what joins the processes: what is asked for, else memory and sockets, or MPI where that is all there is."""
+    """Return the transport between processes: the one of the settings, else shared memory and sockets, or MPI alone."""
     bootstrap = Bootstrap(
-        member=place.process,
+        member=own_place.process,
         placement=placement,
         exchange=partial(_exchange, membership),
         secret=config.secret,
@@ -272,22 +260,22 @@ async def _between(
         epoch=config.epoch,
         host=await trio.to_thread.run_sync(local_address, config.endpoint),
         tls=config.tls,
-        # what is sent is checked by the event loop
+        # the event loop checks sent arrays
         options=run.transport_options() | ({} if run.check is None else {"mailbox": False}),
         report=notices,
         note=notices.note,
         watched=True,
     )
-    with _as_the_users():
+    with _blame_arguments():
         if run.transport not in (None, "auto"):
             return factory.find(run.transport)(bootstrap)
-        return factory.find("mpi")(bootstrap) if place.endpoint is None else nearest.factory(bootstrap)
+        return factory.find("mpi")(bootstrap) if own_place.endpoint is None else nearest.factory(bootstrap)
 
 
-async def _exchange(membership: Membership, name: str, mine: bytes) -> list[bytes]:
-    """Exchange what a transport needs; who is lost meanwhile is told as who is lost while wires are made."""
+async def _exchange(membership: Membership, name: str, part: bytes) -> list[bytes]:
+    """Exchange parts for a transport, and raise its error for a lost process."""
     try:
-        return await membership.exchange(name, mine)
+        return await membership.exchange(name, part)
     except MemberLostError as error:
         raise LinkLostError(f"process {error.member} {error.how}") from None
 
@@ -295,25 +283,25 @@ async def _exchange(membership: Membership, name: str, mine: bytes) -> list[byte
 @asynccontextmanager
 async def _opened(transport: Transport) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
-        with _as_the_users():
+        with _blame_arguments():
             await stack.enter_async_context(transport.open())
         yield
 
 
 @contextmanager
-def _as_the_users() -> Iterator[None]:
-    """Raise a `UsageError` for arguments that a transport refuses: the user has chosen them."""
+def _blame_arguments() -> Iterator[None]:
+    """Raise a `UsageError` for arguments that a transport refuses, because the user has set them."""
     try:
         yield
     except ArgumentError as error:
         raise UsageError(f"transport: {error}") from None
 
 
-class Notices:
-    """Passes on what a transport has to say, until the world is stopped: then wires end because processes do.
+class TransportNotices:
+    """Lines of a transport for the user, until the world is stopped: after that, wires end because processes do.
 
     Attributes:
-        show: Puts a line into the timeline, once there is one.
+        show: Adds a line to the timeline, once there is one.
     """
 
     def __init__(self) -> None:
@@ -321,15 +309,15 @@ class Notices:
         self._ceased = False
 
     def __call__(self, line: str) -> None:
-        """Show the user a line, unless `cease` was called before."""
+        """Print a line, unless `cease` was called before."""
         if not self._ceased:
             notify(line)
 
     def note(self, line: str) -> None:
-        """Let the timeline show a line."""
+        """Add a line to the timeline."""
         if not self._ceased:
             self.show(line)
 
     def cease(self) -> None:
-        """Pass nothing on any more."""
+        """Ignore all further lines."""
         self._ceased = True

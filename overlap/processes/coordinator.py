@@ -6,8 +6,8 @@ sent: the results that were complete before a loss arrive before the report of t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from time import perf_counter_ns
 
 import trio
@@ -18,7 +18,6 @@ from .messages import (
     Bye,
     Contribution,
     Contributions,
-    Fetch,
     Goodbye,
     Join,
     MemberLeft,
@@ -27,7 +26,6 @@ from .messages import (
     Message,
     MessageError,
     Notice,
-    Piece,
     Ping,
     Pong,
     Ready,
@@ -56,6 +54,7 @@ class Coordinator:
         process: Name of the process in which the coordinator lives.
         joined: Members that have joined, including members that left or were lost later.
         gone: Members that joined, and left or were lost.
+        complete: Whether no further member can join.
         departed: Members that had joined, and went away before all had; they may join again.
         changed: Set, and replaced, whenever a member joins or goes.
     """
@@ -64,26 +63,32 @@ class Coordinator:
     detail: str
     process: str
 
-    def __init__(self, *, members: int, detail: str, report: Callable[[str], None], process: str = "") -> None:
+    def __init__(
+        self, *, members: int, detail: str, report: Callable[[str], None], process: str = "", attempt: int | None = None
+    ) -> None:
         self.members, self.detail, self.process = members, detail, process
         self.joined: set[int] = set()
         self.gone: set[int] = set()
         self.departed: set[int] = set()
         self.changed: trio.Event = trio.Event()
-        self._report = report
+        self.complete: bool = False
+        self._report, self._attempt = report, attempt
         self._senders: dict[int, Callable[[Message], None]] = {}
-        self._exchanges: dict[tuple[str, int], dict[int, bytes]] = {}
-        self._fetched: Counter[int] = Counter()  # pieces under way, by member
+        self._exchanges: dict[tuple[str, int, bool], dict[int, bytes]] = {}
 
     @property
     def missing(self) -> list[int]:
         """Members that have not joined."""
         return [member for member in range(self.members) if member not in self.joined]
 
-    @property
-    def complete(self) -> bool:
-        """Whether all have joined."""
-        return len(self.joined) == self.members
+    def start(self) -> None:
+        """Start the world, or end the roll call, with the members that have joined."""
+        self.complete = True
+        ready = Ready(process=self.process)
+        if self._attempt is not None:
+            ready = Ready(process=self.process, present=sorted(self.joined), attempt=self._attempt)
+        for member in sorted(self.joined):
+            self._send(member, ready)
 
     def attach(self, member: int, send: Callable[[Message], None]) -> None:
         """Add the connection of a member, which has yet to join.
@@ -139,10 +144,6 @@ class Coordinator:
                 self._send_others(member, MemberNotice(member=member, body=message.body))
             case Contribution() if self.complete:
                 self._contribute(member, message)
-            case Fetch() if member == 0:
-                self._fetch(message)
-            case Piece() if self._fetched[member]:
-                self._forward_piece(member, message)
             case Bye() if self.complete:
                 self._leave(member)
             case _:
@@ -153,8 +154,8 @@ class Coordinator:
             raise RefusedError(f"process {member} has '{detail}', process 0 has '{self.detail}'; they must be the same")
         self.joined.add(member)
         self.departed.discard(member)
-        if self.complete:
-            self._send_all(Ready(process=self.process))
+        if not self.missing:
+            self.start()
         else:
             self._send(member, self._waiting())
             self._send_missing_if_few()
@@ -165,28 +166,20 @@ class Coordinator:
             self.send_missing()
 
     def _contribute(self, member: int, part: Contribution) -> None:
-        key = part.name, part.turn
+        key = part.name, part.turn, part.gather
         if key not in self._exchanges and len(self._exchanges) >= _UNFINISHED_LIMIT:
             raise MessageError(f"the beginning of '{part.name}', while {len(self._exchanges)} others are unfinished")
         parts = self._exchanges.setdefault(key, {})
         if member in parts or len(part.blob) > BLOB_LIMIT_BYTES:
             raise MessageError(f"a part of exchange '{part.name}' which is too long, or its second one")
         parts[member] = part.blob
-        if len(parts) == self.members:
+        if len(parts) == len(self.joined):
             del self._exchanges[key]
+            send = partial(self._send, 0) if part.gather else self._send_all
             for batch in _batches(parts):
-                self._send_all(Contributions(name=part.name, turn=part.turn, parts=batch))
-
-    def _fetch(self, fetch: Fetch) -> None:
-        if fetch.member not in self.gone:
-            self._fetched[fetch.member] += 1
-            self._send(fetch.member, fetch)
-
-    def _forward_piece(self, member: int, piece: Piece) -> None:
-        if piece.member != member or len(piece.blob) > BLOB_LIMIT_BYTES:
-            raise MessageError(f"a piece of '{piece.name}' which is too long, or another member's")
-        self._fetched[member] -= 1
-        self._send(0, piece)
+                send(Contributions(name=part.name, turn=part.turn, parts=batch))
+            if part.gather:
+                self._send_others(0, Contributions(name=part.name, turn=part.turn, parts=[(0, parts[0])]))
 
     def _leave(self, member: int) -> None:
         self._go(member)
@@ -201,7 +194,7 @@ class Coordinator:
 
     def _check_last(self) -> None:
         """Release member 0 when all members have gone and hung up: until then it carries their messages."""
-        if len(self.gone) == self.members and len(self._senders) == 1:
+        if len(self.gone) == len(self.joined) and len(self._senders) == 1:
             self._send(0, Goodbye())
 
     def _wake(self) -> None:

@@ -20,7 +20,7 @@ from transports.handshake import HandshakeError, welcome
 from transports.identity import Hello
 
 from .coordinator import Coordinator, RefusedError
-from .identity import FRESH, LAUNCHER, JoinError, RendezvousConfig, name_absent, name_epoch
+from .identity import FRESH, LAUNCHER, MEMBER, JoinError, RendezvousConfig, name_epoch
 from .link import ControlLink
 from .member import Membership
 from .messages import Join, MemberLost, MemberNotice, Message, Refused
@@ -37,6 +37,8 @@ LAST_MESSAGE_S = 1.0
 #: Pause while the system has no descriptor left for a connection.
 _EXHAUSTED_PAUSE_S = 0.1
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+#: Share of the time in which all launchers must join a roll call: after it, the fewest are enough. torchrun: 30 s.
+LAST_CALL = 0.5
 #: Number of different refusals that are reported; others are only counted.
 _REPORTED_LIMIT = 8
 #: Number of refusals that the error repeats: a refused process may be the missing one.
@@ -124,16 +126,21 @@ class Acceptor:
     def _validate_hello(self, theirs: Hello) -> Hello | str:
         """Return this host's hello, or a reason to refuse; a process of a later epoch gets this one, and waits."""
         ours = self._hello
-        if (theirs.role, theirs.job) == (LAUNCHER, ours.job):
-            return f"the world is running; node {theirs.member} can take part from the next attempt on"
+        if theirs.job == ours.job and {theirs.role, ours.role} == {MEMBER, LAUNCHER}:
+            if ours.role == MEMBER:
+                return f"the world is running; node {theirs.member} can take part from the next attempt on"
+            return f"the launchers of job '{ours.job}' have not agreed yet on the nodes that take part"
         if (theirs.role, theirs.job) != (ours.role, ours.job):
             return f"job '{theirs.job}' refused, this is job '{ours.job}'"
+        if ours.role == LAUNCHER and theirs.member in (0, *self.links):
+            return f"node {theirs.member} has a launcher already, which is connected"
         if self._accepts_any_attempt(theirs):
             ours = replace(ours, epoch=theirs.epoch)
         elif theirs.epoch < ours.epoch and theirs.detail != FRESH:
             return f"epoch {name_epoch(theirs.epoch)} refused, current is {name_epoch(ours.epoch)}"
         if theirs.epoch == ours.epoch and theirs.members != ours.members:
-            return f"expected {ours.members} processes, this one was started with {theirs.members}"
+            nouns = "nodes" if self._config.fewest else "processes"
+            return f"expected {ours.members} {nouns}, this one was started with {theirs.members}"
         return ours
 
     def _accepts_any_attempt(self, theirs: Hello) -> bool:
@@ -211,7 +218,10 @@ async def enter_as_host(
         JoinError: A member did not join in time.
     """
     listener = await _listener(config)
-    coordinator = Coordinator(members=config.members, detail=config.detail, report=report, process=config.process)
+    coordinator = Coordinator(
+        members=config.members, detail=config.detail, report=report, process=config.process,
+        attempt=config.epoch if config.fewest else None,
+    )  # fmt: skip
     acceptor = Acceptor(listener, coordinator, config, report)
     membership = Membership(member=0, members=config.members, home=home, send=partial(coordinator.handle, 0))
     nursery.start_soon(acceptor.attend)
@@ -221,18 +231,24 @@ async def enter_as_host(
     nursery.start_soon(deliver_after_others, of_member_0, acceptor.links, membership.handle)
     coordinator.attach(0, to_member_0.send_nowait)
     coordinator.handle(0, Join(detail=config.detail, process=config.process))
-    with trio.move_on_after(config.timeout_s):
-        await _all_join(coordinator, config.progress_s, report)
+    share = LAST_CALL if config.fewest else 1.0
+    with trio.move_on_after(config.timeout_s * share):
+        await _wait_for(config.members, coordinator, config, report)
+    if config.fewest:
+        with trio.move_on_after(config.timeout_s * (1 - share)):
+            await _wait_for(config.fewest, coordinator, config, report)
+            coordinator.start()
     if not coordinator.complete:
         missing = coordinator.missing  # before the processes that joined get the refusal and leave
-        reason = "; ".join(
-            [name_absent(missing, sorted(coordinator.departed), config.timeout_s)]
-            + [f"process 0 {line}" for line in acceptor.reasons[-_REPEATED_LIMIT:]]
-        )
+        needed = [f"at least {config.fewest} of {config.members} must join"] if config.fewest else []
+        reasons = [f"{config.noun} 0 {line}" for line in acceptor.reasons[-_REPEATED_LIMIT:]]
+        reason = "; ".join([config.name_absent(missing, sorted(coordinator.departed)), *needed, *reasons])
         coordinator.refuse_all(reason)
         with trio.move_on_after(LAST_MESSAGE_S):
             await acceptor.hang_up()
         raise JoinError(reason, missing=missing)
+    if config.fewest:
+        membership.present, membership.attempt = sorted(coordinator.joined), config.epoch
     return membership, acceptor.hang_up
 
 
@@ -264,14 +280,18 @@ async def _listener(config: RendezvousConfig) -> trio.SocketListener:
     return trio.SocketListener(trio.socket.from_stdlib_socket(config.listener.dup()))
 
 
-async def _all_join(coordinator: Coordinator, progress_s: float, report: Callable[[str], None]) -> None:
-    while not coordinator.complete:
-        with trio.move_on_after(progress_s) as pause:
-            while not coordinator.complete:
+async def _wait_for(
+    members: int, coordinator: Coordinator, config: RendezvousConfig, report: Callable[[str], None]
+) -> None:
+    """Wait until that many members have joined; report the missing ones every few seconds."""
+    while len(coordinator.joined) < members:
+        with trio.move_on_after(config.progress_s) as pause:
+            while len(coordinator.joined) < members:
                 await coordinator.changed.wait()
-        if pause.cancelled_caught and not coordinator.complete:
+        if pause.cancelled_caught and len(coordinator.joined) < members:
             missing = ", ".join(map(str, coordinator.missing))
-            report(f"{len(coordinator.joined)} of {coordinator.members} joined; missing {missing}")
+            nouns = "nodes " if config.fewest else ""
+            report(f"{len(coordinator.joined)} of {coordinator.members} {nouns}joined; missing {missing}")
             coordinator.send_missing()
     await trio.lowlevel.checkpoint()
 

@@ -37,28 +37,10 @@ class JoinError(OverlapError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joiner(Identity):
-    """A process that joins a world, or a launcher that joins a job."""
+class RendezvousConfig(Identity):
+    """Configuration of a process that joins a world, or of a launcher that joins a roll call."""
 
-    endpoint: Endpoint  # Where member 0 listens
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.member < self.members:
-            raise UsageError(f"member: must be 0 ... {self.members - 1}, got {self.member}")
-        if self.epoch < 0:
-            raise UsageError(f"epoch: must not be negative, got {self.epoch}")
-        if len(self.job.encode()) > _JOB_LIMIT_BYTES:
-            raise UsageError(
-                f"job: at most {_JOB_LIMIT_BYTES} bytes, got {len(self.job.encode())} ('{self.job[:20]}...')"
-            )
-        if not self.secret:
-            raise UsageError("secret: is empty; without one anybody is a member")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousConfig(Joiner):
-    """Configuration of a process that joins a world: its identity, the endpoint, and time limits."""
-
+    endpoint: Endpoint  # Where the host listens
     # Whether this process has been in no world yet, and so may join any attempt of the job; a process of an earlier
     # attempt that has been in a world is refused.
     fresh: bool = False
@@ -73,16 +55,44 @@ class RendezvousConfig(Joiner):
     process: str = ""
     ranks_each: int = 0  # Ranks of each process, for messages; 0: unknown
 
+    # With how few members a roll call of launchers may end; 0: this is a process, and all must join.
+    fewest: int = 0
+    roll_call_s: float = 0.0  # Further time to join, once the host of a roll call is reached
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.member < self.members:
+            raise UsageError(f"member: must be 0 ... {self.members - 1}, got {self.member}")
+        if self.epoch < 0:
+            raise UsageError(f"epoch: must not be negative, got {self.epoch}")
+        if len(self.job.encode()) > _JOB_LIMIT_BYTES:
+            raise UsageError(
+                f"job: at most {_JOB_LIMIT_BYTES} bytes, got {len(self.job.encode())} ('{self.job[:20]}...')"
+            )
+        if not self.secret:
+            raise UsageError("secret: is empty; without one anybody is a member")
+
     @property
     def greeting(self) -> Hello:
         """The introduction of this process to the others."""
-        return self.hello(MEMBER, FRESH if self.fresh else "")
+        return self.hello(LAUNCHER if self.fewest else MEMBER, FRESH if self.fresh else "")
+
+    @property
+    def noun(self) -> str:
+        """The word for a member in messages: a launcher joins for its node."""
+        return "node" if self.fewest else "process"
+
+    def name_absent(self, missing: Sequence[int], departed: Sequence[int]) -> str:
+        """Name the members that did not join in time; one that had joined, and gave up waiting, is not to blame."""
+        never = [member for member in missing if member not in departed]
+        absent = f"{name_processes(never, self.noun)} did not join within {self.timeout_s:g} s"
+        left = f"{name_processes(departed, self.noun)} had joined, and went away before all were there"
+        return "; ".join([*([absent] if never else []), *([left] if departed else [])])
 
     def name(self, member: int) -> str:
-        """Name a process, and its ranks if they are known."""
+        """Name a member, and its ranks if they are known."""
         first, last = member * self.ranks_each, (member + 1) * self.ranks_each - 1
         ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
-        return f"process {member} ({ranks})" if self.ranks_each else f"process {member}"
+        return f"process {member} ({ranks})" if self.ranks_each else f"{self.noun} {member}"
 
 
 def name_epoch(epoch: int) -> str:
@@ -93,18 +103,6 @@ def name_epoch(epoch: int) -> str:
     """
     restart, world = divmod(epoch, WORLDS)
     return f"{world} of restart {restart}" if restart else str(world)
-
-
-def name_absent(missing: Sequence[int], departed: Sequence[int], timeout_s: float) -> str:
-    """Name the processes that did not join; a process that had joined, and gave up waiting, is not to blame.
-
-    >>> name_absent([1, 3], [1], 60)
-    'process 3 did not join within 60 s; process 1 had joined, and went away before all were there'
-    """
-    never = [member for member in missing if member not in departed]
-    absent = f"{name_processes(never)} did not join within {timeout_s:g} s"
-    left = f"{name_processes(departed)} had joined, and went away before all were there"
-    return "; ".join([*([absent] if never else []), *([left] if departed else [])])
 
 
 def name_processes(members: Sequence[int], noun: str = "process") -> str:

@@ -8,7 +8,7 @@ from typing import Self, TypeAlias
 import trio
 
 from ..errors import OverlapError
-from .messages import Contributions, MemberLost, MemberNotice, Piece
+from .messages import Contributions, MemberLost, MemberNotice
 
 #: Messages that may wait. At a hundred messages in a second, the program has ten minutes to read them.
 INBOX_LIMIT = 65536
@@ -42,11 +42,11 @@ class PendingAnswer:
 
     def __init__(self, doing: str) -> None:
         self.doing = doing
-        self._arrived: deque[Contributions | Piece] = deque()
+        self._arrived: deque[Contributions] = deque()
         self._error: OverlapError | None = None
         self._news = trio.Event()
 
-    def put(self, message: Contributions | Piece) -> None:
+    def put(self, message: Contributions) -> None:
         """Add a message."""
         self._arrived.append(message)
         self._news.set()
@@ -56,7 +56,7 @@ class PendingAnswer:
         self._error = self._error or error
         self._news.set()
 
-    async def next(self) -> Contributions | Piece:
+    async def next(self) -> Contributions:
         """Return the next message."""
         while not self._arrived:
             if self._error is not None:

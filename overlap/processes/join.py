@@ -9,20 +9,21 @@ from time import perf_counter_ns
 import trio
 from trio.lowlevel import TrioToken, current_trio_token
 
-from transports.identity import Hello
+from transports.handshake import HandshakeError
 
 from .clock import CoordinatorClock
-from .dialler import Dialler
 from .host import LAST_MESSAGE_S, Entered, enter_as_host
-from .identity import JoinError, RendezvousConfig, name_absent, name_epoch
+from .identity import JoinError, RendezvousConfig, name_epoch
 from .link import ControlLink
 from .member import Membership
 from .messages import Goodbye, Join, MemberLost, Message, Ping, Pong, Ready, Refused, Waiting
 from .silence import watch
+from .sockets import format_endpoint, meet
 from .thread import in_own_thread
 
 #: Pings before joining: enough that one of them did not wait in a queue.
 _CLOCK_SAMPLES = 16
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _OUTBOX_LIMIT_BYTES = 64 * 2**20
 
 
@@ -104,8 +105,8 @@ async def _enter_as_client(
         JoinError: Member 0 cannot be reached or refused, or a member did not join in time.
     """
     client = _Client(config, home, report)
-    with trio.move_on_after(config.timeout_s):
-        return await client.enter(nursery)
+    with trio.move_on_after(config.timeout_s) as limit:
+        return await client.enter(nursery, limit)
     raise client.too_late()
 
 
@@ -114,7 +115,8 @@ class _Client:
 
     def __init__(self, config: RendezvousConfig, home: TrioToken, report: Callable[[str], None]) -> None:
         self._config, self._home, self._report = config, home, report
-        self._dialler = Dialler(config, config.greeting, "process 0", outage_s=config.patience.outage_s)
+        self._endpoint, self._host = format_endpoint(config.endpoint), f"{config.noun} 0"
+        self._obstacle = "no attempt came to an end"
         self._missing: list[int] = []
         self._departed: list[int] = []
         self._reached, self._joined = False, False
@@ -122,11 +124,12 @@ class _Client:
         self._settled = trio.Event()  # joined or refused
         self._clock = CoordinatorClock()
 
-    async def enter(self, nursery: trio.Nursery) -> Entered:
-        """Connect to the host, and return when all members have joined."""
+    async def enter(self, nursery: trio.Nursery, limit: trio.CancelScope) -> Entered:
+        """Connect to the host, and return when all members have joined; a roll call extends the limit then."""
         nursery.start_soon(self._report_obstacle)
-        stream = await self._dialler.reach(self._wait_for_epoch)
+        stream = await self._reach()
         self._reached = True
+        limit.deadline += self._config.roll_call_s
         self._link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
         config = self._config
         self._membership = Membership(
@@ -143,17 +146,43 @@ class _Client:
         """Return the error of a timeout, which names the missing processes."""
         within = f"within {self._config.timeout_s:g} s"
         if self._reached and not self._missing:
-            return JoinError(f"{self._dialler.listener} did not let this process in {within}", missing=[0])
+            return JoinError(f"{self._host} at {self._endpoint} did not let this process in {within}", missing=[0])
         if self._reached:
-            reason = name_absent(self._missing, self._departed, self._config.timeout_s)
-            return JoinError(reason, missing=self._missing)
-        return self._dialler.too_late(self._config.timeout_s)
+            return JoinError(self._config.name_absent(self._missing, self._departed), missing=self._missing)
+        return JoinError(
+            f"{self._host} could not be reached at {self._endpoint} {within}: {self._obstacle}", missing=[0]
+        )
 
-    def _wait_for_epoch(self, host: Hello) -> str:
-        """Return why this process must wait: the host is in an earlier epoch; it refuses late processes itself."""
-        if host.epoch == self._config.epoch:
-            return ""
-        return f"epoch {name_epoch(host.epoch)} has not ended there, this is epoch {name_epoch(self._config.epoch)}"
+    async def _reach(self) -> trio.abc.Stream:
+        """Connect, in as many attempts as it takes: processes start in any order."""
+        pause_s = _FIRST_PAUSE_S
+        while (stream := await self._connect()) is None:
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return stream
+
+    async def _connect(self) -> trio.abc.Stream | None:
+        """Connect and shake hands once; None if another attempt may succeed."""
+        config = self._config
+        try:
+            stream, host = await meet(
+                config.endpoint, config.greeting, config.secret, tls=config.tls, outage_s=config.patience.outage_s
+            )
+        except HandshakeError as error:
+            self._obstacle = str(error)
+            # a launcher that is refused waits for the next roll call
+            if error.why in ("left", "silent") or (config.fewest and error.why == "refused"):
+                return None
+            raise JoinError(f"{self._host} at {self._endpoint}: {error}") from error
+        if host.epoch == config.epoch:
+            return stream
+        theirs, ours = (
+            name_epoch(host.epoch),
+            name_epoch(config.epoch),
+        )
+        self._obstacle = f"epoch {theirs} has not ended there, this is epoch {ours}"
+        await trio.aclose_forcefully(stream)
+        return None
 
     async def _listen(self) -> None:
         async with self._link.stream:
@@ -161,7 +190,7 @@ class _Client:
             if self._joined:
                 self._membership.handle(MemberLost(member=0, reason=reason))
             else:
-                self._refuse(f"{self._dialler.listener}: {reason}")
+                self._refuse(f"{self._host} at {self._endpoint}: {reason}")
 
     def _receive(self, message: Message) -> None:
         match message:
@@ -169,6 +198,7 @@ class _Client:
                 self._link.cut(message.reason if not self._joined else f"has shut this process out: {message.reason}")
             case Ready():
                 self._joined, self._link.process = True, message.process
+                self._membership.handle(message)
                 self._settled.set()
             case Waiting():
                 self._missing, self._departed = message.missing, message.departed
@@ -208,4 +238,5 @@ class _Client:
             await trio.sleep(self._config.progress_s)
             if self._reached:
                 return
-            self._report(f"process {self._config.member} waits for {self._dialler.listener}: {self._dialler.obstacle}")
+            member = f"{self._config.noun} {self._config.member}"
+            self._report(f"{member} waits for {self._host} at {self._endpoint}: {self._obstacle}")

@@ -1,6 +1,6 @@
-"""Launchers other than `overlap run`: the variables that they set for the processes they start, and what follows.
+"""Launchers other than `overlap run`: the variables that they set for their processes.
 
-A `Row` is the answer of one launcher. Slurm also writes its hosts in a short form: `node[01-03,7],login`.
+A `Row` has the values of one launcher. Slurm also writes its hosts in a short form: `node[01-03,7],login`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .sockets import parse_endpoint
 # Slurm gives no port. These are above the well-known ones and below those that systems hand out by themselves
 # (from 32768 on Linux), and jobs that follow each other get different ones.
 SLURM_FIRST_PORT, SLURM_PORTS = 15_000, 15_000
-# As `srun -m` calls them; after a colon it says how they are dealt within a node.
+# Names of distributions, as for `srun -m`; Slurm adds a colon and the distribution within a node.
 _OUT_OF_ORDER = ("cyclic", "plane", "arbitrary")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Answer of one launcher; None where it leaves something open."""
+    """Values of one launcher; None where it sets none."""
 
     source: str  # Name of the launcher
     process: int  # Index of this process
@@ -34,11 +34,11 @@ class Row:
     ranks_per_process: int | None = None  # Number of ranks of each process
     host: str | None = None  # Host of process 0
     port: int | None = None  # Port at which process 0 can listen
-    job: str | None = None  # Name of this start, which tells it from others
+    job: str | None = None  # Name of this attempt of the job
 
 
 def _torchrun(environ: Mapping[str, str]) -> Row | None:
-    """A restart of torchrun is another job, so that what is left of the first attempt cannot join the second."""
+    """Read the variables of torchrun. A restart is another job: processes of an earlier attempt cannot join it."""
     job = ".".join(filter(None, (environ.get("TORCHELASTIC_RUN_ID"), environ.get("TORCHELASTIC_RESTART_COUNT"))))
     local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     return _row("torchrun", environ, ("RANK", "WORLD_SIZE"), local, job=job)
@@ -55,7 +55,7 @@ def _mpich(environ: Mapping[str, str]) -> Row | None:
 
 
 def _slurm(environ: Mapping[str, str]) -> Row | None:
-    """Only a step of `srun` counts: a batch script sees its job's variables too, and is one process."""
+    """Read the variables of a step of `srun`; a batch script has those of its job, and is one process."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
     if not step:
         return None
@@ -84,9 +84,9 @@ def _slurm(environ: Mapping[str, str]) -> Row | None:
 
 
 def _dealt(environ: Mapping[str, str], process: int, processes: int, *, node: int, nodes: int) -> tuple[int, int]:
-    """Return the node of a task of Slurm, and how many there are; where they have unequally many, each task is its own.
+    """Return the node of a task of Slurm, and the number of nodes; if they have unequally many tasks, one a task.
 
-    Every task finds out that they are in another order: Slurm tells it all tasks of its node, or how they are dealt.
+    Every task can check the order of the tasks: Slurm gives it all tasks of its node, or their distribution.
     """
     counts = _tasks_by_node(environ)
     dealt = environ.get("SLURM_DISTRIBUTION", "")
@@ -95,24 +95,24 @@ def _dealt(environ: Mapping[str, str], process: int, processes: int, *, node: in
             f"Slurm: the tasks of a node must follow each other, and SLURM_DISTRIBUTION={dealt} deals them out "
             "otherwise; start them with srun -m block"
         )
-    here = [int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()] or [process]
-    known = len(counts) == nodes and sum(counts) == processes
-    first = sum(counts[:node]) if known else here[0]
-    expected = range(first, first + (counts[node] if known else len(here)))
-    in_order = here == list(expected) if len(here) > 1 else process in expected
+    tasks = [int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()] or [process]
+    has_counts = len(counts) == nodes and sum(counts) == processes
+    first = sum(counts[:node]) if has_counts else tasks[0]
+    expected = range(first, first + (counts[node] if has_counts else len(tasks)))
+    in_order = tasks == list(expected) if len(tasks) > 1 else process in expected
     if not in_order:
         raise UsageError(
             f"Slurm: the tasks of a node must follow each other, and node {node} of {nodes} has "
-            f"{', '.join(map(str, here))} of {processes}; start them with srun -m block"
+            f"{', '.join(map(str, tasks))} of {processes}; start them with srun -m block"
         )
-    if known and len(set(counts)) > 1:
+    if has_counts and len(set(counts)) > 1:
         return process, processes
     _check_blocks("Slurm", process, processes, node=node, nodes=nodes)
     return node, nodes
 
 
 def _tasks_by_node(environ: Mapping[str, str]) -> list[int]:
-    """Return how many tasks each node has, from a text such as "2(x3),1"; [] if it is not told."""
+    """Return how many tasks each node has, from a text such as "2(x3),1"; [] if there is none."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
     counts: list[int] = []
     for part in filter(None, text.split(",")):
@@ -124,14 +124,14 @@ def _tasks_by_node(environ: Mapping[str, str]) -> list[int]:
 
 
 ROWS: tuple[Callable[[Mapping[str, str]], Row | None], ...] = (_torchrun, _open_mpi, _mpich, _slurm)
-"""From the launcher that stands nearest to the script to the farthest."""
+"""From the innermost launcher to the outermost."""
 
 
 def endpoint_of(environ: Mapping[str, str], row: Row) -> tuple[str, int] | None:
-    """Return where process 0 listens.
+    """Return the endpoint at which process 0 listens.
 
     Raises:
-        UsageError: For an address that is no address.
+        UsageError: For an invalid address.
     """
     if text := environ.get("OVERLAP_RDZV_ENDPOINT"):
         return _endpoint("OVERLAP_RDZV_ENDPOINT", text)
@@ -148,7 +148,7 @@ def endpoint_of(environ: Mapping[str, str], row: Row) -> tuple[str, int] | None:
 
 
 def _torch_has_met() -> bool:
-    """Whether torch.distributed has begun in this process, and so in all: then its store holds `MASTER_PORT`."""
+    """Whether torch.distributed has started in this process, and so in all: its store listens at `MASTER_PORT`."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
@@ -183,7 +183,7 @@ def _row(
     *,
     job: str | None = None,
 ) -> Row | None:
-    """Read index and number of processes, and those on this machine."""
+    """Read the index and number of processes, of the world and of this node."""
     if (pair := _pair(source, environ, *names)) is None:
         return None
     process, processes = pair
@@ -206,8 +206,8 @@ def _pair(source: str, environ: Mapping[str, str], index: str, size: str) -> tup
     if process is None and processes is None:
         return None
     if process is None or processes is None:
-        given, missing = (index, size) if processes is None else (size, index)
-        raise UsageError(f"{given}={environ[given]} ({source}) needs {missing}, which is not set")
+        present, missing = (index, size) if processes is None else (size, index)
+        raise UsageError(f"{present}={environ[present]} ({source}) needs {missing}, which is not set")
     if process >= processes:
         raise UsageError(f"{index}={process}: ranks are numbered from 0, and {size}={processes}")
     return process, processes
@@ -227,7 +227,7 @@ def _endpoint(name: str, text: str) -> tuple[str, int]:
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from None
     if port == 0:
-        raise UsageError(f"{name}: {text!r} has no port where others could look for it")
+        raise UsageError(f"{name}: {text!r} has no port; write HOST:PORT, with the port where process 0 is to listen")
     return host, port
 
 
@@ -243,12 +243,12 @@ def first_host(hosts: str, *, name: str = "hosts") -> str:
 
     Args:
         hosts: The list.
-        name: What the error calls it.
+        name: Its name in the error.
 
     Raises:
         UsageError: If it is no host list.
     """
-    found = _HOST.match(hosts)
-    if found is None or hosts[found.end() : found.end() + 1] not in ("", ","):
+    match = _HOST.match(hosts)
+    if match is None or hosts[match.end() : match.end() + 1] not in ("", ","):
         raise UsageError(f"{name}: expected a host list such as node[01-03,7],login, got {hosts!r}")
-    return _BRACKETS.sub(r"\1", found[0])
+    return _BRACKETS.sub(r"\1", match[0])

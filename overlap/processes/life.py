@@ -1,4 +1,4 @@
-"""Life of one world in real time: set up, lived to its end, and its timeline kept."""
+"""One world in real time: its setup, the run of its ranks, and the files of its timeline."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ..config import RunConfig
     from ..settings import Wires
-    from .connect import Joined
+    from .connect import WorldConnection
     from .identity import RendezvousConfig
     from .member import Membership
     from .messages import MemberLost
@@ -50,112 +50,115 @@ T = TypeVar("T")
 
 async def live(
     opened: AbstractAsyncContextManager[WorldSetup],
-    place: Place | None,
+    own_place: Place | None,
     main: Callable[..., Awaitable[T]],
     args: tuple[object, ...],
-    wanted: RunConfig,
+    run_config: RunConfig,
     keeper: Keeper,
-    begun: Callable[[World], None],
+    on_start: Callable[[World], None],
     *,
-    told_to_end: Callable[[], bool] = lambda: False,
+    has_signal: Callable[[], bool] = lambda: False,
     epochs: Sequence[Epoch] = (),
 ) -> list[T]:
-    """Run `main(rank, *args)` on the ranks of this process; keep their flight record and timeline.
+    """Run `main(rank, *args)` on the ranks of this process; write their flight record and timeline.
 
     Args:
         opened: Sets up the world.
-        place: Of this process among several; None if it is alone.
+        own_place: Place of this process among several; None if it is alone.
         main: The program of each rank.
-        args: Its further arguments.
-        wanted: Settings of the run.
-        keeper: Keeps the timeline.
-        begun: Is given the world before it lives.
-        told_to_end: Whether a signal has told this process to end.
-        epochs: Of the ranks here, if the world goes on after a loss.
+        args: Further arguments of the program.
+        run_config: Settings of the run.
+        keeper: Writes the timeline.
+        on_start: Called with the world before its ranks start.
+        has_signal: Whether a signal has asked this process to end.
+        epochs: Epochs of the ranks here, if the world goes on after a loss.
     """
     failure: Exception | None = None
-    async with opened as around:
-        joined = around.joined
-        restart = joined.restart if joined else attempt()
-        flight = _flight(wanted, place, around, restart)
+    async with opened as setup:
+        connection = setup.connection
+        restart = connection.restart if connection else attempt()
+        flight = _flight(run_config, own_place, setup, restart)
         world = World(
-            around.size,
-            around.cluster,
-            around.transport,
-            algorithm=wanted.algorithm,
-            others=joined.control_plane if joined else None,
-            check=wanted.check,
+            setup.size,
+            setup.cluster,
+            setup.transport,
+            algorithm=run_config.algorithm,
+            others=connection.control_plane if connection else None,
+            check=run_config.check,
             flight=flight.writer if flight else None,
             restart=restart,
-            state_dir=wanted.state_dir,
-            steps=KeptSteps.given(wanted.trace_steps),
+            state_dir=run_config.state_dir,
+            steps=KeptSteps.given(run_config.trace_steps),
             epochs=epochs,
-            limits=StallLimits(tell_s=wanted.stall_s or STALL_S, give_up_s=wanted.give_up_s),
+            limits=StallLimits(tell_s=run_config.stall_s or STALL_S, give_up_s=run_config.give_up_s),
         )
-        begun(world)
-        if joined is not None:
-            joined.notices.show = world.show
+        on_start(world)
+        if connection is not None:
+            connection.notices.show = world.show
         results: list[T] = []
-        with _streamed(wanted, world, joined, keeper):
+        with _streamed(run_config, world, connection, keeper):
             try:
-                results = await world.live(main, args, wanted.timeout_s)
+                results = await world.live(main, args, run_config.timeout_s)
             except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
                 failure = error
             except BaseException as error:
                 if is_interrupt(error):
-                    _keep(flight, "interrupted", "interrupted")
-                elif told_to_end():
-                    _keep(flight, "interrupted", "told to end by a signal")
+                    _end_record(flight, "interrupted", "interrupted")
+                elif has_signal():
+                    _end_record(flight, "interrupted", "told to end by a signal")
                 raise
             finally:
                 if failure is not None:
-                    _keep(flight, "stalled" if isinstance(failure, StallError) else "failed", in_one_line(failure))
+                    how = "stalled" if isinstance(failure, StallError) else "failed"
+                    _end_record(flight, how, in_one_line(failure))
                 if flight is not None:
                     flight.close(keep=flight.writer.ended)
-                await keeper.keep(world.timeline, joined.membership if joined else None, failure)
-        if joined is not None and failure is None:
-            await joined.leave()
+                await keeper.keep(world.timeline, connection.membership if connection else None, failure)
+        if connection is not None and failure is None:
+            await connection.leave()
     if failure is not None:
         raise failure
     return results
 
 
-def _streamed(wanted: RunConfig, world: World, joined: Joined | None, keeper: Keeper) -> AbstractContextManager[None]:
-    """Write spans into a file for the length of the block, so that a killed run leaves a trace, if one is asked for."""
-    if wanted.trace is None:
+def _streamed(
+    run_config: RunConfig, world: World, connection: WorldConnection | None, keeper: Keeper
+) -> AbstractContextManager[None]:
+    """Write spans into a file during the block, if a trace is requested: a killed run leaves that file."""
+    if run_config.trace is None:
         return nullcontext()
     from .traces import (
         TraceStream,
-        part_path,  # few runs keep a trace
+        part_path,  # few runs write a trace
         streamed,
     )
 
-    membership = joined.membership if joined else None
+    membership = connection.membership if connection else None
     member = keeper.member if keeper.member is not None else membership.member if membership else 0
-    path = part_path(os.path.abspath(wanted.trace), member)
+    path = part_path(os.path.abspath(run_config.trace), member)
     path = path.with_name(f"{path.name}.part")
     offset_ns = membership.clock.offset_ns if membership else 0
 
     def make() -> TraceStream:
         return TraceStream(path, world.recorders(), world.timeline(), offset_ns=offset_ns)
 
-    return streamed(make, is_kept=lambda: not keeper.has_failed)
+    return streamed(make, is_written=lambda: not keeper.has_failed)
 
 
-def _flight(wanted: RunConfig, place: Place | None, around: WorldSetup, restart: int) -> FlightFile | None:
-    """Begin the flight record of this process."""
+def _flight(run_config: RunConfig, own_place: Place | None, setup: WorldSetup, restart: int) -> FlightFile | None:
+    """Open the flight record of this process."""
     name, start = began(
-        job=place.label if place else None,
+        job=own_place.label if own_place else None,
         restart=restart,
-        process=place.process if place else 0,
-        processes=place.processes if place else 1,
-        world_size=around.size,
+        process=own_place.process if own_place else 0,
+        processes=own_place.processes if own_place else 1,
+        world_size=setup.size,
         script=sys.argv[0],
     )
-    return open_flight(wanted.flight_dir, name, around.transport.ranks, start)
+    return open_flight(run_config.flight_dir, name, setup.transport.ranks, start)
 
 
-def _keep(flight: FlightFile | None, how: str, line: str) -> None:
+def _end_record(flight: FlightFile | None, how: str, line: str) -> None:
     if flight is not None:
         flight.writer.end(how, rank=None, line=line, began_here=True)
 
@@ -165,12 +168,12 @@ DEFAULT_RANKS = 2  # on the local machine: the fewest that can show an overlap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSetup:
-    """Cluster, wires and processes on which a world is built."""
+    """Cluster, transport and processes of a world."""
 
     size: int  # Ranks in the world
-    cluster: topology.Cluster  # Where they are placed
-    transport: Transport  # Reaches them all; open
-    joined: Joined | None = None  # The other processes, if there are any
+    cluster: topology.Cluster  # The machines of the ranks
+    transport: Transport  # Reaches all ranks; open
+    connection: WorldConnection | None = None  # Connection to the other processes, if there are any
 
 
 @asynccontextmanager
@@ -189,10 +192,10 @@ async def alone(config: RunConfig) -> AsyncIterator[WorldSetup]:
 
 
 def around(wires: Transport, wrap: Wires | None) -> Transport:
-    """Return the wires with the wrapper that the caller puts around them.
+    """Return the transport with the wrapper of the caller around it.
 
     Raises:
-        UsageError: If that is no transport.
+        UsageError: If the result is no transport.
     """
     if wrap is None:
         return wires
@@ -207,48 +210,51 @@ def around(wires: Transport, wrap: Wires | None) -> Transport:
 
 @asynccontextmanager
 async def among(
-    place: Place,
+    own_place: Place,
     config: RunConfig,
     *,
     meeting: RendezvousConfig | None = None,
     on_lost: Callable[[MemberLost], object] = lambda lost: None,
 ) -> AsyncIterator[WorldSetup]:
-    """Set up a world of several processes, of which this is one.
+    """Set up a world of several processes, including this one.
 
     Args:
-        place: Where it stands.
+        own_place: Place of this process.
         config: Settings of the run.
-        meeting: Where and how the processes meet; by default as their launcher says.
+        meeting: Configuration to join the others; by default from the launcher.
         on_lost: Called with each process that is lost, if there is a `meeting`.
     """
-    from .connect import joined, met
+    from .connect import join_as_launched, join_at
 
-    placed, transport = _spread(place, config.cluster or "local", told=config.told("cluster")), config.wires
-    own = transport if isinstance(transport, Transport) else None
-    if own is not None and (own.ranks, len(own.peers)) != (tuple(place.ranks), place.world_size):
+    cluster, transport = _cluster_of_place(own_place, config), config.wires
+    fixed = transport if isinstance(transport, Transport) else None
+    if fixed is not None and (fixed.ranks, len(fixed.peers)) != (tuple(own_place.ranks), own_place.world_size):
         raise UsageError(
-            f"transport: serves ranks {list(own.ranks)} and reaches {len(own.peers)}; this is process "
-            f"{place.process} of {place.processes}, with ranks {list(place.ranks)} of {place.world_size}"
+            f"transport: serves ranks {list(fixed.ranks)} and reaches {len(fixed.peers)}; this is process "
+            f"{own_place.process} of {own_place.processes}, with ranks {list(own_place.ranks)} of "
+            f"{own_place.world_size}"
         )
 
     def wires(default: Transport) -> Transport:
-        return own or around(default, transport)
+        return fixed or around(default, transport)
 
     if meeting is None:
-        opened = joined(place, placed.name, config, wires=wires)
+        opened = join_as_launched(own_place, cluster.name, config, wires=wires)
     else:
-        opened = met(place, meeting, config, wires=wires, on_lost=on_lost)
-    async with opened as found:
-        yield WorldSetup(size=place.world_size, cluster=placed, transport=found.transport, joined=found)
+        opened = join_at(own_place, meeting, config, wires=wires, on_lost=on_lost)
+    async with opened as connection:
+        yield WorldSetup(
+            size=own_place.world_size, cluster=cluster, transport=connection.transport, connection=connection
+        )
 
 
 def cluster_of(cluster: str | topology.Cluster | None, ranks: int | None, *, told: str = "") -> topology.Cluster:
-    """Return the cluster of that name; the plain machine has as many ranks as are asked for.
+    """Return the cluster of that name; the plain machine has the requested number of ranks.
 
     Args:
         cluster: The cluster, its name, or None for the plain machine.
-        ranks: How many ranks it is to have at least.
-        told: Who has said so, for the error.
+        ranks: Least number of ranks.
+        told: Source of the values, for the error.
 
     Raises:
         UsageError: If there is no such cluster, or the ranks do not fit.
@@ -266,57 +272,58 @@ def cluster_of(cluster: str | topology.Cluster | None, ranks: int | None, *, tol
     return placed
 
 
-def _spread(place: Place, cluster: str | topology.Cluster, *, told: str) -> topology.Cluster:
-    """Return the cluster, with as many nodes as the launcher says."""
+def _cluster_of_place(own_place: Place, config: RunConfig) -> topology.Cluster:
+    """Return the cluster of the settings, with as many nodes as the launcher has started."""
     import topology
 
+    cluster = config.cluster or "local"
     if not isinstance(cluster, str):
-        if cluster.world_size < place.world_size:
+        if cluster.world_size < own_place.world_size:
             raise UsageError(
-                f"{place.source} started {place.world_size} ranks; {cluster.name} has {cluster.world_size}"
+                f"{own_place.source} started {own_place.world_size} ranks; {cluster.name} has {cluster.world_size}"
             )
         return cluster
     try:
-        return topology.cluster(cluster, nodes=place.nodes, ranks=place.world_size)
+        return topology.cluster(cluster, nodes=own_place.nodes, ranks=own_place.world_size)
     except topology.TopologyError as error:
-        raise UsageError(f"cluster: {error}{told}") from error
+        raise UsageError(f"cluster: {error}{config.told('cluster')}") from error
 
 
 class Keeper:
-    """Keeps the timeline of one run. A trace that cannot be written costs neither results nor the error that is due.
+    """Writes the timeline of one run. A trace that cannot be written hides neither results nor the error of the run.
 
     Attributes:
-        member: Number of this process in names of files; None: that in its world.
+        member: Number of this process in names of files; None: its number in its world.
         goes_on: Whether another world of the run follows one that has failed with an error.
-        numbered: Gives the spans of a world the numbers of ranks that they have in the trace.
+        numbered: Renumbers the ranks of a world for the trace.
     """
 
-    def __init__(self, wanted: RunConfig) -> None:
-        self._wanted = wanted
-        self._trouble: str | None = None
+    def __init__(self, run_config: RunConfig) -> None:
+        self._run_config = run_config
+        self._failure: str | None = None
         self.member: int | None = None
         self.goes_on: Callable[[Exception], bool] = lambda error: False
         self.numbered: Callable[[Timeline], Timeline] = lambda timeline: timeline
-        self._earlier: list[Timeline] = []  # of worlds that another one has followed
+        self._earlier: list[Timeline] = []  # timelines of worlds that another one has followed
 
     @property
     def has_failed(self) -> bool:
         """Whether the trace could not be written."""
-        return self._trouble is not None
+        return self._failure is not None
 
     async def keep(
         self, timeline: Callable[[], Timeline], membership: Membership | None, failure: Exception | None = None
     ) -> None:
-        """Hand on what was recorded; of several processes, the first one writes it for all, and that of all epochs.
+        """Write the recorded spans of all epochs; of several processes, the first one writes those of all.
 
         Args:
-            timeline: Gives the spans.
+            timeline: Returns the spans.
             membership: This process among those of its world; None if it is alone.
             failure: The error that has ended the world.
         """
-        if self._wanted.watcher is not None:
-            self._wanted.watcher(timeline())
-        if self._wanted.trace is None:
+        if self._run_config.watcher is not None:
+            self._run_config.watcher(timeline())
+        if self._run_config.trace is None:
             return
         with self._minding(), trio.CancelScope(shield=True):
             numbered = self.numbered  # of this world
@@ -328,33 +335,33 @@ class Keeper:
             def whole() -> Timeline:
                 return in_sequence([*earlier, numbered(timeline())]) if earlier else numbered(timeline())
 
-            if membership is None:  # in a thread: there may be much to write, and the loop may be the user's
-                await trio.to_thread.run_sync(self._write, whole, self._wanted.trace)
+            if membership is None:  # in a thread: it may take long, and the loop may be the user's
+                await trio.to_thread.run_sync(self._write, whole, self._run_config.trace)
                 return
             from .traces import write_together
 
-            if await write_together(whole, self._wanted.trace, membership):
-                trace_files.keep(self._wanted.trace)
+            if await write_together(whole, self._run_config.trace, membership):
+                trace_files.keep(self._run_config.trace)
 
     async def keep_rest(self) -> None:
-        """Write the spans of worlds that no other has followed after all into a file of this process."""
-        if not self._earlier or self._wanted.trace is None:
+        """Write the spans of earlier worlds into a file of this process, if no further world has followed."""
+        if not self._earlier or self._run_config.trace is None:
             return
         from .traces import part_path
 
         earlier, self._earlier = self._earlier, []
-        path = part_path(self._wanted.trace, self.member or 0)
+        path = part_path(self._run_config.trace, self.member or 0)
         with self._minding(), trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._write, lambda: in_sequence(earlier), path)
             notify(f"the trace of this process, until the others went on without it, is in {path}")
 
     def keep_now(self, timeline: Callable[[], Timeline]) -> None:
-        """Do what `keep` does, for a world in virtual time, whose loop waits for nothing real."""
-        if self._wanted.watcher is not None:
-            self._wanted.watcher(timeline())
-        if self._wanted.trace is not None:
+        """Write the spans of a world in virtual time, without a thread."""
+        if self._run_config.watcher is not None:
+            self._run_config.watcher(timeline())
+        if self._run_config.trace is not None:
             with self._minding():
-                self._write(timeline, self._wanted.trace)
+                self._write(timeline, self._run_config.trace)
 
     def _write(self, timeline: Callable[[], Timeline], path: str | PathLike[str]) -> None:
         from ..timeline.files.tracefile import write_trace
@@ -368,7 +375,7 @@ class Keeper:
             yield
         except Exception as error:  # no error of writing may hide the results or the error of the run
             usual = isinstance(error, UsageError)
-            self._trouble = str(error) if usual else f"trace: cannot write {self._wanted.trace}: {error!r}"
+            self._failure = str(error) if usual else f"trace: cannot write {self._run_config.trace}: {error!r}"
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -376,11 +383,11 @@ class Keeper:
         try:
             yield
         except BaseException as error:
-            if self._trouble is not None:
-                error.add_note(self._trouble)
+            if self._failure is not None:
+                error.add_note(self._failure)
             raise
 
     def warn(self) -> None:
         """Warn if the trace could not be written."""
-        if self._trouble is not None:
-            warnings.warn(TraceWarning(self._trouble), stacklevel=calling()[1])
+        if self._failure is not None:
+            warnings.warn(TraceWarning(self._failure), stacklevel=calling()[1])

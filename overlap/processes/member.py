@@ -16,7 +16,7 @@ from typing import TypeAlias
 import trio
 from trio.lowlevel import TrioToken
 
-from ..errors import OverlapError, UsageError
+from ..errors import UsageError
 from .clock import ClockOffset, ClockSample, CoordinatorClock
 from .inbox import Inbox, MemberLostError, News, PendingAnswer
 from .messages import (
@@ -25,7 +25,6 @@ from .messages import (
     Bye,
     Contribution,
     Contributions,
-    Fetch,
     Goodbye,
     MemberLeft,
     MemberLost,
@@ -33,17 +32,13 @@ from .messages import (
     Message,
     MessageError,
     Notice,
-    Piece,
     Pong,
     Ready,
     Waiting,
 )
 
-#: Most bytes of a gather that may be under way to member 0 at once.
-_WINDOW_BYTES = 4 * BLOB_LIMIT_BYTES
-
 #: Messages of the coordinator for the program's loop.
-Event: TypeAlias = News | Contributions | Fetch | Piece | MemberLeft | Goodbye
+Event: TypeAlias = News | Contributions | MemberLeft | Goodbye
 #: Receives a member and its next bytes; later ones are requested only after it has returned.
 Take: TypeAlias = Callable[[int, bytes], Awaitable[None]]
 
@@ -56,6 +51,8 @@ class Membership:
     Attributes:
         member: Index of this process.
         members: Number of processes.
+        present: Members that have joined a roll call, ascending.
+        attempt: Attempt of the job that the roll call is for.
         on_loss: Called with each loss of a member at once, before `messages` has it.
     """
 
@@ -81,13 +78,13 @@ class Membership:
             clock: Samples of the coordinator's clock; None on member 0.
         """
         self.member, self.members = member, members
+        self.present: list[int] = []
+        self.attempt: int = 0
         self.on_loss: Callable[[MemberLost], object] = lambda lost: None
         self._home, self._connection_loop = home, trio.lowlevel.current_trio_token()
         self._send, self._clock = send, clock
         self._turns: Counter[str] = Counter()  # exchanges so far, by name
         self._answers: dict[tuple[str, int], PendingAnswer] = {}
-        self._parts: dict[tuple[str, int], bytes] = {}  # this member's parts of gathers under way
-        self._fetches: dict[tuple[str, int], Fetch] = {}  # first requests of gathers that have not started here
         self._inbox = Inbox()
         self._gone: dict[int, str] = {}  # by member that left or was lost: how, for errors
         self._ended = trio.Event()  # left, or the coordinator is lost
@@ -128,32 +125,46 @@ class Membership:
         await self._exchange(f"barrier {name}", b"", f"barrier '{name}'")
 
     async def gather(self, name: str, part: bytes, take: Take) -> None:
-        """Send bytes of any size to member 0, a piece at a time.
+        """Send bytes of any size to member 0, in rounds: in each, member 0 gets a piece of every other member.
 
-        Returns when member 0 has received all parts, or has given up. A member that cancels it half-way keeps the
-        others waiting.
+        Returns when member 0 has received all parts, or has given up.
 
         Args:
             name: The same on all members.
             part: Must not change until this returns.
-            take: On member 0, receives the pieces of all parts, in member order. An error that it raises ends the
-                gather, and the other members return.
+            take: On member 0, receives the pieces of all parts, those of one member in their order. An error that it
+                raises ends the gather, and the other members return.
 
         Raises:
             MemberLostError: A member is lost or has left, before the gather was complete.
         """
-        doing, end = f"gather '{name}'", f"gather {name}"
+        doing, rounds = f"gather '{name}'", f"gather {name}"
         if self.member == 0:
-            await self._collect(end, part, take, doing)
+            await self._collect(rounds, part, take, doing)
             return
-        key = end, self._turns[end]
-        self._parts[key] = part
-        if (early := self._fetches.pop(key, None)) is not None:
-            self._send_piece(early)
+        start, goes_on = 0, b"1"
+        while goes_on:
+            piece = bytes(part[start : start + BLOB_LIMIT_BYTES])
+            goes_on = (await self._exchange(rounds, piece, doing, gather=True))[0]
+            start += BLOB_LIMIT_BYTES
+
+    async def _collect(self, name: str, part: bytes, take: Take, doing: str) -> None:
+        """Receive pieces as member 0, whose part of each round tells the others whether another one follows."""
+        goes_on = True
         try:
-            await self._exchange(end, b"", doing)  # member 0 takes part in it at the end
-        finally:
-            del self._parts[key]
+            await take(0, part)
+            pieces = [bytes(BLOB_LIMIT_BYTES)]
+            while goes_on:
+                goes_on = any(len(piece) == BLOB_LIMIT_BYTES for piece in pieces)
+                _, *pieces = await self._exchange(name, b"1" if goes_on else b"", doing, gather=True)
+                for member, piece in enumerate(pieces, 1):
+                    if piece:
+                        await take(member, piece)
+        except BaseException:
+            if goes_on:  # release the others, which wait for another round
+                self._post(Contribution(name=name, turn=self._turns[name], blob=b"", gather=True))
+                self._turns[name] += 1
+            raise
 
     def send_notice(self, body: bytes) -> None:
         """Send bytes to all other members, which get them from `messages`, in the order of the calls.
@@ -204,10 +215,12 @@ class Membership:
             case Pong() if self._clock is not None:
                 sent_ns, server_ns = message.sent_ns, message.server_ns
                 self._clock.add(ClockSample(sent_ns=sent_ns, server_ns=server_ns, back_ns=perf_counter_ns()))
-            case MemberNotice() | Contributions() | Fetch() | Piece() | MemberLost() | MemberLeft() | Goodbye():
+            case MemberNotice() | Contributions() | MemberLost() | MemberLeft() | Goodbye():
                 with suppress(trio.RunFinishedError):
                     self._home.run_sync_soon(self._receive, message)
-            case Ready() | Waiting():
+            case Ready():
+                self.present, self.attempt = message.present, message.attempt
+            case Waiting():
                 pass  # only member 0 gets these here, and it has joined; on other members `join` handles them
             case _:
                 raise MessageError(f"a {type(message).__name__}, which is not its turn")
@@ -232,11 +245,9 @@ class Membership:
         match event:
             case MemberNotice():
                 self._inbox.put(event)
-            case Contributions() | Piece():
+            case Contributions():
                 if (answer := self._answers.get((event.name, event.turn))) is not None:
                     answer.put(event)
-            case Fetch():
-                self._send_piece(event)
             case MemberLost(member=member) if member not in self._gone or member == 0:
                 self.on_loss(event)  # at once
                 self._inbox.put(event)  # behind the notices of that member, which may have the cause
@@ -258,15 +269,15 @@ class Membership:
         self._inbox.close()
         self._ended.set()
 
-    async def _exchange(self, name: str, part: bytes, doing: str) -> list[bytes]:
+    async def _exchange(self, name: str, part: bytes, doing: str, *, gather: bool = False) -> list[bytes]:
+        """Return the parts of all members; those of a gather on member 0 only, and its part alone on the others."""
+        members = 1 if gather and self.member else self.members
         with self._pending(name, doing) as (turn, answer):
-            self._post(Contribution(name=name, turn=turn, blob=part))
+            self._post(Contribution(name=name, turn=turn, blob=part, gather=gather))
             parts: dict[int, bytes] = {}
-            while len(parts) < self.members:
-                message = await answer.next()
-                assert isinstance(message, Contributions)
-                parts.update(message.parts)
-        return [parts[member] for member in range(self.members)]
+            while len(parts) < members:
+                parts.update((await answer.next()).parts)
+        return [parts[member] for member in range(members)]
 
     @contextmanager
     def _pending(self, name: str, doing: str) -> Iterator[tuple[int, PendingAnswer]]:
@@ -282,44 +293,3 @@ class Membership:
             yield turn, answer
         finally:
             del self._answers[name, turn]
-
-    # -- gathers -------------------------------------------------------------------------------------------------------
-
-    async def _collect(self, name: str, part: bytes, take: Take, doing: str) -> None:
-        """Fetch from one member after the other, and then take part in the exchange for which the others wait."""
-        with self._pending(name, doing) as (turn, answer):
-            try:
-                await take(0, part)
-                for member in range(1, self.members):
-                    await self._fetch(member, name, turn, take, answer)
-            finally:
-                self._post(Contribution(name=name, turn=turn, blob=b""))
-
-    async def _fetch(self, member: int, name: str, turn: int, take: Take, answer: PendingAnswer) -> None:
-        """Fetch the part of a member; its first piece has the size of the part."""
-        nbytes, requested, received = 1, 0, 0
-        while received < nbytes:
-            while requested < min(nbytes, received + _WINDOW_BYTES):
-                self._post(Fetch(member=member, name=name, turn=turn, start=requested))
-                requested += BLOB_LIMIT_BYTES
-            piece = await answer.next()
-            assert isinstance(piece, Piece), "an exchange ends only after member 0 has taken part"
-            nbytes = nbytes if received else piece.nbytes
-            if len(piece.blob) != min(nbytes - received, BLOB_LIMIT_BYTES):
-                raise OverlapError(
-                    f"{answer.doing}: process {member} sent a piece of {len(piece.blob)} bytes at byte {received} of "
-                    f"{nbytes}; this is a bug in overlap, please report it"
-                )
-            received += len(piece.blob)
-            if piece.blob:
-                await take(member, piece.blob)
-
-    def _send_piece(self, fetch: Fetch) -> None:
-        """Send a piece of this member's part; if the gather has not started here, as soon as it does."""
-        key = fetch.name, fetch.turn
-        part = self._parts.get(key)
-        if part is not None:
-            blob = bytes(part[fetch.start : fetch.start + BLOB_LIMIT_BYTES])
-            self._post(Piece(member=self.member, name=fetch.name, turn=fetch.turn, nbytes=len(part), blob=blob))
-        elif fetch.turn >= self._turns[fetch.name]:
-            self._fetches[key] = fetch

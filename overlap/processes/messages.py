@@ -24,7 +24,7 @@ from ..runtime.blame.standing import Standing
 
 #: Longest frame, without its head.
 FRAME_LIMIT_BYTES = 64 * 1024
-#: Longest part of an exchange, and piece of a gather: the frame has room for the rest of the message.
+#: Longest part of an exchange: the frame has room for the rest of the message.
 BLOB_LIMIT_BYTES = 48 * 1024
 #: Longest body of a notice.
 BODY_LIMIT_BYTES = 60 * 1024
@@ -61,9 +61,11 @@ class Waiting(Tagged):
 
 
 class Ready(Tagged):
-    """From the coordinator: all have joined."""
+    """From the coordinator: all have joined, or enough of the launchers of a roll call."""
 
     process: str  # Names the process of the coordinator
+    present: list[int] = []  # Members of a roll call that have joined
+    attempt: int = 0  # Attempt of the job that the roll call is for
 
 
 class Refused(Tagged):
@@ -72,20 +74,13 @@ class Refused(Tagged):
     reason: str
 
 
-class Present(Tagged):
-    """From the launcher of node 0 to the launcher of another node: its part in an attempt."""
-
-    index: int  # Its number among the nodes that take part
-    nodes: int  # Number of nodes that take part
-    attempt: int
-
-
 class Contribution(Tagged):
     """To the coordinator: the part of one member in an exchange."""
 
     name: str
     turn: int  # Counts the exchanges of this name
     blob: bytes
+    gather: bool = False  # Whether member 0 alone gets all parts; the others get that of member 0
 
 
 class Contributions(Tagged):
@@ -94,25 +89,6 @@ class Contributions(Tagged):
     name: str
     turn: int
     parts: list[tuple[int, bytes]]
-
-
-class Fetch(Tagged):
-    """From member 0, through the coordinator: request for a piece of a member's part in a gather."""
-
-    member: int
-    name: str
-    turn: int
-    start: int  # Byte at which the piece begins
-
-
-class Piece(Tagged):
-    """To member 0, through the coordinator: the piece that it has requested."""
-
-    member: int
-    name: str
-    turn: int
-    nbytes: int  # Size of the whole part
-    blob: bytes
 
 
 class Notice(Tagged):
@@ -163,8 +139,8 @@ class Goodbye(Tagged):
 
 
 Message: TypeAlias = (
-    Join | Waiting | Ready | Refused | Present | Contribution | Contributions | Fetch | Piece | Notice | MemberNotice
-    | Ping | Pong | MemberLost | MemberLeft | Bye | Goodbye
+    Join | Waiting | Ready | Refused | Contribution | Contributions | Notice | MemberNotice | Ping | Pong | MemberLost
+    | MemberLeft | Bye | Goodbye
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Place of this process in a world of several, as its environment tells. Starts nothing and connects to nothing.
+"""Place of this process in a world of several, from its environment. Starts nothing and connects to nothing.
 
-A world of several processes is recognised by the variables that their launcher sets. The rows are tried from the top;
-the first that tells of more than one process decides.
+A world of several processes is recognised by the variables of its launcher. The rows are tried from the top; the first
+with more than one process decides.
 
 =============  =========================================================  ======================================
 started by     process, processes                                         node
@@ -17,7 +17,7 @@ Further rows must agree, or the program ends with both values: a launcher that w
 as in `srun torchrun`, does agree. The same names serve scripts that set them by hand.
 
 Processes meet at `OVERLAP_RDZV_ENDPOINT`; else at `MASTER_ADDR` and `MASTER_PORT` (at the next port if a store of torch
-listens there: torchrun's, as `TORCHELASTIC_USE_AGENT_STORE` says, or that of a torch.distributed that has begun in
+listens there: that of torchrun, by `TORCHELASTIC_USE_AGENT_STORE`, or of a torch.distributed that has started in
 these processes); else, under Slurm, at the first host of the step's node list, at a port made from the numbers of job
 and step. Without any of these only an MPI library can introduce them. Processes that all run on one machine meet on
 its loopback interface. Nodes may have unequally many tasks of Slurm; each task counts as a node of its own then.
@@ -39,14 +39,14 @@ OVERLAP_LISTENER_FD                         descriptor, process 0 only: the sock
 OVERLAP_LIFELINE_FD                         descriptor: see `lifeline`
 OVERLAP_STATUS_FD                           descriptor: see `status`
 OVERLAP_HOSTS                               set with `--processes` or several launchers: nodes of the cluster
-OVERLAP_RANKS_OPEN                          set with `--processes` alone: `overlap.run` says how many ranks there are
-OVERLAP_RESTART                             how often the world has been started before, if it may be again
+OVERLAP_RANKS_OPEN                          set with `--processes` alone: `overlap.run` sets the number of ranks
+OVERLAP_RESTART                             number of earlier attempts, if the world may be restarted
 OVERLAP_WITNESS                             the folder of the witness of runs that survive, see `survival.witness`
 ==========================================  ==================================================================
 
-The process that takes them adds `OVERLAP_MEMBER_PID`, its own: what it starts inherits the variables, and is no
-member. What transports need (rails, TLS, ...) is in `overlap.config`. Other launchers start one rank a process, or
-`OVERLAP_RANKS` in all; `OVERLAP_NNODES` then divides the processes into nodes that are not machines.
+The process that reads them adds its own id as `OVERLAP_MEMBER_PID`: processes that it starts inherit the variables,
+and are no members. Settings of transports (rails, TLS, ...) are in `overlap.config`. Other launchers start one rank a
+process, or `OVERLAP_RANKS` in all; `OVERLAP_NNODES` then divides the processes into nodes that are not machines.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 
-from ..config import RunConfig
+from ..config import MEMBER_VARIABLES, RunConfig
 from ..errors import UsageError
 from .launchers import ROWS, Row, endpoint_of, is_loopback, number
 from .secret import ADVICE, given_secret
@@ -64,20 +64,17 @@ from .sockets import format_endpoint
 DEFAULT_JOB = "overlap"
 LONGEST_JOB = 64  # characters; the handshake has 256 bytes for everything
 
-_OF_MEMBERS = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("OVERLAP_RDZV_ENDPOINT", "OVERLAP_NODE_RANK", "OVERLAP_NNODES", "OVERLAP_NPROC_PER_NODE", "OVERLAP_JOB"),
-    *("OVERLAP_SECRET_FD", "OVERLAP_LISTENER_FD", "OVERLAP_LIFELINE_FD", "OVERLAP_STATUS_FD", "OVERLAP_MEMBER_PID"),
-    *("OVERLAP_RESTART", "OVERLAP_HOSTS", "OVERLAP_RANKS_OPEN", "OVERLAP_WITNESS"),
+_TORCH_VARIABLES = frozenset(
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a process stands in a world of several processes."""
+    """Place of a process in a world of several processes."""
 
-    source: str  # Who started it: "overlap run", "torchrun", "Open MPI", "MPICH" or "Slurm"
-    process: int  # Index of this process; `processes` and above: a spare, which waits for a place
+    source: str  # Its launcher: "overlap run", "torchrun", "Open MPI", "MPICH" or "Slurm"
+    process: int  # Index of this process; `processes` and above: a spare
     processes: int  # Number of processes, at least 2
     ranks_per_process: int  # Number of ranks that each process hosts
     node: int  # The machine it runs on; a node has `processes // nodes` processes, in order
@@ -85,12 +82,11 @@ class Place:
     # Host and port where process 0 listens; None: only an MPI library can introduce them.
     endpoint: tuple[str, int] | None
     job: str  # Name of the job; only processes of one job meet
-    # What proves membership. None with an endpoint: all processes are on this machine, and `secret.user_secret` is
-    # theirs.
+    # Proof of membership. None with an endpoint: all processes are on this machine, and use `secret.user_secret`.
     secret: bytes | None = field(default=None, repr=False)
     listener: int | None = None  # Descriptor of the socket on which process 0 listens already
-    lifeline: int | None = None  # Descriptor that ends this process when its launcher is gone
-    ranks_open: bool = False  # Whether the program says how many ranks there are; 1 a process by default
+    lifeline: int | None = None  # Descriptor that ends this process when its launcher ends
+    ranks_open: bool = False  # Whether the program sets the number of ranks; by default 1 a process
 
     @property
     def ranks(self) -> range:
@@ -111,28 +107,28 @@ class Place:
 
 
 def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = None) -> Place | None:
-    """Return where this process stands, or None if it is a world of its own.
+    """Return the place of this process, or None if it is a world of its own.
 
     Args:
         environ: The environment.
-        pid: Who asks, by default this process: a child of a member is none.
+        pid: Id of the process, by default this one: a child of a member is no member.
 
     Raises:
-        UsageError: If two launchers disagree, or a value cannot be meant; names the variables and the values. Also if
+        UsageError: If two launchers disagree, or a value is invalid; it names the variables and the values. Also if
             processes of several machines have no secret.
     """
     if environ.get("OVERLAP_MEMBER_PID") not in (None, "", str(os.getpid() if pid is None else pid)):
         return None
-    told = RunConfig.from_environment(environ)
+    settings = RunConfig.from_environment(environ)
     row = _own(environ) or _of_others(environ)
     if row is None or row.processes == 1:
         return None
     endpoint = endpoint_of(environ, row)
-    ranks_per_process = row.ranks_per_process or _share(told.ranks, row)
+    ranks_per_process = row.ranks_per_process or _share(settings.ranks, row)
     nodes, node = _nodes(environ, row, endpoint)
     secret = given_secret(environ)
-    if endpoint and not is_loopback(endpoint[0]) and secret is None and told.transport != "mpi":
-        raise UsageError(f"no secret: whoever reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
+    if endpoint and not is_loopback(endpoint[0]) and secret is None and settings.transport != "mpi":
+        raise UsageError(f"no secret: whatever reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
     return Place(
         source=row.source,
         process=row.process,
@@ -149,26 +145,27 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
     )
 
 
-def sized(place: Place, ranks: int | None, environ: MutableMapping[str, str] = os.environ) -> Place:
-    """Return the place in a world of the size that the program says, where its launcher has left that open.
+def sized(own_place: Place, ranks: int | None, environ: MutableMapping[str, str] = os.environ) -> Place:
+    """Return a place with the number of ranks that the program sets, if its launcher permits that.
 
     Args:
-        place: Of this process.
-        ranks: How many the program says; None: it does not.
-        environ: The environment, which tells of that size from then on.
+        own_place: Place of this process.
+        ranks: Ranks of the world; None: the program sets no number.
+        environ: The environment, whose variables are updated.
 
     Raises:
-        UsageError: If the processes cannot have equally many of them.
+        UsageError: If the processes cannot have equally many ranks.
     """
-    if not place.ranks_open:
-        return place
-    each, left = divmod(ranks or place.processes, place.processes)
-    if left:
+    if not own_place.ranks_open:
+        return own_place
+    ranks_per_process, rest = divmod(ranks or own_place.processes, own_place.processes)
+    if rest:
         raise UsageError(
-            f"ranks: {ranks} ranks cannot be divided among --processes {place.processes}; give others by --ranks"
+            f"ranks: {ranks} ranks cannot be divided among --processes {own_place.processes}; set another number by "
+            "--ranks"
         )
-    environ.update(_rank_variables(place.process, place.processes, each))
-    return replace(place, ranks_per_process=each)
+    environ.update(_rank_variables(own_place.process, own_place.processes, ranks_per_process))
+    return replace(own_place, ranks_per_process=ranks_per_process)
 
 
 def member_variables(
@@ -177,12 +174,12 @@ def member_variables(
     """Return the variables that `overlap run` sets for the process of one node.
 
     Args:
-        node: Which node.
-        nodes: How many.
-        ranks_per_node: Ranks of each.
+        node: Index of the node.
+        nodes: Number of nodes.
+        ranks_per_node: Ranks of each node.
         endpoint: Host and port where node 0 listens.
         job: Name of the job.
-        descriptors: What the process inherits, by the middle of the variable's name: "secret", "listener", ...
+        descriptors: Inherited descriptors, by the middle of the variable's name: "secret", "listener", ...
     """
     host, port = endpoint
     return {
@@ -200,7 +197,7 @@ def member_variables(
 
 
 def renumber(place: Place, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let the environment describe a place in a later world of the same job."""
+    """Update the environment for a place in a later world of the same job."""
     environ.update(_rank_variables(place.process, place.processes, place.ranks_per_process))
     environ.update({"OVERLAP_NODE_RANK": str(place.process), "OVERLAP_NNODES": str(place.processes)})
     if place.nodes > 1:
@@ -218,7 +215,7 @@ def _rank_variables(node: int, nodes: int, ranks_per_node: int) -> dict[str, str
 
 def without_membership(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables of a launcher: a process with it is a world of its own."""
-    return {name: value for name, value in environ.items() if name not in _OF_MEMBERS}
+    return {name: value for name, value in environ.items() if name not in MEMBER_VARIABLES | _TORCH_VARIABLES}
 
 
 # -- rows --------------------------------------------------------------------------------------------------------
@@ -252,19 +249,22 @@ _OWN = ("NODE_RANK", "NNODES", "NPROC_PER_NODE")
 
 def _of_others(environ: Mapping[str, str]) -> Row | None:
     rows = [row for read in ROWS if (row := read(environ)) is not None]
-    for other in rows[1:]:
-        _check_agreement(rows[0], other)
+    for row in rows[1:]:
+        _check_agreement(rows[0], row)
     return next(iter(rows), None)
 
 
-def _check_agreement(first: Row, other: Row) -> None:
-    """A world of one process contradicts nothing; neither does a launcher that started the first one once a node."""
-    started = (other.process, other.processes)
-    if other.processes == 1 or started in ((first.process, first.processes), (first.node, first.nodes)):
+def _check_agreement(first: Row, further: Row) -> None:
+    """Refuse launchers that disagree.
+
+    A world of one process agrees with all; so does a launcher that started the first one once a node.
+    """
+    started = (further.process, further.processes)
+    if further.processes == 1 or started in ((first.process, first.processes), (first.node, first.nodes)):
         return
     raise UsageError(
         f"two launchers disagree: process {first.process} of {first.processes} by {first.source}, "
-        f"{other.process} of {other.processes} by {other.source}; unset the variables of one"
+        f"{further.process} of {further.processes} by {further.source}; unset the variables of one"
     )
 
 
@@ -278,15 +278,15 @@ def _share(ranks: int | None, row: Row) -> int:
 
 
 def _nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int] | None) -> tuple[int, int]:
-    """Return how many nodes there are and which is this process's."""
-    asked = number(environ, "OVERLAP_NNODES", at_least=1)
+    """Return the number of nodes, and the node of this process."""
+    parts = number(environ, "OVERLAP_NNODES", at_least=1)
     hosts = number(environ, "OVERLAP_HOSTS", at_least=1)
     if hosts is not None and row.processes % hosts == 0:  # after losses they may have unequally many processes
-        asked = hosts
-    if asked is not None and row.processes % asked:
-        raise UsageError(f"OVERLAP_NNODES={asked}: does not divide the {row.processes} processes of {row.source}")
+        parts = hosts
+    if parts is not None and row.processes % parts:
+        raise UsageError(f"OVERLAP_NNODES={parts}: does not divide the {row.processes} processes of {row.source}")
     alone = endpoint is not None and is_loopback(endpoint[0])
-    nodes = asked or row.nodes or (1 if alone else row.processes)
+    nodes = parts or row.nodes or (1 if alone else row.processes)
     return nodes, row.process // (row.processes // nodes)
 
 

@@ -1,12 +1,12 @@
-"""Secret of a job, which proves membership: its sources, and handing it over without being seen.
+"""Secret of a job, which proves membership: its sources, and how it is passed to processes.
 
 A process that knows the secret of a job is a member of it, so the secret is never printed, logged, or put into a
 `repr`, and it is never on a command line. In the order of precedence:
 
-1. `OVERLAP_SECRET_FD`: a descriptor that `overlap run` has passed down; the file behind it has no name.
+1. `OVERLAP_SECRET_FD`: a descriptor that `overlap run` has passed down, of a file without a name.
 2. `OVERLAP_SECRET_FILE`: a file that only its owner may read.
-3. `OVERLAP_SECRET`: the secret itself; hexadecimal digits, at least 32 of them, are read as bytes. A process takes it
-   out of its environment when it reads it, so that what the program starts, or prints of its environment, lacks it.
+3. `OVERLAP_SECRET`: the secret itself; hexadecimal digits, at least 32 of them, are read as bytes. A process removes it
+   from its environment when it reads it, so that children and printed environments lack it.
 4. `user_secret`: only for processes of one machine that another launcher has started.
 """
 
@@ -23,11 +23,11 @@ from pathlib import Path
 from ..errors import UsageError
 
 LENGTH_BYTES = 32  # of generated ones; more than HMAC-SHA-256 can use
-SHORTEST_BYTES = 8  # a handshake that was listened to lets one try out short ones at leisure
+SHORTEST_BYTES = 8  # a recorded handshake permits to try short secrets offline
 LONGEST_BYTES = 4096  # of a file: a secret, and not a mistaken path
 
 VARIABLE = "OVERLAP_SECRET"
-_kept: dict[str, str] = {}  # secrets from the environment of this process, by variable
+_removed: dict[str, str] = {}  # secrets from the environment of this process, by variable
 
 ADVICE = "give every process the same OVERLAP_SECRET (`openssl rand -hex 32` makes one) or OVERLAP_SECRET_FILE"
 
@@ -65,34 +65,34 @@ def given_secret(environ: Mapping[str, str]) -> bytes | None:
     return None
 
 
-def strong_secret(name: str, given: bytes | str) -> bytes:
-    """Return a secret that a program gives.
+def strong_secret(name: str, secret: bytes | str) -> bytes:
+    """Return the secret of a program's argument, as bytes.
 
     Raises:
-        UsageError: If it is none, or too short.
+        UsageError: If it is of another type, or too short.
     """
-    if not isinstance(given, (bytes, str)):
-        raise UsageError(f"{name}: expected bytes or text, got {type(given).__name__}")
-    return _strong(name, _decoded(given.encode() if isinstance(given, str) else given))
+    if not isinstance(secret, (bytes, str)):
+        raise UsageError(f"{name}: expected bytes or text, got {type(secret).__name__}")
+    return _strong(name, _decoded(secret.encode() if isinstance(secret, str) else secret))
 
 
 def _variable(environ: Mapping[str, str]) -> str | None:
-    """Return the variable; of this process's own environment it is taken out, and kept for its next worlds."""
+    """Return the variable; it is removed from the environment of this process, and stored for the next worlds."""
     if environ is not os.environ:
         return environ.get(VARIABLE)
     if text := os.environ.pop(VARIABLE, None):
-        _kept[VARIABLE] = text
-    return _kept.get(VARIABLE)
+        _removed[VARIABLE] = text
+    return _removed.get(VARIABLE)
 
 
 def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:
-    """Return the secret that all processes of this user share on this machine; the first to ask makes it.
+    """Return the secret that all processes of this user share on this machine; the first process makes it.
 
     A script under `torchrun --nproc-per-node 4` needs no settings on one machine, and still no stranger may join: the
     secret is in a file with mode 0600, in a folder with mode 0700, under `XDG_RUNTIME_DIR` or else the temporary
-    folder. It belongs to the user and not to the job: who may read one such file may read them all and trace the
-    processes too, so a file for each job would protect nothing and leave files behind. That a process joins the right
-    job is the business of the job's name, which the handshake carries.
+    folder. It belongs to the user and not to the job: a program that may read one such file may read them all, and
+    trace the processes too, so a file for each job would protect nothing and leave files behind. The name of the job in
+    the handshake lets a process join the right one.
 
     Raises:
         UsageError: If the folder or the file is not this user's alone.
@@ -123,7 +123,7 @@ def _inherited(text: str) -> bytes:
 
 
 def _private_file(path: Path) -> bytes | None:
-    """Read a file that must be this user's alone; None if there is none."""
+    """Read a file that only this user may read; None if there is no such file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -137,13 +137,13 @@ def _private_file(path: Path) -> bytes | None:
         os.close(descriptor)
 
 
-def _check_private(path: Path, found: os.stat_result, is_kind: Callable[[int], bool]) -> None:
-    if not is_kind(found.st_mode):
-        raise UsageError(f"{path}: not what a secret is kept in; {ADVICE}")
-    if found.st_uid != os.getuid():
-        raise UsageError(f"{path}: belongs to user {found.st_uid}, and we are user {os.getuid()}; {ADVICE}")
-    if found.st_mode & 0o077:
-        raise UsageError(f"{path}: others can read it (mode {stat.S_IMODE(found.st_mode):04o}); chmod go= {path}")
+def _check_private(path: Path, status: os.stat_result, is_kind: Callable[[int], bool]) -> None:
+    if not is_kind(status.st_mode):
+        raise UsageError(f"{path}: no plain file or folder; remove it, or {ADVICE}")
+    if status.st_uid != os.getuid():
+        raise UsageError(f"{path}: belongs to user {status.st_uid}, and this process to user {os.getuid()}; {ADVICE}")
+    if status.st_mode & 0o077:
+        raise UsageError(f"{path}: others can read it (mode {stat.S_IMODE(status.st_mode):04o}); chmod go= {path}")
 
 
 def _decoded(secret: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Endpoints and their sockets: parsing, listening, dialling, and the process that holds a port."""
+"""Endpoints and their sockets: parsing, listening, dialling, meeting, and the process that listens at a port."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import trio
 
+from transports.handshake import HandshakeError, greet
+from transports.identity import Hello
 from transports.meeting import keep_alive
+from transports.tls import Tls
 
 from ..errors import OverlapError, UsageError
+from ..kernel_facts import PROC
 
 Endpoint = tuple[str, int]
 
-#: How long an outage of the network may last, unless a run says otherwise: a host that cannot be reached is named soon.
+#: Longest outage of the network, by default: an unreachable host is reported soon.
 OUTAGE_S = 4.0
 
 #: Lost packets are sent again at least this often, so that a connection goes on soon after its link is back. By
@@ -26,8 +29,11 @@ OUTAGE_S = 4.0
 _LONGEST_REPEAT_MS = 1000
 #: linux/tcp.h, since Linux 6.15; Python has no name for it.
 _TCP_RTO_MAX_MS = 44
-#: A full world of 256 processes may dial at once.
+#: Connections that wait to be accepted: a world of 256 processes may dial at once.
 _BACKLOG = 512
+
+#: Limit of one attempt to connect: a host whose packets are lost never refuses.
+_DIAL_LIMIT_S = 5.0
 
 
 class ListenError(OverlapError):
@@ -41,7 +47,7 @@ def parse_endpoint(text: str) -> Endpoint:
     (('node-0.example', 29400), ('::1', 29400))
 
     Raises:
-        UsageError: It is not of that form.
+        UsageError: The text is not of that form.
     """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -62,25 +68,33 @@ def format_endpoint(endpoint: Endpoint) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def local_address(endpoint: Endpoint) -> str:
+    """Return the address of this host from which an endpoint is reached. It may ask a name server."""
+    family, kind, protocol, _, address = socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # a datagram socket sends nothing for that
+        return str(probe.getsockname()[0])
+
+
 async def listen(endpoint: Endpoint) -> trio.SocketListener:
     """Listen at an endpoint of this machine.
 
     Raises:
-        ListenError: Another socket listens there, or it is no address of this machine.
+        ListenError: Another program listens there, or it is no address of this machine.
     """
     try:
-        found = await trio.socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
+        choices = await trio.socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = choices[0]
         bound = trio.socket.socket(family, kind, protocol)
         try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last world's connections linger
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # those of the last world are closing
             await bound.bind(address)
             bound.listen(_BACKLOG)
         except BaseException:
             bound.close()
             raise
     except OSError as error:
-        raise ListenError(_complaint(endpoint, error)) from error
+        raise ListenError(_listen_failure(endpoint, error)) from error
     return trio.SocketListener(bound)
 
 
@@ -94,18 +108,10 @@ def listening(host: str, *, backlog: int = _BACKLOG) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address, family=family, backlog=backlog)
     except OSError as error:
-        raise ListenError(_complaint((host, 0), error)) from error
+        raise ListenError(_listen_failure((host, 0), error)) from error
 
 
-def local_address(endpoint: Endpoint) -> str:
-    """Return the address of this machine from which an endpoint is reached: others reach this process there."""
-    family, kind, protocol, _, address = socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # connecting a datagram socket sends nothing
-        return str(probe.getsockname()[0])
-
-
-def _complaint(endpoint: Endpoint, error: OSError) -> str:
+def _listen_failure(endpoint: Endpoint, error: OSError) -> str:
     where = f"cannot listen at {format_endpoint(endpoint)}"
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(endpoint[1])
@@ -121,7 +127,7 @@ async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStr
     """Connect to an endpoint; the connection breaks if its host answers nothing for `outage_s`.
 
     Raises:
-        OSError: Nobody is there.
+        OSError: Nothing listens there.
     """
     try:
         stream = await trio.open_tcp_stream(*endpoint)
@@ -130,12 +136,39 @@ async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStr
     try:
         tune(stream, outage_s)
         if stream.socket.getsockname() == stream.socket.getpeername():
-            # TCP connects a socket to itself when its own port happens to be the one that it looks for
+            # TCP connects a socket to itself when its own port happens to be that of the endpoint
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     except OSError:
         await trio.aclose_forcefully(stream)
         raise
     return stream
+
+
+class NoListenerError(HandshakeError):
+    """Nothing listens at an endpoint, or its host does not answer."""
+
+
+async def meet(
+    endpoint: Endpoint, hello: Hello, secret: bytes, *, tls: Tls | None = None, outage_s: float = OUTAGE_S
+) -> tuple[trio.abc.Stream, Hello]:
+    """Connect to a listener and shake hands, once; return the connection, and the listener's hello.
+
+    Raises:
+        NoListenerError: There is no listener; another attempt may find one.
+        HandshakeError: The listener hung up, or refused this process.
+    """
+    try:
+        with trio.fail_after(_DIAL_LIMIT_S):
+            connection = await dial(endpoint, outage_s)
+    except (OSError, trio.TooSlowError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it does not answer"
+        raise NoListenerError(reason, why="silent") from error
+    stream = connection if tls is None else tls.wrap(connection, serving=False)
+    try:
+        return stream, await greet(stream, hello, secret)
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
 
 
 def _first_cause(error: OSError) -> OSError:
@@ -149,7 +182,7 @@ def _first_cause(error: OSError) -> OSError:
 
 
 def tune(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
-    """Let short messages leave at once, and let a connection break whose host answers nothing for `outage_s`."""
+    """Set a connection to send short messages at once, and to break if its host answers nothing for `outage_s`."""
     keep_alive(stream.setsockopt, outage_s, outage_s)
     if sys.platform == "linux":
         with suppress(OSError):  # an older kernel
@@ -157,18 +190,18 @@ def tune(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
 
 
 def port_holder(port: int) -> str | None:
-    """Name the process that listens on a TCP port of this machine, if the system tells.
+    """Name the process that listens at a TCP port of this machine, if the system shows it.
 
     Returns:
         Such as ``process 4711 (python train.py)``, or None.
     """
-    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
-    for process in Path("/proc").glob("[0-9]*") if wanted else ():
+    links = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for process in PROC.glob("[0-9]*") if links else ():
         try:
-            if any(os.readlink(descriptor) in wanted for descriptor in (process / "fd").iterdir()):
+            if any(os.readlink(descriptor) in links for descriptor in (process / "fd").iterdir()):
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 return f"process {process.name} ({command[:60]})"
-        except OSError:  # the process has ended meanwhile, or belongs to another user
+        except OSError:  # the process has ended, or belongs to another user
             continue
     return None
 
@@ -176,7 +209,7 @@ def port_holder(port: int) -> str | None:
 def _listening_inodes(port: int) -> Iterator[str]:
     for table in ("tcp", "tcp6"):
         try:
-            lines = Path("/proc/net", table).read_text().splitlines()[1:]
+            lines = (PROC / "net" / table).read_text().splitlines()[1:]
         except OSError:
             continue
         for columns in map(str.split, lines):

@@ -1,14 +1,14 @@
-"""Status records: a process tells its launcher why it ends, and whether that is its own fault.
+"""Status records: a process reports to its launcher why it ends, and whether that is its own fault.
 
-Exit codes cannot say that: a process whose peer has failed ends with an error too, often earlier than the one at fault.
+Exit codes cannot: a process whose peer has failed ends with an error too, often earlier than the one at fault.
 So each process gets the writing end of a pipe, in `OVERLAP_STATUS_FD`, and writes records into it, a line of JSON each:
 the record's name, and its fields. A `Status` is the last one, and may be as long as an error, because the launcher
 reads while it is written. A process that ends badly without one (killed, or `os._exit`) counts as a cause.
 
-Of each world it tells that it waits for the other processes, that they are there, and at its end, however it ends, that
-it is done with it. A process that has ended well without having come to a world in which another waits is not coming;
-one that exits with code 0 in the middle of a world has vanished, as `os._exit` does. It also passes on each
-`MemberLost`: a process that is stopped would otherwise live until the launcher's patience is over.
+For each world it reports that it waits for the other processes, that all have joined, and the end, however the world
+ends. A process that has ended well without entering a world in which another one waits is missing; one that exits with
+code 0 in the middle of a world has vanished, as `os._exit` does. It also passes on each `MemberLost`, so that the
+launcher ends a stopped process at once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from transports import LinkLostError, TransportError
 from ..errors import PeerError, RankFailedError, RemoteError
 from .messages import MemberLost, Tagged, readable
 
-# Of a text, in characters: far more than any error tells, and what the launcher can hold of all its processes.
+# Longest text, in characters: longer than any error, and short enough for the launcher to store it for each process.
 LONGEST_TEXT = 2 << 20
 LONGEST_LINE = 1000
-LONGEST_BYTES = 6 * LONGEST_TEXT + 16 * 1024  # of a record: JSON makes at most 6 bytes of a character
+LONGEST_BYTES = 6 * LONGEST_TEXT + 16 * 1024  # longest record: JSON has at most 6 bytes for a character
 
 
 class Guilt(IntEnum):
@@ -58,15 +58,15 @@ class Status(Tagged):
 class Entering(Tagged):
     """A process enters a world."""
 
-    world: int  # Which of its worlds, counted from 1
-    joined: bool  # Whether all have come; False: it waits for them
-    ranks_each: int = 0  # Ranks of each process; 0: it does not say
+    world: int  # Number of the world in this process, from 1
+    joined: bool  # Whether all processes have joined; False: this one waits for them
+    ranks_each: int = 0  # Ranks of each process; 0: not reported
 
 
 class Leaving(Tagged):
-    """A process is done with a world, which may have failed."""
+    """A process has left a world, which may have failed."""
 
-    world: int  # Which of its worlds, counted from 1
+    world: int  # Number of the world in this process, from 1
 
 
 Record: TypeAlias = Status | Entering | Leaving | MemberLost
@@ -74,12 +74,12 @@ _RECORDS: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
 def status_of(error: BaseException, *, local: Container[int], text: str = "", code: int = 1) -> Status:
-    """Judge the error that ends this process.
+    """Return the status record for the error that ends this process.
 
     Args:
-        error: What its program raised.
-        local: The world ranks that it hosts.
-        text: What it would print.
+        error: The error that the program raised.
+        local: The world ranks of this process.
+        text: The report that is printed for the error.
         code: The exit code that follows.
     """
     line = str(error).split("\n", 1)[0] or type(error).__name__
@@ -89,21 +89,21 @@ def status_of(error: BaseException, *, local: Container[int], text: str = "", co
         remote = remote and not (isinstance(error.cause, LinkLostError) and error.cause.evident)
         return Status(cause=error.rank in local and not remote, rank=error.rank, line=line, text=text, code=code)
     if isinstance(error, PeerError):
-        known = error.culprit if error.culprit >= 0 else None
-        return Status(cause=False, rank=known, line=line, text=text, code=code)
+        culprit = error.culprit if error.culprit >= 0 else None
+        return Status(cause=False, rank=culprit, line=line, text=text, code=code)
     return Status(cause=not isinstance(error, TransportError), line=line, text=text, code=code)
 
 
 def report_to_launcher(record: Record, environ: Mapping[str, str] = os.environ) -> bool:
-    """Write a record to the launcher, which reads meanwhile; return whether there is one that listens."""
+    """Write a record to the launcher, which reads concurrently; return whether there is a launcher."""
     if isinstance(record, Status):
         short = msgspec.structs.replace(record, line=record.line[:LONGEST_LINE], text=_shortened(record.text))
         record = readable(short)
-    left = memoryview(msgspec.json.encode(record) + b"\n")
+    unsent = memoryview(msgspec.json.encode(record) + b"\n")
     with suppress(KeyError, ValueError, OSError):
         descriptor = int(environ["OVERLAP_STATUS_FD"])
-        while left:
-            left = left[os.write(descriptor, left) :]
+        while unsent:
+            unsent = unsent[os.write(descriptor, unsent) :]
         return True
     return False
 
@@ -116,7 +116,7 @@ def read_record(data: bytes) -> Record | None:
 
 
 def _shortened(text: str) -> str:
-    """Keep the beginning and the end: the one tells what went wrong and where, the other who is at fault."""
+    """Shorten a text in the middle: its beginning has the error and its place, its end the rank at fault."""
     left_out = len(text) - LONGEST_TEXT
     if left_out <= 0:
         return text

@@ -1,4 +1,4 @@
-"""Traces of several processes: one file of all timelines, on the clock of process 0; and one that a kill leaves."""
+"""Traces of several processes: one file of all timelines, on the clock of process 0; the file of a killed process."""
 
 from __future__ import annotations
 
@@ -25,74 +25,80 @@ from ..timeline.recording import RawSpan, Recorder, columns_of
 from ..timeline.spans import Timeline
 from .member import Membership
 
-# How long to wait until all processes have come to the end of their run: one that has failed may leave a rank in a long
-# compute. From then on all are at work on their traces, and there is no limit: one that is lost is known to be.
-COMING_S = 10.0
-_TOLD_BYTES = 4096  # longest text of the reason why the trace could not be written
+# How long to wait until all processes have ended their run: one that has failed may leave a rank in a long compute.
+# From then on all work on their traces, and there is no limit: the loss of a process is reported.
+END_LIMIT_S = 10.0
+_REASON_BYTES = 4096  # longest reason why the trace could not be written
 
 T = TypeVar("T")
 
 
 async def write_together(timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership) -> bool:
-    """Let process 0 write everybody's timeline to `path`; those that cannot be brought together write their own.
+    """Write the timelines of all processes to `path`, in process 0; if that fails, each process writes its own.
 
-    These say so on stderr. All the work is done in threads, so that the others hear from this process meanwhile.
-    The caller shields it: no other process can do it.
+    Processes that write their own print a line on stderr. Threads do all the work, so that the event loop still answers
+    the other processes. The caller shields it: no other process can do it.
 
     Returns:
-        Whether this process has written that of all.
+        Whether this process has written the timelines of all.
 
     Raises:
-        UsageError: On process 0, if it cannot be written there; each process has kept its own then.
+        UsageError: On process 0, if it cannot write; each process has written its own timeline then.
     """
     with undisturbed():
         try:
-            with trio.fail_after(COMING_S):
+            with trio.fail_after(END_LIMIT_S):
                 await membership.barrier("trace")
-            refusal = await _brought_together(timeline, path, membership)
+            failure = await _gather(timeline, path, membership)
         except (OverlapError, trio.TooSlowError):
-            refusal = "not all processes could give their timelines"
-            await _keep_own(timeline, path, membership, refusal)
+            failure = "not all processes could give their timelines"
+            await _keep_own(timeline, path, membership, failure)
             return False
-        if refusal:
-            await _keep_own(timeline, path, membership, refusal)
+        if failure:
+            await _keep_own(timeline, path, membership, failure)
             if membership.member == 0:
-                raise UsageError(refusal)
+                raise UsageError(failure)
     return membership.member == 0
 
 
-async def _brought_together(timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership) -> str:
-    """Gather the parts at process 0, which writes them; return why it could not, the same on all, or nothing."""
+async def _gather(timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership) -> str:
+    """Gather the parts at process 0, which writes them; return the reason of a failure, the same on all, or ""."""
     clock = membership.clock
-    mine = await _in_thread(lambda: pack_part(on_clock(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns))
+    part = await _in_thread(lambda: pack_part(on_clock(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns))
+    sizes = [int(size) for size in await membership.exchange("trace size", str(len(part)).encode())]
     if membership.member != 0:
-        await membership.gather("trace", mine, _take_nothing)
-        told = await membership.exchange("trace written", b"")
-        return told[0].decode(errors="replace")
+        await membership.gather("trace", part, _take_nothing)
+        reasons = await membership.exchange("trace written", b"")
+        return reasons[0].decode(errors="replace")
     try:
-        await _gather_and_write(mine, path, membership)
-        refusal = ""
+        await _gather_and_write(part, sizes, path, membership)
+        failure = ""
     except (OSError, UsageError) as error:
-        refusal = str(error) if isinstance(error, UsageError) else f"trace: cannot gather the parts of {path}: {error}"
-    await membership.exchange("trace written", refusal.encode(errors="replace")[:_TOLD_BYTES])
-    return refusal
+        failure = str(error) if isinstance(error, UsageError) else f"trace: cannot gather the parts of {path}: {error}"
+    await membership.exchange("trace written", failure.encode(errors="replace")[:_REASON_BYTES])
+    return failure
 
 
-async def _gather_and_write(mine: bytes, path: str | PathLike[str], membership: Membership) -> None:
-    starts: list[int] = []
+async def _gather_and_write(
+    own_part: bytes, sizes: list[int], path: str | PathLike[str], membership: Membership
+) -> None:
+    starts = [sum(sizes[:member]) for member in range(len(sizes))]
+    ends = list(starts)
     with _spool(path) as spool:
 
-        async def take(member: int, blob: bytes) -> None:
-            if member == len(starts):
-                starts.append(spool.tell())
-            await _in_thread(lambda: spool.write(blob))
+        def write(member: int, blob: bytes) -> None:
+            spool.seek(ends[member])
+            ends[member] += spool.write(blob)
 
-        await membership.gather("trace", mine, take)
+        async def take(member: int, blob: bytes) -> None:
+            await _in_thread(lambda: write(member, blob))
+
+        await membership.gather("trace", own_part, take)
         await _in_thread(lambda: _write(spool, starts, path))
 
 
 def _spool(path: str | PathLike[str]) -> BinaryIO:
-    """Open a nameless file on the disk that is to take the trace: in the temporary folder there may be less room."""
+    """Open a file without a name on the disk of the trace, because the temporary folder may have less space."""
     folder = os.path.dirname(os.path.abspath(path))
     return cast(BinaryIO, tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None))
 
@@ -102,13 +108,13 @@ def _write(spool: BinaryIO, starts: list[int], path: str | PathLike[str]) -> Non
 
 
 async def _take_nothing(member: int, blob: bytes) -> None:
-    raise AssertionError("only process 0 is brought anything")
+    raise AssertionError("only process 0 receives parts")
 
 
 async def _keep_own(
     timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership, why: str
 ) -> None:
-    """Write the part of this process for itself, on the common clock, and say where it is."""
+    """Write the part of this process into a file of its own, on the common clock, and print its path."""
     clock = membership.clock
     part = part_path(path, membership.member)
 
@@ -128,7 +134,7 @@ async def _keep_own(
 
 
 def part_path(path: str | PathLike[str], member: int) -> Path:
-    """Return where a process keeps its part: beside what was to be written, or in the temporary folder.
+    """Return the path for the part of one process: in the folder of the trace, or in the temporary folder.
 
     >>> str(part_path("run.trace.json.gz", 2)), str(part_path("run.json", 0))
     ('run-process2.trace.json.gz', 'run-process0.json')
@@ -136,8 +142,8 @@ def part_path(path: str | PathLike[str], member: int) -> Path:
     target = Path(path)
     stem, dot, ending = target.name.partition(".")
     is_device = target.exists() and not target.is_file()
-    beside = target.parent.is_dir() and os.access(target.parent, os.W_OK) and not is_device
-    folder = target.parent if beside else Path(tempfile.gettempdir())
+    is_writable = target.parent.is_dir() and os.access(target.parent, os.W_OK) and not is_device
+    folder = target.parent if is_writable else Path(tempfile.gettempdir())
     return folder / f"{stem}-process{member}{dot}{ending}"
 
 
@@ -147,34 +153,34 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Put off SIGTERM, by which a launcher ends what is left of a failed run: it gives a grace before it kills."""
+    """Delay SIGTERM during the block: a launcher ends a failed run by it, and kills only after a grace period."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if asked:
+        if signals:
             signal.raise_signal(signal.SIGTERM)
 
 
 EVERY_S = 1.0
 MOST_SHARE = 0.01
-"""Of a processor: thousands of spans a second are written less often."""
-_MOST_TIMES = 2  # a file with more spans than this times those that recorders keep begins anew
+"""Most processor time of the thread, as a share: thousands of spans a second are written less often."""
+_MOST_TIMES = 2  # a file with more than this many times the spans in recorders is started again
 
 
 class TraceStream:
     """Writes the spans of some recorders into a file, a block of each at a time.
 
     Args:
-        path: The file; what is there is overwritten.
+        path: The file, which is overwritten.
         recorders: Recorders of the ranks of this process.
-        empty: Says of the run what a timeline without spans does.
-        offset_ns: What the common clock showed when that of this process showed 0.
+        empty: Timeline of the run without spans.
+        offset_ns: Time of the common clock at time 0 of this process's.
     """
 
     def __init__(self, path: Path, recorders: Sequence[Recorder], empty: Timeline, *, offset_ns: int = 0) -> None:
@@ -185,17 +191,17 @@ class TraceStream:
         path.write_bytes(self._beginning)
 
     def flush(self) -> None:
-        """Write what is new."""
+        """Write new spans."""
         if self._written > _MOST_TIMES * sum(len(recorder) for recorder in self._recorders):
-            self._begin_anew()
+            self._restart()
         self._append(self._path)
 
-    def _begin_anew(self) -> None:
-        beside = self._path.with_name(self._path.name + ".new")
-        beside.write_bytes(self._beginning)
+    def _restart(self) -> None:
+        draft = self._path.with_name(self._path.name + ".new")
+        draft.write_bytes(self._beginning)
         self._seen, self._written = {}, 0
-        self._append(beside)
-        beside.replace(self._path)
+        self._append(draft)
+        draft.replace(self._path)
 
     def _append(self, path: Path) -> None:
         blocks = []
@@ -216,12 +222,12 @@ class TraceStream:
 
 
 @contextmanager
-def streamed(make: Callable[[], TraceStream], *, is_kept: Callable[[], bool]) -> Iterator[None]:
-    """Write for the block, from a thread of its own: a program may keep the loop. A full disk ends it, and no run.
+def streamed(make: Callable[[], TraceStream], *, is_written: Callable[[], bool]) -> Iterator[None]:
+    """Write spans during the block, in a thread, because a program may block the loop. A full disk ends only the file.
 
     Args:
-        make: Begins the file.
-        is_kept: Whether, after the block, the trace itself was written.
+        make: Creates the file.
+        is_written: Whether, after the block, the whole trace was written.
     """
     try:
         stream = make()
@@ -236,7 +242,7 @@ def streamed(make: Callable[[], TraceStream], *, is_kept: Callable[[], bool]) ->
     finally:
         done.set()
         thread.join()
-        if is_kept():
+        if is_written():
             stream.remove()
 
 
@@ -244,6 +250,6 @@ def _flush(stream: TraceStream, done: Event) -> None:
     pause_s = EVERY_S
     with suppress(OSError):
         while not done.wait(pause_s):
-            begun_s = thread_time()
+            start_s = thread_time()
             stream.flush()
-            pause_s = max(EVERY_S, (thread_time() - begun_s) / MOST_SHARE)
+            pause_s = max(EVERY_S, (thread_time() - start_s) / MOST_SHARE)

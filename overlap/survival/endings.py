@@ -21,7 +21,7 @@ class NotMetError(OverlapError):
     """A process was lost before all processes of a world had met.
 
     Attributes:
-        late: Whether one lives that did not come: it is not known which.
+        late: Whether a live process did not join; it is not known which.
     """
 
     def __init__(self, *, late: bool) -> None:

@@ -1,4 +1,4 @@
-"""Life of a world that goes on after losses: its processes meet again, in the next epoch, and call `main` again."""
+"""World that goes on after losses: its processes join again, in the next epoch, and call `main` again."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from .witness import Report, Witness
 
 T = TypeVar("T")
 
-#: All processes of a world after the first must have met within so long, or one is stopped: they are all ready.
+#: Time limit for the processes of a world after the first to join; all are ready, so a late one is stopped.
 JOIN_S = 15.0
-#: A process that a survivor calls lost, and that lives, has so long to report.
+#: Time limit for the report of a process that a survivor calls lost, and that lives.
 SUSPECT_S = 1.0
-#: Less than half of a world, which cannot know that the others have ended, lets them decide first for so long.
+#: Wait of less than half of a world, which cannot know whether the others have ended: they decide first.
 MINORITY_S = 10.0
-#: A process that lives and does not report counts as lost after so long: a compute in it cannot be interrupted.
+#: Time limit for the report of a process that lives: a compute in it cannot be interrupted.
 REPORT_S = 60.0
 #: Numbers of worlds from one epoch to the next: more than one program runs.
 _EPOCH = 1 << 10
@@ -52,25 +52,25 @@ _member: list[int] = []  # number of this process in its first world
 
 
 async def live_epochs(
-    place: Place,
+    own_place: Place,
     main: Callable[..., Awaitable[T]],
     args: tuple[object, ...],
-    wanted: RunConfig,
+    run_config: RunConfig,
     keeper: Keeper,
-    begun: Callable[[World], None],
+    on_start: Callable[[World], None],
     *,
-    told_to_end: Callable[[], bool],
+    has_signal: Callable[[], bool],
 ) -> list[T]:
     """Run `main(rank, *args)` on the ranks of this process, again in each epoch, until one ends well.
 
     Args:
-        place: Of this process in the first world.
+        own_place: Place of this process in the first world.
         main: The program of each rank.
-        args: Its further arguments.
-        wanted: Settings of the run.
-        keeper: Keeps the timeline.
-        begun: Is given the world of each epoch before it lives.
-        told_to_end: Whether a signal has told this process to end.
+        args: Further arguments of the program.
+        run_config: Settings of the run.
+        keeper: Writes the timeline.
+        on_start: Called with the world of each epoch before its ranks start.
+        told_to_end: Whether a signal has asked this process to end.
 
     Raises:
         EpochClosedError: The others went on without this process.
@@ -79,14 +79,14 @@ async def live_epochs(
         SystemExit: This process was a spare, and the run has ended without it.
         UsageError: This process is a spare, and runs another program than the others.
     """
-    run = SurvivingRun(place, wanted)
+    run = SurvivingRun(own_place, run_config)
     keeper.member, keeper.goes_on = run.member, run.is_loss
     try:
         if run.state is State.WAITS and not await run.wait():
             raise SystemExit(0)
         while True:
             try:
-                results = await run.epoch(main, args, keeper, begun, told_to_end)
+                results = await run.epoch(main, args, keeper, on_start, has_signal)
             except Exception as error:
                 if not run.is_loss(error):
                     raise
@@ -94,8 +94,8 @@ async def live_epochs(
             else:
                 await run.witness.on(lambda: run.witness.finish(run.world.epoch))
                 return results
-            if (kept := await run.follow(loss)) is not None:
-                return kept  # type: ignore[return-value]
+            if (results_before := await run.follow(loss)) is not None:
+                return results_before  # type: ignore[return-value]
     finally:
         run.close()
         await keeper.keep_rest()
@@ -107,8 +107,8 @@ class SurvivingRun:
     Attributes:
         member: Number of this process in the first world.
         world: The present world.
-        witness: Decides on the next ones.
-        place: Of this process in the present world.
+        witness: Decides on the next worlds.
+        place: Place of this process in the present world.
         epochs: Memory of each rank of this process.
         state: JOINS until the processes of the present world have met, then TRAINS.
     """
@@ -120,24 +120,30 @@ class SurvivingRun:
     epochs: list[Epoch]
     state: State
 
-    def __init__(self, place: Place, wanted: RunConfig) -> None:
+    def __init__(self, own_place: Place, run_config: RunConfig) -> None:
         if not _member:
-            _member.append(place.process)
+            _member.append(own_place.process)
         self.member = _member[0]
         self._number = next(_runs)
-        members = _last[-1].members if _last else tuple(range(place.processes))
+        members = _last[-1].members if _last else tuple(range(own_place.processes))
         self.world = EpochWorld(epoch=0, members=members, step=0)
         folder = witness_folder()
-        assert place.endpoint is not None, "overlap run says where processes meet"
-        self._address = local_address(place.endpoint) if has_several_hosts() else place.endpoint[0]
+        assert own_place.endpoint is not None, "overlap run says where processes meet"
+        self._address = local_address(own_place.endpoint) if has_several_hosts() else own_place.endpoint[0]
         self.witness = witness_of(
-            folder, attempt(), self._number, self.member, self.world, address=self._address, limit_s=wanted.lost_after_s
-        )
-        self.place, self._listener, self._size = place, listening(self._address), place.processes
-        self._each_host = place.processes // place.nodes
-        state_dir = wanted.state_dir or str(folder / "state")
-        self._wanted = wanted.changed(place.source, ranks=place.world_size, state_dir=state_dir)
-        self.epochs = [Epoch(survives=True, members=members) for _ in place.ranks]
+            folder,
+            attempt(),
+            self._number,
+            self.member,
+            self.world,
+            address=self._address,
+            limit_s=run_config.lost_after_s,
+        )  # fmt: skip
+        self.place, self._listener, self._size = own_place, listening(self._address), own_place.processes
+        self._each_host = own_place.processes // own_place.nodes
+        state_dir = run_config.state_dir or str(folder / "state")
+        self._run_config = run_config.changed(own_place.source, ranks=own_place.world_size, state_dir=state_dir)
+        self.epochs = [Epoch(survives=True, members=members) for _ in own_place.ranks]
         self.state = State.JOINS if self.member in members else State.WAITS
         if self.state is State.JOINS:
             self.witness.program(program_here())
@@ -180,10 +186,10 @@ class SurvivingRun:
         main: Callable[..., Awaitable[T]],
         args: tuple[object, ...],
         keeper: Keeper,
-        begun: Callable[[World], None],
-        told_to_end: Callable[[], bool],
+        on_start: Callable[[World], None],
+        has_signal: Callable[[], bool],
     ) -> list[T]:
-        """Live the world of one epoch, to its end or the first loss."""
+        """Run the world of one epoch, to its end or the first loss."""
 
         async def once(rank: Rank, *rest: object) -> T:
             result = await main(rank, *rest)
@@ -194,16 +200,16 @@ class SurvivingRun:
             self.state = State.TRAINS
             if self.world.epoch:
                 world.show(f"epoch {self.world.epoch}: {self._change}")
-            begun(world)
+            on_start(world)
             first, size = self.world.members[0], len(self.world.members)
-            if self._wanted.spares and self.member == first and size < self._size:
+            if self._run_config.spares and self.member == first and size < self._size:
                 nursery.start_soon(self._watch_spares, world)
 
         self._finished = {}
-        place, wanted = self.place, self._wanted
-        most = (self._size + (wanted.spares or 0)) * place.ranks_per_process
+        own_place, run_config = self.place, self._run_config
+        most = (self._size + (run_config.spares or 0)) * own_place.ranks_per_process
         keeper.numbered = partial(
-            in_first_world, members=self.world.members, ranks_each=place.ranks_per_process, world_size=most
+            in_first_world, members=self.world.members, ranks_each=own_place.ranks_per_process, world_size=most
         )
         failure: Exception | None = None
         results: list[T] = []
@@ -214,7 +220,15 @@ class SurvivingRun:
                 try:
                     opened = await self._open()
                     results = await live(
-                        opened, place, once, args, wanted, keeper, begin, told_to_end=told_to_end, epochs=self.epochs
+                        opened,
+                        own_place,
+                        once,
+                        args,
+                        run_config,
+                        keeper,
+                        begin,
+                        has_signal=has_signal,
+                        epochs=self.epochs,
                     )
                 except Exception as error:  # raised outside, where the nursery does not wrap it
                     failure = error
@@ -226,24 +240,24 @@ class SurvivingRun:
         return results
 
     async def _open(self) -> AbstractAsyncContextManager[WorldSetup]:
-        place = self.place
+        own_place = self.place
         if not self.world.epoch:
-            return among(place, self._wanted)
-        if place.processes == 1:
-            return alone(self._wanted)
+            return among(own_place, self._run_config)
+        if own_place.processes == 1:
+            return alone(self._run_config)
         from ..processes.connect import rendezvous
 
         world = self._number + _EPOCH * self.world.epoch
-        meeting = await rendezvous(place, world, "survivors", self._wanted)
+        meeting = await rendezvous(own_place, world, "survivors", self._run_config)
         meeting = replace(meeting, fresh=False)  # the witness belongs to one attempt
-        return among(place, self._wanted, meeting=meeting, on_lost=self._pass_on)
+        return among(own_place, self._run_config, meeting=meeting, on_lost=self._pass_on)
 
     def _pass_on(self, lost: MemberLost) -> None:
-        """Tell the launcher of a lost process, by the number that the launcher knows."""
+        """Report a lost process to the launcher, by its number in the first world."""
         report_to_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
 
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
-        """Give up joining when a process has ended that is waited for, has given up itself, or does not come."""
+        """Give up joining when a process that is missing has ended, has given up itself, or is late."""
         with trio.move_on_after(JOIN_S if self.world.epoch else inf):
             async with self.witness.watching(self.world.members):
                 while self.state is State.JOINS and not await self.witness.on(self._has_fallen_apart):  # noqa: ASYNC110
@@ -261,7 +275,7 @@ class SurvivingRun:
 
     def _spares(self) -> set[int]:
         """Spares that are ready; the witness is not asked in a job without spares."""
-        return self.witness.spares() - {*self.world.members, *self.world.lost} if self._wanted.spares else set()
+        return self.witness.spares() - {*self.world.members, *self.world.lost} if self._run_config.spares else set()
 
     def _gone(self) -> set[int]:
         return {member for member in self.world.members if self.witness.is_dead(member)}
@@ -278,7 +292,7 @@ class SurvivingRun:
         return is_end(error)
 
     async def follow(self, loss: Exception) -> list[object] | None:
-        """Agree on the next world, and take a place in it.
+        """Agree on the next world, and enter it.
 
         Returns:
             The results of the ranks here, if the loss came when all ranks of the world had finished; else None.
@@ -289,7 +303,7 @@ class SurvivingRun:
         suspects, before = self._suspects(loss), self.world
         self.state = State.REPORTS
         step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=before.step)
-        if self.place.listener is not None and before.epoch:  # whoever met in this world may still listen there
+        if self.place.listener is not None and before.epoch:  # processes of this world may still dial the old one
             self._used.append(self._listener)
             self._listener = listening(self._address)
         host, port = self._listener.getsockname()[:2]
@@ -300,23 +314,23 @@ class SurvivingRun:
         if record is None:
             return [self._finished[rank] for rank in self.place.ranks]
         if isinstance(loss, NotMetError) and loss.late and record.lost == before.lost:
-            raise loss  # all are there, and cannot meet: another epoch would not help
+            raise loss  # all live, and cannot meet: another epoch would not help
         reports = await self.witness.on(lambda: self.witness.reports(before.epoch, record.members))
         self._follow_to(record, state_of(self.member, before, record, reported=True), reports)
-        spares = self._size if self._wanted.spares else 0
+        spares = self._size if self._run_config.spares else 0
         self._change = description(before, record, full=spares)
         if record.members[0] == self.member:
             notify(description(before, record, in_one_line(loss), full=spares))
         return None
 
     def _has_state(self, epoch: Epoch) -> bool:
-        """Whether a rank has the state: that of its model, or what a program without a model keeps in the memory."""
+        """Whether a rank has the state: of its model, or in the memory of a program without a model."""
         if epoch.survivor is not None:
             return has_state(self.member, self.world, prepared=epoch.survivor.prepared)
         return has_state(self.member, self.world, prepared=int(bool(epoch.memory)))
 
     def _suspects(self, loss: Exception) -> set[int]:
-        """Return the processes that this one has lost, though they may live."""
+        """Return the processes that this one calls lost, though they may live."""
         cause = loss.cause if isinstance(loss, RankFailedError) else loss
         if isinstance(cause, NotMetError) and cause.late:
             return set(self.world.members) - {self.member}
@@ -326,16 +340,16 @@ class SurvivingRun:
 
     async def _agree(self, suspects: set[int]) -> EpochWorld | None:
         """Return the next world, once the witness has decided on it; None: the present one has ended well."""
-        began_s = trio.current_time()
+        start_s = trio.current_time()
         while (record := await self.witness.on(self.witness.record)).epoch == self.world.epoch:
-            waited_s = trio.current_time() - began_s
+            waited_s = trio.current_time() - start_s
             if await self.witness.on(partial(self._look, suspects, waited_s)):
                 return None
             await trio.sleep(self.witness.look_s)
         return record
 
     def _look(self, suspects: set[int], waited_s: float) -> bool:
-        """Propose the next world if all that live have reported; return whether the present one has ended well."""
+        """Propose the next world if all live members have reported; return whether the present one has ended well."""
         if self.witness.has_finished(self.world.epoch) and len(self._finished) == len(self.epochs):
             return True
         reports = self.witness.reports(self.world.epoch, self.world.members)
@@ -354,10 +368,10 @@ class SurvivingRun:
         return False
 
     def _follow_to(self, record: EpochWorld, state: State, reports: Mapping[int, Report]) -> None:
-        """Take this process's place in the next world.
+        """Enter the next world.
 
         Raises:
-            EpochClosedError: It has none.
+            EpochClosedError: This process is no member of it.
             StateLostError: No member of that world has the state.
         """
         self.state = state
@@ -386,7 +400,7 @@ class SurvivingRun:
             listener=self._listener.fileno() if process == 0 else None,
         )
         renumber(self.place)
-        self._wanted = self._wanted.changed(ranks=self.place.world_size)
+        self._run_config = self._run_config.changed(ranks=self.place.world_size)
         self.world, each = record, self.place.ranks_per_process
         joined = tuple(range((processes - len(record.newcomers)) * each, processes * each))
         for epoch in self.epochs:

@@ -162,7 +162,7 @@ class SharedWitness(Witness):
 def witness_of(
     folder: Path, attempt: int, run: int, member: int, first: EpochWorld, *, address: str, limit_s: float | None
 ) -> Witness:
-    """Return the witness of a job on one host or on several; takes what `SharedWitness` takes."""
+    """Return the witness of a job on one host or on several; arguments as for `SharedWitness`."""
     if not has_several_hosts():
         return Witness(folder, attempt, run, member, first)
     return SharedWitness(folder, attempt, run, member, first, address=address, limit_s=limit_s or LOST_AFTER_S)

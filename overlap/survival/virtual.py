@@ -39,10 +39,10 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
     """
     faults = assumptions.faults
     assert faults is not None
-    world, began_ns = EpochWorld(epoch=0, members=tuple(range(size)), step=0), 0
+    world, start_ns = EpochWorld(epoch=0, members=tuple(range(size)), step=0), 0
     epochs = {member: Epoch(survives=True, members=world.members) for member in world.members}
     while True:
-        backend = SimulatedBackend(assumptions, cluster, began_ns=began_ns, epoch=world.epoch, members=world.members)
+        backend = SimulatedBackend(assumptions, cluster, began_ns=start_ns, epoch=world.epoch, members=world.members)
         members = [epochs[member] for member in world.members]
         nbytes = max(getattr(epoch.survivor, "nbytes", 0) for epoch in members)
         described = {EPOCH: str(world.epoch), AFTER: str(world.step), STATE: str(nbytes)}
@@ -55,7 +55,7 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
                 raise
         for member in following.members:
             _enter(epochs[member], following)
-        world, began_ns = following, backend.now_ns() + round(faults.recovery_s * 1e9)
+        world, start_ns = following, backend.now_ns() + round(faults.recovery_s * 1e9)
 
 
 def _lost_ranks(error: Exception) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Witness of a job on one host: a folder whose files decide on one world for each epoch.
+"""Witness of a job on one host: a folder with files that decide on one world for each epoch.
 
 ::
 

@@ -244,7 +244,7 @@ def test_ranks_of_a_program_that_processes_cannot_share_are_refused(process, scr
     run = process("run", "--processes", "3", "--no-prefix", program)
     out, err = run.communicate(timeout=60)
     assert (run.returncode, out, err) == (2, "", (
-        f"overlap: {program}:6: ranks: 4 ranks cannot be divided among --processes 3; give others by --ranks\n"
+        f"overlap: {program}:6: ranks: 4 ranks cannot be divided among --processes 3; set another number by --ranks\n"
     ))  # fmt: skip
 
 

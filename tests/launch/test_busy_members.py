@@ -24,13 +24,14 @@ import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from overlap.errors import UsageError
+from overlap.kernel_facts import ProcessState, process_identity, process_state
 from overlap.processes.identity import JoinError
 from overlap.processes.inbox import MemberLostError
 from overlap.processes.join import join
 from overlap.processes.link import ControlLink
 from overlap.processes.member import Membership
 from overlap.processes.messages import MemberLost, MemberNotice, Refused
-from overlap.processes.silence import ProcessState, SilenceLimits, identity, state_of, watch
+from overlap.processes.silence import SilenceLimits, watch
 from overlap.processes.thread import in_own_thread
 from tests.interpreters import Python
 
@@ -260,26 +261,26 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_the_kernel_tells_who_runs_and_who_is_stopped_or_gone() -> None:
     with child() as process:
-        name = identity(process.pid)
-        assert state_of(name) is ProcessState.RUNS
+        name = process_identity(process.pid)
+        assert process_state(name) is ProcessState.RUNS
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        assert state_of(name) is ProcessState.STOPPED
+        assert process_state(name) is ProcessState.STOPPED
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert state_of(name) is ProcessState.GONE  # a zombie
+        assert process_state(name) is ProcessState.GONE  # a zombie
         process.wait()
-        assert state_of(name) is ProcessState.GONE
-    assert state_of(identity()) is ProcessState.RUNS
+        assert process_state(name) is ProcessState.GONE
+    assert process_state(process_identity()) is ProcessState.RUNS
 
 
 def test_of_others_it_knows_nothing() -> None:
-    host, pid, began = identity().split(" ")
+    host, pid, began = process_identity().split(" ")
     for name in ("", "x", f"{host} me {began}", f"{host} {pid}", f"{host} {pid} {began} more"):
-        assert state_of(name) is ProcessState.UNKNOWN
-    assert state_of(f"other {pid} {began}") is ProcessState.ELSEWHERE
-    assert state_of(f"{host} {pid} {int(began) + 1}") is ProcessState.GONE  # its number was given to another
-    assert identity(2**22 + 1) == ""
+        assert process_state(name) is ProcessState.UNKNOWN
+    assert process_state(f"other {pid} {began}") is ProcessState.ELSEWHERE
+    assert process_state(f"{host} {pid} {int(began) + 1}") is ProcessState.GONE  # its number was given to another
+    assert process_identity(2**22 + 1) == ""
 
 
 Loss: TypeAlias = tuple[int, str, float]
@@ -343,7 +344,7 @@ def watched(
 
     nursery: trio.Nursery
     begun_s = 0.0
-    monkeypatch.setattr("overlap.processes.silence.state_of", {"of the test": state}.__getitem__)
+    monkeypatch.setattr("overlap.processes.silence.process_state", {"of the test": state}.__getitem__)
     monkeypatch.setattr(ControlLink, "answering", answering)
     clock = MockClock()
     with listening() as listener:
@@ -439,8 +440,8 @@ def test_patience_with_a_silent_process_of_another_host_ends(process: str) -> No
 APART = """
 import math
 import os
-from overlap.processes import silence
-silence._host = lambda: f"host-{os.getpid()}"
+from overlap import kernel_facts
+kernel_facts._process_namespace = lambda: f"host-{os.getpid()}"
 """
 BUSY = """
 import ctypes, os, signal, sys, time

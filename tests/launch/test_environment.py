@@ -252,7 +252,7 @@ def test_the_secret_shows_nowhere():
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2: ranks are numbered from 0, and WORLD_SIZE=2"),
         ({"RANK": "1"}, "RANK=1 (torchrun) needs WORLD_SIZE, which is not set"),
         ({"PMI_SIZE": "4"}, "PMI_SIZE=4 (MPICH) needs PMI_RANK, which is not set"),
-        (TORCHRUN, "no secret: whoever reaches 10.0.0.1:29501 could join the job; give every process the same "),
+        (TORCHRUN, "no secret: whatever reaches 10.0.0.1:29501 could join the job; give every process the same "),
         (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT: expected a whole number from 1 to 65535, got '70000'"),
         (TORCHRUN | {"MASTER_PORT": ""}, "MASTER_ADDR=10.0.0.1 needs MASTER_PORT"),
         (TORCHRUN | {"GROUP_RANK": "0"}, "torchrun: nodes must have equally many processes, in order; process 5 of 8"),
@@ -266,7 +266,7 @@ def test_the_secret_shows_nowhere():
         (own(job="x" * 65), "job: expected at most 64 printable characters, got 'xxx"),
         ({"OVERLAP_NODE_RANK": "1"}, "OVERLAP_NODE_RANK=1 needs OVERLAP_NNODES, the number of nodes"),
         ({"OVERLAP_NODE_RANK": "2", "OVERLAP_NNODES": "2"}, "OVERLAP_NODE_RANK=2: nodes are numbered from 0"),
-        (own(endpoint=("::2", 80)), "no secret: whoever reaches [::2]:80 could join the job; "),
+        (own(endpoint=("::2", 80)), "no secret: whatever reaches [::2]:80 could join the job; "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_named(environ, message):
@@ -299,7 +299,7 @@ def test_loopback(host, answer):
 def test_the_next_port_is_taken_where_torch_has_begun_at_that_one(monkeypatch, begun, port):
     distributed = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: begun)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
-    monkeypatch.setattr("overlap.processes.secret._kept", {})  # where it would stay for later tests
+    monkeypatch.setattr("overlap.processes.secret._removed", {})  # where it would stay for later tests
     for name, value in ({"RANK": "1", "WORLD_SIZE": "2"} | MASTER | SECRET).items():
         monkeypatch.setenv(name, value)
     assert find_place().endpoint == ("10.0.0.1", port)

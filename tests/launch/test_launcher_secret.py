@@ -31,7 +31,7 @@ def test_hexadecimal_digits_are_bytes_and_text_is_text(tmp_path):
 
 
 def test_the_variable_is_taken_out_of_the_environment_once_it_is_read(monkeypatch):
-    monkeypatch.setattr("overlap.processes.secret._kept", {})
+    monkeypatch.setattr("overlap.processes.secret._removed", {})
     monkeypatch.setenv("OVERLAP_SECRET", HEX)
     assert given_secret(os.environ) == bytes.fromhex(HEX)
     assert "OVERLAP_SECRET" not in os.environ
@@ -66,7 +66,7 @@ def test_what_is_no_secret_is_named_without_being_shown(tmp_path):
     assert error_of({"OVERLAP_SECRET_FILE": str(tmp_path / "x")}).endswith(
         "x: there is no such file; write a secret into it"
     )
-    assert "not what a secret is kept in" in error_of({"OVERLAP_SECRET_FILE": str(tmp_path)})
+    assert "no plain file or folder" in error_of({"OVERLAP_SECRET_FILE": str(tmp_path)})
     assert error_of(private(tmp_path / "s", "")).startswith("OVERLAP_SECRET_FILE: a secret of 0 bytes can be guessed")
     short = error_of({"OVERLAP_SECRET": "hunter2"})
     assert short.startswith("OVERLAP_SECRET: a secret of 7 bytes can be guessed; give every process the same ")
@@ -100,7 +100,7 @@ def test_a_folder_that_others_can_enter_is_not_trusted(tmp_path):
 def test_a_link_instead_of_the_folder_is_not_trusted(tmp_path):
     (tmp_path / "mine").mkdir(mode=0o700)
     (tmp_path / f"overlap-{os.getuid()}").symlink_to(tmp_path / "mine")
-    with pytest.raises(UsageError, match="not what a secret is kept in"):
+    with pytest.raises(UsageError, match="no plain file or folder"):
         user_secret({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 

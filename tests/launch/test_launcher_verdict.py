@@ -5,8 +5,9 @@ from threading import Thread
 import pytest
 
 from overlap.errors import PeerFailedError, RankFailedError, StallError
+from overlap.kernel_facts import oom_kills
 from overlap.launch.report import report
-from overlap.launch.verdict import Ending, card, culprit, exit_code, oom_kills
+from overlap.launch.verdict import Ending, card, culprit, exit_code
 from overlap.processes.status import (
     LONGEST_BYTES,
     LONGEST_TEXT,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import re
 import struct
-from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
-from overlap.errors import OverlapError
 from overlap.processes import host as acceptor
 from overlap.processes.coordinator import Coordinator
 from overlap.processes.identity import JoinError, RendezvousConfig
@@ -23,14 +21,12 @@ from overlap.processes.member import Membership
 from overlap.processes.messages import (
     Bye,
     Contribution,
-    Fetch,
     Goodbye,
     Join,
     MemberLeft,
     MemberLost,
     MemberNotice,
     Message,
-    Piece,
     Ping,
     Pong,
     Ready,
@@ -158,8 +154,6 @@ def test_a_handshake_that_is_late_matters_where_a_member_is_missing(*, comes: bo
         (encode(Join(detail="overlap 0.1.0, local", process="")), "a Join, which is not its turn"),
         (encode(Pong(sent_ns=0, server_ns=0)), "a Pong, which is not its turn"),
         (encode(MemberLeft(member=1)), "a MemberLeft, which is not its turn"),
-        (encode(Piece(member=2, name="x", turn=0, nbytes=1, blob=b"y")), "a Piece, which is not its turn"),
-        (encode(Fetch(member=1, name="x", turn=0, start=1)), "a Fetch, which is not its turn"),
         (
             encode(Contribution(name="x", turn=0, blob=b"")) * 2,
             "a part of exchange 'x' which is too long, or its second one",
@@ -192,77 +186,25 @@ def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(data: bytes, 
     assert seen == {0: [lost, MemberNotice(1, b"I go on")], 1: [lost, MemberNotice(0, b"I go on")]}
 
 
-PIECE = 48 * 1024
+def test_a_piece_of_a_gather_that_is_too_long_loses_its_sender() -> None:
+    reason = "a part of exchange 'gather trace' which is too long, or its second one"
 
-
-def piece(nbytes: int, blob: bytes, *, member: int = 1) -> bytes:
-    return encode(Piece(member=member, name="gather trace", turn=0, nbytes=nbytes, blob=blob))
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (piece(10**12, bytes(PIECE)) * 5, "a Piece, which is not its turn"),
-        (piece(1, b"x", member=0), "a piece of 'gather trace' which is too long, or another member's"),
-        (piece(10**12, bytes(PIECE + 1)), "a piece of 'gather trace' which is too long, or another member's"),
-    ],
-)
-def test_a_gather_takes_no_more_than_it_asks_for_and_asks_for_little_at_once(data: bytes, reason: str) -> None:
     async def main(company: Company) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(company.attend, 0, gather)
             puppet = await Puppet.enter(company, 1)
             await puppet.hear(Ready)
-            assert await puppet.hear(Fetch) == Fetch(member=1, name="gather trace", turn=0, start=0)
-            if len(data) > 5 * PIECE:  # once the size is known, four are asked for at a time
-                await puppet.say(piece(10**12, bytes(PIECE)))
-                for at in range(1, 5):
-                    expected = Fetch(member=1, name="gather trace", turn=0, start=at * PIECE)
-                    assert await puppet.hear(Fetch) == expected
-            await puppet.say(data)
+            await puppet.say(encode(Contribution(name="gather trace", turn=0, blob=bytes(48 * 1024 + 1), gather=True)))
             assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
             await puppet.stream.aclose()
 
     async def gather(membership: Membership) -> None:
-        taking = trio.Event()  # never set: who takes may be slow
-
         async def take(member: int, data: bytes) -> None:
-            if len(taken) == 2:
-                await taking.wait()
-            taken.append(data)
+            assert member == 0
 
-        async def attempt() -> None:
-            with suppress(MemberLostError):
-                await membership.gather("trace", b"mine", take)
-
-        taken: list[bytes] = []
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(attempt)
-            assert isinstance(await anext(membership.messages()), MemberLost)
-            nursery.cancel_scope.cancel()
-        with pytest.raises(MemberLostError, match=rf"^gather 'later': process 1 is lost: it sent {reason}"):
-            await membership.gather("later", b"mine", take)
-        await membership.leave()
-
-    with_company(2, main)
-
-
-def test_a_member_that_sends_less_than_it_has_told_ends_the_gather() -> None:
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(company.attend, 0, gather)
-            puppet = await Puppet.enter(company, 1)
-            await puppet.hear(Fetch)
-            await puppet.say(piece(10**12, bytes(7)) + encode(Bye()))
-            await puppet.hear(Goodbye)
-            await puppet.stream.aclose()
-
-    async def gather(membership: Membership) -> None:
-        async def take(member: int, data: bytes) -> None:
-            await trio.lowlevel.checkpoint()
-
-        with pytest.raises(OverlapError, match=r"^gather 'trace': process 1 sent a piece of 7 bytes at byte 0 of "):
-            await membership.gather("trace", b"mine", take)
+        for name in ("trace", "later"):
+            with pytest.raises(MemberLostError, match=rf"^gather '{name}': process 1 is lost: it sent {reason}"):
+                await membership.gather(name, b"mine", take)
         await membership.leave()
 
     with_company(2, main)

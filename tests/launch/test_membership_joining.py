@@ -15,8 +15,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from overlap.errors import UsageError
-from overlap.processes import dialler, sockets
 from overlap.processes import host as acceptor
+from overlap.processes import sockets
 from overlap.processes.identity import JoinError, RendezvousConfig, name_processes
 from overlap.processes.join import join_here
 from overlap.processes.member import Membership
@@ -336,7 +336,7 @@ def test_a_host_that_is_not_there_is_named_with_the_last_trouble(monkeypatch: py
         finally:
             tried.set()
 
-    monkeypatch.setattr(dialler, "dial", noticed)
+    monkeypatch.setattr(sockets, "dial", noticed)
     config = RendezvousConfig(job="x", member=1, members=2, endpoint=("127.0.0.1", unused_port()), secret=SECRET)
 
     async def join_as_client() -> None:

@@ -31,6 +31,7 @@ from overlap.processes.messages import (
 
 EXAMPLES: dict[Any, list[Any]] = {
     str: ["", "näme", "x" * 1000],
+    bool: [False, True],
     int: [0, -1, 2**63 - 1],
     bytes: [b"", b"\x00\xff" * 500],
     list[int]: [[], [3, 7]],

@@ -463,7 +463,7 @@ def test_launchers_of_several_machines_go_on_without_one_that_is_lost(tmp_path):
         launchers[1].kill()
         said, told = launchers[0].communicate(timeout=LIMIT_S)
         assert (launchers[0].returncode, said) == (0, "2 1 True\n"), told
-        assert "overlap: goes on with 2 of 3 nodes: node 1 did not come within 10 s\n" in told
+        assert "overlap: goes on with 2 of 3 nodes: node 1 did not join within 10 s\n" in told
         assert launchers[2].communicate(timeout=LIMIT_S)[0] == ""
         assert launchers[2].returncode == 0
     finally:
