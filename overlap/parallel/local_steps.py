@@ -12,12 +12,13 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from .buckets.gradients import check_gradient, is_finite, not_finite
-from .buckets.plan import BucketPlan, plan_buckets
+from .buckets.plan import plan_by_dtype
 from .checkpoints.names import Own
 from .checkpoints.pieces import Shard, Tensors, divided
 from .fragment import Fragment
 from .optimizers import SGD, Nesterov, Optimizer, check_optimizer
 from .parameters import Parameters
+from .settings import check_count
 from .strategy import Ahead, Strategy
 from .tree import Params, Place, flatten
 from .work import users_frame
@@ -25,7 +26,7 @@ from .work import users_frame
 if TYPE_CHECKING:
     from .tree import Array
 
-_NO_LIMIT = 1 << 62  # bytes of a bucket
+_OUTER = "outer "  # begins the names of the outer optimizer's state
 
 
 class LocalSteps(Strategy[Params]):
@@ -86,31 +87,22 @@ class LocalSteps(Strategy[Params]):
         check_optimizer("outer", outer)
         super().__init__(rank, params, group, ahead)
         self.period, self.delay = period, delay
-        self._parameters = Parameters(rank, leaves, optimizer)
+        self._parameters, self._common = Parameters(rank, leaves, optimizer), Parameters(rank, leaves, outer)
         self._stream = rank.stream(f"outer steps of {self.group.name}")
-        self._plans = self._planned(leaves, list(leaves))
         self._fragments = [
-            Fragment(rank, plan, self._parameters, outer, sends_at=(number + 1) * period // fragments % period)
+            Fragment(plan, self._parameters, self._common, sends_at=(number + 1) * period // fragments % period)
             for number in range(fragments)
-            for plan in self._planned(leaves, list(leaves)[number::fragments])
+            for plan in plan_by_dtype(self._leaves, list(leaves)[number::fragments])
         ]
         self._handed: dict[str, object] = {}
         self._places: dict[str, Place] = {}  # where they were handed over
-        self._newest: Future[dict[str, Array]] = self._work.compute(
-            self._begin,
-            *self._first_weights(self._parameters),
-            name=RoleName("first weights", "library"),
-            moved_bytes=0,
-        )
-
-    def _planned(self, leaves: dict[str, Array], names: list[str]) -> list[BucketPlan]:
-        """Return one bucket for all parameters of a dtype."""
-        told = {name: (leaves[name].shape, leaves[name].dtype) for name in names}
-        return list(plan_buckets(told, names, bucket_bytes=_NO_LIMIT, first_bytes=_NO_LIMIT, alone_bytes=None))
+        first = self._first_weights(self._parameters)
+        self._newest: Future[dict[str, Array]] = self._work.compute(self._begin, *first, name="first weights")
 
     def _begin(self, *_: object) -> dict[str, Array]:
-        for fragment in self._fragments:
-            fragment.begin()
+        if self._parameters.real:
+            for common, own in zip(self._common.weights.values(), self._parameters.weights.values(), strict=True):
+                common.flat[:] = own.flat
         return self._parameters.views
 
     # -- the loop ----------------------------------------------------------------------------------------------
@@ -134,15 +126,15 @@ class LocalSteps(Strategy[Params]):
         Raises:
             UsageError: If a parameter has had no gradient.
         """
-        missing = [name for plan in self._plans for name in plan.names if name not in self._handed]
+        missing = [name for name in self._leaves if name not in self._handed]
         if missing:
             raise UsageError(f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}")
         self._note_step()
         self.steps += 1
-        moved_bytes = sum(self._parameters.moved_bytes(plan) for plan in self._plans)
+        moved_bytes = sum(self._parameters.moved_bytes(each.plan) for each in self._parameters.weights.values())
         gradients, self._handed = self._handed, {}
         update, self._places = partial(self._update, self.steps, self._places), {}
-        self._newest = self._work.compute(update, gradients, name=RoleName("update", "update"), moved_bytes=moved_bytes)
+        self._newest = self._work.compute(update, gradients, name="update", role="update", moved_bytes=moved_bytes)
         for fragment in self._fragments:
             self._apply_if_due(fragment)
             if self.steps % self.period == fragment.sends_at:
@@ -168,7 +160,7 @@ class LocalSteps(Strategy[Params]):
 
     def tensors(self) -> Tensors:
         """Return dtype and shape of the common weights and of the outer optimizer's state, by name."""
-        return {piece.tensor: (piece.dtype.name, piece.shape) for piece in self.wanted()}
+        return self._common.tensors(_OUTER)
 
     def kept(self) -> list[Shard]:
         """Return the pieces that this rank saves of the common weights and state."""
@@ -176,7 +168,7 @@ class LocalSteps(Strategy[Params]):
 
     def wanted(self) -> list[Shard]:
         """Return the pieces of the common weights and state, which all ranks read."""
-        return [piece for fragment in self._fragments for piece in fragment.pieces()]
+        return self._common.pieces(_OUTER)
 
     def notes(self) -> dict[str, object]:
         """Return when outer steps have been made, and which are under way."""
@@ -211,7 +203,7 @@ class LocalSteps(Strategy[Params]):
         for number, (fragment, each) in enumerate(zip(self._fragments, told, strict=True)):
             prefix = f"fragment:{number}:"
             parts = own and {name.removeprefix(prefix): array for name, array in own.items() if name.startswith(prefix)}
-            fragment.resume(each, parts, self.rank)
+            fragment.resume(each, parts, self._work)
         return "what each rank has learned since its last outer step is lost" if own is None else ""
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -226,7 +218,7 @@ class LocalSteps(Strategy[Params]):
 
     def _send(self, fragment: Fragment) -> None:
         nbytes = fragment.plan.nbytes
-        change = self._work.compute(fragment.change, name=RoleName("change", "library"), moved_bytes=4 * nbytes)
+        change = self._work.compute(fragment.change, name="change", moved_bytes=4 * nbytes)
         fragment.sent_at, fragment.due = self.steps, self.steps + self.delay
         fragment.pending = change
         if self.group.size > 1:
@@ -243,15 +235,10 @@ class LocalSteps(Strategy[Params]):
         if pending is None:
             return
         fragment.rounds += 1
-
-        step = partial(self._outer_step, fragment, fragment.rounds, fragment.sent_at < self.steps)
+        step = partial(fragment.apply, fragment.rounds, fragment.sent_at < self.steps)
         self._newest = self._work.compute(
-            step, pending, name=RoleName("outer update", "update"), moved_bytes=fragment.moved_bytes
+            step, pending, name="outer update", role="update", moved_bytes=4 * fragment.plan.nbytes
         )
-
-    def _outer_step(self, fragment: Fragment, round_: int, since: bool, mean: Array) -> dict[str, Array]:
-        fragment.apply(round_, since, mean)
-        return self._parameters.views
 
 
 class LocalSGD(LocalSteps[Params]):
@@ -309,10 +296,9 @@ class DiLoCo(LocalSteps[Params]):
 
 
 def _check(*, period: int, delay: int, fragments: int, ahead: int, parameters: int) -> None:
-    counts = (("period", period, 1), ("delay", delay, 0), ("fragments", fragments, 1), ("ahead", ahead, 0))
-    for name, value, least in counts:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{name}: expected a whole number from {least}, got {value!r}")
+    for name, value, least in (("period", period, 1), ("delay", delay, 0), ("fragments", fragments, 1)):
+        check_count(name, value, least=least)
+    check_count("ahead", ahead, least=0)
     if delay >= period:
         raise UsageError(f"delay: expected less than the period of {period}, got {delay}")
     if period % fragments:

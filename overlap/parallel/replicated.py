@@ -66,7 +66,7 @@ class _Layout:
         self._dtypes: list[np.dtype[np.generic]] = []
         start = 0
         for bucket in buckets:
-            for array in bucket.arrays():
+            for array in bucket.weights.arrays():
                 self.sizes.append(bucket.plan.size)
                 self.starts.append(start)
                 self._dtypes.append(array.dtype)
@@ -132,7 +132,7 @@ class ShardReplicas:
         self.repeated: int = 0 if earlier is None else earlier.made - rank.epoch.step
         self._buckets = sorted(buckets, key=lambda bucket: bucket.plan.index)
         self._layout = _Layout(self._buckets, group.size)
-        self._work, self._real = MemoryWork(rank), rank.empty(1).flags.writeable
+        self._work = MemoryWork(rank)
         self._progress = _ReplicaProgress(rank.epoch.step)
         self._prepared: Snapshot | None = None
         self._under_way: Future[None] | None = None
@@ -150,7 +150,7 @@ class ShardReplicas:
     @property
     def nbytes(self) -> int:
         """Bytes of the shard of this rank."""
-        return sum(array.nbytes for bucket in self._buckets for array in bucket.arrays())
+        return sum(array.nbytes for bucket in self._buckets for array in bucket.weights.arrays())
 
     @property
     def prepared(self) -> int:
@@ -173,8 +173,8 @@ class ShardReplicas:
     def send(self, step: int) -> None:
         """Issue the copy of this rank's shard, behind all updates, and its way to the neighbour."""
         copy = self._work.compute(
-            partial(self._copy, step), self._under_way, self._restored, name=RoleName("copy for a replica", "library"),
-            stream="optimizer", moved_bytes=2 * self.nbytes,
+            self._copy, self._under_way, self._restored, name="copy for a replica", stream="optimizer",
+            moved_bytes=2 * self.nbytes,
         )  # fmt: skip
         self._under_way = self._task(self._send, step, copy, name=f"replica of step {step}")
 
@@ -182,8 +182,8 @@ class ShardReplicas:
         group, stream, size = self._group, self.rank.stream(_STREAM), self._group.size
         distance = _distance([row[0] for row in await self._table])
         flat, name = await copy, RoleName(f"replica of step {step}", "library")
-        sign = RoleName("digest of a replica", "library")
-        await self._work.compute(lambda: self._sign(step, flat), name=sign, stream=_STREAM, moved_bytes=flat.nbytes)
+        sign = partial(self._sign, step)
+        await self._work.compute(sign, flat, name="digest of a replica", stream=_STREAM, moved_bytes=flat.nbytes)
         options: dict[str, Any] = {"stream": stream, "priority": _PRIORITY, "name": name, "call_site": self._place}
         replica = Snapshot(step=step, ranks=size, shards={group.rank: flat})
         if size > 1:
@@ -197,7 +197,7 @@ class ShardReplicas:
             self._prepared = replica
             self._progress.prepare(step)
         ready = metadata([valid == replica.shards.keys()], np.int8)
-        if (await group.all_reduce(ready, op="min", **options))[0] or not self._real:
+        if (await group.all_reduce(ready, op="min", **options))[0] or not self._work.real:
             self._progress.agree(step)
             before, self.complete, self._prepared = self.complete, replica, None
             self._reuse(before)
@@ -218,27 +218,26 @@ class ShardReplicas:
 
     def _check(self, replica: Snapshot) -> Future[set[int]]:
         return self._work.compute(
-            partial(self._valid, replica), name=RoleName("check replica", "library"), stream=_STREAM,
-            moved_bytes=2 * self.nbytes,
-        )  # fmt: skip
+            partial(self._valid, replica), name="check replica", stream=_STREAM, moved_bytes=2 * self.nbytes
+        )
 
     # -- on compute streams --------------------------------------------------------------------------------------------
 
-    def _copy(self, step: int, *_: object) -> Array:
+    def _copy(self, *_: object) -> Array:
         flat = self._buffer()
-        if self._real:
-            arrays = [array for bucket in self._buckets for array in bucket.arrays()]
+        if self._work.real:
+            arrays = [array for bucket in self._buckets for array in bucket.weights.arrays()]
             for index, array in enumerate(arrays):
                 self._layout.view(flat, index, array.size)[:] = array
         return flat
 
     def _sign(self, step: int, flat: Array) -> None:
-        if self._real:
+        if self._work.real:
             flat[-_TAIL_BYTES:] = _tail(flat, step)
 
     def _valid(self, replica: Snapshot) -> set[int]:
         """Return the ranks with a shard that has its digest."""
-        if not self._real:
+        if not self._work.real:
             return set(replica.shards)
         step = replica.step
         return {rank for rank, flat in replica.shards.items() if bytes(flat[-_TAIL_BYTES:]) == bytes(_tail(flat, step))}
@@ -319,7 +318,7 @@ class ShardReplicas:
         group, stream = self._group, self.rank.stream(_STREAM)
         copies = {shard: flat for source in self._sources for shard, flat in source.shards.items()}
         moves: list[Future[object]] = []
-        arrays = [array for bucket in self._buckets for array in bucket.arrays()]
+        arrays = [array for bucket in self._buckets for array in bucket.weights.arrays()]
         name = RoleName("state from replicas", "library")
         options: dict[str, Any] = {"stream": stream, "name": name, "call_site": self._place}
         for index, array in enumerate(arrays):
@@ -331,7 +330,7 @@ class ShardReplicas:
                         moves.append(group.recv(_cut(array, here, part), holder, _TAG, **options))
                     continue
                 elements = there.stop - there.start
-                if self._real:
+                if self._work.real:
                     source = before.view(copies[shard], index, elements)
                 else:
                     source = self.rank.empty(elements, array.dtype)
@@ -341,7 +340,7 @@ class ShardReplicas:
                         continue
                     if rank != holder:
                         moves.append(group.send(_cut(source, there, part), rank, _TAG, **options))
-                    elif self._real:
+                    elif self._work.real:
                         _cut(array, here, part)[:] = _cut(source, there, part)
         for move in moves:
             await move

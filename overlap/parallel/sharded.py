@@ -20,9 +20,9 @@ from .buckets.gathering import Gathering, Prefetched
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .buckets.scattered import Scattered
 from .checkpoints.names import Own
-from .checkpoints.pieces import Shard, Tensors, state_name
+from .checkpoints.pieces import Shard, Tensors
 from .optimizers import Optimizer, check_optimizer
-from .parameters import ModelMemory, Stage, expected_memory
+from .parameters import ModelMemory, Stage, expected_memory, memory_of
 from .replicated import ShardReplicas
 from .settings import Batch, Order, Settings, Unused, check_count
 from .tree import Params, Place, flatten
@@ -269,7 +269,7 @@ class Sharded(Bucketed[Scattered, Params]):
 
     def _arrived(self, bucket: Scattered) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
         assert bucket.reduced is not None, "the step has sent it"
-        yield bucket.reduced, bucket.places()
+        yield bucket.reduced, [(slot.name, place) for slot, place in bucket.weights.places()]
 
     def _reorder(self, order: Sequence[str]) -> None:
         """Let buckets travel in the order in which their last gradients come."""
@@ -287,21 +287,15 @@ class Sharded(Bucketed[Scattered, Params]):
 
     def tensors(self) -> Tensors:
         """Return dtype and shape of the weights and of the optimizer's state, by name."""
-        tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for bucket in self._buckets:
-            for slot in bucket.plan.slots:
-                tensors[slot.name] = (bucket.plan.dtype.name, slot.shape)
-                for key, array in bucket.state.items():
-                    tensors[state_name(key, slot.name)] = (array.dtype.name, slot.shape)
-        return tensors
+        return {name: form for bucket in self._buckets for name, form in bucket.weights.tensors().items()}
 
     def kept(self) -> list[Shard]:
         """Return the pieces that this rank saves in a checkpoint: its part."""
-        return [piece for bucket in self._buckets for piece in bucket.pieces(whole=False)]
+        return [piece for bucket in self._buckets for piece in bucket.weights.pieces()]
 
     def wanted(self) -> list[Shard]:
         """Return the pieces that this rank reads of a checkpoint: its part; in stages 1 and 2 all parameters."""
-        return [piece for bucket in self._buckets for piece in bucket.pieces(whole=True)]
+        return [piece for bucket in self._buckets for piece in bucket.weights.pieces(whole=bucket.whole)]
 
     async def settle(self) -> None:
         """Wait until all updates of this rank's part are done that have been issued."""
@@ -320,11 +314,11 @@ class Sharded(Bucketed[Scattered, Params]):
 
     def memory(self) -> ModelMemory:
         """Return the sizes of the arrays that the model keeps on this rank from step to step."""
-        return ModelMemory(
-            parameters=sum((bucket.param if bucket.whole is None else bucket.whole).nbytes for bucket in self._buckets),
-            gradients=sum(bucket.grad.nbytes for bucket in self._buckets),
-            optimizer=sum(each.nbytes for bucket in self._buckets for each in bucket.state.values()),
-        )
+        buckets, others = self._buckets, 0
+        if self.stage < 3:
+            others = sum(bucket.plan.nbytes - bucket.weights.flat.nbytes for bucket in buckets)
+        gradients = sum(bucket.grad.nbytes for bucket in buckets)
+        return memory_of([bucket.weights for bucket in buckets], gradients=gradients, others=others)
 
     def expected_memory(self) -> ModelMemory:
         """Return the memory of this model, stage and group by the formula of ZeRO."""

@@ -168,17 +168,16 @@ class Strategy(ABC, Generic[Params]):
 
     def _alike(self) -> Future[None]:
         """Compare the names, shapes and dtypes of the parameters of all ranks."""
-        told = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
-        return agreement(self.rank, self.group, "params", told)
+        items = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
+        return agreement(self._work, self.group, "params", items)
 
     def _first_weights(self, parameters: Parameters, *, state: bool = False) -> list[Future[object]]:
         """Give all ranks the weights of the first one, and its optimizer's state, after they compare parameters."""
         if self.group.size == 1:
             return []
         issued: list[Future[object]] = [self._alike()]
-        arrays = [*parameters.flat.values()]
-        arrays += [each for kept in parameters.state.values() for each in kept.values()] if state else []
+        arrays = parameters.arrays() if state else [weights.flat for weights in parameters.weights.values()]
         name = RoleName("state for newcomers" if state else "first weights", "library")
-        for flat in [each.view() for each in arrays]:
+        for flat in [array.view() for array in arrays]:
             issued.append(self.group.broadcast(flat, out=flat, name=name, call_site=users_frame()))
         return issued

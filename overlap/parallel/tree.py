@@ -225,24 +225,10 @@ def _check_items(branches: Mapping[str | int, object], name: str, place: Place |
 # -- sums of gradients -----------------------------------------------------------------------------------------------
 
 
-def add_up(work: MemoryWork, like: object, trees: Sequence[object]) -> object:
-    """Return the sum of trees of one form, in their order; of one tree, the tree itself.
-
-    Args:
-        work: Issues the addition.
-        like: A tree of that form: its size is the cost of the addition on the virtual clock.
-        trees: At least one; of a layer without weights they may be None.
-    """
-    if len(trees) == 1:
-        return trees[0]
-    moved_bytes = (len(trees) + 1) * _nbytes(like)
-    return work.compute(_total, list(trees), _form(like), name="add gradients", moved_bytes=moved_bytes)
-
-
 class RunningSum:
-    """The sum of trees of one form that come one after the other, such as gradients of microbatches.
+    """The sum of trees of one form that come one after the other, such as gradients of microbatches or of parts.
 
-    It does not change the trees; from the third on, it allocates nothing.
+    It does not change the trees; from the third on, it allocates nothing. Of one tree it is the tree itself.
 
     Args:
         work: Issues the additions.
@@ -268,13 +254,13 @@ class RunningSum:
         else:
             first, self._first = self._first, None
             self._newest = self._work.compute(
-                self._add, first, tree, name="add gradients", moved_bytes=self._moved_bytes
+                self._add, first, tree, name="add gradients", moved_bytes=self._moved_bytes, role="program"
             )
         return self._newest
 
     def _add(self, first: object, tree: object) -> object:
         if first is not None or self._own is None:
-            self._own = _total([first, tree], self._form)
+            self._own = _sum(first, tree, self._form)
         else:
             _add_into(self._own, tree)
         return self._own
@@ -285,26 +271,19 @@ def _form(like: object) -> object:
     return mapped(lambda leaf: leaf if leaf is None else True, like)
 
 
-def _total(trees: Sequence[object], form: object) -> object:
-    """Return the sum of trees of arrays, in their order, as new arrays; arrays without data stay so."""
-    first = trees[0]
+def _sum(first: Any, second: Any, form: object) -> object:
+    """Return the sum of two trees of arrays as new arrays; arrays without data stay so."""
     if first is None and not form:
         return {}
     if isinstance(first, Mapping):
         parts = form if isinstance(form, Mapping) else {}
-        return {key: _total([pick(tree, (key,)) for tree in trees], parts.get(key)) for key in first}
+        return {key: _sum(branch, second[key], parts.get(key)) for key, branch in first.items()}
     if isinstance(first, (list, tuple)):
         form = form if isinstance(form, list) and len(form) == len(first) else [None] * len(first)
-        return [_total([pick(tree, (index,)) for tree in trees], form[index]) for index in range(len(first))]
-    if any(each is None for each in trees):
+        return [_sum(*branches) for branches in zip(first, second, form, strict=True)]
+    if first is None or second is None:
         raise UsageError("backward: returned None for the gradient of weights; only a layer without weights may")
-    arrays = cast("Sequence[Array]", trees)
-    if has_no_data(arrays[0]):
-        return arrays[0]
-    out = arrays[0] + arrays[1]
-    for each in arrays[2:]:
-        out += each
-    return out
+    return first if has_no_data(first) else first + second
 
 
 def _add_into(own: object, tree: object) -> None:

@@ -27,6 +27,7 @@ from ..timeline.span import Span
 from ..units import format_bytes
 from .buckets.plan import GradientBucket
 from .models import TrainableModel
+from .work import nothing
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -203,17 +204,13 @@ async def _replayed(rank: Rank, recording: StepRecording, make: MakeModel, size:
     over: list[int] = []
     for _ in range(_STEPS):
         for name in params:
-            rank.compute(_nothing, model[name], seconds=layer_s)
+            rank.compute(nothing, model[name], seconds=layer_s)
         rank.compute(lambda: over.append(rank.now_ns()), seconds=0.0)
         for name, seconds in recording.backward_s:
             model.reduce(name, rank.compute(_same, params[name], seconds=seconds))
         model.step()
     await model.finish()
     return over
-
-
-def _nothing(_: object) -> None:
-    """Compute a layer."""
 
 
 def _same(gradient: Array) -> Array:

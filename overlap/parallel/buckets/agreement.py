@@ -15,9 +15,8 @@ from ...errors import ReplicaError, UsageError, agreed
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
-from ...runtime.rank import Rank
 from ...timeline.span import RoleName
-from ..work import MemoryWork, users_frame
+from ..work import MemoryWork, nothing, users_frame
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,38 +66,29 @@ def check_alike(
             raise agreed(UsageError(f"{subject} differ between rank {own} and rank {rank}: {item}"))
 
 
-def agreement(rank: Rank, group: Group, subject: str, items: Sequence[str], *, name: str = "") -> Future[None]:
+def agreement(work: MemoryWork, group: Group, subject: str, items: Sequence[str], *, name: str = "") -> Future[None]:
     """Return a future that fails, on every rank of a group, unless all have the same items.
 
     Args:
-        rank: This rank.
+        work: Issues the comparison.
         group: The ranks that compare.
         subject: The name of the items; see `check_alike`.
         items: The items of this rank.
         name: Name of the operation in timelines; by default from the subject.
     """
-    site = users_frame()
-    gathered = group.all_gather(
-        metadata(digests(items)), name=RoleName(name or f"compare {subject}", "library"), call_site=site
-    )
-    check = partial(check_alike, subject, items, ranks=group.ranks, own=rank.rank)
-    real = rank.empty(1).flags.writeable  # else there is nothing to compare
-    return rank.compute(
-        check if real else _nothing, gathered, name=RoleName("compare", "library"), seconds=0.0, call_site=site
-    )
+    label = RoleName(name or f"compare {subject}", "library")
+    gathered = group.all_gather(metadata(digests(items)), name=label, call_site=users_frame())
+    check = partial(check_alike, subject, items, ranks=group.ranks, own=work.rank.rank)
+    return work.compute(check if work.real else nothing, gathered, name="compare")
 
 
-def _nothing(_: object) -> None:
-    """Be done."""
-
-
-def compare_replicas(rank: Rank, group: Group, views: Mapping[str, Array], step: int) -> Future[None]:
+def compare_replicas(work: MemoryWork, group: Group, views: Mapping[str, Array], step: int) -> Future[None]:
     """Issue the comparison, behind all computes that have been issued; nothing waits for it.
 
     Cost: one pass over the weights, at 10 GB/s and more, and 8 bytes of each parameter on a stream of its own.
 
     Args:
-        rank: This rank.
+        work: Issues the digests and the comparison.
         group: The ranks that should have the same weights.
         views: The weights by name.
         step: After which they are compared, from 1, for the message.
@@ -107,16 +97,12 @@ def compare_replicas(rank: Rank, group: Group, views: Mapping[str, Array], step:
         A future that fails on every rank, with a `ReplicaError`, if they differ.
     """
     nbytes = sum(view.nbytes for view in views.values())
-    real = rank.empty(1).flags.writeable  # else there is nothing to compare
-    digest = partial(_digests, views) if real else partial(metadata, np.zeros(len(views), np.int64))
-    digested = MemoryWork(rank).compute(digest, name=RoleName("digest of weights", "library"), moved_bytes=nbytes)
-    gathered = group.all_gather(
-        digested, stream=rank.stream(f"replicas of {group.name}"), name=RoleName("compare replicas", "library")
-    )
+    digest = partial(_digests, views) if work.real else partial(metadata, np.zeros(len(views), np.int64))
+    digested = work.compute(digest, name="digest of weights", moved_bytes=nbytes)
+    stream, name = work.rank.stream(f"replicas of {group.name}"), RoleName("compare replicas", "library")
+    gathered = group.all_gather(digested, stream=stream, name=name, call_site=users_frame())
     check = partial(_check, tuple(views), group.ranks, step)
-    return rank.compute(
-        check if real else _nothing, gathered, name=RoleName("compare replicas", "library"), seconds=0.0
-    )
+    return work.compute(check if work.real else nothing, gathered, name="compare replicas")
 
 
 def odd_ones(digests: Sequence[int]) -> list[int]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ...runtime.future import Future
 from ...runtime.stream import Stream
-from ...timeline.span import RoleName
 from ..parameters import Parameters
 from .bucket import Bucket, BucketContext, scaled
 from .gradients import blame
@@ -85,9 +84,7 @@ class Averaged(Bucket):
         moved_bytes = self._parameters.moved_bytes(self.plan) / len(self.parts)
         for part, arrived in zip(self.parts, self.arrived, strict=True):
             apply = partial(self._apply, self._step, part)
-            newest = self._work.compute(
-                apply, arrived, *factors, name=RoleName("update", "update"), moved_bytes=moved_bytes
-            )
+            newest = self._work.compute(apply, arrived, *factors, name="update", role="update", moved_bytes=moved_bytes)
         return newest
 
     # -- on the compute stream -------------------------------------------------------------------------------------
@@ -102,7 +99,7 @@ class Averaged(Bucket):
             super()._look(flat, step)
 
     def _apply(self, step: int, part: slice, reduced: Array, *factors: float | None) -> dict[str, Array]:
-        if not self._context.real:
+        if not self._work.real:
             return self._parameters.views
         if not self.apply(step, part, reduced, *factors):
             [(name, view)] = self.views.items()

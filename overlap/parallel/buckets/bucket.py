@@ -31,7 +31,6 @@ class BucketContext:
     hook: Hook | None  # Takes the place of the collective
     exact: bool  # Whether every gradient is added up in the order of ranks
     work: MemoryWork  # Issues computes that move memory
-    real: bool  # False in a world whose arrays have no data
 
 
 class Bucket:
@@ -77,8 +76,9 @@ class Bucket:
         self._priority, self._buffer = priority, buffer
         self._alone = len(plan.slots) == 1 and context.hook is None  # then the gradient need not be copied
         self._added: set[str] = set()  # of which the buffer holds gradients that have not been sent
-        nothing = context.rank.empty(plan.size, plan.dtype) if buffer is None and not context.real else buffer
-        self._nothing = None if context.real else nothing
+        self._shape_only = None  # gradients of a world without data
+        if not self._work.real:
+            self._shape_only = context.rank.empty(plan.size, plan.dtype) if buffer is None else buffer
 
     @property
     def full(self) -> bool:
@@ -97,12 +97,12 @@ class Bucket:
         """Add a gradient to the buffer, to be sent with later ones."""
         add, slot = partial(self._add, name, name in self._added, step, self.place), self.views[name]
         self._added.add(name)
-        self._work.compute(add, self._free(), gradient, name=RoleName("add", "library"), moved_bytes=3 * slot.nbytes)
+        self._work.compute(add, self._free(), gradient, name="add", moved_bytes=3 * slot.nbytes)
 
     def _add(self, name: str, added: bool, step: int, place: Place | None, _: object, gradient: Array) -> None:
         view = self.views[name]
         check_gradient(name, gradient, view.shape, view.dtype, step, place)
-        if self._context.real:
+        if self._work.real:
             _fill(view, gradient, add=added)
 
     def _pack(self, step: int, after: object, form: Callable[[Array], object]) -> Future[Any]:
@@ -120,7 +120,7 @@ class Bucket:
         self.sent = True
         pack = partial(self._packed, step, places, added, form)
         moved_bytes = 0 if self._alone and not added else 2 * self.plan.nbytes
-        return self._work.compute(pack, after, *gradients, name=RoleName("pack", "pack"), moved_bytes=moved_bytes)
+        return self._work.compute(pack, after, *gradients, name="pack", role="pack", moved_bytes=moved_bytes)
 
     def _reduce(
         self, packed: Future[Any], step: int, collective: Callable[..., Future[Array]], name: str, **options: Any
@@ -154,8 +154,8 @@ class Bucket:
         for slot, gradient in zip(self.plan.slots, gradients, strict=True):
             if slot.name in places:
                 check_gradient(slot.name, gradient, slot.shape, self.plan.dtype, step, places[slot.name])
-        if self._nothing is not None:
-            return form(self._nothing)
+        if self._shape_only is not None:
+            return form(self._shape_only)
         flat = self._as_it_lies(gradients[0]) if self._alone and not added else None
         if flat is None:
             flat = self._side_by_side(added, gradients)

@@ -55,9 +55,8 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     def __init__(self, rank: Rank, params: Params, group: Group | None, settings: Settings) -> None:
         super().__init__(rank, params, group, settings.ahead)
         self._settings = settings
-        self._real = rank.empty(1).flags.writeable  # else the world has no data
         self._context = BucketContext(
-            rank=rank, group=self.group, hook=settings.hook, exact=settings.exact, work=self._work, real=self._real
+            rank=rank, group=self.group, hook=settings.hook, exact=settings.exact, work=self._work
         )
         self._copies = self._copies_of(settings)
         self._uneven = settings.uneven and self.group.size > 1
@@ -156,8 +155,8 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         if self._sample_weight == 1.0:
             return gradient
         shape, dtype = self._leaves[name]
-        nbytes, label = prod(shape) * dtype.itemsize, RoleName("weigh by samples", "library")
-        return self._work.compute(partial(_scaled, self._sample_weight), gradient, name=label, moved_bytes=2 * nbytes)
+        weigh, moved_bytes = partial(_scaled, self._sample_weight), 2 * prod(shape) * dtype.itemsize
+        return self._work.compute(weigh, gradient, name="weigh by samples", moved_bytes=moved_bytes)
 
     def _take(self, gradients: Mapping[str, object], place: Place) -> None:
         gradients = {name: self._weighted(name, gradient) for name, gradient in gradients.items()}
@@ -255,22 +254,16 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         active, self._active = self._active, None
         if active is None:
             return ()
-        size, real, stream = self.group.size, self._real, self._update_stream
-        factor = self.rank.compute(
-            lambda count: size / count[0] if real else 1.0,
-            active,
-            name=RoleName("mean", "library"),
-            seconds=0.0,
-            stream=stream,
-        )
-        return (factor,)
+        size, real = self.group.size, self._work.real
+        factor = lambda count: size / count[0] if real else 1.0  # noqa: E731
+        return (self._work.compute(factor, active, name="mean", stream=self._update_stream),)
 
     # -- the norm ------------------------------------------------------------------------------------------------
 
     def _clip(self) -> tuple[Future[object], ...]:
         """Return the factor that limits the norm of all gradients."""
         limit, stream = self._settings.clip_norm, self._update_stream
-        if limit is None or not self._real:
+        if limit is None or not self._work.real:
             return ()
         arrived = [each for bucket in self._buckets for each in self._arrived(bucket)]
         parts: list[list[Part]] = [
@@ -279,16 +272,11 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         reduced, place = [future for future, _ in arrived], users_frame()
         nbytes = sum(bucket.plan.nbytes for bucket in self._buckets)
         squares: Future[Array] = self._work.compute(
-            partial(square_sums, parts), *reduced, name=RoleName("norm", "library"), moved_bytes=nbytes, stream=stream
+            partial(square_sums, parts), *reduced, name="norm", moved_bytes=nbytes, stream=stream
         )
         for group in self._with_other_parts():
             squares = group.all_reduce(squares, exact=True, name=RoleName("norm", "library"), call_site=place)
-        factor = partial(clip_factor, limit)
-        return (
-            self.rank.compute(
-                factor, squares, name=RoleName("norm", "library"), seconds=0.0, stream=stream, call_site=place
-            ),
-        )
+        return (self._work.compute(partial(clip_factor, limit), squares, name="norm", stream=stream),)
 
     def _with_other_parts(self) -> list[Group]:
         """Return the groups with other gradients than this rank's, after the means."""
@@ -340,7 +328,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             return
         self._seen = order
         if self.group.size > 1:
-            self._agreed = (agreement(self.rank, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),)
+            self._agreed = (agreement(self._work, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),)
         self._reorder(order)
 
 

@@ -110,6 +110,14 @@ def plan_by_size(
     return plan_buckets(gradients, order, bucket_bytes=size, alone_bytes=None)
 
 
+def plan_by_dtype(
+    gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]], order: Iterable[str]
+) -> tuple[BucketPlan, ...]:
+    """Put all gradients of a dtype into one bucket."""
+    limit = 1 << 62
+    return plan_buckets(gradients, order, bucket_bytes=limit, first_bytes=limit, alone_bytes=None)
+
+
 def _plan(
     index: int,
     dtype: np.dtype[np.generic],
