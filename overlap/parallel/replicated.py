@@ -31,7 +31,7 @@ from ..survival.agreement import StepProgress
 from ..timeline.ranklist import listed
 from ..timeline.span import RoleName
 from .buckets.scattered import Scattered, shares
-from .work import MemoryWork, users_frame
+from .work import MemoryWork, users_place
 
 if TYPE_CHECKING:
     from .tree import Array, Place
@@ -139,8 +139,7 @@ class ShardReplicas:
         self._restored: Future[list[Array] | None] | None = None
         self._updates: deque[tuple[int, list[Future[Array]]]] = deque()  # that are not known to be done, by step
         self._spare: list[Array] = []  # buffers of replicas that are not needed any more
-        frame = users_frame()
-        self._place: Place = frame.f_code, frame.f_lasti
+        self._place: Place = users_place()
         self._table: Future[list[list[int]]] = self._task(self._share_table, name="replicas")
         rank.epoch.survivor = self
 

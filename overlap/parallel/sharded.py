@@ -26,7 +26,7 @@ from .parameters import ModelMemory, Stage, expected_memory, memory_of
 from .replicated import ShardReplicas
 from .settings import Batch, Order, Settings, Unused, check_count
 from .tree import Params, Place, flatten
-from .work import users_frame
+from .work import users_place
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -168,8 +168,7 @@ class Sharded(Bucketed[Scattered, Params]):
         alike: Future[None] | None = None
         if self.group.size > 1:  # the comparison is issued before all that waits for weights
             alike = self._alike()
-        frame = users_frame()
-        broadcast = partial(self._broadcast, flats, alike, (frame.f_code, frame.f_lasti))
+        broadcast = partial(self._broadcast, flats, alike, users_place())
         if self._replicas is not None and self.rank.epoch.number:
             self.steps = self.rank.epoch.step
             restored = self._replicas.restore(broadcast)

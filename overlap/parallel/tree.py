@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import UsageError
 from ..runtime.checked import Checked
 from ..runtime.future import Future
+from ..runtime.trees import futures_in, sequence_like
 from ..timeline.recording import call_site
 from .returned import described
 from .work import MemoryWork
@@ -90,12 +91,7 @@ def _rebuilt(like: object, leaves: Mapping[str, object], path: Path) -> object:
             raise UsageError(f"leaves: {name!r} is missing; expected one for each leaf of the tree")
         return leaves[name]
     parts = {key: _rebuilt(value, leaves, (*path, key)) for key, value in _items(like)}
-    if isinstance(like, Mapping):
-        return parts
-    values = list(parts.values())
-    if isinstance(like, tuple) and hasattr(like, "_fields"):  # a named tuple takes its fields
-        return cast("Callable[..., object]", type(like))(*values)
-    return tuple(values) if isinstance(like, tuple) else values
+    return parts if isinstance(like, Mapping) else sequence_like(like, list(parts.values()))
 
 
 def mapped(function: Callable[[Any], object], tree: object) -> object:
@@ -121,8 +117,7 @@ def pick(tree: object, path: Path) -> object:
 
 def last_future(tree: object) -> Future[object] | None:
     """Return the last future in a tree; None if there is none."""
-    futures = [leaf for path in _paths(tree, ()) if isinstance(leaf := pick(tree, path), Future)]
-    return futures[-1] if futures else None
+    return next(reversed(futures_in(tree)), None)
 
 
 def _paths(tree: object, above: Path) -> Iterator[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from sys import _getframe
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TypeVar
 
 import outcome
@@ -69,6 +69,12 @@ def nothing(*_: object) -> None:
 
 _HERE = os.path.dirname(__file__) + os.sep
 _TASKS = tuple(os.path.dirname(str(each.__file__)) + os.sep for each in (trio, outcome))
+
+
+def users_place() -> tuple[CodeType, int]:
+    """Return the line that `users_frame` is at now: a frame that runs on has another line later."""
+    frame = users_frame()
+    return frame.f_code, frame.f_lasti
 
 
 def users_frame() -> FrameType:

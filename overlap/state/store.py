@@ -74,7 +74,7 @@ class SavedState:
         if not 0 <= rank < self.world_size:
             raise UsageError(f"rank: expected 0 to {self.world_size - 1}, a rank that saved the state, got {rank!r}")
         try:
-            return await _in_thread(lambda: decode(self._parts.read(self._save, rank, self.world_size)))
+            return await in_thread(lambda: decode(self._parts.read(self._save, rank, self.world_size)))
         except (OSError, DamagedStateError) as error:
             raise UsageError(f"state: the part of rank {rank} at step {self.step} cannot be read: {error}") from None
 
@@ -149,11 +149,11 @@ class RankState:
             await self._check_unused(parts)
         save = Save(int(step), await self._attempt(call_site))
         own_rank, ranks = self._world.rank, self._world.size
-        await _in_thread(lambda: parts.write(save, own_rank, ranks, encode(tree)))
+        await in_thread(lambda: parts.write(save, own_rank, ranks, encode(tree)))
         await self._together(call_site)
         self._kept = [*self._kept[-1:], save]
         self.note_kept(save.step)
-        await _in_thread(lambda: parts.remove_before(self._kept))
+        await in_thread(lambda: parts.remove_before(self._kept))
 
     async def latest(self) -> SavedState | None:
         """Return the newest state that is complete, the same on all ranks; None if there is none.
@@ -168,10 +168,10 @@ class RankState:
             await self._together(call_site, name="state.latest")
             return None
         parts = self._folder()
-        offered = await _in_thread(lambda: self._offers(parts))
+        offered = await in_thread(lambda: self._offers(parts))
         for save, ranks in await self._common(offered, call_site):
             own_rank = self._world.rank if ranks == self._world.size else None
-            own, trouble = await _in_thread(lambda: _read(parts, save, own_rank, ranks))  # noqa: B023 (awaited at once)
+            own, trouble = await in_thread(lambda: _read(parts, save, own_rank, ranks))  # noqa: B023 (awaited at once)
             if await self._all(not trouble, call_site):
                 self._kept = [save]
                 return SavedState(parts, save, ranks, own, own_rank)
@@ -219,7 +219,7 @@ class RankState:
 
     async def _check_unused(self, parts: Parts) -> None:
         """Refuse to write over the state of a run that is not gone on with: it would be lost, or found instead."""
-        found = await _in_thread(parts.complete)
+        found = await in_thread(parts.complete)
         if found and not self._kept:
             raise UsageError(
                 f"state: {parts.folder} holds step {found[0][0].step} of another run; "
@@ -253,5 +253,6 @@ def _read(parts: Parts, save: Save, mine: int | None, ranks: int) -> tuple[Tree,
         return None, str(error)
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run a function that waits for the disk in a thread."""
     return await trio.to_thread.run_sync(work)

@@ -317,7 +317,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         if own is None:
             return "the state of hooks starts from the beginning" if notes.get("hooks") else ""
         fit = [each.resume(own) for each in hooked]
-        return str(notes.get("lost", "")) if all(fit) else "what hooks keep of other buckets begins anew"
+        return str(notes.get("lost", "")) if all(fit) else "the state of hooks is of other buckets"
 
     # -- the order -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
-from ..checkpoints.names import Own, packed, unpacked, unsavable
+from ..checkpoints.names import Own, packed, unpacked
 from .plan import BucketPlan, GradientBucket, Hook
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Hooked:
         counts: Sequence[int] | None = None,
     ) -> None:
         self.state: dict[str, Any] = {}
+        self._name = f"hook:{plan.index}"  # in checkpoints
         self._hook, self._rank, self._plan, self._priority = hook, rank, plan, priority
         self._group = group.on(rank.stream(f"gradients of {group.name}, bucket {plan.index}"))
         self._counts = None if counts is None else tuple(counts)
@@ -55,21 +56,27 @@ class Hooked:
     @property
     def unsavable(self) -> str:
         """The part of the state that checkpoints cannot hold, for people to read; empty if there is none."""
-        found = unsavable(self.state)
-        return found and f"it has not what the hook keeps as {found}"
+        try:
+            self._packed()
+        except UsageError as error:
+            return f"the state of a hook is not in it: {error}"
+        return ""
 
     def own(self) -> dict[str, Array]:
         """Return the state for a checkpoint; none if there is none."""
-        if not self.state or self.unsavable:
-            return {}
-        return packed(f"hook:{self._plan.index}", {"names": self._plan.names, "state": self.state})
+        return {} if not self.state or self.unsavable else self._packed()
+
+    def _packed(self) -> dict[str, Array]:
+        return packed(self._name, {"names": self._plan.names, "state": self.state})
 
     def resume(self, own: Own) -> bool:
-        """Take the state of a checkpoint over; False if it is that of another bucket."""
-        told = unpacked(f"hook:{self._plan.index}", own)
-        if told is not None and told["names"] != list(self._plan.names):
+        """Take the state of a checkpoint over; False if it is that of another bucket, or of an earlier version."""
+        saved = unpacked(self._name, own)
+        if saved is None:
+            return not any(name.startswith(f"{self._name}:") for name in own)
+        if saved["names"] != self._plan.names:
             return False
-        self.state = {} if told is None else told["state"]
+        self.state = saved["state"]
         return True
 
     async def _run(self, packed: Future[Array], step: int, place: Place | None) -> Array:

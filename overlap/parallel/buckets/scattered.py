@@ -156,19 +156,12 @@ class Scattered(Bucket):
         part = self.updated
         if when:
             run = self._work.compute(lambda: self.weights.flat[:], name="room")
-            part = run if part.done else self._in_room(_last, run, part)
+            part = run if part.done else self._work.compute(_last, run, part, name="room", stream="room")
         return self._gather(part)
 
-    def gather_beside(self) -> Future[Array]:
-        """Return all parameters, flat, gathered only when all that `passed` has issued has run."""
-        return self._gather(self._in_room(_last, None, self.updated))
-
-    def passed(self, whole: Future[Array]) -> Future[None]:
+    def passed(self, parameters: Future[dict[str, Array]]) -> Future[None]:
         """Return a future that is done when parameters have been gathered, without holding them."""
-        return self._in_room(nothing, whole)
-
-    def _in_room(self, fn: Any, *args: object) -> Future[Any]:
-        return self._work.compute(fn, *args, name="room", stream="room")
+        return self._work.compute(nothing, parameters, name="room")
 
     def _gather(self, part: Array | Future[Array]) -> Future[Array]:
         if isinstance(part, Future) and self._group.size == 1:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import trio
 
 from ...errors import UsageError
 from ...notice import notify
@@ -21,11 +19,12 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
+from ...state.store import in_thread
 from ...timeline.recording import call_site
 from ...timeline.span import RoleName
 from ..replicated import reason_of
-from ..settings import check_is_rank, group_of
-from ..work import users_frame
+from ..settings import check_count, check_is_rank, group_of
+from ..work import users_place
 from .files import DamagedError, check_types, complete_steps, folder_of, read_manifest
 from .names import Naming, Own, difference
 from .pieces import Cut, Shard, Tensors, copied
@@ -140,8 +139,7 @@ class Checkpoints:
             UsageError: If no folder is known, `keep` is no number from 1, or both a part and cuts are given.
         """
         check_is_rank(rank)
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise UsageError(f"keep: expected a whole number from 1, got {keep!r}")
+        check_count("keep", keep)
         if folder is not None and not isinstance(folder, (str, os.PathLike)):
             raise UsageError(f"folder: expected a path, got {folder!r}")
         place = folder if folder is not None else rank.state.folder
@@ -170,7 +168,7 @@ class Checkpoints:
         Raises:
             UsageError: If it is no model, or safetensors has no type for a dtype of it.
         """
-        place = _place_of(users_frame())
+        place = users_place()
         _check_savable(model)
         check_types(model.tensors())
         self._naming.check(model.tensors())
@@ -228,7 +226,7 @@ class Checkpoints:
             UsageError: On every rank: if it is no model, or the checkpoint is of another; if there are some and none
                 can be read; if the model has made steps.
         """
-        place = _place_of(users_frame())
+        place = users_place()
         _check_savable(model)
         lost = ""
         if model.steps and model.steps == self._rank.epoch.step:  # under --survive, it goes on from memory
@@ -258,7 +256,7 @@ class Checkpoints:
         await self._check_model(folder_of(self._folder, step), reader.tensors, model.tensors(), place)
         mine = manifest["ranks"] == self._group.size and self._part in notes
         same = await self._all(mine, place)
-        own = await _in_thread(partial(self._read, reader, model.wanted()))
+        own = await in_thread(partial(self._read, reader, model.wanted()))
         told = notes[self._part] if self._part in notes else next(iter(notes.values()))
         lost = model.resume(step, told, own if same else None)
         return self._restored(step, manifest, lost, same=same)
@@ -287,12 +285,12 @@ class Checkpoints:
             metadata([nonce], np.int64), stream=self._stream, name="checkpoint begins", call_site=place
         )
         written = self._folder / f".checkpoint-{step:012}-{int(shared[0]):016x}"
-        await _in_thread(partial(write_part, written, group.rank, group.size, pieces, notes))
+        await in_thread(partial(write_part, written, group.rank, group.size, pieces, notes))
         await self._together(place)
         if group.rank == 0:
             if self._whole:
-                await _in_thread(partial(merge, written, group.size))
-            await _in_thread(partial(commit, written, self._folder, step, group.size, extra, keep=self._keep))
+                await in_thread(partial(merge, written, group.size))
+            await in_thread(partial(commit, written, self._folder, step, group.size, extra, keep=self._keep))
         await self._together(place)
         self._rank.state.note_kept(step)
 
@@ -311,14 +309,14 @@ class Checkpoints:
         """Return the steps that the first rank finds, the newest first; in virtual time there are none."""
         if not self._rank.state.real:
             return []
-        found = await _in_thread(partial(complete_steps, self._folder)) if self._group.rank == 0 else []
+        found = await in_thread(partial(complete_steps, self._folder)) if self._group.rank == 0 else []
         tell = partial(self._group.broadcast, stream=self._stream, name="restore", call_site=place)
         count = await tell(metadata([len(found)], np.int64))
         return [int(step) for step in await tell(metadata(found or [0] * int(count[0]), np.int64))]
 
     async def _checked(self, step: int, place: Place) -> Mapping[str, Any] | None:
         """Return a checkpoint's manifest, if all ranks together find its files as they were written."""
-        manifest, trouble = await _in_thread(partial(self._look_at, step))
+        manifest, trouble = await in_thread(partial(self._look_at, step))
         fine = await self._all(not trouble, place)
         if trouble:
             notify(f"checkpoint of step {step} is passed over: {trouble}")
@@ -384,12 +382,3 @@ def _check_savable(model: object) -> None:
             f"model: expected one of overlap.parallel, such as DataParallel, got {type(model).__name__}; "
             "arrays of your own are kept by rank.state.save"
         )
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    return await trio.to_thread.run_sync(work)
-
-
-def _place_of(frame: FrameType) -> Place:
-    """Return where a frame is now: a frame that runs on tells another line later."""
-    return frame.f_code, frame.f_lasti

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...runtime.forms import dtype_of
 from .files import DTYPES, DamagedError, checksum, header_of
 from .pieces import Cut, Shard
 
@@ -58,7 +59,7 @@ class Reader:
         try:
             header, _ = header_of(path)
             for key, found in self._found.items():
-                itemsize = _dtype(self._stored[key][0]).itemsize
+                itemsize = dtype_of(self._stored[key][0]).itemsize
                 for start, stop, file, entry in found:
                     begin, end = header[entry]["data_offsets"] if file == name else (0, (stop - start) * itemsize)
                     if end - begin != (stop - start) * itemsize:
@@ -104,7 +105,7 @@ class Reader:
             DamagedError: If not all of it is there.
         """
         dtype, shape = self.tensors[name]
-        whole = np.empty(shape, _dtype(dtype))
+        whole = np.empty(shape, dtype_of(dtype))
         blocks = self._blocks.get(name)
         if blocks is None:
             self._fill(name, Shard.whole(name, tuple(shape), whole.reshape(-1)))
@@ -117,7 +118,7 @@ class Reader:
 
     def _block(self, key: str) -> Array:
         dtype, shape = self._stored[key]
-        block = np.empty(shape, _dtype(dtype))
+        block = np.empty(shape, dtype_of(dtype))
         self._fill(key, Shard.whole(key, tuple(shape), block.reshape(-1)))
         return block
 
@@ -135,27 +136,9 @@ class Reader:
     def _read(self, name: str, key: str, first: int, target: Array) -> None:
         header, begin = self._headers.get(name) or self._headers.setdefault(name, header_of(self._folder / name))
         entry = header[key]
-        dtype = _dtype(DTYPES[entry["dtype"]])
-        with open(self._folder / name, "rb", buffering=0) as file:
-            file.seek(begin + entry["data_offsets"][0] + first * dtype.itemsize)
-            target[...] = _exactly(file, target.size * dtype.itemsize).view(dtype)
-
-
-def _exactly(file: Any, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    data = np.empty(nbytes, np.uint8)
-    left = memoryview(data)  # type: ignore[arg-type]
-    while left:
-        count = file.readinto(left)
-        if not count:
-            raise DamagedError(f"{file.name} ends too soon")
-        left = left[count:]
-    return data
-
-
-def _dtype(name: str) -> np.dtype[np.generic]:
-    if name.startswith(("bfloat", "float8")):
-        import ml_dtypes  # only its types need it
-
-        found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
-        return found
-    return np.dtype(name)
+        dtype = dtype_of(DTYPES[entry["dtype"]])
+        begin += entry["data_offsets"][0] + first * dtype.itemsize
+        data = np.fromfile(self._folder / name, np.uint8, target.nbytes, offset=begin)
+        if len(data) < target.nbytes:
+            raise DamagedError(f"{self._folder / name} ends too soon")
+        target[...] = data.view(dtype)

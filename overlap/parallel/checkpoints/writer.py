@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UsageError
+from ...state.parts import sync_folder
 from .files import FORMAT, MANIFEST, WHOLE, checksum, complete_steps, folder_of, header_of, sealed
 from .pieces import Shard
 from .reader import Reader
@@ -67,12 +67,12 @@ def commit(written: Path, parent: Path, step: int, ranks: int, extra: Mapping[st
         file.write(sealed(_manifest_of(written, ranks, step, extra)))
         file.flush()
         os.fsync(file.fileno())
-    _sync(written)
+    sync_folder(written)
     final = folder_of(parent, step)
     if final.exists():  # of an earlier attempt
         os.rename(final, written.with_suffix(".old"))
     os.rename(written, final)
-    _sync(parent)
+    sync_folder(parent)
     for old in complete_steps(parent)[keep:]:
         shutil.rmtree(folder_of(parent, old), ignore_errors=True)
     for name in os.listdir(parent):
@@ -94,7 +94,7 @@ def _write(path: Path, tensors: Mapping[str, Array], header: Mapping[str, object
         raise OSError(f"{path}: {error}") from error
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
 def _manifest_of(folder: Path, ranks: int, step: int, extra: Mapping[str, object]) -> dict[str, Any]:
@@ -115,13 +115,3 @@ def _manifest_of(folder: Path, ranks: int, step: int, extra: Mapping[str, object
         files.append({"name": name, "bytes": size, "xxh3_128": checksum(path), "pieces": header["pieces"]})
     manifest = {"format": FORMAT, "step": step, "ranks": ranks, "extra": dict(extra)}
     return manifest | {"tensors": tensors, "cuts": cuts, "files": files, "notes": notes}
-
-
-def _sync(folder: Path) -> None:
-    """Flush the names in a folder to the disk, where the file system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some file systems refuse
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

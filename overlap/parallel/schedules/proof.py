@@ -22,7 +22,6 @@ def prove(name: str, rows: Rows) -> tuple[int, int, tuple[int, ...]]:
     owners = _owners(name, rows)
     stages, microbatches = len(owners), 1 + max(action.microbatch for row in rows for action in row)
     _prove_complete(name, rows, owners, microbatches)
-    _prove_local_order(name, rows)
     _prove_end(name, rows, owners)
     return stages, microbatches, owners
 
@@ -71,17 +70,6 @@ def _prove_complete(name: str, rows: Rows, owners: tuple[int, ...], microbatches
             if found not in ("FB", "FIW"):
                 told = f"has {', '.join(found) or 'nothing'} of microbatch {i}"
                 raise _error(name, rows, rank, None, f"stage {stage} {told}; it takes F and B, or F, I and W")
-
-
-def _prove_local_order(name: str, rows: Rows) -> None:
-    for rank, row in enumerate(rows):
-        seen: set[Action] = set()
-        for step, action in enumerate(row):
-            stage, kind, i = action
-            before = Action(stage, Kind.INPUT_GRADIENT if kind is Kind.WEIGHT_GRADIENT else Kind.FORWARD, i)
-            if kind is not Kind.FORWARD and before not in seen:
-                raise _error(name, rows, rank, step, f"{action} stands before {before}, which it needs")
-            seen.add(action)
 
 
 def _prove_end(name: str, rows: Rows, owners: tuple[int, ...]) -> None:
