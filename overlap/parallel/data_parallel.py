@@ -25,7 +25,7 @@ from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Parameters, memory_of
 from .settings import IN_FLIGHT, Batch, Order, Settings, Unused, check_count
 from .surviving import surviving
-from .tree import Params, Place, flatten
+from .tree import Params, Site, flatten
 from .tuning import CANDIDATES, RECORDED, Choice, Tuner
 from .work import nothing
 
@@ -153,8 +153,8 @@ class DataParallel(Bucketed[Averaged, Params]):
     def _plan(self) -> None:
         """Make the buckets, for gradients that come in the order of `_backward`."""
         plans = plan_by_size(self._leaves, self._backward, self._bucket_bytes)
-        places = {name: place if self._order == "forward" else 0 for place, name in enumerate(self._leaves)}
-        priorities = [min(places[name] for name in plan.names) for plan in plans]
+        depths = {name: depth if self._order == "forward" else 0 for depth, name in enumerate(self._leaves)}
+        priorities = [min(depths[name] for name in plan.names) for plan in plans]
         last = max(range(len(plans)), key=lambda index: (priorities[index], index))
         self._use(
             [
@@ -203,11 +203,11 @@ class DataParallel(Bucketed[Averaged, Params]):
             raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
         return self._home[name].views[name]
 
-    def _take(self, gradients: Mapping[str, object], place: Place) -> None:
+    def _take(self, gradients: Mapping[str, object], site: Site) -> None:
         if self._tuner is not None:
             for name, gradient in gradients.items():
                 self._tuner.handed_over(self.steps, name, gradient)
-        super()._take(gradients, place)
+        super()._take(gradients, site)
 
     def _prepare(self, bucket: Averaged) -> None:
         if bucket.waits:
@@ -238,8 +238,9 @@ class DataParallel(Bucketed[Averaged, Params]):
         """Choose buckets and order, the same on all ranks."""
         assert self._tuner is not None
         await self.settle()
-        told = await self._tuner.choose() if self.group.rank == 0 else None
-        choice = Choice.from_array(await self.group.broadcast(told, name=RoleName("choice of buckets", "library")))
+        array = await self._tuner.choose() if self.group.rank == 0 else None
+        array = await self.group.broadcast(array, name=RoleName("choice of buckets", "library"))
+        choice = Choice.from_array(array)
         if self.group.rank == 0:
             notify(str(choice))
         self._take_over(choice)
@@ -280,11 +281,11 @@ class DataParallel(Bucketed[Averaged, Params]):
         """Return the order in which buckets travel, and the choice of "auto"."""
         return super().notes() | ({} if self.choice is None else {"choice": self.choice.to_array().tolist()})
 
-    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+    def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
         """Go on from that step, with the choice that had been made; see `Bucketed`."""
         if self._tuner is not None and "choice" in notes:
             self._take_over(Choice.from_array(np.array(notes["choice"])))
-        return super().resume(steps, notes, own)
+        return super().resume(steps, notes, arrays)
 
     # -- updates ---------------------------------------------------------------------------------------------------
 

@@ -54,13 +54,13 @@ class Fragment:
         """Return the mean change under way, once it has arrived."""
         return {} if self.pending is None else {"sent": self._sent, "mean": self.pending.result()}
 
-    def resume(self, notes: Mapping[str, Any], own: Mapping[str, Array] | None, work: MemoryWork) -> None:
+    def resume(self, notes: Mapping[str, Any], arrays: Mapping[str, Array] | None, work: MemoryWork) -> None:
         """Go on from a checkpoint; without the change that was under way, as if it had not been sent."""
         self.sent_at, self.rounds = notes["sent_at"], notes["rounds"]
-        if own is None:
+        if arrays is None:
             self._copy_common()
         elif notes["pending"]:
-            mean, self._sent, self.due = own["mean"], own["sent"], notes["due"]
+            mean, self._sent, self.due = arrays["mean"], arrays["sent"], notes["due"]
             self.pending = work.compute(lambda: mean, name="outer step")
 
     def change(self) -> Array:

@@ -268,9 +268,9 @@ class Sequential:
         return {name: self._second_halves(name, w, halves[name]) for name in reversed(self.layers)}
 
     def _first_halves(self, name: str, w: object, kept: object, dys: list[object]) -> tuple[list[object], list[Half]]:
-        layer, mine = self.layers[name], _weights(w, name)
+        layer, weights = self.layers[name], _weights(w, name)
         parts = cast("Sequence[object]", pick(kept, (name,)))
-        each = [first_half(layer, mine, part, dy) for part, dy in zip(parts, dys, strict=True)]
+        each = [first_half(layer, weights, part, dy) for part, dy in zip(parts, dys, strict=True)]
         return [dx for dx, _ in each], [half for _, half in each]
 
     def _second_halves(self, name: str, w: object, halves: list[Half]) -> object:

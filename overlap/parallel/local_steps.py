@@ -20,7 +20,7 @@ from .optimizers import SGD, Nesterov, Optimizer, check_optimizer
 from .parameters import Parameters
 from .settings import check_count
 from .strategy import Ahead, Strategy
-from .tree import Params, Place, flatten
+from .tree import Params, Site, flatten
 from .work import users_frame
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class LocalSteps(Strategy[Params]):
             for plan in plan_by_dtype(self._leaves, list(leaves)[number::fragments])
         ]
         self._handed: dict[str, object] = {}
-        self._places: dict[str, Place] = {}  # where they were handed over
+        self._sites: dict[str, Site] = {}  # lines that handed them over
         first = self._first_weights(self._parameters)
         self._newest: Future[dict[str, Array]] = self._work.compute(self._begin, *first, name="first weights")
 
@@ -111,11 +111,11 @@ class LocalSteps(Strategy[Params]):
         newest = self._newest
         return self._parameters.views[name] if newest.done and not newest.failed else newest[name]
 
-    def _take(self, gradients: Mapping[str, object], place: Place) -> None:
+    def _take(self, gradients: Mapping[str, object], site: Site) -> None:
         for name, gradient in gradients.items():
             if name in self._handed:
                 raise self._second(name)
-            self._handed[name], self._places[name] = gradient, place
+            self._handed[name], self._sites[name] = gradient, site
 
     def step(self) -> Ahead:
         """Let this rank's weights make an inner step; begin and end outer steps that are due. Issues, and never waits.
@@ -133,7 +133,7 @@ class LocalSteps(Strategy[Params]):
         self.steps += 1
         moved_bytes = sum(self._parameters.moved_bytes(each.plan) for each in self._parameters.weights.values())
         gradients, self._handed = self._handed, {}
-        update, self._places = partial(self._update, self.steps, self._places), {}
+        update, self._sites = partial(self._update, self.steps, self._sites), {}
         self._newest = self._work.compute(update, gradients, name="update", role="update", moved_bytes=moved_bytes)
         for fragment in self._fragments:
             self._apply_if_due(fragment)
@@ -176,10 +176,10 @@ class LocalSteps(Strategy[Params]):
 
     def own(self) -> dict[str, Array]:
         """Return this rank's weights, the inner optimizer's state, and outer steps under way."""
-        mine = {f"weights:{piece.tensor}": piece.data for piece in self._parameters.pieces()}
+        arrays = {f"weights:{piece.tensor}": piece.data for piece in self._parameters.pieces()}
         for number, fragment in enumerate(self._fragments):
-            mine |= {f"fragment:{number}:{key}": array for key, array in fragment.own().items()}
-        return mine
+            arrays |= {f"fragment:{number}:{key}": array for key, array in fragment.own().items()}
+        return arrays
 
     async def settle(self) -> None:
         """Wait until all issued steps are made, and outer reductions under way are over."""
@@ -188,31 +188,32 @@ class LocalSteps(Strategy[Params]):
             if fragment.pending is not None:
                 await fragment.pending
 
-    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+    def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
         """Go on from that step, by the arguments of `Checkpointed`.
 
         If other ranks have saved it, all begin with the common weights, and inner optimizers anew.
         """
         self.steps = steps
-        told = cast("Sequence[Mapping[str, object]]", notes["fragments"])
-        if len(told) != len(self._fragments):
-            raise UsageError(f"fragments: expected {len(told)}, as in the checkpoint, got {len(self._fragments)}")
-        if own is not None:
+        saved = cast("Sequence[Mapping[str, object]]", notes["fragments"])
+        if len(saved) != len(self._fragments):
+            raise UsageError(f"fragments: expected {len(saved)}, as in the checkpoint, got {len(self._fragments)}")
+        if arrays is not None:
             for piece in self._parameters.pieces():
-                piece.data[:] = own[f"weights:{piece.tensor}"]
-        for number, (fragment, each) in enumerate(zip(self._fragments, told, strict=True)):
-            prefix = f"fragment:{number}:"
-            parts = own and {name.removeprefix(prefix): array for name, array in own.items() if name.startswith(prefix)}
-            fragment.resume(each, parts, self._work)
-        return "what each rank has learned since its last outer step is lost" if own is None else ""
+                piece.data[:] = arrays[f"weights:{piece.tensor}"]
+        for number, (fragment, counters) in enumerate(zip(self._fragments, saved, strict=True)):
+            start, parts = f"fragment:{number}:", None
+            if arrays is not None:
+                parts = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
+            fragment.resume(counters, parts, self._work)
+        return "the progress of each rank since its last outer step is lost" if arrays is None else ""
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def _update(self, step: int, places: Mapping[str, Place], gradients: dict[str, Array]) -> dict[str, Array]:
+    def _update(self, step: int, sites: Mapping[str, Site], gradients: dict[str, Array]) -> dict[str, Array]:
         for name, gradient in gradients.items():
-            check_gradient(name, gradient, *self._leaves[name], step, places[name])
+            check_gradient(name, gradient, *self._leaves[name], step, sites[name])
             if self._parameters.real and not is_finite(gradient.reshape(-1)):
-                raise not_finite({name: gradient}, rank=self.rank.rank, step=step, place=places[name])
+                raise not_finite({name: gradient}, rank=self.rank.rank, step=step, site=sites[name])
         self._parameters.make_step(gradients, step)
         return self._parameters.views
 

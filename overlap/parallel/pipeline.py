@@ -48,8 +48,8 @@ class Passed:
         mine = None
         if self.group.rank == self.last:
             mine = np.array([np.mean([np.float64(cast("float", await each)) for each in self.losses])])
-        told = self.group.broadcast(mine, root=self.last, name="loss", call_site=users_frame())
-        return float((await told)[0])
+        loss = self.group.broadcast(mine, root=self.last, name="loss", call_site=users_frame())
+        return float((await loss)[0])
 
 
 class Pipeline:

@@ -31,10 +31,11 @@ from ..survival.agreement import StepProgress
 from ..timeline.ranklist import listed
 from ..timeline.span import RoleName
 from .buckets.scattered import Scattered, shares
-from .work import MemoryWork, users_place
+from .checkpoints.pieces import Shard
+from .work import MemoryWork, users_site
 
 if TYPE_CHECKING:
-    from .tree import Array, Place
+    from .tree import Array, Site
 
 T = TypeVar("T")
 
@@ -139,12 +140,12 @@ class ShardReplicas:
         self._restored: Future[list[Array] | None] | None = None
         self._updates: deque[tuple[int, list[Future[Array]]]] = deque()  # that are not known to be done, by step
         self._spare: list[Array] = []  # buffers of replicas that are not needed any more
-        self._place: Place = users_place()
+        self._site: Site = users_site()
         self._table: Future[list[list[int]]] = self._task(self._share_table, name="replicas")
         rank.epoch.survivor = self
 
     def _task(self, fn: Callable[..., Awaitable[T]], *args: object, name: str) -> Future[T]:
-        return self.rank.spawn(fn, *args, name=name, errors="await", call_site=self._place)
+        return self.rank.spawn(fn, *args, name=name, errors="await", call_site=self._site)
 
     @property
     def nbytes(self) -> int:
@@ -181,9 +182,9 @@ class ShardReplicas:
         group, stream, size = self._group, self.rank.stream(_STREAM), self._group.size
         distance = _distance([row[0] for row in await self._table])
         flat, name = await copy, RoleName(f"replica of step {step}", "library")
-        sign = partial(self._sign, step)
-        await self._work.compute(sign, flat, name="digest of a replica", stream=_STREAM, moved_bytes=flat.nbytes)
-        options: dict[str, Any] = {"stream": stream, "priority": _PRIORITY, "name": name, "call_site": self._place}
+        sign = partial(self._sign, step, flat)  # no argument of the compute, which writes into it
+        await self._work.compute(sign, name="digest of a replica", stream=_STREAM, moved_bytes=flat.nbytes)
+        options: dict[str, Any] = {"stream": stream, "priority": _PRIORITY, "name": name, "call_site": self._site}
         replica = Snapshot(step=step, ranks=size, shards={group.rank: flat})
         if size > 1:
             other = self._buffer()
@@ -264,7 +265,7 @@ class ShardReplicas:
             row += [source.ranks, *sorted(valid), -1, -1][:3]
         row += [-1] * (1 + 3 * _SOURCES - len(row))
         name = RoleName("replicas", "library")
-        return await self._group.gather_row(row, name=name, stream=self.rank.stream(_STREAM), call_site=self._place)
+        return await self._group.gather_row(row, name=name, stream=self.rank.stream(_STREAM), call_site=self._site)
 
     def restore(self, first: Callable[[], Awaitable[Sequence[Array]]]) -> Future[list[Array]]:
         """Share out the state of the last complete replica among the ranks of this epoch, into the buckets.
@@ -319,28 +320,28 @@ class ShardReplicas:
         moves: list[Future[object]] = []
         arrays = [array for bucket in self._buckets for array in bucket.weights.arrays()]
         name = RoleName("state from replicas", "library")
-        options: dict[str, Any] = {"stream": stream, "name": name, "call_site": self._place}
+        options: dict[str, Any] = {"stream": stream, "name": name, "call_site": self._site}
         for index, array in enumerate(arrays):
-            here = self._layout.shard(index, group.rank)
-            for shard, holder in enumerate(holders):
-                there = before.shard(index, shard)
+            shard = _shard(self._layout.shard(index, group.rank), array)
+            for number, holder in enumerate(holders):
+                elements = before.shard(index, number)
                 if holder != group.rank:
-                    if (part := _overlap(here, there)) is not None:
-                        moves.append(group.recv(_cut(array, here, part), holder, _TAG, **options))
+                    part = shard.between(elements.start, elements.stop)
+                    if part.data.size:
+                        moves.append(group.recv(part.data, holder, _TAG, **options))
                     continue
-                elements = there.stop - there.start
+                size = elements.stop - elements.start
                 if self._work.real:
-                    source = before.view(copies[shard], index, elements)
+                    source = _shard(elements, before.view(copies[number], index, size))
                 else:
-                    source = self.rank.empty(elements, array.dtype)
+                    source = _shard(elements, self.rank.empty(size, array.dtype))
                 for rank in range(group.size):
-                    part = _overlap(self._layout.shard(index, rank), there)
-                    if part is None:
-                        continue
-                    if rank != holder:
-                        moves.append(group.send(_cut(source, there, part), rank, _TAG, **options))
-                    elif self._work.real:
-                        _cut(array, here, part)[:] = _cut(source, there, part)
+                    target = self._layout.shard(index, rank)
+                    part = source.between(target.start, target.stop)
+                    if rank != holder and part.data.size:
+                        moves.append(group.send(part.data, rank, _TAG, **options))
+                    elif rank == holder and self._work.real:
+                        shard.between(part.start, part.stop).data[:] = part.data
         for move in moves:
             await move
         for bucket in self._buckets:
@@ -371,14 +372,8 @@ def _holders(table: Sequence[Sequence[int]]) -> dict[int, list[int | None]]:
     return {ranks: [copies.get((ranks, shard)) for shard in range(ranks)] for ranks in numbers}
 
 
-def _overlap(left: slice, right: slice) -> slice | None:
-    start, stop = max(left.start, right.start), min(left.stop, right.stop)
-    return slice(start, stop) if start < stop else None
-
-
-def _cut(array: Array, elements: slice, part: slice) -> Array:
-    """Return a part of an array that has some elements of a larger one."""
-    return array[part.start - elements.start : part.stop - elements.start]
+def _shard(elements: slice, array: Array) -> Shard:
+    return Shard(tensor="", shape=(elements.stop,), start=elements.start, stop=elements.stop, data=array)
 
 
 def _distance(nodes: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ from .buckets.agreement import agreement
 from .buckets.gradients import check_gradient
 from .parameters import Parameters
 from .settings import group_of
-from .tree import Array, Names, Params, Place, flatten, rebuild
+from .tree import Array, Names, Params, Site, flatten, rebuild
 from .weight import awaitable
 from .work import MemoryWork, users_frame
 
@@ -79,8 +79,8 @@ class Strategy(ABC, Generic[Params]):
         Raises:
             UsageError: If there is no such parameter.
         """
-        found: Awaitable[Array] = awaitable(self._names.find(name, self._weight))
-        return found
+        weight: Awaitable[Array] = awaitable(self._names.find(name, self._weight))
+        return weight
 
     @abstractmethod
     def _weight(self, name: str) -> object:
@@ -100,15 +100,15 @@ class Strategy(ABC, Generic[Params]):
             NonFiniteError: There, if the gradient is not finite.
         """
         frame = _getframe(1)
-        place = frame.f_code, frame.f_lasti
-        gradients = dict(self._names.pairs(name, grad, place))
+        site = frame.f_code, frame.f_lasti
+        gradients = dict(self._names.pairs(name, grad, site))
         for leaf, gradient in gradients.items():
             if not isinstance(gradient, Future):
                 check_gradient(leaf, gradient, *self._leaves[leaf], self.steps + 1)
-        self._take(gradients, place)
+        self._take(gradients, site)
 
     @abstractmethod
-    def _take(self, gradients: Mapping[str, object], place: Place) -> None:
+    def _take(self, gradients: Mapping[str, object], site: Site) -> None:
         """Take over gradients by name, from that line of the program."""
 
     def _second(self, name: str) -> UsageError:

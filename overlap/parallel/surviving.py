@@ -68,17 +68,17 @@ class SurvivingSteps:
 
     def agree(self, buckets: Sequence[Averaged], factors: Sequence[Future[object]], step: int) -> Future[object]:
         """Return a future that is done when all ranks have prepared a step; updates wait for it."""
-        places = [(bucket, part) for bucket in buckets for part in bucket.parts]
+        parts = [(bucket, part) for bucket in buckets for part in bucket.parts]
         means = [mean for bucket in buckets for mean in bucket.arrived]
-        prepare = partial(self._prepare, step, places)
+        prepare = partial(self._prepare, step, parts)
         name = RoleName("agree on step", "library")
         ready = self._work.compute(prepare, *means, *factors, name=name, stream=_STREAM)
         agreed = self._group.all_reduce(ready, op="min", stream=self.rank.stream(_STREAM), name=name)
         return self._work.compute(partial(self._agree, step), agreed, name=name, stream=_STREAM)
 
-    def _prepare(self, step: int, places: Sequence[tuple[Averaged, slice]], *values: object) -> Array:
-        means, self._factors = values[: len(places)], values[len(places) :]  # type: ignore[assignment]
-        self._means = [(*place, mean) for place, mean in zip(places, means, strict=True)]  # type: ignore[misc]
+    def _prepare(self, step: int, parts: Sequence[tuple[Averaged, slice]], *values: object) -> Array:
+        means, self._factors = values[: len(parts)], values[len(parts) :]  # type: ignore[assignment]
+        self._means = [(*place, mean) for place, mean in zip(parts, means, strict=True)]  # type: ignore[misc]
         self._progress.prepare(step)
         return metadata([step], np.int64)
 

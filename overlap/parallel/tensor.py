@@ -301,6 +301,6 @@ class VocabularyLoss:
 
     def _here(self, target: Array) -> tuple[Array, Array]:
         """Return which targets are this rank's, and their places here, 0 for the others."""
-        place = np.asarray(target) - self.group.rank * self._each
-        here = (place >= 0) & (place < self._each)
-        return here, np.where(here, place, 0)
+        word = np.asarray(target) - self.group.rank * self._each
+        is_here = (word >= 0) & (word < self._each)
+        return is_here, np.where(is_here, word, 0)

@@ -36,7 +36,7 @@ else:  # Python 3.11 knows no defaults
     Params = TypeVar("Params", covariant=True)
 """The parameters of a model, as given: its weights come back in that form."""
 
-Place: TypeAlias = "tuple[CodeType, int]"
+Site: TypeAlias = "tuple[CodeType, int]"
 """A line of a program."""
 
 Path: TypeAlias = "tuple[str | int, ...]"
@@ -54,7 +54,7 @@ def flatten(params: object) -> dict[str, Array]:
     """
     if not isinstance(params, (Mapping, list, tuple)):
         raise UsageError(f"params: expected a dict, list or tuple of arrays, got {type(params).__name__}")
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for path in _paths(params, ()):
         name, leaf = _joined(path), pick(params, path)
         if not isinstance(leaf, np.ndarray):
@@ -67,12 +67,12 @@ def flatten(params: object) -> dict[str, Array]:
                 f"params: {name!r} is {leaf.dtype}; a gradient is a mean, so parameters are floats or complex numbers: "
                 "keep what is not trained out of params"
             )
-        if name in found:
+        if name in arrays:
             raise UsageError(f"params: two arrays are called {name!r}; keys may not contain what makes names equal")
-        found[name] = leaf
-    if not found:
+        arrays[name] = leaf
+    if not arrays:
         raise UsageError("params: there is no array in it")
-    return found
+    return arrays
 
 
 def rebuild(like: object, leaves: Mapping[str, object]) -> object:
@@ -171,18 +171,18 @@ class Names:
         """
         return mapped(of_leaf, self._part(name))
 
-    def pairs(self, name: str, value: object, place: Place) -> Iterator[tuple[str, object]]:
+    def pairs(self, name: str, value: object, site: Site) -> Iterator[tuple[str, object]]:
         """Yield each parameter of a part with its item of `value`, a tree of that form or a future of one.
 
         Args:
             name: Name of the part.
             value: The tree.
-            place: The line that handed it over, for the error of a future.
+            site: The line that handed it over, for the error of a future.
 
         Raises:
             UsageError: If there is no such part, or `value` has no such item; where it is used, if it is a future.
         """
-        yield from _pairs(self._part(name), value, name, place)
+        yield from _pairs(self._part(name), value, name, site)
 
     def _part(self, name: str) -> object:
         if not isinstance(name, str):
@@ -193,27 +193,27 @@ class Names:
         return part
 
 
-def _pairs(part: object, value: object, name: str, place: Place) -> Iterator[tuple[str, object]]:
+def _pairs(part: object, value: object, name: str, site: Site) -> Iterator[tuple[str, object]]:
     if isinstance(part, str):
         yield part, value
         return
     branches = cast("dict[str | int, object]", part)
     if isinstance(value, Future):
-        value = Checked(value, partial(_check_items, branches, name, place))
+        value = Checked(value, partial(_check_items, branches, name, site))
     else:
         _check_items(branches, name, None, value)
     for key, inner in branches.items():
-        yield from _pairs(inner, pick(value, (key,)), f"{name}.{key}", place)
+        yield from _pairs(inner, pick(value, (key,)), f"{name}.{key}", site)
 
 
-def _check_items(branches: Mapping[str | int, object], name: str, place: Place | None, value: object) -> None:
+def _check_items(branches: Mapping[str | int, object], name: str, site: Site | None, value: object) -> None:
     """Refuse a value that lacks an item; of a future's, the line that handed it over is told."""
     for key in branches:
         try:
             pick(value, (key,))
         except (TypeError, LookupError):
             its = f"reduce: what was handed over for {name!r}"
-            where = f"; it was handed over at {call_site(*place)}" if place is not None else ""
+            where = f"; it was handed over at {call_site(*site)}" if site is not None else ""
             raise UsageError(f"{its} has no item {key!r}: it is {described(value)}{where}") from None
 
 
@@ -296,6 +296,6 @@ def has_no_data(array: Array) -> bool:
 
 def _nbytes(tree: object) -> int:
     """Count the bytes of the arrays in a tree that have been computed."""
-    found = (pick(tree, path) for path in _paths(tree, ()))
-    there = (each.result() if isinstance(each, Future) and each.done else each for each in found)
+    leaves = (pick(tree, path) for path in _paths(tree, ()))
+    there = (each.result() if isinstance(each, Future) and each.done else each for each in leaves)
     return sum(int(getattr(each, "nbytes", 0)) for each in there)

@@ -71,7 +71,7 @@ _HERE = os.path.dirname(__file__) + os.sep
 _TASKS = tuple(os.path.dirname(str(each.__file__)) + os.sep for each in (trio, outcome))
 
 
-def users_place() -> tuple[CodeType, int]:
+def users_site() -> tuple[CodeType, int]:
     """Return the line that `users_frame` is at now: a frame that runs on has another line later."""
     frame = users_frame()
     return frame.f_code, frame.f_lasti

@@ -70,8 +70,8 @@ def decode(data: bytearray) -> Tree:
     return restored(header["tree"], list(_arrays(body, begin, header["arrays"])))
 
 
-def _arrays(body: memoryview, begin: int, told: list[tuple[str, list[int]]]) -> Iterator[Array]:
-    for name, shape in told:
+def _arrays(body: memoryview, begin: int, forms: list[tuple[str, list[int]]]) -> Iterator[Array]:
+    for name, shape in forms:
         dtype = dtype_of(name)
         size = dtype.itemsize * int(np.prod(shape, dtype=object))
         yield np.frombuffer(body[begin : begin + size], np.uint8).view(dtype).reshape(shape)
@@ -109,9 +109,9 @@ def flattened(tree: Tree, arrays: list[Array], path: str = "") -> object:
     return {"scalar" if isinstance(tree, np.generic) else "array": len(arrays) - 1}
 
 
-def _key(key: object, place: str) -> str | int:
+def _key(key: object, path: str) -> str | int:
     if not isinstance(key, (str, int)) or isinstance(key, bool):
-        raise UsageError(f"tree{place}: expected texts or integers as keys, got {key!r}")
+        raise UsageError(f"tree{path}: expected texts or integers as keys, got {key!r}")
     return key
 
 

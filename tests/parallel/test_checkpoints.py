@@ -155,7 +155,7 @@ def test_other_ranks_go_on_from_what_ranks_apart_have_in_common(tmp_path, capsys
         return restored.why, model.steps, {name: np.asarray(model[name]).tobytes() for name in weights()}
 
     [common] = {tuple(each.items()) for each in overlap.run(main, True, ranks=2, timeout_s=60)}
-    why = "what each rank has learned since its last outer step is lost; 2 ranks saved it and 3 go on"
+    why = "the progress of each rank since its last outer step is lost; 2 ranks saved it and 3 go on"
     for told, made, found in overlap.run(main, False, ranks=3, timeout_s=60):
         assert told.startswith(why)
         assert (made, tuple(found.items())) == (3, common)

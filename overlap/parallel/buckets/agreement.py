@@ -29,14 +29,14 @@ _SLOTS = 64
 
 def digests(items: Iterable[str]) -> NDArray[np.int64]:
     """Return the number of items, and a digest of each; where slots run out, the last digest is of all the rest."""
-    told = list(items)
-    parts = [*told[: _SLOTS - 2], "\n".join(told[_SLOTS - 2 :])]
-    made = [int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "big", signed=True) for part in parts]
-    return np.array([len(told), *made, *[0] * (_SLOTS - 1 - len(made))], np.int64)
+    texts = list(items)
+    parts = [*texts[: _SLOTS - 2], "\n".join(texts[_SLOTS - 2 :])]
+    hashes = [int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "big", signed=True) for part in parts]
+    return np.array([len(texts), *hashes, *[0] * (_SLOTS - 1 - len(hashes))], np.int64)
 
 
 def check_alike(
-    subject: str, items: Sequence[str], gathered: NDArray[np.int64], ranks: Sequence[int], own: int
+    subject: str, items: Sequence[str], gathered: NDArray[np.int64], ranks: Sequence[int], this_rank: int
 ) -> None:
     """Compare the digests of all ranks with the items of this one.
 
@@ -45,16 +45,16 @@ def check_alike(
         items: The items of this rank.
         gathered: The digests of all ranks, in the order of `ranks`.
         ranks: World ranks.
-        own: World rank of this process.
+        this_rank: World rank of this process.
 
     Raises:
         UsageError: Naming the first rank that differs, and the first item that does.
     """
     expected = digests(items)
-    for rank, theirs in zip(ranks, gathered.reshape(len(ranks), -1), strict=True):
-        if (theirs != expected).any():
-            index = int((theirs[1:] != expected[1:]).argmax())
-            count = int(theirs[0])
+    for rank, row in zip(ranks, gathered.reshape(len(ranks), -1), strict=True):
+        if (row != expected).any():
+            index = int((row[1:] != expected[1:]).argmax())
+            count = int(row[0])
             if index < min(len(items), _SLOTS - 2):
                 item = f"{items[index]} here is something else there"
             elif count != len(items):
@@ -63,7 +63,7 @@ def check_alike(
                 item = "the digests have come damaged"
             else:
                 item = f"one of those after {items[index - 1]}"
-            raise agreed(UsageError(f"{subject} differ between rank {own} and rank {rank}: {item}"))
+            raise agreed(UsageError(f"{subject} differ between rank {this_rank} and rank {rank}: {item}"))
 
 
 def agreement(work: MemoryWork, group: Group, subject: str, items: Sequence[str], *, name: str = "") -> Future[None]:
@@ -78,7 +78,7 @@ def agreement(work: MemoryWork, group: Group, subject: str, items: Sequence[str]
     """
     label = RoleName(name or f"compare {subject}", "library")
     gathered = group.all_gather(metadata(digests(items)), name=label, call_site=users_frame())
-    check = partial(check_alike, subject, items, ranks=group.ranks, own=work.rank.rank)
+    check = partial(check_alike, subject, items, ranks=group.ranks, this_rank=work.rank.rank)
     return work.compute(check if work.real else nothing, gathered, name="compare")
 
 
@@ -116,8 +116,8 @@ def odd_ones(digests: Sequence[int]) -> list[int]:
 
 
 def _digests(views: Mapping[str, Array]) -> Array:
-    found = [xxhash.xxh3_64_intdigest(view.reshape(-1).view(np.uint8).data) for view in views.values()]
-    return metadata(np.array(found, np.uint64).view(np.int64))
+    hashes = [xxhash.xxh3_64_intdigest(view.reshape(-1).view(np.uint8).data) for view in views.values()]
+    return metadata(np.array(hashes, np.uint64).view(np.int64))
 
 
 def _check(names: Sequence[str], ranks: Sequence[int], step: int, gathered: NDArray[np.int64]) -> None:

@@ -65,11 +65,11 @@ class Averaged(Bucket):
     def send(self, step: int) -> None:
         """Pack the gradients and send them, with zeros for missing ones."""
         assert not self.waits, "an update reads the buffer first"
-        places = [self._flat[part] for part in self.parts]  # views for this step: the last step's may be locked
-        packed = self._pack(step, None, partial(self._in_parts, places))
+        views = [self._flat[part] for part in self.parts]  # views for this step: the last step's may be locked
+        packed = self._pack(step, None, partial(self._in_parts, views))
         self.arrived = [
-            self._reduce(packed[index], step, self._group.all_reduce, "bucket", out=place, stream=self._stream)
-            for index, place in enumerate(places)
+            self._reduce(packed[index], step, self._group.all_reduce, "bucket", out=view, stream=self._stream)
+            for index, view in enumerate(views)
         ]
         self._step = step
 
@@ -89,8 +89,8 @@ class Averaged(Bucket):
 
     # -- on the compute stream -------------------------------------------------------------------------------------
 
-    def _in_parts(self, places: list[Array], flat: Array) -> list[Array]:
-        return places if flat is self._flat else [flat[part] for part in self.parts]
+    def _in_parts(self, views: list[Array], flat: Array) -> list[Array]:
+        return views if flat is self._flat else [flat[part] for part in self.parts]
 
     def _look(self, flat: Array, step: int) -> None:
         stays = flat is not self._flat or self._group.size == 1  # else the mean takes its place
@@ -103,7 +103,7 @@ class Averaged(Bucket):
             return self._parameters.views
         if not self.apply(step, part, reduced, *factors):
             [(name, view)] = self.views.items()
-            blame(self._asking, name, self._mine, view, step, self.place)
+            blame(self._asking, name, self._mine, view, step, self.site)
         if part.stop == self.plan.size:
             self._mine = None
         return self._parameters.views

@@ -106,9 +106,9 @@ class Prefetched(Gathering):
         for bucket in self._expected[: self._depth]:
             self._ahead.append((bucket, bucket.gather()))
 
-    def _look_ahead(self, place: int) -> None:
-        if place < len(self._expected):
-            bucket = self._expected[place]
+    def _look_ahead(self, visit: int) -> None:
+        if visit < len(self._expected):
+            bucket = self._expected[visit]
             self._ahead.append((bucket, bucket.gather(when=True)))
 
     def _forget(self) -> None:

@@ -15,7 +15,7 @@ from ..checkpoints.names import Own, packed, unpacked
 from .plan import BucketPlan, GradientBucket, Hook
 
 if TYPE_CHECKING:
-    from ..tree import Array, Place
+    from ..tree import Array, Site
 
 
 class Hooked:
@@ -49,9 +49,9 @@ class Hooked:
         self._group = group.on(rank.stream(f"gradients of {group.name}, bucket {plan.index}"))
         self._counts = None if counts is None else tuple(counts)
 
-    def start(self, packed: Future[Array], step: int, place: Place | None) -> Future[Array]:
+    def start(self, packed: Future[Array], step: int, site: Site | None) -> Future[Array]:
         """Return a future of the mean: of all of it, or of this rank's part."""
-        return self._rank.spawn(self._run, packed, step, place, name=f"hook of bucket {self._plan.index}")
+        return self._rank.spawn(self._run, packed, step, site, name=f"hook of bucket {self._plan.index}")
 
     @property
     def unsavable(self) -> str:
@@ -79,9 +79,9 @@ class Hooked:
         self.state = saved["state"]
         return True
 
-    async def _run(self, packed: Future[Array], step: int, place: Place | None) -> Array:
+    async def _run(self, packed: Future[Array], step: int, site: Site | None) -> Array:
         buffer, index = await packed, self._plan.index
-        mine = GradientBucket(
+        bucket = GradientBucket(
             rank=self._rank,
             group=self._group,
             index=index,
@@ -90,31 +90,31 @@ class Hooked:
             shapes=tuple(slot.shape for slot in self._plan.slots),
             buffer=buffer,
             priority=self._priority,
-            place=place,
+            place=site,
             counts=self._counts,
             state=self.state,
             rng=np.random.default_rng((step, index, self._rank.rank)),
         )
-        made = self._hook(mine)
-        if not isinstance(made, Awaitable):
-            raise UsageError(f"hook: expected an async function; of bucket {index} it returned {type(made).__name__}")
-        reduced = await made
+        result = self._hook(bucket)
+        if not isinstance(result, Awaitable):
+            raise UsageError(f"hook: expected an async function; of bucket {index} it returned {type(result).__name__}")
+        reduced = await result
         reduced = await reduced if isinstance(reduced, Future) else reduced
         if not isinstance(reduced, np.ndarray):
-            raise UsageError(f"hook: what it made of bucket {index} is of type {type(reduced).__name__}, not an array")
+            raise UsageError(f"hook: its result for bucket {index} is of type {type(reduced).__name__}, not an array")
         return self._part(reduced, buffer)
 
     def _part(self, reduced: Array, buffer: Array) -> Array:
         """Return this rank's part of the hook's result."""
-        place = slice(0, buffer.size)
+        part = slice(0, buffer.size)
         if self._counts is not None:
             start = sum(self._counts[: self._group.rank])
-            place = slice(start, start + self._counts[self._group.rank])
-            if (reduced.shape, reduced.dtype) == ((place.stop - place.start,), buffer.dtype):
+            part = slice(start, start + self._counts[self._group.rank])
+            if (reduced.shape, reduced.dtype) == ((part.stop - part.start,), buffer.dtype):
                 return reduced
         if (reduced.shape, reduced.dtype) != (buffer.shape, buffer.dtype):
             raise UsageError(
-                f"hook: bucket {self._plan.index} is {buffer.dtype} {buffer.shape}, what the hook made of it is "
+                f"hook: bucket {self._plan.index} is {buffer.dtype} {buffer.shape}, the result of the hook is "
                 f"{reduced.dtype} {reduced.shape}"
             )
-        return reduced[place]
+        return reduced[part]

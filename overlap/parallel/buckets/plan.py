@@ -15,7 +15,7 @@ from ...runtime.group import Group
 from ...runtime.rank import Rank
 
 if TYPE_CHECKING:
-    from ..tree import Array, Place
+    from ..tree import Array, Site
 
 BUCKET_BYTES = 25 << 20
 """As in PyTorch DDP (torch/nn/parallel/distributed.py): a small first bucket starts early, and 25 MiB after it."""
@@ -149,7 +149,7 @@ class GradientBucket:
     # return the elements of its rank alone. None if each needs all.
     counts: tuple[int, ...] | None = None
     priority: int = 0  # For its operations; lower is more urgent
-    place: Place | None = None  # The line of the program that handed a gradient over last, for `call_site`
+    place: Site | None = None  # The line of the program that handed a gradient over last, for `call_site`
     # The hook's own, kept from step to step as long as the bucket lives.
     state: dict[str, Any] = field(default_factory=dict)
     rng: np.random.Generator  # Numbers that differ between ranks, buckets and steps, and are the same from run to run

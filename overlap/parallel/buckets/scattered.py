@@ -174,7 +174,7 @@ class Scattered(Bucket):
             priority=self._priority,
             stream=self._gathers,
             name=RoleName(f"gather bucket {self.plan.index}", "bucket"),
-            call_site=self.place,
+            call_site=self.site,
         )
 
     def opened(self, whole: Future[Array]) -> Future[dict[str, Array]]:

@@ -42,8 +42,8 @@ class Naming:
             if not isinstance(cut, Cut):
                 raise UsageError(f"cuts: {name!r} is of type {type(cut).__name__}; expected parallel.Cut")
         self.prefix, self._cuts = f"{part}/" if part else "", cuts
-        told = [[name, cut.name, cut.axis, cut.index, cut.of] for name, cut in sorted((cuts or {}).items())]
-        self.digest: str = "" if cuts is None else xxhash.xxh3_64_hexdigest(json.dumps(told).encode())
+        blocks = [[name, cut.name, cut.axis, cut.index, cut.of] for name, cut in sorted((cuts or {}).items())]
+        self.digest: str = "" if cuts is None else xxhash.xxh3_64_hexdigest(json.dumps(blocks).encode())
 
     @property
     def is_cut(self) -> bool:
@@ -81,23 +81,23 @@ class Naming:
         return found
 
 
-def difference(there: Tensors, here: Tensors, prefix: str = "") -> str:
+def difference_of(saved: Tensors, expected: Tensors, prefix: str = "") -> str:
     """Return the first difference between the models of a checkpoint and of this process; empty without one.
 
     Args:
-        there: The checkpoint's tensors, by name.
-        here: The model's.
+        saved: The checkpoint's tensors, by name.
+        expected: The model's.
         prefix: Prefix of all names, left out of the text.
     """
-    for name in [*here, *there]:
-        saved, expected, short = there.get(name), here.get(name), name.removeprefix(prefix)
-        if saved == expected:
+    for name in [*expected, *saved]:
+        before, now, short = saved.get(name), expected.get(name), name.removeprefix(prefix)
+        if before == now:
             continue
-        if saved is None:
+        if before is None:
             return f"it has no {short!r}"
-        if expected is None:
+        if now is None:
             return f"it has {short!r}, which this one has not"
-        return f"{short!r} is {' '.join(map(str, saved))} there and {' '.join(map(str, expected))} here"
+        return f"{short!r} is {' '.join(map(str, before))} there and {' '.join(map(str, now))} here"
     return ""
 
 

@@ -72,14 +72,14 @@ def renamed(tensor: str, weight: str) -> str:
 def divided(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
     """Return a rank's share, in bytes, of pieces that all ranks have alike: every element is one rank's."""
     sizes = [piece.data.nbytes for piece in pieces]
-    total, found = sum(sizes), []
+    total, share = sum(sizes), []
     for piece, before in zip(pieces, accumulate(sizes, initial=0), strict=False):
         size = piece.dtype.itemsize
         first, last = (-(-max(0, total * at // ranks - before) // size) for at in (rank, rank + 1))
         part = piece.between(piece.start + first, piece.start + last)
         if part.stop > part.start:
-            found.append(part)
-    return found
+            share.append(part)
+    return share
 
 
 def copied(pieces: Iterable[Shard]) -> list[Shard]:

@@ -29,11 +29,11 @@ class Reader:
         self._folder = folder
         self._stored: Mapping[str, tuple[str, list[int]]] = manifest["tensors"]
         self._blocks: dict[str, dict[str, Cut]] = {}
-        for key, told in manifest["cuts"].items():
-            cut = Cut(*told)
+        for key, numbers in manifest["cuts"].items():
+            cut = Cut(*numbers)
             self._blocks.setdefault(cut.name, {})[key] = cut
         self.tensors: dict[str, tuple[str, list[int]]] = {
-            name: told for name, told in self._stored.items() if name not in manifest["cuts"]
+            name: form for name, form in self._stored.items() if name not in manifest["cuts"]
         }
         for name, blocks in self._blocks.items():
             key, cut = next(iter(blocks.items()))
@@ -41,10 +41,10 @@ class Reader:
         self.files: dict[Any, tuple[Any, Any]] = {
             file["name"]: (file["bytes"], file["xxh3_128"]) for file in manifest["files"]
         }
-        self._found: dict[str, list[tuple[int, int, str, str]]] = {}
+        self._stored_pieces: dict[str, list[tuple[int, int, str, str]]] = {}
         for file in manifest["files"]:
             for key, tensor, start, stop in file["pieces"]:
-                self._found.setdefault(tensor, []).append((start, stop, file["name"], key))
+                self._stored_pieces.setdefault(tensor, []).append((start, stop, file["name"], key))
         self._headers: dict[str, tuple[dict[str, Any], int]] = {}
 
     def check(self, name: str) -> None:
@@ -58,7 +58,7 @@ class Reader:
             raise DamagedError(f"{path} is not what was written")
         try:
             header, _ = header_of(path)
-            for key, found in self._found.items():
+            for key, found in self._stored_pieces.items():
                 itemsize = dtype_of(self._stored[key][0]).itemsize
                 for start, stop, file, entry in found:
                     begin, end = header[entry]["data_offsets"] if file == name else (0, (stop - start) * itemsize)
@@ -73,11 +73,11 @@ class Reader:
         Raises:
             DamagedError: If they do not.
         """
-        for name in {*self._stored, *self._found}:
+        for name in {*self._stored, *self._stored_pieces}:
             if name not in self._stored or self._stored[name][0] not in DTYPES.values():
                 raise DamagedError(f"{self._folder}: the type of {name!r} is not known")
             size, at = math.prod(self._stored[name][1]), 0
-            for start, stop, _, _ in sorted(self._found.get(name, [])):
+            for start, stop, _, _ in sorted(self._stored_pieces.get(name, [])):
                 if not 0 <= start <= min(at, stop) or stop > size:
                     raise DamagedError(f"{self._folder}: elements {start} to {stop} of {name!r} cannot be")
                 at = max(at, stop)
@@ -125,7 +125,7 @@ class Reader:
     def _fill(self, key: str, piece: Shard) -> None:
         """Read a piece of a stored tensor; elements that several ranks have saved are read once."""
         at = piece.start
-        for start, stop, name, entry in sorted(self._found.get(key, [])):
+        for start, stop, name, entry in sorted(self._stored_pieces.get(key, [])):
             part = piece.between(max(at, start), stop)
             if start <= at and part.stop > part.start:
                 self._read(name, entry, part.start - start, part.data)

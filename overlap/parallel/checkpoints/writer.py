@@ -40,8 +40,8 @@ def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Shard], not
     shapes = {piece.key: [piece.dtype.name, list(piece.shape)] for piece in pieces}
     parts = [[key, piece.key, piece.start, piece.stop] for key, piece in zip(tensors, pieces, strict=True)]
     cuts = {piece.key: list(astuple(piece.cut)) for piece in pieces if piece.cut}
-    told = {"tensors": shapes, "pieces": parts, "cuts": cuts, "notes": notes}
-    _write(folder / f"rank-{rank}-of-{ranks}.safetensors", tensors, told)
+    header = {"tensors": shapes, "pieces": parts, "cuts": cuts, "notes": notes}
+    _write(folder / f"rank-{rank}-of-{ranks}.safetensors", tensors, header)
 
 
 def merge(folder: Path, ranks: int) -> None:
@@ -50,8 +50,8 @@ def merge(folder: Path, ranks: int) -> None:
     reader = Reader(folder, manifest)
     tensors = {name: reader.whole(name) for name in reader.tensors}
     parts = [[name, name, 0, array.size] for name, array in tensors.items()]
-    told = {"tensors": dict(reader.tensors), "pieces": parts, "cuts": {}, "notes": manifest["notes"]}
-    _write(folder / WHOLE, tensors, told)
+    header = {"tensors": dict(reader.tensors), "pieces": parts, "cuts": {}, "notes": manifest["notes"]}
+    _write(folder / WHOLE, tensors, header)
     for name in reader.files:
         (folder / name).unlink()
 
