@@ -471,7 +471,7 @@ def test_a_hook_that_changes_the_shape_is_named():
             await model.finish()
         return str(caught.value)
 
-    assert run(main) == ["hook: bucket 0 is float32 (4,), what the hook made of it is float32 (3,)"] * 2
+    assert run(main) == ["hook: bucket 0 is float32 (4,), the result of the hook is float32 (3,)"] * 2
 
 
 def test_a_gradient_written_where_it_is_packed_travels_alone_as_well():
