@@ -20,9 +20,9 @@ from ..collectives.schedule import ROOTED, Schedule
 from ..collectives.slicing import pipelined
 from .flat import WIDE, PlanRequest, expanded, fitted, rings_of, too_wide
 from .geometry import Geometry
-from .option import PricedPhase, Rejected
+from .option import Phased, Rejected
 from .parameters import CostParameters
-from .phased import Phased
+from .phase import PricedPhase
 from .placed import Placed, on
 from .regular import regular_rounds
 from .rounds import Rounds
@@ -55,7 +55,7 @@ def two_level_options(
     """
     if request.collective not in PHASES or not request.considers("hierarchical"):
         return [], []
-    if (why := request.geometry.why_not_by_node()) is not None:
+    if (why := request.geometry.why_not_by_node) is not None:
         return [], [Rejected(algorithm="hierarchical", why=why)]
     nodes = request.geometry.nodes
     return _Levels(request=request, placement=placement, parameters=parameters, nodes=nodes).options(), []

@@ -26,6 +26,7 @@ from transports.shared_memory import engine
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Reducer
+from ...defaults import SLICED_BYTES
 from ..communicator import Communicator
 from ..executor import Executor
 from ..handover import Handover, OperationRun
@@ -36,8 +37,6 @@ from .host_bytes import address_of, array_at
 from .pulls import Pull, collected, gives, laid, needed, pulls, reduced, rings, unread
 from .workers import Workers
 
-# Bytes from which each of three or more ranks reduces a slice only: `SLICED_BYTES` of native/collectives.c.
-_SLICED_BYTES = 64 << 10
 # Flags of a table, see native/collectives.c.
 _GIVES, _RINGS, _SLICES, _SHARED, _FROM_ONE, _NEEDS_ALL = 1, 2, 4, 8, 16, 32
 # Reductions with partial results of another dtype than the result, by number in native/arithmetic.c.
@@ -421,7 +420,7 @@ def _table(call: Call, position: int) -> engine.Table:
     gets = any(pull.size for pull in ranges) or call.shared
     result_bytes = prod(call.result_at(position)) * itemsize if gets else 0
     sources, (start, stop) = needed(call, position), unread(call, position)
-    if sums and call.size > 2 and nbytes >= _SLICED_BYTES:
+    if sums and call.size > 2 and nbytes >= SLICED_BYTES:
         own = reduced(call, position)
         start, stop = own.start, own.start + own.size
     flags = _NEEDS_ALL if sources is None else 0
