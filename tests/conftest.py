@@ -3,6 +3,7 @@
 import faulthandler
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -34,21 +35,26 @@ settings.load_profile("everyday")
 FEW = 2
 FEW_LOSSES = 3
 _OF_LOSSES = ("launch", "faults", "embedded", "efa", "engines")  # folders
-_LONG = ("slow", "faults", "kills", "soak", "torch", "engines")
+_MINUTES = ("faults", "kills", "soak", "torch", "engines")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow all cases of a test but a few."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow all cases of a test but a few; deselect tests of minutes whose marker `-m` does not name."""
     tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and not any(map(item.get_closest_marker, _LONG)):
+        if isinstance(item, pytest.Function) and not any(map(item.get_closest_marker, ("slow", *_MINUTES))):
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
         told = cases[0].get_closest_marker("everyday")
         usual = FEW_LOSSES if cases[0].path.parent.name in _OF_LOSSES else FEW
         for case in set(cases) - few(cases, told.args[0] if told else usual):
             case.add_marker("slow")
+    asked = set(re.findall(r"\w+", config.option.markexpr))
+    if asked and (unasked := [name for name in _MINUTES if name not in asked]):
+        long = {item for item in items if any(map(item.get_closest_marker, unasked))}
+        config.hook.pytest_deselected(items=list(long))
+        items[:] = [item for item in items if item not in long]
 
 
 def few(cases: Sequence[pytest.Function], count: int) -> set[pytest.Function]:
