@@ -51,29 +51,6 @@ def test_a_failure_names_the_command_that_repeats_it(overlap):
     assert overlap(*words[1:])[:2] == (code, out)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["none.py"], "program: cannot read none.py: No such file or directory"),
-        (["none.py", "--ranks", "0"], "expected a positive integer, got '0'"),
-        (
-            ["none.py", "--color", "red"],
-            "test: unrecognized arguments: --color red; if they are the program's, end the line with -- --color red; "
-            "did you mean --cluster? (`overlap test --help` explains)",
-        ),
-        (
-            ["none.py", "skip", "--ranks", "2", "--", "now"],
-            "test: unrecognized arguments: skip; if they are the program's, end the line with -- skip now (`",
-        ),
-        (["none.py", "--faults", "flood"], "faults: 'flood' is unknown; known are die"),
-    ],
-)
-def test_mistakes(overlap, words, told):
-    code, out, err = overlap("test", *words)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"overlap: {told}")
-
-
 NEVER_ENDS = """
 import ctypes
 import torch
