@@ -213,8 +213,6 @@ $ overlap plan all_reduce --cluster trn1.32xlarge --bytes 4 --top -1
 plan: argument --top: expected 0 or more, got '-1'
 $ overlap timeline none.json
 none.json: cannot be read
-$ overlap test none.py
-program: cannot read none.py: No such file or directory
 $ overlap test none.py --ranks 0
 expected a positive integer, got '0'
 $ overlap test none.py --color red

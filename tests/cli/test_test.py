@@ -83,3 +83,9 @@ def test_a_rank_that_waits_in_c_for_ever_is_named_and_the_command_ends(tmp_path,
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1
     assert told in done.stdout + done.stderr
+
+
+def test_a_program_that_is_missing_is_refused(overlap):
+    assert overlap("test", "none.py") == (
+        2, "", "overlap: program: cannot read none.py: No such file or directory\n"
+    )  # fmt: skip
