@@ -16,7 +16,7 @@ import pytest
 import overlap
 from overlap import OverlapError
 from overlap.cli import bench, children
-from overlap.cli.bench import measuring, operations, report
+from overlap.cli.bench import measuring, operations
 from overlap.cli.bench.cases import Assignment, Case
 from overlap.cli.bench.measuring import NodeLayout, Result
 from overlap.cli.bench.operations import find
@@ -99,30 +99,6 @@ def test_ranks_by_default_are_one_on_each_node():
         (("--nnodes", "2", "--ranks", "4"), 4),
     ):
         assert [[case.ranks for case in world] for world in cases(parsed("allr", "-b", "8", *argv))] == [[ranks]]
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("--tcp",), "--tcp: concerns what joins several nodes; give --nnodes too, such as --nnodes 2"),
-        (("--rails", "2"), "--rails: concerns"),
-        (("--nnodes", "1", "--peer-direct", "off"), "--peer-direct: concerns"),
-        (("--checksums", "on"), "--checksums: concerns"),
-        (("--transport", "efa"), "--transport: concerns"),
-        (("--vs", "gloo"), "--vs: moved to `python -m tests.benchmarks.versus` of a checkout\n"),
-        (
-            ("--checksums", "both"),
-            "both: moved to `python -m tests.benchmarks.versus` of a checkout\n",
-        ),
-        (("--nnodes", "2", "--rails", "0"), "--rails: expected a positive number, or different interfaces"),
-        (("--nnodes", "2", "--ranks", "4,3"), "--ranks: 3 ranks cannot be divided among --nnodes 2"),
-    ],
-)
-def test_options_that_cannot_be_meant(overlap, monkeypatch, argv, message):
-    monkeypatch.setattr(report, "measure_cases", None)
-    code, out, err = overlap("bench", "allr", "-b", "8", *argv)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"overlap: {message}")
 
 
 def test_something_has_to_be_measured(overlap):

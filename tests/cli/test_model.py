@@ -116,10 +116,3 @@ def test_a_step_that_is_too_large_is_refused_before_anything_of_it_is_built(over
     code, out, err = overlap("model", "llama-8b", "--cluster", "trn2.48xlarge", *words)
     assert (code, out) == (2, "")
     assert re.search(rf"^overlap: --layers: .* has {computes or '.*'} computes or more .* at most 20000: ", err), err
-
-
-def test_the_former_words_say_the_new_ones(overlap):
-    code, _, err = overlap("simulate", "--model", "llama-8b")
-    assert (code, err.count("; a model's step is predicted by `overlap model NAME` (")) == (2, 1)
-    told = "run.json: a recorded run is repeated by `overlap replay run.json`"
-    assert overlap("simulate", "run.json") == (2, "", f"overlap: {told}\n")

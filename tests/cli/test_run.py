@@ -104,42 +104,6 @@ def test_under_another_launcher_its_processes_are_the_nodes(overlap, script, mon
     ))  # fmt: skip
 
 
-BY_HAND = ("--nnodes", "2", "--rdzv-endpoint")
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("--nnodes", "0"), "run: argument --nnodes: expected a positive integer, got '0'"),
-        (("--node-rank", "0"), "--node-rank needs --nnodes and --rdzv-endpoint, the same for all nodes"),
-        ((*BY_HAND, "a:1", "--node-rank", "2"), "--node-rank 2: nodes are numbered from 0, and --nnodes is 2"),
-        ((*BY_HAND, "a:1", "--node-rank", "1"), "--node-rank: anybody who reaches a:1 could join the job; give "),
-        ((*BY_HAND, "a:0", "--node-rank", "1"), "--rdzv-endpoint: the nodes that are started elsewhere must "),
-        (("--nnodes", "2", "--rdzv-endpoint", "a"), "--rdzv-endpoint: endpoint: expected HOST:PORT"),
-        (("--nnodes", "2", "--ranks", "3"), "3 ranks cannot be divided among --nnodes 2; say --ranks-per-process"),
-        (("--nnodes", "2", "--ranks=4", "--ranks-per-process=4"), "--ranks 4 are not --ranks-per-process 4 on "),
-        (("--nnodes", "3", "--cluster", "trn2.48xlarge x4"), "256 ranks cannot be divided among --nnodes 3; "),
-        (("--processes", "3", "--ranks", "4"), "4 ranks cannot be divided among --processes 3\n"),
-        (
-            ("--processes", "2", "--nnodes", "2"),
-            "--processes: those of this machine are meant, with --ranks in all; leave out --nnodes\n",
-        ),
-        (("--nnodes", "2", "--job-id", "x" * 65), "--job-id: expected at most 64 printable characters, got 'xxx"),
-        (("--nnodes", "2", "--log-dir", "x.py"), "--log-dir: x.py: File exists"),
-        (("--nnodes", "2", "--rails", "eth0,"), "run: argument --rails: expected a positive number, or"),
-        (("--tls-cert", "x.py"), "TLS needs three files: --tls-cert, --tls-key, --tls-ca"),
-        (("--tls-cert", "x.py", "--tls-key", "none", "--tls-ca", "x.py"), "--tls-key: none: there is no such"),
-        (("--nnodes", "2", "--transport", "mpi"), "--transport mpi: mpi4py is not installed: pip install "),
-    ],
-)  # fmt: skip
-def test_nodes_that_cannot_start_are_one_line(overlap, script, monkeypatch, argv, message):
-    monkeypatch.setattr("overlap.launch.mpi.find_spec", lambda name: None)
-    code, out, err = overlap("run", *argv, script("print('ran')", "x.py"))
-    assert (code, out) == (2, "")
-    assert err.startswith(f"overlap: {message}")
-    assert err.count("\n") == 1
-
-
 def test_ctrl_c_while_a_process_still_imports_is_told_by_nobody_but_its_launcher(tmp_path):
     """Also where what is imported would swallow an exception, as callbacks of the import system do."""
     (tmp_path / "overlap").mkdir()
@@ -307,8 +271,6 @@ def test_a_trace_goes_down_a_pipe(process, script):
 
 def test_bad_settings_are_told_by_the_name_under_which_they_were_given(overlap, script, monkeypatch):
     program = script(WORLD)
-    assert overlap("run", "--trace", "", program)[2] == "overlap: --trace: expected the name of a file, got ''\n"
-    assert overlap("run", "--cluster", "nix", program)[2].startswith("overlap: --cluster: unknown cluster 'nix'; ")
     for name, value, told in (
         ("TRACE", "/nonexist/x", "OVERLAP_TRACE: cannot write into /nonexist"),
         ("CLUSTER", "nix", "OVERLAP_CLUSTER: unknown cluster 'nix'; known: "),
@@ -372,35 +334,6 @@ def test_wrong_arguments_of_run_are_one_line_with_the_place(overlap, script):
     code, out, err = overlap("run", script("import overlap\nasync def main(rank): ...\noverlap.run(main, ranks=-1)"))
     assert (code, out) == (2, "")
     assert err == "overlap: train.py:3: ranks: expected a positive integer, got -1\n"
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ((), "run: name a SCRIPT, or -m MODULE (`overlap run --help` explains)"),
-        (("none.py",), "run: none.py: No such file or directory"),
-        (("sub",), "run: sub: Is a directory"),
-        (("broken.py",), "run: broken.py:2: not Python: '(' was never closed"),
-        (("-m",), "run: -m needs a MODULE"),
-        (("-m", "no_such_module_x"), "run: -m no_such_module_x: there is no such module to run"),
-        (("-m", "hollow_package"), "run: -m hollow_package: there is no such module to run"),
-        (("-m", "no_such_module_x.y"), "run: -m no_such_module_x.y: No module named 'no_such_module_x'"),
-        (("--ranks", "0", "x.py"), "run: argument --ranks: expected a positive integer, got '0' (`overlap run --help`"),
-        (("--timeout", "-1", "x.py"), "run: argument --timeout: expected a positive number of seconds, got '-1'"),
-        (("--cluster", "nosuch", "x.py"), "--cluster: unknown cluster 'nosuch'; known: "),
-        (("--algorithm", "nosuch", "x.py"), "algorithm: 'nosuch' is unknown; known are direct"),
-        (("--trace", "sub", "x.py"), "--trace: sub is a directory; name a file in it"),
-        (("--trace", "/nowhere/a.json", "x.py"), "--trace: cannot write into /nowhere"),
-    ],
-)  # fmt: skip
-def test_a_program_that_cannot_start_is_one_line(overlap, script, argv, message):
-    script("x = 1\nprint(", "broken.py")
-    script("", "sub/x.py")
-    script("", "hollow_package/__init__.py")
-    code, out, err = overlap("run", *argv)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"overlap: {message}")
-    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [b"\x00\x01", b"\xff\xfe\xff", b"\x7fELF\x02"])

@@ -408,33 +408,6 @@ def test_a_deadlock_ends_at_once(overlap, script):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--cluster", "trn9"], "trn9"),
-        (["--cluster", "trn1.32xlarge", "--ranks", "33"], "33 ranks do not fit: trn1.32xlarge x1 holds 32"),
-        (["--cluster", "trn2.48xlarge", "--lnc", "3"], "trn2.48xlarge: lnc: expected 2 or 1, found 3"),
-        (["--cluster", "trn2.48xlarge x2", "--nodes", "3"], "nodes is given twice: 2 and 3"),
-        ([*WHERE, "--efficiency", "1.5"], "efficiency: expected more than 0, at most 1, got 1.5"),
-        ([*WHERE, "--dtype", "int4"], "dtype: no peak is known for 'int4' on Trainium1"),
-        (["--profile", "gone.json"], "gone.json"),
-        (["--jitter", "-1"], "jitter: expected 0 or more, got -1.0"),
-        (["--slow-compute", "matmul=2"], "'matmul' is no class of computes; known are flops, memory, seconds, *"),
-        (["--slow-comm", "all_reduce"], "expected NAME=FACTOR, such as all_reduce=1.2, got 'all_reduce'"),
-        (["--algorithm", "magic"], "magic"),
-        (["--seed", "x"], "expected an integer, got 'x'"),
-        (["--json", "nowhere/found.json"], "--json: cannot write into "),
-        (["--trace", "."], "--trace: . is a directory; name a file in it"),
-        (["--width", "39"], "--width: 39 is too narrow; at least 40 columns are needed"),
-    ],
-)
-def test_options_that_cannot_be_meant(overlap, script, options, message):
-    code, out, err = overlap("simulate", *options, script(TRAIN))
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("1 +", "simulate: train.py:1: not Python: invalid syntax"),
