@@ -73,7 +73,7 @@ def _fill(origin: Path, folder: Path) -> None:
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     """Return the entries of a folder by name; none if it cannot be read."""
     try:
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda entry: entry.name)
+        with os.scandir(folder) as scan:
+            return sorted(scan, key=lambda entry: entry.name)
     except OSError:
         return []
