@@ -24,11 +24,13 @@ def view_of(tensor: torch.Tensor) -> Array:
     try:
         return tensor_array(tensor)
     except (TypeError, RuntimeError) as error:
-        raise CallError(_hint(tensor) or f"tensor: cannot use the memory of a {tensor.dtype} tensor: {error}") from None
+        raise CallError(
+            _unsupported_reason(tensor) or f"tensor: cannot use the memory of a {tensor.dtype} tensor: {error}"
+        ) from None
 
 
 def flat_input(tensor: torch.Tensor) -> Array:
-    """Return the elements of a tensor in order: a view if they lie so, else a copy."""
+    """Return the elements of a tensor in order: a view where they are in order in memory, else a copy."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     view = view_of(tensor)
@@ -36,7 +38,7 @@ def flat_input(tensor: torch.Tensor) -> Array:
 
 
 def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]:
-    """Return memory to write the elements of a tensor to, in order, and a function that brings them to their places.
+    """Return flat memory for the elements of a tensor, and a function that copies them to it if that is a copy.
 
     Returns:
         A flat view and None where the tensor is contiguous; else a flat copy and a function that copies it back.
@@ -59,7 +61,7 @@ _NUMBERS = {getattr(torch, name): number for name, number in NUMBERS.items() if 
 
 
 def input_memory(tensor: torch.Tensor) -> Memory:
-    """Return where the elements of a tensor lie in order: they themselves if they lie so, else a copy.
+    """Return the memory of a tensor's elements in order: its own, or that of a copy.
 
     Raises:
         CallError: If the memory is not that of plain numbers on the CPU.
@@ -68,7 +70,7 @@ def input_memory(tensor: torch.Tensor) -> Memory:
 
 
 def output_memory(tensor: torch.Tensor) -> tuple[Memory, Callable[[], None] | None]:
-    """Return memory to write the elements of a tensor to, as `flat_output` does.
+    """Return memory for the elements of a tensor, as `flat_output` does.
 
     Raises:
         CallError: If the memory is not that of plain numbers on the CPU.
@@ -76,12 +78,12 @@ def output_memory(tensor: torch.Tensor) -> tuple[Memory, Callable[[], None] | No
     own = _own_memory(tensor)
     if own is not None:
         return own, None
-    out, place = flat_output(tensor)
-    return _memory_of(out), place
+    out, copy_back = flat_output(tensor)
+    return _memory_of(out), copy_back
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a tensor lie in order in memory of the CPU, as they are."""
+    """Whether the elements of a tensor are in order in memory of the CPU, not conjugated or negated."""
     return (
         type(tensor) in _PLAIN
         and tensor.is_cpu
@@ -92,6 +94,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _own_memory(tensor: torch.Tensor) -> Memory | None:
+    """Return a tensor's own memory, if its elements are in order there."""
     number = _NUMBERS.get(tensor.dtype)
     if number is None or not is_plain(tensor):
         return None
@@ -99,11 +102,12 @@ def _own_memory(tensor: torch.Tensor) -> Memory | None:
 
 
 def _memory_of(array: Array) -> Memory:
+    """Return the memory of a contiguous array."""
     return array.__array_interface__["data"][0], array.nbytes, NUMBERS[array.dtype.name], array
 
 
 def joined(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """Return the flat tensor over tensors that are contiguous in memory one after the other, as after `chunk`.
+    """Return the flat tensor over tensors that follow each other in memory, as after `chunk`.
 
     Returns:
         None for tensors with gaps or in another order, and for a tensor with permuted strides or lazy conjugation.
@@ -121,25 +125,25 @@ def joined(tensors: list[torch.Tensor]) -> torch.Tensor | None:
 
 
 def copy_blocks(flat: Array, tensors: Iterable[torch.Tensor]) -> None:
-    """Write a flat array, cut into blocks of their sizes, to tensors."""
+    """Write consecutive blocks of a flat array to tensors."""
     start = 0
     for tensor in tensors:
-        out, place = flat_output(tensor)
+        out, copy_back = flat_output(tensor)
         np.copyto(out, flat[start : start + out.size])
-        if place is not None:
-            place()
+        if copy_back is not None:
+            copy_back()
         start += out.size
 
 
 def copy_to(tensors: Iterable[torch.Tensor], tensor: torch.Tensor) -> None:
-    """Write a tensor to each of several."""
+    """Copy a tensor to each of several."""
     with torch.no_grad():
-        for each in tensors:
-            each.copy_(tensor)
+        for target in tensors:
+            target.copy_(tensor)
 
 
 def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors lie in one piece of memory, perhaps apart."""
+    """Return whether two tensors have one storage, perhaps different parts of it."""
     return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
 
 
@@ -152,7 +156,7 @@ def listed(tensors: Any, argument: str) -> list[torch.Tensor]:
     """
     if isinstance(tensors, torch.Tensor):
         return [tensors]
-    if not isinstance(tensors, list | tuple) or not all(isinstance(each, torch.Tensor) for each in tensors):
+    if not isinstance(tensors, list | tuple) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise TypeError(f"{argument}: expected a tensor or a list of tensors, got {tensors!r:.200}")
     if not tensors:
         raise CallError(f"{argument}: expected at least one tensor, got an empty list")
@@ -168,14 +172,14 @@ def one_tensor(tensors: Any, argument: str) -> torch.Tensor:
     """
     if type(tensors) is list and len(tensors) == 1 and isinstance(tensors[0], torch.Tensor):
         return tensors[0]
-    found = listed(tensors, argument)
-    if len(found) != 1:
-        raise CallError(f"{argument}: expected one tensor, for the one CPU of this rank, got {len(found)}")
-    return found[0]
+    candidates = listed(tensors, argument)
+    if len(candidates) != 1:
+        raise CallError(f"{argument}: expected one tensor, for the one CPU of this rank, got {len(candidates)}")
+    return candidates[0]
 
 
 def check_memory(tensors: Iterable[torch.Tensor]) -> None:
-    """Check that the memory of each tensor can be used, before an operation begins with the first.
+    """Check the memory of each tensor before an operation starts with the first.
 
     Raises:
         CallError: If that of one cannot; says what to pass instead.
@@ -199,9 +203,9 @@ def same_kind(tensors: Iterable[torch.Tensor], argument: str) -> None:
                 f"{tensor.device}"
             )
         if tensor.dtype != first.dtype:
-            raise _differ(argument, "dtype", first.dtype, index, tensor.dtype)
+            raise _difference_error(argument, "dtype", first.dtype, index, tensor.dtype)
         if tensor.layout != first.layout:
-            raise _differ(argument, "layout", first.layout, index, tensor.layout)
+            raise _difference_error(argument, "layout", first.layout, index, tensor.layout)
 
 
 def same_shape(tensors: list[torch.Tensor], argument: str) -> None:
@@ -212,14 +216,18 @@ def same_shape(tensors: list[torch.Tensor], argument: str) -> None:
     """
     for index, tensor in enumerate(tensors):
         if tensor.shape != tensors[0].shape:
-            raise _differ(argument, "shape", tuple(tensors[0].shape), index, tuple(tensor.shape))
+            raise _difference_error(argument, "shape", tuple(tensors[0].shape), index, tuple(tensor.shape))
 
 
-def _differ(argument: str, what: str, first: object, index: int, other: object) -> CallError:
-    return CallError(f"{argument}: all tensors must have one {what}, number 0 is {first} and number {index} {other}")
+def _difference_error(argument: str, attribute: str, first: object, index: int, other: object) -> CallError:
+    """Return the error of tensors that differ in an attribute, such as "dtype"."""
+    return CallError(
+        f"{argument}: all tensors must have one {attribute}, number 0 is {first} and number {index} {other}"
+    )
 
 
-def _hint(tensor: torch.Tensor) -> str | None:
+def _unsupported_reason(tensor: torch.Tensor) -> str | None:
+    """Return why the memory of a tensor cannot be used, and a conversion that helps; None if unknown."""
     if tensor.device.type != "cpu":
         return (
             f"tensor: it is on {tensor.device}, and backend 'overlap' carries tensors of the CPU; pass .cpu(), or give "
