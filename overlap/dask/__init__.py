@@ -10,11 +10,11 @@
 Dask 2026.8 or later: `pip install ".[dask]"`. Tested with 2026.8.
 """
 
-# The map of this room:
+# The map of this folder:
 #
 #   door       run(): one world on workers, from a client
 #   gang       one attempt: tasks that are pinned to workers, started all or none, watched and cancelled together
-#   tasks      a member of a gang as a task, and what else runs on a worker
+#   tasks      a member of a gang as a task, and other functions for workers
 #   variables  the store in which members meet
 #   data       partitions of a collection, and the workers that hold them
 

@@ -58,12 +58,12 @@ def own_version() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberEnd:
-    """The end of one process of a gang, in its own words."""
+    """End of one process of a gang, as the process reports it."""
 
     member: int  # Its index
     machine: str = ""  # Names the machine, equal for all processes that see its files
     results: Sequence[bytes] | None = None  # The pickled result of each of its ranks; None: it has failed
-    error: OverlapError | None = None  # Why it has failed; None: it has not, or was told to stop
+    error: OverlapError | None = None  # Its failure; None: it has not failed, or was stopped
     spans: bytes = b""  # Its part of the timeline, if one is kept
     files: Mapping[str, bytes] = field(default_factory=dict)  # Its flight records, by name
     latest: int | None = None  # The newest complete state or checkpoint that its machine sees
@@ -74,12 +74,12 @@ class MemberEnd:
 class GangOutcome:
     """The end of one attempt of a gang."""
 
-    ends: Mapping[int, MemberEnd]  # By member, in the order in which they told it
-    lost: Mapping[int, str]  # Why the others have told nothing, in the words of the engine
+    ends: Mapping[int, MemberEnd]  # By member, in the order of their reports
+    lost: Mapping[int, str]  # Reasons of members without a report, as clauses of the engine
     files: Mapping[str, bytes] = field(default_factory=dict)  # Flight records of these, by name
 
 
-def gang_of(
+def describe_gang(
     engine: str,
     main: Callable[..., Awaitable[object]],
     args: tuple[object, ...],
@@ -126,12 +126,12 @@ def gang_of(
         members=ranks // ranks_each,
         ranks_each=ranks_each,
         config=config,
-        program=packed_program(main, args, pickling),
+        program=pickle_program(main, args, pickling),
         import_path=tuple(import_path),
     )
 
 
-def packed_program(main: object, args: tuple[object, ...], pickling: Pickling) -> bytes:
+def pickle_program(main: object, args: tuple[object, ...], pickling: Pickling) -> bytes:
     """Return the bytes of a program and its arguments.
 
     Raises:
@@ -140,10 +140,10 @@ def packed_program(main: object, args: tuple[object, ...], pickling: Pickling) -
     try:
         return pickling.dumps((main, args))
     except Exception as error:
-        refused = error
+        first_error = error
     for name, value in (("main", main), *((f"argument {index + 1} of main", arg) for index, arg in enumerate(args))):
         try:
             pickling.dumps(value)
         except Exception as error:
             raise UsageError(f"{name}: cannot be sent to other processes: {in_one_line(error)}") from error
-    raise UsageError(f"main: cannot be sent to other processes: {in_one_line(refused)}") from refused
+    raise UsageError(f"main: cannot be sent to other processes: {in_one_line(first_error)}") from first_error
