@@ -52,6 +52,7 @@ def draw(cluster: Cluster, *, ascii: bool = False, width: int = 80) -> str:
 
 
 def _title(cluster: Cluster, width: int) -> str:
+    """Return name, description and size of a cluster as lines."""
     size = f"{cluster.world_size} rank{'s' * (cluster.world_size > 1)}"
     if cluster.nodes > 1:
         size = f"{cluster.nodes} nodes of {cluster.ranks_per_node} ranks, {size} in all; node 0 is shown"
@@ -77,6 +78,7 @@ def picture(cluster: Cluster, *, width: int = 80) -> str:
 
 
 def _picture_lines(cluster: Cluster, rows: list[list[int]], style: _Style, columns: int) -> list[str]:
+    """Return the rows of devices as boxes joined by wires, with notes at their ends where there is room."""
     cells = {device: _cell(cluster, device, short=style.short) for row in rows for device in row}
     width = max(len(line) for cell in cells.values() for line in cell)
     lines = [
@@ -109,6 +111,7 @@ def _rows(cluster: Cluster) -> list[list[int]]:
 
 
 def _cell(cluster: Cluster, device: int, *, short: bool) -> list[str]:
+    """Return the texts of a device's box: number, ranks, adapter."""
     lines = [f"dev {device}" if short else f"device {device}", _ranks(cluster, device)]
     if short:
         lines[1] = lines[1].replace("ranks ", "r ").replace("rank ", "r ")
@@ -118,6 +121,7 @@ def _cell(cluster: Cluster, device: int, *, short: bool) -> list[str]:
 
 
 def _ranks(cluster: Cluster, device: int) -> str:
+    """Return the ranks of a device in words."""
     first = device * cluster.ranks_per_device
     ranks = range(first, min(first + cluster.ranks_per_device, cluster.ranks_per_node))
     return f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}" if ranks else "no rank"
@@ -130,6 +134,7 @@ def _nic(cluster: Cluster, device: int) -> int:
 def _row_lines(
     cluster: Cluster, rows: list[list[int]], index: int, cells: dict[int, list[str]], width: int, style: _Style
 ) -> list[str]:
+    """Return the lines of one row of boxes, with wires to its neighbours, to the next row, and around."""
     row, gap = rows[index], style.gap
     above = [_joined(cluster, rows, index - 1, index, column) for column in range(len(row))]
     below = [_joined(cluster, rows, index, index + 1, column) for column in range(len(row))]
@@ -141,7 +146,7 @@ def _row_lines(
     for number in range(max(len(cells[device]) for device in row)):
         texts = [cells[device][number].ljust(width) for device in row]
         wired = number == 0
-        lines.append(_wired(texts, sides if wired else [False] * len(sides), gap, closes=wired and closes))
+        lines.append(_text_line(texts, sides if wired else [False] * len(sides), gap, closes=wired and closes))
     lines.append(_boxes([_border("└", "┬" if down else "─", "┘", width) for down in below], gap))
     if any(below):
         lines.append(_edge_line(["│" if down else " " for down in below], width, gap))
@@ -178,7 +183,8 @@ def _edge_line(marks: Sequence[str], width: int, gap: int) -> str:
     return _boxes([" " * half + mark + " " * (width + 3 - half) for mark in marks], gap)
 
 
-def _wired(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes: bool) -> str:
+def _text_line(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes: bool) -> str:
+    """Return one line of a row of boxes, with wires between boxes that are joined."""
     wire, blank = "─" * gap, " " * gap
     line = f"{wire}┤" if closes else f"{blank}│"
     for text, joined in zip(texts, [*sides, None], strict=True):
@@ -189,6 +195,7 @@ def _wired(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes: boo
 
 
 def _remark(cluster: Cluster, width: int) -> list[str]:
+    """Return lines on wires that the picture does not draw."""
     kind, remark = cluster.machine.wires.link, ""
     if cluster.wiring.complete and cluster.devices_per_node > 1:
         remark = f"{kind} from every device to {'one switch' if cluster.wiring.switched else 'every other'}"
@@ -198,12 +205,14 @@ def _remark(cluster: Cluster, width: int) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table with a head and left-aligned columns as text."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (head, *rows)]
     return "\n".join([lines[0], "─" * len(lines[0].rstrip()), *lines[1:]])
 
 
 def _device_table(cluster: Cluster) -> str:
+    """Return a table of the devices of a node; "" for more than a page of them."""
     if cluster.devices_per_node > _LISTED_DEVICES:
         return ""
     numa, pcie = cluster.machine.numa, cluster.machine.pcie
@@ -222,6 +231,7 @@ def _device_table(cluster: Cluster) -> str:
 
 
 def _neighbours(cluster: Cluster, device: int) -> str:
+    """Return the devices wired to a device as text."""
     devices = cluster.wiring.adjacent(device)
     if len(devices) > _WIDEST_ROW and len(devices) == cluster.devices_per_node - 1:
         return "all others"
@@ -229,6 +239,7 @@ def _neighbours(cluster: Cluster, device: int) -> str:
 
 
 def _link_table(cluster: Cluster, width: int) -> str:
+    """Return a table of the links, with the sources of their figures."""
     rows = [
         [
             spec.kind,
@@ -267,6 +278,7 @@ def _fabric(cluster: Cluster, width: int) -> str:
 
 
 def _summary(cluster: Cluster, width: int) -> str:
+    """Return bandwidths and processors of the cluster as text."""
     facts = [f"bisection {cluster.bisection_bytes_per_s() / 1e9:.1f} GB/s one way"]
     if cluster.nics_per_node:
         facts.append(f"network {cluster.nic_share_bytes_per_s() / 1e9:.2f} GB/s per rank")

@@ -46,18 +46,21 @@ class Finding:
 
 def _violations(cluster: RankMap, group: Local) -> Iterator[Rule]:
     """Yield the rules that a group breaks, in the order of the file."""
-    rules, local = cluster.rules, _parts(cluster, group)
+    rules, local = cluster.rules, _indices_by_node(cluster, group)
     parts = sorted(set(local.values()))
     peers = [rule for rule in rules if rule.kind == "peers" and all(is_peers(rule, part, cluster) for part in parts)]
     exempt = {kind for rule in peers for kind in rule.exempts}
     for rule in rules:
         if rule.kind in exempt or (rule.kind == "peers" and rule not in peers):
             continue
-        if not (_WHOLE[rule.kind](rule, local, cluster) if rule.kind in _WHOLE else _holds(rule, parts, cluster)):
+        if not (
+            _WHOLE[rule.kind](rule, local, cluster) if rule.kind in _WHOLE else _all_parts_obey(rule, parts, cluster)
+        ):
             yield rule
 
 
-def _holds(rule: Rule, parts: list[Local], cluster: RankMap) -> bool:
+def _all_parts_obey(rule: Rule, parts: list[Local], cluster: RankMap) -> bool:
+    """Whether every local part of a group obeys a rule; a single rank on a node always does."""
     return all(
         len(part) == 1 or (rule.for_sizes and len(part) not in rule.for_sizes) or _LOCAL[rule.kind](rule, part, cluster)
         for part in parts
@@ -94,6 +97,7 @@ def _devices(rule: Rule, part: Local, cluster: RankMap) -> bool:
 
 
 def _peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
+    """Whether links between peers join all ranks of a local part."""
     reached, remaining = [part[0]], set(part[1:])
     for rank in reached:
         near = {other for other in remaining if _linked(cluster, rank, other)}
@@ -109,6 +113,7 @@ def _linked(cluster: RankMap, a: int, b: int) -> bool:
 
 
 def _servers(rule: Rule, local: Parts, cluster: RankMap) -> bool:
+    """Whether the nodes of a group are allowed numbers of neighbouring servers of each UltraServer."""
     servers = cluster.machine.ultraserver.servers[-1] if cluster.machine.ultraserver else 1
     touched: dict[int, list[int]] = {}
     for node in sorted(local):
@@ -138,7 +143,7 @@ _WHOLE: dict[RuleKind, Callable[[Rule, Parts, RankMap], bool]] = {
 
 def judge(cluster: RankMap, ranks: Sequence[int]) -> tuple[Finding, ...]:
     """List the rules that a group breaks; see `Cluster.judge`."""
-    group = _group(cluster, ranks)
+    group = _sorted_group(cluster, ranks)
     return tuple(Finding(rule=rule, severity=rule.severity, ranks=group) for rule in _violations(cluster, group))
 
 
@@ -147,7 +152,7 @@ def check_group(cluster: RankMap, ranks: Sequence[int], *, strict: bool, warn: b
     findings = judge(cluster, ranks)
     for finding in findings:
         if strict and finding.severity == "error":
-            raise _refusal(cluster, finding)
+            raise _rule_error(cluster, finding)
     for finding in findings if warn else ():
         finding.warn(stacklevel=3)
     return findings
@@ -167,9 +172,10 @@ def check_groups(cluster: RankMap, partition: Sequence[Sequence[int]], *, strict
     return tuple(finding for group in partition for finding in check_group(cluster, group, strict=strict))
 
 
-def _group(cluster: RankMap, ranks: Sequence[int]) -> Local:
+def _sorted_group(cluster: RankMap, ranks: Sequence[int]) -> Local:
+    """Return a group in ascending order; refuse empty ones, ranks that do not exist, and repeated ranks."""
     if not ranks:
-        raise TopologyError("a group needs at least one rank, found none")
+        raise TopologyError("a group needs at least one rank, found none; pass ranks")
     for rank in ranks:
         cluster.place(rank)
     group = tuple(sorted(ranks))
@@ -179,7 +185,8 @@ def _group(cluster: RankMap, ranks: Sequence[int]) -> Local:
     return group
 
 
-def _parts(cluster: RankMap, group: Local) -> Parts:
+def _indices_by_node(cluster: RankMap, group: Local) -> Parts:
+    """Return the local indices of a group by node."""
     parts: dict[int, list[int]] = {}
     for rank in group:
         node, index = divmod(rank, cluster.ranks_per_node)
@@ -187,7 +194,8 @@ def _parts(cluster: RankMap, group: Local) -> Parts:
     return {node: tuple(indices) for node, indices in parts.items()}
 
 
-def _refusal(cluster: RankMap, finding: Finding) -> TopologyError:
+def _rule_error(cluster: RankMap, finding: Finding) -> TopologyError:
+    """Return the error of a broken rule, with the nearest legal groups."""
     rule, group = finding.rule, finding.ranks
     return TopologyError(
         f"group {format_ranks(group, most=SHOWN_RANGES)} of {len(group)} ranks is not legal on {cluster.name}",
@@ -199,7 +207,7 @@ def _refusal(cluster: RankMap, finding: Finding) -> TopologyError:
 
 
 def nearest(cluster: RankMap, group: Local) -> tuple[Local, ...]:
-    """Find at most three legal groups nearest in size to a group and, among equal sizes, with most ranks of it.
+    """Return at most three legal groups nearest in size to a group and, among equal sizes, with most ranks of it.
 
     Candidates are runs of consecutive ranks and the sets that rules name, on the nodes of the group, on its first
     node alone, and on that node and the next.
@@ -239,6 +247,7 @@ def _legal_local(cluster: RankMap) -> tuple[Local, ...]:
 
 
 def _local_candidates(cluster: RankMap) -> Iterator[Local]:
+    """Yield the groups of one node that rules name or may allow, the shortest first."""
     ranks, rules = cluster.ranks_per_node, cluster.rules
     named = {members for rule in rules if rule.kind == "sets" for members in rule.sets if members[-1] < ranks}
     listed = [
