@@ -51,6 +51,7 @@ class Replay:
             at = upto
 
     def _run_chunk(self, bounds: Ints) -> None:
+        """Run consecutive phases; phases of independent runs wait for each other, and run together."""
         check_rows(self.schedule, int(bounds[0]), int(bounds[-1]))
         batch = prepare(self.schedule, self.layout, bounds)
         steps = self.schedule.step[bounds[:-1]].tolist()
@@ -83,6 +84,7 @@ class Replay:
 
     def _run_runs(self, runs: list[CellRun]) -> None:
         # One memory after the other: a step reads what the one before wrote, from the first-level cache.
+        """Run transfers of consecutive cells, one memory after the other."""
         for memory in self.memories:
             bases = memory.bases
             for read, write, cells, sbuf, dbuf, add, lower in runs:
@@ -94,6 +96,7 @@ class Replay:
                     memory.move(source, target)
 
     def _run_cells(self, batch: Batch, cells: slice, first: int) -> None:
+        """Run the transfers of one phase cell by cell, additions to one cell in waves."""
         waves = self._check_cells(batch, cells, first)
         if waves is None:
             adds = np.flatnonzero(batch.add[cells])

@@ -97,6 +97,7 @@ class _Timeline(NamedTuple):
 
 
 def _timeline(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _Timeline:
+    """Return all accesses of cells, ordered by cell and then by row."""
     columns: list[tuple[NDArray[np.generic], ...]] = []
     for access in accesses:
         cell, owner = unroll(cell_numbers(schedule, access.rank, access.buffer, access.slot, shared=True), access.count)

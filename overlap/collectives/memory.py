@@ -190,6 +190,7 @@ class ReplayMemory:
         return twin
 
     def _fill(self, layout: SlotLayout, inputs: Words) -> None:
+        """Write the fingerprint of each rank and slot to the inputs, line after line."""
         lines, size = layout.lines, layout.size
         for lane, fingerprint in enumerate(self.prints):
             of_slot = np.zeros(lines, np.uint64)

@@ -76,7 +76,7 @@ def project(schedule: Schedule, rank: int) -> Program:
 def project_all(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[Program]:
     """Return the programs of several ranks (by default all), sharing the work."""
     with _uncollected():
-        return _projected(schedule, ranks)
+        return _make_programs(schedule, ranks)
 
 
 @contextmanager
@@ -91,12 +91,13 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _projected(schedule: Schedule, ranks: Sequence[int] | None) -> list[Program]:
+def _make_programs(schedule: Schedule, ranks: Sequence[int] | None) -> list[Program]:
+    """Return the programs of some ranks, or of all, from the rows of a schedule."""
     selected = list(range(schedule.size)) if ranks is None else list(ranks)
-    tasks = _tasks(schedule, selected)
+    tasks = _select_tasks(schedule, selected)
     lanes = 2 * schedule.channels
     queues: list[list[tuple[Step, ...]]] = [[()] * lanes for _ in range(schedule.size)]
-    steps = _steps(schedule, tasks, lanes)
+    steps = _make_steps(schedule, tasks, lanes)
     bounds = [0, *(np.flatnonzero(np.diff(tasks.queue)) + 1).tolist(), len(steps)]
     for start, stop in pairwise(bounds):
         if stop > start:
@@ -120,7 +121,8 @@ _KINDS = (StepKind.SEND, StepKind.RECV, StepKind.LOCAL)
 _SEND, _RECV, _LOCAL = range(3)
 
 
-def _tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
+def _select_tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
+    """Return the tasks of ranks: sends, receives and local moves, ordered by queue and row."""
     selected = np.zeros(schedule.size, np.bool_)
     selected[list(ranks)] = True
     fused = fuse(schedule, selected)
@@ -161,7 +163,8 @@ def _copied(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -> NDArr
     return copies
 
 
-def _steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
+def _make_steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
+    """Return the step of each task, with the tasks that it waits for."""
     row, kind = tasks.row, tasks.kind
     waits = waits_of(schedule, row, tasks.queue, lanes, _accesses(schedule, tasks))
     count = schedule.count[row]

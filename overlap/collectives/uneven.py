@@ -120,6 +120,7 @@ def _natural(collective: str, size: int) -> tuple[Ints, Ints]:
 
 
 def _cells(schedule: Schedule) -> _Cells:
+    """Return each cell that a row of the schedule reads and writes, row after row."""
     count = schedule.count.astype(np.int64)
     row = np.repeat(np.arange(len(schedule)), count)
     offset = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
@@ -165,6 +166,7 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
     stays = _natural(s.collective, s.size)[1]
 
     def passing(rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints) -> NDArray[np.bool_]:
+        """Return the cells in which a block only passes through a rank."""
         in_out = np.where(buffer == Buffer.OUT, slot // k, 0)
         passes: NDArray[np.bool_] = (buffer == Buffer.SCRATCH) | (
             (buffer == Buffer.OUT) & (stays[rank, in_out] != block)

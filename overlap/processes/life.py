@@ -334,7 +334,7 @@ class Keeper:
             from .traces import write_together
 
             if await write_together(whole, self._wanted.trace, membership):
-                trace_files.keep(self._wanted.trace)
+                trace_files.note_written(self._wanted.trace)
 
     async def keep_rest(self) -> None:
         """Write the spans of worlds that no other has followed after all into a file of this process."""
@@ -360,7 +360,7 @@ class Keeper:
         from ..timeline.files.tracefile import write_trace
 
         write_trace(timeline(), path)
-        trace_files.keep(path)
+        trace_files.note_written(path)
 
     @contextmanager
     def _minding(self) -> Iterator[None]:

@@ -29,6 +29,7 @@ class Checked(Item):
         return self._whole.label
 
     def _outcome(self) -> tuple[object, Failure | None]:
+        """Return the outcome of the other future, or the failure of its check."""
         value, failure = self._whole._outcome()
         if failure is None:
             try:

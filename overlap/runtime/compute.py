@@ -292,6 +292,7 @@ class ThreadedCompute(ComputeStream):
             self._thread.join()
 
     def _work(self) -> None:
+        """Run operations from the queue in the compute thread, until the stream ends."""
         try:
             while (operation := self._queue.get()) is not None and not self._stopped:
                 self._run(operation)
@@ -301,6 +302,7 @@ class ThreadedCompute(ComputeStream):
             self.context.handover.post(self._exited.set)
 
     def _run(self, operation: ComputeFuture[object]) -> None:
+        """Run one operation, and deliver its end to the event loop."""
         self.current = operation
         value, failure = None, None
         try:
@@ -315,6 +317,7 @@ class ThreadedCompute(ComputeStream):
         del operation, value, failure  # the traceback of an error holds this frame, a reference cycle
 
     def _call(self, operation: ComputeFuture[object]) -> tuple[object, Failure | None]:
+        """Wait for the arguments of an operation, call its function, and record the time."""
         for future in operation.awaited:
             if not future.done and advance(operation, BLOCKED):
                 wait_in_thread(future, unless=operation)

@@ -46,6 +46,7 @@ class Derived(Future[T_co]):
         return self._label or self._parts[0].label
 
     def _part_done(self, part: Future[Any]) -> None:
+        """Note the end of a part: a failure ends this future, the last value makes its result."""
         self._remaining -= 1
         value, failure = None, outcome(part)[1]
         if failure is None:

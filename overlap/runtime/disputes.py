@@ -31,6 +31,7 @@ class Disputes:
         self._fail(match, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
 
     def _compare(self, match: Match, operation: Operation) -> None:
+        """Compare an operation with the pattern of its match; dispute it if the calls differ."""
         pattern, call = match.pattern, operation.call
         if match.disputed:
             self._dispute(match, operation)

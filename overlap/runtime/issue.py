@@ -419,6 +419,7 @@ class Issuer:
     def _enqueue_in_place(
         self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None
     ) -> bool:
+        """Enqueue an operation in this thread, if nothing needs the event loop; False: it must."""
         context = self.context
         try:
             port, lane = self._ports[stream] if ends is None else self._message_ports[ends, stream]
@@ -441,6 +442,7 @@ class Issuer:
         return in_place
 
     def _enqueue_late(self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None) -> None:
+        """Enqueue an operation on the event loop, after a call in another thread; fail it if the rank has ended."""
         if operation.done:  # cancelled in the meantime
             return
         if not self.context.closed:

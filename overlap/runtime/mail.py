@@ -439,6 +439,7 @@ class MailRequest:
             self._ended = True
 
     def _finish_message(self) -> BaseException | None:
+        """Record a message that has ended, and copy its data to its place; return an error of the copy."""
         mail, context = self.mail, self.mail.context
         if self.receives:
             self.source = peer = mail.position(self.op)
@@ -463,6 +464,7 @@ class MailRequest:
         return None
 
     def _corruption_error(self) -> PeerError:
+        """Return the error of a message with invalid headers."""
         mail = self.mail
         culprit = mail.ranks[mail.position(self.op) if self.receives else self.peer or 0]
         text = (
@@ -472,6 +474,7 @@ class MailRequest:
         return PeerError(text, culprit=culprit)
 
     def _mismatch_error(self) -> CollectiveMismatchError:
+        """Return the error of a message that differs in dtype or length from its receive."""
         mail, (dtype, nbytes) = self.mail, self.op.call
         sender = mail.ranks[mail.position(self.op)]
         return CollectiveMismatchError(
@@ -554,6 +557,7 @@ class _LongWait(IssuedFuture[None]):
             self._request.mail.context.from_thread(self._end, failed)
 
     def _begin(self) -> None:
+        """Count the wait as an unfinished operation of the rank."""
         request, context = self._request, self._request.mail.context
         if context.closed:
             self.error = context.ending.peer_failed()
@@ -563,6 +567,7 @@ class _LongWait(IssuedFuture[None]):
         self._record = context.flight.issued(self, request.mail.known, call, request.seq, request.issued_ns)
 
     def _end(self, failed: bool) -> None:
+        """End the wait in the records of the rank."""
         context = self._request.mail.context
         if context.outstanding.operations.pop(self, self) is None:
             now_ns = context.now_ns()

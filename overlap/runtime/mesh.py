@@ -63,6 +63,7 @@ class Mesh:
         return f"<Mesh {coordinates}>"
 
     def _make(self, axes: tuple[str, ...]) -> Group:
+        """Make the group of the ranks along some axes."""
         stride, offsets = 1, [0]
         for name, size in reversed(self.axes.items()):
             if name in axes:
@@ -82,6 +83,7 @@ class Mesh:
 
 
 def _coordinates(rank: int, sizes: tuple[int, ...]) -> list[int]:
+    """Return the coordinates of a rank in a grid, the last axis fastest."""
     coordinates: list[int] = []
     for size in reversed(sizes):
         rank, coordinate = divmod(rank, size)

@@ -388,6 +388,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         }
 
     def _block(self, timeout: float | None = None) -> bool:
+        """Wait in this thread, which polls host memory itself as long as that is quicker."""
         run, start_s = self.scope, perf_counter()
         if isinstance(run, OperationRun):
             run.look_here(self.context.handover, timeout)
@@ -396,6 +397,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         )
 
     def _ends_at_once(self) -> bool:
+        """Poll once on the event loop, and note the start of a wait."""
         if get_ident() != self.context.thread:
             return super()._ends_at_once()
         if self.poll is not None:
@@ -515,6 +517,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
             self.release()
 
     def _deliver(self) -> None:
+        """Deliver the end to the stream, the deadlines, and the tasks and callbacks that wait."""
         if self.deadline_s is not None:
             self.context.deadlines.drop(self, self.deadline_s)
         self.port.stream.finished(self, self._failure)

@@ -370,6 +370,7 @@ class Deadlines:
             self._scope.cancel()
 
     async def _watch(self, scope: trio.CancelScope, now_ns: Callable[[], int]) -> None:
+        """Expire operations when their deadlines pass; an earlier deadline wakes it."""
         with scope:
             while True:
                 self._sooner = trio.Event()
@@ -378,6 +379,7 @@ class Deadlines:
                 self._expire(trio.current_time(), now_ns())
 
     def _expire(self, now_s: float, now_ns: int) -> None:
+        """Fail the operations whose deadlines have passed, and note the next one."""
         for timeout_s, queue in list(self._queues.items()):
             due = [operation for operation, due_s in queue.items() if due_s <= now_s]
             for operation in due:

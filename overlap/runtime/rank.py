@@ -213,6 +213,7 @@ class Rank(GroupCalls):
         return operation
 
     def _submit(self, operation: ComputeFuture[T]) -> None:
+        """Submit a compute to its stream, and record it; fail it if the rank has ended."""
         context = self._context
         if context.closed:
             operation.abandon(context.ending.peer_failed())

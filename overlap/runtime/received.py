@@ -113,7 +113,7 @@ class TreeReceive(ReceiveFuture[object]):
             return
         if self.state < DONE and self._form:
             try:
-                self.caller_out = self._unpacked()
+                self.caller_out = self._unpack()
             except Exception as error:  # no memory, or an invalid form
                 self.fail(Failure(error))
                 return
@@ -132,7 +132,8 @@ class TreeReceive(ReceiveFuture[object]):
         super().release()
         self._tree_locked = False
 
-    def _unpacked(self) -> object:
+    def _unpack(self) -> object:
+        """Return the tree of the arrived bytes, in the arrays of `like` if there is one."""
         buffers, arrays = self.buffers, self.context.arrays
         tree = parsed(self._form) if buffers.tree is None else buffers.tree
         slots = leaves_of(tree) if buffers.tree is None else buffers.views

@@ -123,6 +123,7 @@ class TreeOperation(CollectiveFuture[Any]):
             self._unfinished_parts = len(self.parts)
 
     def _part(self, packed: Array, call: Call) -> TreePart:
+        """Return the operation of the packed arrays of one dtype."""
         part = TreePart(
             self.kind, None, None, self.place, 0, f"{self.name}: {packed.dtype}", self.reduction, self.root,
             self.requested_algorithm, None, self.exact,

@@ -76,10 +76,13 @@ def packs(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) 
     alike: dict[object, list[int]] = {}
     for index, leaf in enumerate(leaves):
         alike.setdefault(leaf.dtype if kind.traits.reduces else None, []).append(index)
-    return [_pack(kind, indices, [leaves[index] for index in indices], size, arrays) for indices in alike.values()]
+    return [
+        _pack_arrays(kind, indices, [leaves[index] for index in indices], size, arrays) for indices in alike.values()
+    ]
 
 
-def _pack(kind: Collective, indices: list[int], leaves: list[Array], size: int, arrays: Arrays) -> Pack:
+def _pack_arrays(kind: Collective, indices: list[int], leaves: list[Array], size: int, arrays: Arrays) -> Pack:
+    """Return the arrays of one dtype as a single one, block after block of each rank."""
     blocks = size if kind.traits.scatters else 1
     one = len({leaf.dtype for leaf in leaves}) == 1
     dtype = leaves[0].dtype if one else np.dtype(np.uint8)
@@ -120,7 +123,7 @@ def unpacked(tree: object, packed: Sequence[Pack], arrays: Arrays) -> Callable[[
         values: dict[int, Array | None] = {}
         for pack, result in zip(packed, results, strict=True):
             values.update(pack.results(result, arrays))
-        return None if all(value is None for value in values.values()) else _rebuilt(form, iter(sorted(values.items())))
+        return None if all(value is None for value in values.values()) else _rebuild(form, iter(sorted(values.items())))
 
     return make
 
@@ -185,10 +188,11 @@ def leaves_of(tree: object) -> list[object]:
 
 def filled(tree: object, leaves: Sequence[object]) -> object:
     """Return a tree of the form of another, with new leaves."""
-    return _rebuilt(_form(tree), iter(enumerate(leaves)))
+    return _rebuild(_form(tree), iter(enumerate(leaves)))
 
 
 def _leaves(tree: object) -> Iterator[object]:
+    """Yield the leaves of a tree in order."""
     if not isinstance(tree, _FORMS):
         yield tree
         return
@@ -208,11 +212,12 @@ def _form(tree: object) -> object:
     return with_items(tree, _form) if isinstance(tree, _FORMS) else None
 
 
-def _rebuilt(form: object, values: Iterator[tuple[int, object]]) -> object:
+def _rebuild(form: object, values: Iterator[tuple[int, object]]) -> object:
+    """Return a tree of a form with the next values as leaves."""
     if isinstance(form, Mapping):
-        return {key: _rebuilt(item, values) for key, item in form.items()}
+        return {key: _rebuild(item, values) for key, item in form.items()}
     if isinstance(form, (list, tuple)):
-        return _like(form, [_rebuilt(item, values) for item in form])
+        return _like(form, [_rebuild(item, values) for item in form])
     return next(values)[1]
 
 

@@ -14,7 +14,7 @@ import trio
 
 from transports import LinkLostError, Transport, TransportError
 
-from ..diagnostics import is_interrupt, only, origin, parted, tellable, where
+from ..diagnostics import is_interrupt, only, origin, presentable, split_stops, where
 from ..errors import DeadlineError, PeerError, RemoteError, StallError, in_one_line, text_of, type_name
 from ..flight.recorder import NOT_RECORDED, Writer
 from ..hints import hint_of
@@ -149,6 +149,7 @@ class World:
         self.reports: Reports = Reports(self._members, self.backend, others)
 
     def _member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
+        """Return a rank with its context, its streams and its reports."""
         recorder = Recorder(rank, steps=self._steps)
         context = RankContext(
             rank=rank,
@@ -205,6 +206,7 @@ class World:
         timeout_s: float | None,
         results: dict[int, T],
     ) -> None:
+        """Run all ranks to their common end, within the time limit; results go to `results`."""
         with registered_for_forks(self), tuned(), self._scope, self._watch():
             try:
                 async with self._limited(timeout_s):
@@ -236,6 +238,7 @@ class World:
     async def _live_rank(
         self, member: LocalRank, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
     ) -> None:
+        """Run the program of one rank, then wait for its operations and daemons."""
         context = member.context
         RANK.set((context.rank, self.size))
         try:
@@ -249,7 +252,7 @@ class World:
                         except BaseException as raised:
                             if context.failure is None or raised is context.failure.error:
                                 raise
-                            when_cancelled, stopped = parted(raised, stops=_STOPS)
+                            when_cancelled, stopped = split_stops(raised, stops=_STOPS)
                             if stopped is not None:  # the world ends with a known cause
                                 raise
                         finally:
@@ -260,7 +263,7 @@ class World:
                     await _end_daemons(context.outstanding)
                     await context.outstanding.drain()
                 except BaseException as raised:  # in the open nursery: unfinished operations may need a task
-                    error = tellable(raised)
+                    error = presentable(raised)
                     if hint := hint_of(error):
                         error.add_note(hint)
                     self._take_stock(member, error)
@@ -273,7 +276,7 @@ class World:
                     raise error from None
                 self._abandon(member)
         except BaseException as raised:
-            failed, stopped = parted(raised, stops=_STOPS)
+            failed, stopped = split_stops(raised, stops=_STOPS)
             if failed is None:
                 raise
             cause = only(failed)
@@ -353,6 +356,7 @@ class World:
             self._end_because(culprit, cause, doing)
 
     def _end_because(self, culprit: int, cause: BaseException, doing: list[str], *, spared: int | None = None) -> None:
+        """End the world because of one rank's error: abandon its operations, and cancel all ranks."""
         self.ending.begin(culprit, cause, doing, self.backend.now_ns())
         if self._flight is not None:
             here = culprit in self.local and not isinstance(cause, (PeerError, RemoteError, TransportError))
@@ -411,6 +415,7 @@ class World:
         self._stop(reason)
 
     def _stop(self, reason: str) -> None:
+        """End the world for a reason that is no rank's error, such as a stall."""
         if self._scope.cancel_called or self._fail_unseen():
             return
         self._reason = reason
@@ -431,7 +436,7 @@ class World:
 
     def _take_stock(self, member: LocalRank, error: BaseException) -> None:
         """Note the standings of the ranks at the stop of the first, and report them, before any wait."""
-        if self.reports.stood or self.ending.failure is not None or parted(error, stops=_STOPS)[0] is not None:
+        if self.reports.stood or self.ending.failure is not None or split_stops(error, stops=_STOPS)[0] is not None:
             return
         self.reports.stood = self.reports.standings({member.context.rank: place_in(error)})
         if self._others:

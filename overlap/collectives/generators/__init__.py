@@ -33,6 +33,7 @@ def _reading(collective: str, algorithm: str, make: Callable[..., Pattern]) -> G
 
 
 def _rooted(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
+    """Return the generator of a collective with a root, made from a pattern of broadcasts."""
     lower = read.broadcast if collective == "broadcast" else read.reduce
 
     def generator(size: int, *, root: int = 0, **options: object) -> Schedule:

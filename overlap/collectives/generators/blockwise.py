@@ -161,11 +161,12 @@ def _add_level(table: TableWriter, level: _WideLevel, ranks: Ints, step: int, ch
     wide["src"], wide["dst"] = ranks[wide["src"]], ranks[wide["dst"]]
     wide["step"], wide["channel"] = wide["step"] + step, wide["channel"] + channel
     for buffer, slot in (("sbuf", "sslot"), ("dbuf", "dslot")):
-        wide[buffer], wide[slot] = _moved(wide[buffer], wide[slot], inner, level.homes)
+        wide[buffer], wide[slot] = _move_cells(wide[buffer], wide[slot], inner, level.homes)
     table.extend(joined(wide))
 
 
-def _moved(buffer: _Column, slot: _Column, part: Ints, homes: _Homes) -> tuple[_Column, _Column]:
+def _move_cells(buffer: _Column, slot: _Column, part: Ints, homes: _Homes) -> tuple[_Column, _Column]:
+    """Return buffers and slots after a move of some buffers to others, by functions of slot and part."""
     to_buffer, to_slot = buffer.copy(), slot.copy()
     for old, (new, cells) in homes.items():
         here = buffer == old

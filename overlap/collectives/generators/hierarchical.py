@@ -39,6 +39,7 @@ def compose(inter: Pattern, intra: Pattern) -> Pattern:
 
 
 def _compose(inter: Pattern, intra: Pattern) -> Pattern:
+    """Return the pattern of two levels: chunks go between nodes first, then inside every node."""
     nodes, local_size = inter.size, intra.size
     size, parts = nodes * local_size, inter.parts * intra.parts
     lanes = int(inter.channel.max(initial=0)) + 1

@@ -76,6 +76,7 @@ def kangaring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
 
 
 def _pass_on_in_pairs(size: int, path: Sequence[int]) -> Pattern:
+    """Return KangaRing: pairs of ranks form a ring, and each rank passes chunks to its partner as well."""
     pairs = size // 2
     step = np.arange(pairs, dtype=np.int32)[:, None, None]
     cycle = np.arange(2, dtype=np.int32)[:, None]

@@ -74,6 +74,7 @@ def scatter_steps(size: int, scatter: str, root: int = 0, rings: Rings | None = 
 
 
 def _scattered(root: int, between: Pattern, inside: Pattern, scatter: str, rings: Rings | None) -> Pattern:
+    """Return a broadcast on two levels: a scatter at the root, transfers between nodes, a gather in each node."""
     nodes, local_size = between.size, inside.size
     home, local_root = divmod(root, local_size)
     size, depth = nodes * local_size, inside.parts * len(between.owner)

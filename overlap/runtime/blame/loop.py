@@ -156,6 +156,7 @@ class LoopWatch:
         self._turn.flush()
 
     def _run(self) -> None:
+        """Sample the event loop and check it every period, in the thread of the watch."""
         period_s = min(_PERIOD_S, self._look_s)
         due_ns = perf_counter_ns()
         wait_s = usual_s = min(_SAMPLE_S, period_s)
@@ -166,7 +167,7 @@ class LoopWatch:
                 if now_ns - due_ns >= 1e9 * period_s:
                     late = now_ns - due_ns > 2e9 * period_s
                     due_ns = now_ns
-                    self._check(now_ns, late=late)
+                    self._check_loop(now_ns, late=late)
 
     def _sample(self, now_ns: int) -> bool:
         """Find the rank that keeps the loop, and note a sample if the turn is long; in the watch's thread.
@@ -199,7 +200,8 @@ class LoopWatch:
         if (ran_ns - had_ns >= _LONG_S * 1e9 / 2 or own_ns >= _BLOCKED_S * 1e9) and began_ns == turn.began_ns:
             turn.samples.append(BusyLoop(rank=busy.rank, place=busy.place, since_ns=since_ns))
 
-    def _check(self, now_ns: int, *, late: bool) -> None:
+    def _check_loop(self, now_ns: int, *, late: bool) -> None:
+        """Ask the event loop for an answer, or note that it has given none for too long."""
         if self._answered:
             self._answered = False
             self._ask_again(now_ns)
@@ -235,9 +237,10 @@ class LoopWatch:
             working_for: Whether work of ours for the rank counts, such as a copy.
         """
         with without_collector():
-            return self._running(working_for=working_for)
+            return self._running_rank(working_for=working_for)
 
-    def _running(self, *, working_for: bool) -> BusyLoop | None:
+    def _running_rank(self, *, working_for: bool) -> BusyLoop | None:
+        """Return the rank that runs on the event loop, with its line; None for our own work."""
         running = frames_of(self._loop_thread)
         for rank, main in self._tasks().items():
             for task in tasks_of(main):

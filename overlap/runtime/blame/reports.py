@@ -95,6 +95,7 @@ class LocalRank:
         await self.compute.ended()
 
     def _busy(self, now_ns: int, places: list[str]) -> str:
+        """Return the compute or the lines that a rank is busy with, as a clause; "" if it only waits."""
         running = self.computing()
         if running is not None:
             return f"whose {running.label} ({running.call_site}) {running.describe_state(now_ns)}"

@@ -65,15 +65,16 @@ class Compiler:
     def compile(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
         """Return the proved schedule of a call and the program of the rank at `position` of the group `members`."""
         if call.counts:  # seldom the same twice, and the program does not depend on them
-            return self._compiled(call, members, position)
+            return self._compile(call, members, position)
         compiled = self._cached.get((call, members, position))
         if compiled is None:
             if len(self._cached) >= _REMEMBERED:
                 self._cached.clear()
-            compiled = self._cached[call, members, position] = self._compiled(call, members, position)
+            compiled = self._cached[call, members, position] = self._compile(call, members, position)
         return compiled
 
-    def _compiled(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
+    def _compile(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
+        """Return the schedule and this rank's program of a call, made once for each shape."""
         named = call.kind.value, str(call.dtype), call.root, call.pairs, call.exact, call.algorithm
         key = *named, size_class(call.nbytes), bool(call.counts), members
         schedule = self._schedules.get(key)
@@ -162,6 +163,7 @@ class Compiled:
         return Buffers((flat_in, flat_out, scratch), fixed.layout), in_place
 
     def _fixed_parts(self, operation: Operation, source: Array | None, target: Array | None) -> _Fixed:
+        """Return the layout of a call's buffers, which all its operations share."""
         schedule, program = self.schedule, self.program
         like = source if source is not None else target
         assert like is not None, "this is a bug in overlap: a rank without input and result"

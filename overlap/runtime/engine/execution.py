@@ -177,6 +177,7 @@ class Execution(OperationRun):
             self._advancing = False
 
     def _begin_run(self, run: StepChain) -> None:
+        """Start the steps of a chain, and the chains that may begin after it."""
         for step in run.steps:
             if self._failure is not None:
                 return
@@ -199,6 +200,7 @@ class Execution(OperationRun):
                 self._able.append(self._laid.runs[number])
 
     def _send(self, step: LaidStep) -> None:
+        """Send the data of a step; its end calls back."""
         peer, tag = step.peer, self._tag + step.channel
         data = self._buffers.bytes_of(step.message_buffer, step.message_part)
         starter = self._station.starters[peer]
@@ -209,6 +211,7 @@ class Execution(OperationRun):
             self._running[step] = call
 
     def _receive(self, step: LaidStep) -> None:
+        """Receive the message of a step, to its target or to the function that reduces it."""
         peer, tag = step.peer, self._tag + step.channel
         starter = self._station.starters[peer]
         if step.works:

@@ -84,6 +84,7 @@ class HostMemory:
             board.close()
 
     def _open(self, communicator: Communicator, operation: Operation) -> Board | None:
+        """Return the board of a communicator on this host; None if there is none."""
         if operation.port.stream.window > OPERATIONS // 2:
             return None
         board = self._transport.board(communicator.key.tag_base(), communicator.members)
@@ -310,6 +311,7 @@ class HostRun(OperationRun):
             self._settle(None)
 
     def _settle(self, error: BaseException | None) -> None:
+        """End the operation with the result of the engine, or with an error."""
         assert self._match is not None, "this is a bug in overlap: an operation ends before its match"
         if error is None:
             try:
@@ -337,13 +339,14 @@ class HostRun(OperationRun):
         self.operation.target = self.operation.out
 
     def _error(self, state: int) -> BaseException:
+        """Return the error of a state in which the engine has ended an operation."""
         if state == engine.NO_MEMORY:
             return MemoryError(
                 f"{self.operation.label}: there is no memory for its pieces; use smaller arrays, or fewer at once"
             )
         if state == engine.CORRUPT:
             return LinkLostError(
-                "a process of this host wrote invalid data into its board; it may have another version of overlap"
+                "a process of this host wrote invalid data into its board; install the same overlap for all processes"
             )
         return LinkLostError(self._executor.board.lost or "the memory of a process of this host cannot be read")
 
@@ -447,6 +450,7 @@ def _table(call: Call, position: int) -> engine.Table:
 
 
 def _in_bytes(ranges: Sequence[Pull], itemsize: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """Return pulls in bytes, without empty ones."""
     return [
         (start * itemsize, size * itemsize, [(rank, at * itemsize) for rank, at in sources])
         for start, size, sources in ranges

@@ -77,6 +77,7 @@ class InMemory(Executor):
         """Do nothing: the work of threads is not stopped, but waited for."""
 
     def _done(self, match: Match, met_ns: int, error: BaseException | None) -> None:
+        """End all operations of a match, with an error if the transfers failed."""
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()
@@ -186,6 +187,7 @@ def _transfers(operations: Sequence[Operation], pattern: Call) -> list[MemoryTra
 def _transfer(
     move: MemoryMove, inputs: Sequence[Array | None], results: Sequence[Array | None], reducer: Reducer | None
 ) -> MemoryTransfer:
+    """Return a move with slices of the ranks' arrays."""
     size, from_ranks, to_ranks = move
     sources = [inputs[rank][start : start + size] for rank, start in from_ranks]  # type: ignore[index]  # all of these
     targets = [results[rank][start : start + size] for rank, start in to_ranks]  # type: ignore[index]  # have arrays

@@ -75,7 +75,9 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
     steps = [step for queue in program.queues for step in queue]
     works = [not blank and _works(step, buffers) for step in steps]
     order = order_of(program, None if blank else buffers, works)
-    laid = tuple(_laid(step, number, order, buffers, members, works=works[number]) for number, step in enumerate(steps))
+    laid = tuple(
+        _lay_out(step, number, order, buffers, members, works=works[number]) for number, step in enumerate(steps)
+    )
     ends = zip(order.runs, order.run_lets_begin, strict=True)
     runs = tuple(StepChain(tuple(laid[number] for number in numbers), lets_begin) for numbers, lets_begin in ends)
     return LaidOut(
@@ -89,7 +91,10 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
     )
 
 
-def _laid(step: Step, number: int, order: Order, buffers: Buffers, members: Sequence[int], *, works: bool) -> LaidStep:
+def _lay_out(
+    step: Step, number: int, order: Order, buffers: Buffers, members: Sequence[int], *, works: bool
+) -> LaidStep:
+    """Return a step with the places of its data in the buffers, and the steps that wait for it."""
     sends, receives = step.kind is StepKind.SEND, step.kind is StepKind.RECV
     source = (0, 0, 0) if receives else _range(step.src, buffers)
     target = (0, 0, 0) if sends else _range(step.dst, buffers)
@@ -218,6 +223,7 @@ def _touched(step: Step, buffers: Buffers) -> _Touched:
 
 
 def _collide(first: _Touched, second: _Touched) -> bool:
+    """Whether two steps may not run in any order: one writes memory that the other reads or writes."""
     return any(
         np.may_share_memory(written, memory)
         for (written, _), (also_written, read) in ((first, second), (second, first))

@@ -100,7 +100,9 @@ class ThinLayout(BufferLayout):
 
 def runs_touched(program: Program) -> Runs:
     """Return the slots of SCRATCH that a rank's program reads or writes, as (first, stop) of runs."""
-    slots = sorted({slot for extent in _touched(program) for slot in range(extent.slot, extent.slot + extent.count)})
+    slots = sorted(
+        {slot for extent in _scratch_extents(program) for slot in range(extent.slot, extent.slot + extent.count)}
+    )
     runs: Runs = []
     for slot in slots:
         if runs and runs[-1][1] == slot:
@@ -110,7 +112,8 @@ def runs_touched(program: Program) -> Runs:
     return runs
 
 
-def _touched(program: Program) -> Iterator[Extent]:
+def _scratch_extents(program: Program) -> Iterator[Extent]:
+    """Yield the extents of scratch memory that a program reads or writes."""
     for queue in program.queues:
         for step in queue:
             extents = (step.src,) if step.kind is StepKind.SEND else (step.dst, step.base)

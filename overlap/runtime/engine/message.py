@@ -42,6 +42,7 @@ class MessageTransfer(Execution, Withdraws):
         return self._began(self._starter.begin_recv(self._peer, tag, place, place.nbytes, done=self._call_ended), ended)
 
     def _began(self, call: Call, ended: Callable[[BaseException | None], None]) -> bool:
+        """Note a started call; True if it has ended already, and well."""
         if call.ended and self._failure is None:
             return True
         if not call.ended:
@@ -71,6 +72,7 @@ class MessageTransfer(Execution, Withdraws):
         return None if isinstance(self._starter, TaskStarter) else False
 
     def _call_ended(self, call: Call) -> None:
+        """End the message with the end of its call: well, withdrawn, or with an error."""
         self._running.clear()
         if call.withdrawn and self._failure is None:
             self._withdrawn()

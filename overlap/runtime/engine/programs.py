@@ -111,6 +111,7 @@ class ProgramExecutor(Executor):
             self._communicator.settle(match, operation, error)
 
     async def _end_soon(self, match: Match, operation: Operation) -> None:
+        """End an operation without messages in the next turn of the event loop."""
         try:
             await trio.lowlevel.checkpoint()
         finally:

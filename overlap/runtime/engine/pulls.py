@@ -58,6 +58,7 @@ def moves(call: Call) -> Sequence[MemoryMove]:
 
 
 def _moves(call: Call) -> Sequence[MemoryMove]:
+    """Return the moves of all ranks; ranks with equal results share one."""
     positions = range(1 if call.shared else call.size)
     if call.kind in _ALIKE:
         return [
@@ -160,6 +161,7 @@ def _all_to_all(call: Call, position: int, size: int) -> list[Pull]:
 
 
 def _uneven_all_to_all(call: Call, position: int) -> list[Pull]:
+    """Return the pulls of a rank's blocks from all ranks, of given lengths."""
     ranges, offset = [], 0
     for other, starts in enumerate(_given_starts(call)):
         start, stop = starts[position : position + 2]

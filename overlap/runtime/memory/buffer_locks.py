@@ -99,6 +99,7 @@ class BufferLocks:
     # -- below: with the lock held ---------------------------------------------------------------------------------
 
     def _make_writable(self, array: Array) -> None:
+        """Make an array writable, and views that waited for it; wait for its own base if necessary."""
         try:
             array.setflags(True)  # type: ignore[call-arg]
         except ValueError:
@@ -129,6 +130,7 @@ class BufferLocks:
         return None if awaited is None else self._waiting[awaited].pop(key)
 
     def _locked_base(self, array: Array) -> Array | None:
+        """Return the locked array whose memory an array shares, if any."""
         base = array.base
         while isinstance(base, np.ndarray):
             if id(base) in self._users:
@@ -175,6 +177,7 @@ def arrays_in(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
 
 
 def _search(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
+    """Return the arrays, and the objects of other types, in nested arguments."""
     arrays: list[Array] = []
     objects: list[object] = []
     items, seen = list(args), set[int]()
