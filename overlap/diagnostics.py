@@ -200,7 +200,6 @@ def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: 
     """Yield a line for a task, with its file and line of the program, and lines for its child tasks.
 
     Args:
-        task: The task.
         thread: Ident of its event loop's thread, which may be inside the task, and keep all others waiting.
         name: Its name; by default the name of its function.
         indent: The beginning of each line.

@@ -43,7 +43,6 @@ class Terminated(SystemExit):
     """A signal has ended the process in order; the exit code is 128 plus its number, as in shells.
 
     Attributes:
-        number: The signal.
         kept: The saved state of the world, as the end of a sentence; empty if there is none.
     """
 

@@ -23,7 +23,6 @@ def start_thread(thread: Thread, need: str = "a world needs a few") -> None:
     """Start a thread.
 
     Args:
-        thread: The thread, with a name.
         need: The need for threads in words, for the message.
 
     Raises:

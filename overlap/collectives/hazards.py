@@ -60,7 +60,6 @@ def waits_of(
     """Return for every step the (lane, number of its first steps) that must have finished before.
 
     Args:
-        schedule: The schedule.
         row: Table row of each step; steps are sorted by queue, then row.
         queue: Number of the queue of each step, `rank * lanes + lane`.
         lanes: Queues per rank.

@@ -28,7 +28,6 @@ def pipelined(schedule: Schedule, stages: Sequence[int], slices: int) -> Schedul
     Every stage gets channels of its own, so that stages over different links run side by side.
 
     Args:
-        schedule: Any schedule.
         stages: The first step of each stage, ascending from 0.
         slices: Number of slices, at least 1.
     """
@@ -102,7 +101,6 @@ def message_bytes(schedule: Schedule, nbytes: int) -> float:
     """Return the length of the longest message between ranks.
 
     Args:
-        schedule: The schedule.
         nbytes: Bytes of the whole vector: the larger one of a rank's input and output.
     """
     remote = schedule.count[schedule.src != schedule.dst]
@@ -122,7 +120,6 @@ def in_slices(schedule: Schedule, nbytes: int) -> Schedule:
     """Return a proved schedule with its long messages cut in slices, and proved again.
 
     Args:
-        schedule: The schedule.
         nbytes: Bytes of the whole vector, see `message_bytes`.
     """
     result = sliced(schedule, slices_of(schedule, nbytes))

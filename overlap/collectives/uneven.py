@@ -76,7 +76,6 @@ def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) 
 
     Args:
         schedule: Schedule to carry out.
-        rank: Group rank.
         counts: Rows of every block.
         row: Elements in a row.
     """

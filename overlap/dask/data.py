@@ -11,15 +11,7 @@ from ..errors import UsageError
 
 
 def partitions_of(data: object, client: distributed.Client) -> list[distributed.Future]:
-    """Return the partitions of a collection as futures, in order, once all are computed on the cluster.
-
-    Args:
-        data: A Dask collection, or a sequence of futures.
-        client: The cluster.
-
-    Raises:
-        UsageError: If it is something else.
-    """
+    """Return the partitions of a collection, or of futures, in order, once all are computed on the cluster."""
     import dask
 
     if dask.is_dask_collection(data):
@@ -44,13 +36,10 @@ def holders(partitions: Sequence[distributed.Future], client: distributed.Client
 def assign_partitions(held: Sequence[Sequence[str]], workers: Sequence[str], ranks_each: int) -> list[list[list[int]]]:
     """Return the partitions of each rank of each worker: on a worker that has them, else on the emptiest. Pure.
 
-    >>> shared_out([["a"], ["a"], ["b"], [], ["a", "b"]], ["a", "b"], 1)
-    [[[0, 1]], [[2, 3, 4]]]
+    `held` has the workers that hold each partition, `workers` those of the gang.
 
-    Args:
-        held: The workers that hold each partition.
-        workers: Those of the gang.
-        ranks_each: Ranks of each.
+    >>> assign_partitions([["a"], ["a"], ["b"], [], ["a", "b"]], ["a", "b"], 1)
+    [[[0, 1]], [[2, 3, 4]]]
     """
     of_worker: dict[str, list[int]] = {worker: [] for worker in workers}
     unplaced = [number for number, having in enumerate(held) if not any(worker in of_worker for worker in having)]

@@ -22,8 +22,6 @@ def run_member(spec: GangSpec, member: int, partitions: Sequence[dict[int, objec
     """Run a member of a gang in a thread of a worker, and remove its values from the store: the driver may be lost.
 
     Args:
-        spec: The gang.
-        member: Index of this member.
         partitions: Partitions of each rank here, if the program is given data.
     """
     worker = distributed.get_worker()

@@ -31,12 +31,7 @@ def run_attempts(
 ) -> list[object]:
     """Run a gang, and again after failures, and return the results by rank.
 
-    Args:
-        spec: The gang.
-        config: Settings of the run on the driver, with the places of timeline and flight records.
-        once: Runs one attempt to the end of all its members.
-        max_restarts: How often it may be started again.
-        loads: Reads a result.
+    `once` runs one attempt to the end of all its members; `loads` reads a result.
 
     Raises:
         RankFailedError: If the last attempt has failed; the first failure is its `__cause__`.

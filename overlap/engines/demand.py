@@ -32,14 +32,11 @@ class ResourcesError(OverlapError):
 def wait_for_resources(demand: str, limit_s: float, ready: Callable[[float], bool], missing: Callable[[], str]) -> None:
     """Wait until an engine has the resources of a gang, and report the missing ones to the user.
 
-    Args:
-        demand: The gang and its demand, for messages.
-        limit_s: Longest wait, in seconds.
-        ready: Waits up to a number of seconds, and returns whether all resources are available.
-        missing: Returns the missing resources as text.
+    `ready` waits up to a number of seconds, and returns whether all resources are available; `missing` returns the
+    missing ones as text.
 
     Raises:
-        ResourcesError: If it takes longer.
+        ResourcesError: If it takes longer than `limit_s`.
     """
     begun_s, next_report_s = time.monotonic(), FIRST_S
     while True:

@@ -93,19 +93,10 @@ def describe_gang(
 ) -> GangSpec:
     """Return the description of a gang, after a check of the user's arguments.
 
-    Args:
-        engine: Name of the engine.
-        main: The program of each rank.
-        args: Its further arguments.
-        config: Settings of the run, with the number of ranks.
-        ranks_each: Ranks of each process.
-        argument: The argument that gives that number.
-        name: Name of the job; None: a new one.
-        pickling: Packs the program.
-        import_path: Folders that the driver imports from first.
+    `argument` is the name of `ranks_each` in the engine's `run`; without a name of the job, it gets a new one.
 
     Raises:
-        UsageError: If a value cannot be meant, or the program cannot be sent.
+        UsageError: If a value is invalid, or the program cannot be sent.
     """
     if not isinstance(ranks_each, int) or isinstance(ranks_each, bool) or ranks_each < 1:
         raise UsageError(f"{argument}: expected a positive integer, got {ranks_each!r}")
@@ -132,11 +123,7 @@ def describe_gang(
 
 
 def pickle_program(main: object, args: tuple[object, ...], pickling: Pickling) -> bytes:
-    """Return the bytes of a program and its arguments.
-
-    Raises:
-        UsageError: If one of them cannot be pickled; names it.
-    """
+    """Return the bytes of a program and its arguments; a UsageError names the one that cannot be pickled."""
     try:
         return pickling.dumps((main, args))
     except Exception as error:

@@ -41,12 +41,7 @@ def config_of_arguments(
     state_dir: str | None,
     flight_dir: str | None,
 ) -> RunConfig:
-    """Return the settings of a run from the arguments of an engine's `run`, with the meanings of `overlap.run`.
-
-    Args:
-        main: The program of each rank.
-        args: Its arguments after the rank.
-    """
+    """Return the settings of a run from the arguments of an engine's `run`, with the meanings of `overlap.run`."""
     config = RunConfig.given(
         ranks=ranks, cluster=None if cluster == "local" else cluster, trace=trace, trace_steps=trace_steps,
         timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check,
@@ -72,19 +67,8 @@ def run_gang(
 ) -> list[object]:
     """Run a program on an engine, and return the results of its ranks.
 
-    Args:
-        main: The program of each rank.
-        args: Its arguments after the rank.
-        config: Settings of the run.
-        reserve: Holds the name of the job, and runs attempts.
-        engine: Name of the engine.
-        cloudpickle: `cloudpickle`, or the engine's copy of it.
-        ranks_each: Ranks of each process.
-        argument: The argument that gives that number.
-        name: Name of the job; None: a new one.
-        wait_s: How long to wait for resources.
-        max_restarts: How often the world may be started again.
-        import_path: Folders that the driver imports from first.
+    `reserve` reserves the name of the job, and runs attempts; `argument` is the name of `ranks_each` in the engine's
+    `run`; `wait_s` limits the wait for resources; the driver imports from the folders of `import_path` first.
     """
     check_seconds("wait_s", wait_s)
     pickling = Pickling(cloudpickle)

@@ -53,7 +53,6 @@ class GangMember:
     """One process of a gang. `run` blocks the thread that calls it; `stop` may be called from any other.
 
     Args:
-        spec: The gang.
         member: Index of this process.
         pickling: Reads the program, and packs its results.
     """

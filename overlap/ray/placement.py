@@ -20,11 +20,7 @@ _PROBE_S = 1.0  # for the connection to a node's raylet: those of a cluster are 
 
 
 def check_resources(resources: Mapping[str, float] | None) -> dict[str, float]:
-    """Return the resources of one actor, one CPU by default.
-
-    Raises:
-        UsageError: For something else than names and amounts.
-    """
+    """Return the resources of one actor, one CPU by default; refuse anything but names and amounts."""
     amounts = {"CPU": 1.0} if resources is None else dict(resources)
     for name, amount in amounts.items():
         if not isinstance(name, str) or isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0:
@@ -78,15 +74,9 @@ def placement_of(
     limit_s: float,
     without: Collection[str] = (),
 ) -> Iterator[GangPlacement]:
-    """Reserve a placement group for the block, all bundles or none.
+    """Reserve a placement group for the block, all bundles or none; report missing resources, up to `limit_s` seconds.
 
-    Args:
-        gang: The gang, for messages.
-        members: How many bundles.
-        resources: Resources of each.
-        strategy: Ray's strategy.
-        limit_s: How long to wait for resources.
-        without: Nodes that are gone, though Ray may not know it yet.
+    Nodes in `without` are lost, though Ray may not know it yet.
     """
     selectors = [{_NODE_LABEL: f"!in({','.join(without)})"}] * members if without else None
     bundles = [dict(resources)] * members

@@ -242,7 +242,6 @@ class ThreadedCompute(ComputeStream):
     """Compute stream in real time: one thread runs the functions; it starts with the first of them.
 
     Args:
-        context: Context of the rank.
         prepare: Called before the thread starts.
         lane: Name of the stream.
     """

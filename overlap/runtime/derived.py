@@ -21,7 +21,6 @@ class Derived(Future[T_co]):
     Args:
         parts: The other futures, such as operations that have not been issued yet.
         make: Makes the result from the parts' results; called once, on the event loop's thread.
-        context: Context of the rank.
         label: Name in messages; by default the name of the first part.
     """
 

@@ -62,7 +62,6 @@ class Disputes:
         some ends could succeed in the meantime.
 
         Args:
-            match: The match.
             operation: Any of its ends here.
             final: Whether to wait for no more ends.
         """

@@ -53,7 +53,6 @@ def outline_of(tree: object, leaves: Sequence[Array], *, parsable: bool) -> str:
     """Return the form of a tree for ranks to compare: a large one is cut, and has a checksum.
 
     Args:
-        tree: The tree.
         leaves: Its arrays, in its order.
         parsable: Whether ranks make a tree of it, see `parsed`; then it is cut only if it is too large for a message.
     """

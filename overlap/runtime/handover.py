@@ -49,15 +49,12 @@ class _Turn(Protocol):
 
 
 class Handover:
-    """The way from other threads to the loop; the order of their calls is kept.
+    """Calls from other threads to the event loop, in their order.
 
     To wake a loop takes a system call, which also passes the interpreter to it: a burst does so once.
 
     If a loop lets threads in, one thread at a time may do work of the sleeping loop that wakes no task. That saves
     two wake-ups, of the loop and of the thread.
-
-    Args:
-        token: Token of the loop.
     """
 
     __slots__ = ("_called", "_interrupted", "_queue", "_token", "_turn")

@@ -51,17 +51,8 @@ class Issuer:
     the place of a loop that sleeps.
 
     Args:
-        context: Context of the rank.
-        communicators: Communicators of the world.
-        streams: Streams of the rank.
-        group: Place of the rank in the group of the operations.
-        ranks: World ranks of the group, in its order.
         occurrence: Number of the group among groups of the same ranks.
         use: Reference that is held as long as the rank may issue on the group.
-
-    Attributes:
-        context: Context of the rank.
-        group: Place of the rank in the group.
     """
 
     context: RankContext
@@ -161,10 +152,8 @@ class Issuer:
         """Check, number and start an operation that exists already; an error leaves no trace.
 
         Args:
-            operation: The operation.
             stream: The caller's `stream` argument.
             timeout_s: Time within which it must end.
-            ends: Ends of a message.
         """
         context, group, kind = self.context, self.group, operation.kind
         if context.ending.failure is not None:

@@ -58,22 +58,13 @@ class Mail:
     """Sends and receives of one rank on one group, through the mailbox of its process.
 
     Attributes:
-        context: Context of the rank.
-        communicators: Communicators of the world.
-        mailbox: Mailbox of the process.
-        name: Name of the group.
         ranks: World ranks of the group, in its order.
         size: Number of ranks.
-        rank: The index of this rank.
         label: Name and ranks of the group.
-        key: Key of the group.
         known: Texts of the requests in the flight record.
 
     Args:
-        context: Context of the rank.
-        communicators: Communicators of the world.
         post: Mailbox and addresses of the process.
-        name: Name of the group.
         ranks: World ranks of the group, in its order.
         occurrence: Number among the groups of the same ranks.
         use: Object to keep as long as messages of the group may be under way.
@@ -123,15 +114,7 @@ class Mail:
     ) -> MailRequest:
         """Begin to send to a group rank; a message with room in the ring is written at once.
 
-        Args:
-            address: Address of the elements, in order.
-            nbytes: Bytes of all of them.
-            dtype: Number of the dtype.
-            keeps: Owner of the memory.
-            dst: Group rank of the receiver.
-            tag: Tag of the message.
-            limit_s: Time limit.
-            caller: Frame of the line of the program.
+        `keeps` owns the memory of `nbytes` bytes at `address`; `caller` is the frame of the program's line.
 
         Raises:
             UsageError: If there is no such rank.
@@ -160,23 +143,9 @@ class Mail:
         caller: FrameType,
         finish: Callable[[], None] | None = None,
     ) -> MailRequest:
-        """Begin to receive from a group rank, or from any rank.
+        """Begin to receive from a group rank, or from any rank (None); arguments and errors are those of `send`.
 
-        Args:
-            address: Address for the elements, in order.
-            nbytes: Bytes of all of them.
-            dtype: Number of the dtype.
-            keeps: Owner of the memory.
-            src: Group rank of the sender; None for any.
-            tag: Tag of the message.
-            limit_s: Time limit.
-            caller: Frame of the line of the program.
-            finish: Called after the message has come, by the first thread that notices it.
-
-        Raises:
-            UsageError: If there is no such rank.
-            PeerFailedError: If the world has ended.
-            GroupAbortedError: If the group was aborted.
+        The first thread that notices the arrival calls `finish`.
         """
         self._check("src", src)
         request = MailRequest(self, nbytes, dtype, True, src, tag, limit_s, (caller.f_code, caller.f_lasti), finish)
@@ -224,15 +193,12 @@ class MailRequest:
     """The send or the receive of a message by mail.
 
     Attributes:
-        mail: Mail of its group.
         op: Its operation in the mailbox.
         nbytes: Bytes of its elements.
         dtype: Number of their dtype.
         receives: Whether this is a receive.
         peer: Group rank of the other end; None for any.
         source: Group rank of the sender, for a receive that has ended.
-        tag: Tag of the call.
-        place: Place of the call in the program.
         seq: Number among the messages of this peer and tag.
         step: Step of the timeline at its issue.
         issued_ns: Time of its issue.

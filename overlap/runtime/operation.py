@@ -166,7 +166,6 @@ class OperationPort:
         position: Group rank.
         place: Index of the rank among the members of the communicator; mostly the same.
         stream: Stream or lane of its operations.
-        next_seq: Number of its next operation.
         returned: Received messages that no task has taken; the next receives get them, in order.
         known: Calls that the flight record has fields for.
         src: Group rank that sends; None for collectives, and until a receive from any source has chosen a sender.

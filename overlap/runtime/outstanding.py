@@ -331,7 +331,6 @@ class Deadlines:
         """Let an operation expire after a timeout.
 
         Args:
-            operation: The operation.
             timeout_s: Timeout from now on.
             spawn: Starts the task that waits.
             now_ns: Clock for the waiting time in messages.

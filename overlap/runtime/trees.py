@@ -63,7 +63,6 @@ def packs(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) 
     """Return the arrays of a tree packed: all together if they are only moved, by dtype if they are reduced.
 
     Args:
-        kind: The collective.
         leaves: The arrays, which are copied.
         size: Ranks in the group.
         arrays: Allocator of the packed arrays.

@@ -95,9 +95,7 @@ class World:
         local: World ranks of this process.
         backend: Its clock, compute threads and engine.
         ending: The first failure, and what follows from it.
-        communicators: Communicators of the ranks' operations.
         issuer: Class that issues the operations of their groups.
-        reports: Reports on the ranks.
     """
 
     size: int
@@ -491,7 +489,6 @@ def _raise_unawaited(context: RankContext, raised: BaseException | None) -> None
     """Raise the unawaited error of a rank's own code that has ended its program, if there is one.
 
     Args:
-        context: Context of the rank.
         raised: Error of the program when it was cancelled because of that: both go in a group, as from a nursery.
     """
     if context.failure is None:

@@ -73,11 +73,7 @@ def check_kind(kind: str) -> None:
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """Read faults from a text such as "die(rank=1, at=3), late(rank=0, at=2, by=0.5)".
-
-    Raises:
-        UsageError: If it reads as none.
-    """
+    """Read faults from a text such as "die(rank=1, at=3), late(rank=0, at=2)"; refuse others with a UsageError."""
     faults = []
     for kind, arguments in _TEXT.findall(text):
         arguments_by_name: dict[str, Any] = {}
@@ -99,11 +95,7 @@ def parse(text: str) -> tuple[Fault, ...]:
 
 
 def check_async_kinds(kinds: Iterable[str]) -> None:
-    """Refuse kinds of faults that do nothing to an async function.
-
-    Raises:
-        UsageError: With the faults or tests to use instead.
-    """
+    """Refuse kinds of faults that do nothing to an async function; the UsageError names others."""
     for kind in kinds:
         if kind in _OF_PROCESSES:
             raise UsageError(
@@ -113,13 +105,7 @@ def check_async_kinds(kinds: Iterable[str]) -> None:
 
 
 def draw(seed: int, kinds: Sequence[str], counts: Sequence[int]) -> tuple[Fault, ...]:
-    """Draw one or two faults.
-
-    Args:
-        seed: Decides everything.
-        kinds: To choose from.
-        counts: How many operations each rank issues in a run without faults.
-    """
+    """Draw one or two faults of some kinds, by a seed; `counts` has the operations of each rank in a calm run."""
     chance = Random(f"faults {seed}")
     faults = []
     for _ in range(chance.choice((1, 1, 2))):
@@ -132,13 +118,9 @@ def draw(seed: int, kinds: Sequence[str], counts: Sequence[int]) -> tuple[Fault,
 class FaultPlan(Fates):
     """The fates of one run: planned faults, and by the seed how fast ranks are and in which order they take turns.
 
-    Args:
-        seed: 0 for ranks that are equally fast and take turns in their order.
-        faults: What happens besides.
+    With seed 0 ranks are equally fast and take turns in their order.
 
     Attributes:
-        planned: As given.
-        happened: Those that have happened.
         full: Ranks whose disk is full.
         turns: Decides whose turn it is; None: virtual time does.
         on_signal: Called with a rank that gets a signal.
@@ -240,11 +222,7 @@ class FaultPlan(Fates):
         return _NOTHING_HAPPENS
 
     def unused(self, size: int) -> str:
-        """Explain why the first planned fault that has not happened did not; "" if all have.
-
-        Args:
-            size: How many ranks there were.
-        """
+        """Explain why the first planned fault that has not happened to `size` ranks did not; "" if all have."""
         for fault in self.planned:
             if fault not in self.happened:
                 return f"{fault} did not happen: {self._unused_reason(fault, size)}"

@@ -67,9 +67,9 @@ def guard_process(program: GuardedProgram) -> Iterator[None]:
     """Emulate or refuse calls of a program that would change its process, in the threads of ranks."""
     finder = _CommunicationFinder()
     patches = Patches(RankThread.current)
-    patches.replace(os, "fork", _refuse_fork)
-    patches.replace(overlap, "run", _refuse_run)
-    patches.replace(overlap, "run_async", _refuse_run)
+    patches.replace(os, "fork", _refuse(_FORKS))
+    patches.replace(overlap, "run", _refuse(_RUNS))
+    patches.replace(overlap, "run_async", _refuse(_RUNS))
     for module in (builtins, io):
         patches.replace(module, "open", partial(_open, program))
     patches.replace(torch, "save", partial(_save, program))
@@ -79,7 +79,7 @@ def guard_process(program: GuardedProgram) -> Iterator[None]:
     patches.replace(torch.cuda.nccl, "version", lambda thread, original: (0, 0, 0))
     patches.replace(time, "sleep", program.sleep)
     if torch.distributed.rpc.is_available():
-        patches.replace(torch.distributed.rpc, "init_rpc", _refuse_rpc)
+        patches.replace(torch.distributed.rpc, "init_rpc", _refuse(_CALLS_REMOTELY))
     patches.replace(ThreadPoolExecutor, "submit", torch_saves.submit)
     patches.stack.enter_context(owned_threads())
     with patches.stack:
@@ -114,28 +114,26 @@ class Patches:
         self.stack.enter_context(patch.object(owner, name, call))
 
 
-def _refuse_run(thread: RankThread[Any], original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
-    """Refuse `overlap.run` in a rank's program."""
-    raise UntestableError(
-        "the program starts ranks of its own by overlap.run; test its async function: "
-        "`ranks.run(main, ranks=4)` or @pytest.mark.ranks(4)"
-    )
+def _refuse(reason: str) -> Callable[..., None]:
+    """Return a replacement that refuses the call of a program."""
+
+    def refuse(*args: Any, **keywords: Any) -> None:
+        raise UntestableError(f"the program {reason}")
+
+    return refuse
 
 
-def _refuse_fork(thread: RankThread[Any], original: Callable[..., Any]) -> int:
-    """Refuse a fork in a rank's program."""
-    raise UntestableError(
-        "the program forks, and a fork of this process would have all ranks; load data in the program's own "
-        "process (num_workers=0)"
-    )
-
-
-def _refuse_rpc(thread: RankThread[Any], original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
-    """Refuse `torch.distributed.rpc` in a rank's program."""
-    raise UntestableError(
-        "the program communicates by torch.distributed.rpc, whose threads and sockets a test has no part in; test what "
-        "its functions compute, or send by torch.distributed"
-    )
+_FORKS = (
+    "forks, and a fork of this process would have all ranks; load data in the program's own process (num_workers=0)"
+)
+_RUNS = (
+    "starts ranks of its own by overlap.run; test its async function: `ranks.run(main, ranks=4)` or "
+    "@pytest.mark.ranks(4)"
+)
+_CALLS_REMOTELY = (
+    "communicates by torch.distributed.rpc, whose threads and sockets a test has no part in; test what its functions "
+    "compute, or send by torch.distributed"
+)
 
 
 def _open(

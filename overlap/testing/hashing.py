@@ -62,11 +62,7 @@ def _set_operator(name: str, kind: type[set[Any]]) -> Any:
 
 
 def compile_program(source: bytes, file: str) -> CodeType:
-    """Compile a program, with its literals and comprehensions of sets as the set type of the rank.
-
-    Raises:
-        SyntaxError: If it is no program.
-    """
+    """Compile a program, with its literals and comprehensions of sets as the set type of the rank."""
     tree = ast.parse(source, file)
     return compile(ast.fix_missing_locations(_Sets().visit(tree)), file, "exec")
 

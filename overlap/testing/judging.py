@@ -47,7 +47,6 @@ def judge(
     """Return the verdicts on a program, the cause first.
 
     Args:
-        record: Record of its run.
         error: Error that ended the run.
         synchronised: Whether the program means its ranks to have the same weights: it wraps them in
             DistributedDataParallel, or makes every update of gradients that all ranks have added up.

@@ -58,12 +58,9 @@ class ProgramExit(OverlapError):
 
 
 class TestedProgram:
-    """A program for many ranks.
+    """A program for many ranks: its body gets what a rank sees of the process.
 
     Args:
-        body: Runs the program of one rank, given what the rank sees of the process.
-        argv: Its name and arguments.
-        setting: Setting of the run.
         folder: Modules that are loaded from it are each rank's own.
     """
 
@@ -222,11 +219,7 @@ class TestedProgram:
 
 
 def load_file(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> TestedProgram:
-    """Return the program in a file.
-
-    Raises:
-        UsageError: If there is no such file, or it is no Python.
-    """
+    """Return the program in a file; a UsageError says why it is none."""
     file = Path(path).absolute()
     try:
         code = compile_program(file.read_bytes(), str(file))

@@ -54,11 +54,7 @@ _PRIVATE = (
 
 
 def check_torch() -> None:
-    """Refuse versions of torch that lack parts that tests need.
-
-    Raises:
-        UsageError: Names the missing part.
-    """
+    """Refuse versions of torch that lack parts that tests need; the UsageError names the part."""
     for owner, name in _PRIVATE:
         if not hasattr(owner, name):
             raise UsageError(

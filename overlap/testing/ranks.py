@@ -181,11 +181,7 @@ def _run_with_line(make: Callable[..., Run], line: Callable[[Setting], str], set
 
 
 def _argument_texts(args: Sequence[str]) -> list[str]:
-    """Return a program's arguments as text.
-
-    Raises:
-        UsageError: For one text, whose letters would be the arguments.
-    """
+    """Return a program's arguments as texts; refuse one text, whose letters would be the arguments."""
     if isinstance(args, (str, bytes)):
         words = ", ".join(f'"{word}"' for word in os.fsdecode(args).split())
         raise UsageError(f"args: expected a list of words, got the text {args!r}; write args=[{words}]")
@@ -217,11 +213,7 @@ _STEPS = "--steps"
 
 
 def _with_steps_bound(function: Callable[..., Any], setting: Setting) -> Callable[..., Any]:
-    """Return a function with its argument `steps` set, if the setting has a number of steps.
-
-    Raises:
-        UsageError: If it takes no such argument.
-    """
+    """Return a function with its argument `steps` set, if the setting has a number of steps."""
     if setting.steps is None:
         return function
     parameters = signature(function).parameters

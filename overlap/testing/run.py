@@ -47,11 +47,7 @@ class RanksFailed(AssertionError):
 
 
 class Answer:
-    """Answer to a question of a test; false if there is something to say against it.
-
-    Args:
-        problem: What is wrong, for people; empty if nothing is.
-    """
+    """Answer to a question of a test: false if it has a problem, which is text for people."""
 
     __slots__ = ("why",)
     _unasked: ClassVar[list[Answer] | None] = None
@@ -228,9 +224,7 @@ class Run:
     def equals(self, other: Run, *, bound: float = 0.0) -> Answer:
         """Return whether this run ends with the weights of another one, such as a run on one rank or in another layout.
 
-        Args:
-            other: The other run.
-            bound: Largest absolute difference of two elements; 0 means bit by bit.
+        `bound` is the largest absolute difference of two elements; 0 means bit by bit.
         """
         return self._first_problem(lambda run: run._equals(other, bound))
 

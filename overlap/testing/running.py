@@ -84,11 +84,7 @@ def _differs_from_default(clock: Virtual, name: str) -> bool:
 
 
 def check_memory(ranks: int) -> None:
-    """Refuse more ranks than this machine has memory for.
-
-    Raises:
-        UsageError: With both figures.
-    """
+    """Refuse more ranks than this machine has memory for; the UsageError has both figures."""
     try:
         free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not every system tells
@@ -158,12 +154,7 @@ def make_run(outcome: WorldResult, setting: Setting, line: str) -> Run:
 
 @contextmanager
 def limit_real_time(seconds: float, progress: Callable[[], object]) -> Iterator[None]:
-    """Raise `RealTimeError` in this thread if nothing moves in a block for that long, even where it never waits.
-
-    Args:
-        seconds: How long.
-        progress: Returns something else when something has moved.
-    """
+    """Raise `RealTimeError` in this thread if `progress` returns the same for that long, even where it never waits."""
     over, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
@@ -338,11 +329,7 @@ def _earlier_faults(setting: Setting) -> Iterator[Setting]:
 
 
 def parse_setting(values: dict[str, Any]) -> tuple[Setting, int, tuple[str, ...]]:
-    """Return the setting of a test, the number of seeds, and the kinds of faults that seeds draw.
-
-    Raises:
-        UsageError: If one is unknown or cannot be meant.
-    """
+    """Return the setting of a test, the number of seeds, and the kinds of faults that seeds draw."""
     values = dict(values)
     seeds = values.pop("seeds", 1)
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:

@@ -68,7 +68,6 @@ def groups(record: Record, finished: set[int]) -> Verdict | None:
     """Find a group that only some ranks have made.
 
     Args:
-        record: Record of the run.
         finished: Ranks with a program that ended well; the others may make the group later.
     """
     of_rank = _calls_by_rank(record)

@@ -75,19 +75,16 @@ class View(Protocol):
 
 
 class RankThread(Generic[T]):
-    """One rank's thread.
+    """One rank's thread: it runs a program while it has the baton.
 
     Args:
-        rank: Rank of the world.
-        kernel: Kernel of virtual time.
         view: What the rank sees of the process while its thread runs.
-        program: Runs in the thread.
         real_time: Limits how long it may compute before it gives the baton back.
         compute_ns: Returns how long a compute takes on this rank, which may be slow.
         measured: Whether computes take what they took in this thread.
 
     Attributes:
-        cost_ns: What the thread has computed since it was handed the baton; priced by the program's surroundings.
+        cost_ns: Computed time since the thread got the baton, as the program's functions are priced.
     """
 
     rank: Rank
@@ -302,9 +299,7 @@ class RankThread(Generic[T]):
     def let_others_run(self, seconds: float, *, at_once: bool) -> None:
         """Let others go on while this rank is busy for a time, which is longer on a slow rank.
 
-        Args:
-            seconds: The time.
-            at_once: Whether it takes none where ranks have turns, whose order decides.
+        With `at_once` it takes no time where ranks have turns, whose order decides.
         """
         in_turns = self.turn is not _go_on
         self.sleep(0.0 if at_once and in_turns else self._compute_ns(round(seconds * 1e9)) * 1e-9)

@@ -23,14 +23,7 @@ from .world import TestedCommunicators
 
 
 class Pending:
-    """A future of ours, for which a rank's thread waits by giving others the baton.
-
-    Args:
-        thread: Thread of the rank.
-        future: Future of the operation.
-        unfinished: Called when the program has waited for it.
-        on_error: Called with its error.
-    """
+    """A future of ours, for which a rank's thread waits by giving others the baton; `on_wait` follows a wait."""
 
     def __init__(
         self,
@@ -82,12 +75,7 @@ class Pending:
 
 
 class ThreadGroup:
-    """A group of ours, as the process group of a rank's thread uses it.
-
-    Args:
-        ranks: The torch of this rank.
-        group: Ours.
-    """
+    """A group of ours, as the process group of a rank's thread uses it."""
 
     def __init__(self, torch_rank: TorchRank, group: Any) -> None:
         self._torch, self._group = torch_rank, group
@@ -120,16 +108,7 @@ class ThreadGroup:
 
 
 class TorchRank:
-    """The torch of one rank.
-
-    Args:
-        thread: Thread of the rank.
-        store: Store of all ranks.
-        record: Is written to.
-        shared: Where operations meet.
-        watch: Sees its functions.
-        models: Its weights.
-    """
+    """The torch.distributed of one rank: its groups, its store, and the operations of its thread."""
 
     def __init__(
         self,
@@ -157,12 +136,7 @@ class TorchRank:
         thread.on_resume = self.deliver
 
     def add_thread(self, thread: RankThread[Any], site: str) -> TorchRank:
-        """Return the torch of another thread of this rank, which issues operations of the same groups.
-
-        Args:
-            thread: The other one.
-            site: The line that all its operations are said to be of, as "file:line".
-        """
+        """Return the torch of another thread of this rank; `site` is the line, as "file:line", of its operations."""
         watch = Watch(thread, self.record, None)
         other = RANKS[thread] = TorchRank(thread, {}, self.record, self._shared, watch, self.models)
         other.store, other.named, other._groups = self.store, self.named, self._groups

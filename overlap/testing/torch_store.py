@@ -20,12 +20,7 @@ _TIMEOUT = timedelta(minutes=5)
 
 
 class SharedStore(dist.Store):  # type: ignore[misc]
-    """Store that the ranks of a test share; each request lets others go on.
-
-    Args:
-        values: Values of all ranks.
-        timeout: How long `get` waits.
-    """
+    """Store that the ranks of a test share; each request lets others go on, and `get` waits up to `timeout`."""
 
     def __init__(self, values: dict[str, bytes], timeout: timedelta = _TIMEOUT) -> None:
         super().__init__()
@@ -116,11 +111,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
         return self._timeout
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys have values.
-
-        Raises:
-            DistStoreError: If they are not in time.
-        """
+        """Wait until all keys have values; a DistStoreError names late ones."""
         self._request(tuple(keys))
         limit_s = (timeout or self._timeout).total_seconds()
         here = RankThread.current()
@@ -133,11 +124,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
             raise dist.DistStoreError(f"wait timeout after {limit_s:g} s, keys: {', '.join(missing)}")
 
     def _request(self, polled: object = None) -> None:
-        """Let other ranks go on, before a request takes effect.
-
-        Args:
-            polled: What the request asks for; None if it changes something.
-        """
+        """Let other ranks go on, before a request takes effect; `polled` is the question, None for a change."""
         repeated = polled is not None and polled == self._polled
         self._request_s = min(2 * self._request_s, _LONGEST_REQUEST_S) if repeated else _REQUEST_S
         self._polled = polled
@@ -155,15 +142,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
 class TCPStore(SharedStore):
     """Store of a server that a program starts: stores that name its port are its clients.
 
-    Args:
-        host_name: Any name of the host: all ranks are on one.
-        port: Port of the server; 0: any.
-        world_size: How many clients the server waits for, itself included; None: for none.
-        is_master: Whether this is the server.
-        timeout: How long requests wait.
-        wait_for_workers: Whether the server waits for its clients.
-        multi_tenant: Whether several servers may have the port.
-        others: Other arguments of sockets.
+    Arguments are those of `torch.distributed.TCPStore`; the host may have any name, because all ranks are on one.
     """
 
     host: str
@@ -219,12 +198,7 @@ class TCPStore(SharedStore):
 
 
 class FileStore(SharedStore):
-    """Store of all ranks that name the same file, which is not written.
-
-    Args:
-        file_name: The file.
-        world_size: Ignored.
-    """
+    """Store of all ranks that name the same file, which is not written."""
 
     path: str
 

@@ -34,11 +34,7 @@ def rank_names(ranks: list[int] | tuple[int, ...] | set[int], *, limit: int = 8)
 
 
 class Meetings:
-    """The operations of a run by where they meet.
-
-    Args:
-        record: Record of the run.
-    """
+    """The operations of a run by where they meet."""
 
     def __init__(self, record: Record) -> None:
         self.record = record

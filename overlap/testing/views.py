@@ -70,9 +70,6 @@ class RankView:
     """The process of one rank.
 
     Args:
-        rank: Its index.
-        world_size: How many there are.
-        argv: The program and its arguments.
         seed: Seed of its random numbers.
         cwd: Its working directory at first.
         folder: Modules that are loaded from it are the rank's own, except installed ones; None: all modules are shared.

@@ -35,13 +35,7 @@ def fixed_cost(name: str, nbytes: float, flops: float) -> float:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Sees every function of torch that a rank calls.
-
-    Args:
-        thread: Thread of the rank.
-        record: Is written to.
-        cost: Prices functions; None: they take no time here, because it is measured.
-    """
+    """Mode that observes every function of torch on a rank; `cost` prices them, or None where time is measured."""
 
     def __init__(self, thread: RankThread[Any], record: Record, cost: Cost | None) -> None:
         super().__init__()
@@ -169,12 +163,7 @@ def _tensors_in(value: Any) -> Iterator[Any]:
 
 
 class ModelWatch:
-    """The weights of one rank: the parameters of its optimizers, by the names that they have in its modules.
-
-    Args:
-        rank: Its index.
-        record: Is written to.
-    """
+    """Weights of one rank: the parameters of its optimizers, by the names that they have in its modules."""
 
     rank: int
 
@@ -300,11 +289,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 @contextmanager
 def watching(find: Callable[[], tuple[Watch | None, ModelWatch] | None]) -> Iterator[None]:
-    """Record the modules, optimizers and wrappers that threads of ranks make.
-
-    Args:
-        find: Returns the watches of the calling thread's rank.
-    """
+    """Record the modules, optimizers and wrappers of rank threads; `find` returns the watches of the calling one."""
 
     def registered(module: torch.nn.Module, name: str, parameter: Any) -> None:
         if (watched := find()) is not None:

@@ -139,7 +139,6 @@ class TestedCommunicators(FaultyCommunicators):
         """Record operations in flight at the end of a rank's program that it never waited for.
 
         Args:
-            rank: World rank.
             sends: Whether sends count too, as in programs of PyTorch; ours may leave them to the end of a rank.
         """
         for issue, operation in self.unfinished.values():
@@ -211,14 +210,7 @@ _UNKNOWN_S = 1e-4
 
 
 class TestedBackend(SimulatedBackend):
-    """Virtual time of a test.
-
-    Args:
-        assumptions: Of the simulation.
-        cluster: The machine.
-        plan: What happens to the ranks.
-        record: Is written to.
-    """
+    """Virtual time of a test, with planned faults and a record of all operations."""
 
     plan: FaultPlan
     injector: FaultInjector
@@ -298,16 +290,7 @@ def simulate(
     timeout_s: float | None,
     wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]],
 ) -> WorldResult:
-    """Run a world of ranks in virtual time, and return its record and outcome.
-
-    Args:
-        ranks: How many; by default those of the cluster.
-        cluster: The machine.
-        assumptions: Of the simulation.
-        plan: What happens to the ranks.
-        timeout_s: Limit in virtual time.
-        wrap: Called when the world exists; returns what its ranks run.
-    """
+    """Run a world of ranks in virtual time; `wrap` makes the program of its ranks once the world exists."""
     placed = cluster_of(cluster, ranks)
     size = ranks or placed.world_size
     record = Record(size=size)

@@ -50,11 +50,7 @@ def world() -> Connection | None:
 
 
 def rank_of(rank: Rank | None) -> Rank:
-    """Return the given rank; without one, the rank of the world under torch's default group.
-
-    Raises:
-        UsageError: If there is no world.
-    """
+    """Return the given rank; without one, that of the world under torch's default group, or raise a UsageError."""
     joined = world()
     if rank is None and joined is None:
         raise UsageError(

@@ -71,11 +71,7 @@ class Issuing:
     ) -> Handle | None:
         """Issue a call that was made before, straight from the memory of its tensors; None: it cannot be.
 
-        Args:
-            key: The call.
-            x: The input; its memory is the result's, or apart from that.
-            out: The result.
-            opts: Options of c10d, which name a time limit.
+        The memory of the input `x` is that of the result `out`, or apart from it.
         """
         prepared = self._prepared.get(key)
         if prepared is None:
@@ -227,11 +223,7 @@ _NAMES = {
 
 
 def reduction(op: Any) -> tuple[str, Any]:
-    """Return the name of a reduction, and the factor by which each rank multiplies first, or None.
-
-    Raises:
-        CallError: If it is none.
-    """
+    """Return the name of a reduction, and the factor by which each rank multiplies first, or None."""
     kind = getattr(op, "op", op)
     name = _NAMES.get(kind)
     if name is not None:

@@ -61,9 +61,7 @@ def operation(record: str, name: str) -> Callable[[_Method], _Method]:
 def untraced(method: _Method, *, plain: Callable[..., Any] | None = None) -> _Method:
     """Exclude a method from torch's compiler: C++ calls it within compiled frames, which would be traced.
 
-    Args:
-        method: The method.
-        plain: The same method without recording, for calls without keywords.
+    `plain` is the same method without recording, for calls without keywords.
     """
     untraced_method: list[Callable[..., Any]] = []
 

@@ -21,12 +21,7 @@ from .issuing import users_frame
 
 
 class BucketOrder:
-    """The order of one module on one rank, until and once all ranks have the same.
-
-    Args:
-        rank: This rank.
-        group: The ranks that train the module together.
-    """
+    """The order of one module on one rank, until and once all ranks of the group have the same."""
 
     def __init__(self, rank: Rank, group: Group) -> None:
         self._rank, self._group = rank, group

@@ -75,24 +75,14 @@ def end_with(span: Any, over: torch.futures.Future[None]) -> None:
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Call a function at the end of the backward pass that is under way.
-
-    Torch has no public callback for that; its own parallel modules use this one.
-
-    Raises:
-        RuntimeError: If none is under way.
-    """
+    """Call a function at the end of the backward pass under way; RuntimeError: none is. Torch has no public way."""
     queue = _find_private("autograd.Variable._execution_engine.queue_callback")
     if queue is not None:
         queue(callback)
 
 
 def preserve_version(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Do not count changes of a tensor within a ``with`` as new versions: torch has no public way.
-
-    Raises:
-        UsageError: If this version of torch has none at all.
-    """
+    """Do not count changes of a tensor within a ``with`` as new versions; UsageError: this torch cannot."""
     preserve = _find_private("autograd._unsafe_preserve_version_counter")
     if preserve is None:
         raise UsageError(f"Sharded: stage 3 is not possible with torch {torch.__version__}; use stage=2")

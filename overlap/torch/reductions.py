@@ -198,7 +198,6 @@ def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: fl
     """Sum the sparse tensors of all ranks in place; returns once their counts of elements have arrived.
 
     Args:
-        group: Group of the ranks.
         tensors: Tensors of this rank, in coordinate layout, with the same axes on all ranks; each becomes the sum.
         op: The reduction asked for, which must be a sum.
         limit_s: How long each part may take.

@@ -16,11 +16,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 def view_of(tensor: torch.Tensor) -> Array:
-    """Return an array that is the tensor's memory, with its shape and strides.
-
-    Raises:
-        CallError: If the memory is not that of plain numbers on the CPU; says what to pass instead.
-    """
+    """Return an array that is the tensor's memory, or raise a CallError that says what to pass instead."""
     try:
         return tensor_array(tensor)
     except (TypeError, RuntimeError) as error:
@@ -61,20 +57,12 @@ _NUMBERS = {getattr(torch, name): number for name, number in NUMBERS.items() if 
 
 
 def input_memory(tensor: torch.Tensor) -> Memory:
-    """Return the memory of a tensor's elements in order: its own, or that of a copy.
-
-    Raises:
-        CallError: If the memory is not that of plain numbers on the CPU.
-    """
+    """Return the memory of a tensor's elements in order: its own, or that of a copy."""
     return _own_memory(tensor) or _memory_of(flat_input(tensor))
 
 
 def output_memory(tensor: torch.Tensor) -> tuple[Memory, Callable[[], None] | None]:
-    """Return memory for the elements of a tensor, as `flat_output` does.
-
-    Raises:
-        CallError: If the memory is not that of plain numbers on the CPU.
-    """
+    """Return memory for the elements of a tensor, as `flat_output` does."""
     own = _own_memory(tensor)
     if own is not None:
         return own, None
@@ -148,12 +136,7 @@ def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def listed(tensors: Any, argument: str) -> list[torch.Tensor]:
-    """Return a list of tensors, from a list or a single tensor.
-
-    Raises:
-        TypeError: If it is neither.
-        CallError: If the list is empty.
-    """
+    """Return a list of tensors, from a list or a single tensor."""
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     if not isinstance(tensors, list | tuple) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
@@ -164,12 +147,7 @@ def listed(tensors: Any, argument: str) -> list[torch.Tensor]:
 
 
 def one_tensor(tensors: Any, argument: str) -> torch.Tensor:
-    """Return the only tensor of a list, or the tensor: a process has one device, the CPU.
-
-    Raises:
-        TypeError: If it is neither.
-        CallError: If there are more or fewer.
-    """
+    """Return a tensor, or the only one of a list: a process has one device, the CPU."""
     if type(tensors) is list and len(tensors) == 1 and isinstance(tensors[0], torch.Tensor):
         return tensors[0]
     candidates = listed(tensors, argument)
@@ -179,21 +157,13 @@ def one_tensor(tensors: Any, argument: str) -> torch.Tensor:
 
 
 def check_memory(tensors: Iterable[torch.Tensor]) -> None:
-    """Check the memory of each tensor before an operation starts with the first.
-
-    Raises:
-        CallError: If that of one cannot; says what to pass instead.
-    """
+    """Check the memory of each tensor, as `view_of` does, before an operation starts with the first."""
     for tensor in tensors:
         view_of(tensor)
 
 
 def same_kind(tensors: Iterable[torch.Tensor], argument: str) -> None:
-    """Check that tensors which travel together have one device, one dtype and one layout.
-
-    Raises:
-        CallError: Naming both.
-    """
+    """Refuse tensors of several devices, dtypes or layouts, which cannot travel together."""
     first: torch.Tensor | None = None
     for index, tensor in enumerate(tensors):
         first = tensor if first is None else first
@@ -209,11 +179,7 @@ def same_kind(tensors: Iterable[torch.Tensor], argument: str) -> None:
 
 
 def same_shape(tensors: list[torch.Tensor], argument: str) -> None:
-    """Check that tensors have one shape.
-
-    Raises:
-        CallError: Naming both.
-    """
+    """Refuse tensors of several shapes, which cannot be combined."""
     for index, tensor in enumerate(tensors):
         if tensor.shape != tensors[0].shape:
             raise _difference_error(argument, "shape", tuple(tensors[0].shape), index, tuple(tensor.shape))

@@ -21,12 +21,7 @@ _numbers, _lock = count(), threading.Lock()
 
 
 def needs_typed_future(tensors: object, frames: int) -> bool:
-    """Whether the caller is DDP's hook in C++, under a backward pass with one tensor of float16.
-
-    Args:
-        tensors: Tensors of the operation.
-        frames: How many frames of ours lie between this call and the caller.
-    """
+    """Whether DDP's hook in C++ is the caller, `frames` frames of ours above: in backward, one tensor of float16."""
     if not isinstance(tensors, list) or len(tensors) != 1 or tensors[0].dtype is not torch.float16:
         return False
     return sys._getframe(frames + 1).f_code.co_name == "_engine_run_backward"

@@ -115,13 +115,7 @@ class JoinedOperations:
 
 
 class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
-    """One operation of torch.
-
-    Args:
-        handle: The operation under it.
-        tensors: The value of its future: the written tensors.
-        source: Says which group rank a message came from, for receives.
-    """
+    """One operation of torch: its handle, the tensors that it writes, and the rank that a message came from."""
 
     def __init__(self, handle: Handle, tensors: object, source: Callable[[], int] | None = None) -> None:
         super().__init__()
@@ -235,11 +229,6 @@ def call_at_end(handle: Handle, callback: Callable[[Any], object]) -> None:
         call_anywhere(handle, callback)
     else:
         handle.add_done_callback(callback)
-
-
-def finished_work(tensors: object) -> Work:
-    """Return the handle of an operation that had nothing to do."""
-    return Work(JoinedOperations(()), tensors)
 
 
 def _complete_in_thread(start: torch.futures.Future[None]) -> None:

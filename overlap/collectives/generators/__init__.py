@@ -92,7 +92,6 @@ def generate(
     """Expand a collective to its table of transfers.
 
     Args:
-        algorithm: Name of one of its algorithms.
         algorithm: Name of an algorithm that it has.
         size: Ranks in the group, at least 1.
         root: Group rank of the root, for rooted collectives.

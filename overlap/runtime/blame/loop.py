@@ -299,7 +299,6 @@ def program_places(task: Task, rank: int) -> list[str]:
 
     Args:
         task: Task that runs the rank's program.
-        rank: World rank.
     """
     places: dict[str, None] = {}
     for child in tasks_of(task):

@@ -129,11 +129,6 @@ _LISTED = 16  # lines on waiting ranks in an interrupt
 class Reports:
     """Reports on the ranks of this process.
 
-    Args:
-        members: The ranks.
-        backend: Clock of the ranks.
-        others: The other processes.
-
     Attributes:
         stood: Standings of the ranks when the first of them was stopped; of all processes once they are gathered.
         caveat: A line that ends each report.
@@ -238,10 +233,8 @@ def world_watch(
     """Return the watch for stalls and for a busy loop, for the length of a ``with`` in the loop's thread.
 
     Args:
-        members: The ranks of this process.
         token: Token of their loop.
         limits: Limits of the time until a report, and until the end.
-        others: The other processes.
         give_up: Ends the world; takes the number of seconds without progress.
     """
     ranks = {member.context.rank: member for member in members}

@@ -42,7 +42,6 @@ class Compiler:
     """Compiles the collectives of one world.
 
     Attributes:
-        cluster: Cluster of the ranks.
         algorithm: Name of the algorithm to use wherever it exists, unless a call names another; None leaves the choice
             to the cost.
         far: Whether some ranks are on different hosts; then long messages travel in slices.

@@ -55,7 +55,6 @@ class HostMemory:
         program: Chooses a program, if ranks turn out to have no space for a board.
 
     Attributes:
-        program: The same function.
         patience: Time for which the loop looks before it sleeps.
     """
 
@@ -95,17 +94,7 @@ class HostMemory:
 
 
 class HostExecutor(Executor):
-    """Runs operations of one rank out of the memory of the processes of this host.
-
-    Args:
-        memory: Memory of the process.
-        communicator: Communicator of the ranks.
-        board: Their board.
-        call: Call with kind, sizes and dtype.
-        position: Group rank.
-
-    The attributes are the arguments.
-    """
+    """Runs the operations of one rank, at a group position, out of the memory of the processes of this host."""
 
     memory: HostMemory
     communicator: Communicator
@@ -166,11 +155,7 @@ class HostExecutor(Executor):
 
 
 class HostRun(OperationRun):
-    """One rank's end of an operation in the engine; also the operation's `scope`.
-
-    Attributes:
-        operation: The operation.
-    """
+    """One rank's end of an operation in the engine; also the operation's `scope`."""
 
     __slots__ = ("_addresses", "_executor", "_match", "_memory", "_over", "_run", "operation")
 

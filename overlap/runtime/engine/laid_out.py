@@ -67,7 +67,6 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
     """Lay out a program on arrays. Operations with other arrays of these lengths and dtypes may use the layout, too.
 
     Args:
-        program: Program of one rank.
         buffers: The arrays.
         members: World ranks by group rank.
         blank: Whether all bytes are always the same: then messages matter, but not their contents.
@@ -160,7 +159,6 @@ def order_of(program: Program, buffers: Buffers | None, works: Sequence[bool]) -
     """Return the order in which a program may run.
 
     Args:
-        program: Program of one rank.
         buffers: Memory of the program; None if its contents do not matter.
         works: For each step, whether it works on data once they exist; other steps change memory from their start
             on.

@@ -61,7 +61,6 @@ class ProgramExecutor(Executor):
 
     Args:
         programs: Programs of all ranks here.
-        communicator: The communicator of the operations.
         call: Call with kind, sizes and dtype.
     """
 
