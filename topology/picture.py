@@ -136,8 +136,8 @@ def _row_lines(
 ) -> list[str]:
     """Return the lines of one row of boxes, with wires to its neighbours, to the next row, and around."""
     row, gap = rows[index], style.gap
-    above = [_joined(cluster, rows, index - 1, index, column) for column in range(len(row))]
-    below = [_joined(cluster, rows, index, index + 1, column) for column in range(len(row))]
+    above = [_has_wire(cluster, rows, index - 1, index, column) for column in range(len(row))]
+    below = [_has_wire(cluster, rows, index, index + 1, column) for column in range(len(row))]
     sides = [cluster.wiring.grid is not None and cluster.wiring.linked(a, b) for a, b in pairwise(row)]
     closes = len(rows[0]) > 2 and cluster.wiring.grid is not None and cluster.wiring.linked(row[0], row[-1])
     stubs = _edge_line(["│" if up else " " for up in above], width, gap) if index == 0 and any(above) else None
@@ -153,7 +153,7 @@ def _row_lines(
     return lines
 
 
-def _joined(cluster: Cluster, rows: list[list[int]], upper: int, lower: int, column: int) -> bool:
+def _has_wire(cluster: Cluster, rows: list[list[int]], upper: int, lower: int, column: int) -> bool:
     """Tell whether a wire runs between two rows; beyond the first and last row it is the wire that wraps round."""
     if cluster.wiring.grid is None or len(rows) < 2:
         return False

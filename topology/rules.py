@@ -100,13 +100,13 @@ def _peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
     """Whether links between peers join all ranks of a local part."""
     reached, remaining = [part[0]], set(part[1:])
     for rank in reached:
-        near = {other for other in remaining if _linked(cluster, rank, other)}
+        near = {other for other in remaining if _are_linked(cluster, rank, other)}
         remaining -= near
         reached.extend(sorted(near))
     return not remaining
 
 
-def _linked(cluster: RankMap, a: int, b: int) -> bool:
+def _are_linked(cluster: RankMap, a: int, b: int) -> bool:
     """Return whether two local indices share a device or a wire."""
     device_a, device_b = a // cluster.ranks_per_device, b // cluster.ranks_per_device
     return device_a == device_b or cluster.wiring.linked(device_a, device_b)
@@ -118,10 +118,10 @@ def _servers(rule: Rule, local: Parts, cluster: RankMap) -> bool:
     touched: dict[int, list[int]] = {}
     for node in sorted(local):
         touched.setdefault(node // servers, []).append(node % servers)
-    return all(_coupled(nodes, rule.sizes, servers) for nodes in touched.values())
+    return all(_are_coupled(nodes, rule.sizes, servers) for nodes in touched.values())
 
 
-def _coupled(nodes: list[int], allowed: tuple[int, ...], servers: int) -> bool:
+def _are_coupled(nodes: list[int], allowed: tuple[int, ...], servers: int) -> bool:
     neighbours = len(nodes) != 2 or (nodes[1] - nodes[0]) % servers in (1, servers - 1)
     return len(nodes) in allowed and neighbours
 

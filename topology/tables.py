@@ -60,18 +60,18 @@ def _read_record(
     origin = {"source": where, **_ORIGIN}
     values = {name: origin[name] for name in annotations if name in origin} | dict(defaults)
     for name, value in table.items():
-        inside = _joined(key, name)
+        inside = _join_key(key, name)
         if name not in annotations:
             raise _unknown_key(inside, name, annotations)
         if name != "source" or value != "":
             values[name] = _read_value(annotations[name], value, inside, where)
     for field in fields(cast("Any", kind)):
         if field.name not in values and field.default is MISSING:
-            raise ValueError(f"{_joined(key, field.name)}: missing, expected {_words(annotations[field.name])}")
+            raise ValueError(f"{_join_key(key, field.name)}: missing, expected {_words(annotations[field.name])}")
     try:
         return kind(**values)
     except ValueError as error:
-        raise ValueError(_joined(key, str(error))) from None
+        raise ValueError(_join_key(key, str(error))) from None
 
 
 def _read_value(annotation: Any, value: object, key: str, where: str) -> object:
@@ -162,9 +162,9 @@ def _read_by_name(item: Any, words: ByName, value: object, key: str, where: str)
         raise _mistake(key, words.expected, value)
     for name in value:
         if words.known and name not in words.known:
-            raise _unknown_key(_joined(key, name), name, words.known)
+            raise _unknown_key(_join_key(key, name), name, words.known)
     names = [name for name in words.known or value if name in value]
-    inside = ((name, value[name], _joined(key, name)) for name in names)
+    inside = ((name, value[name], _join_key(key, name)) for name in names)
     if is_dataclass(item):
         kind = cast("type", item)
         return tuple(record(kind, entry, at, where, defaults={"kind": name}) for name, entry, at in inside)
@@ -182,7 +182,7 @@ def _read_items(kind: Any, annotation: Any, value: object, key: str, where: str)
     )
 
 
-def _joined(path: str, key: str) -> str:
+def _join_key(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 

@@ -131,7 +131,9 @@ def check_counts(kind: Collective, counts: object, ranks: int) -> Counts:
         raise UsageError(f"counts: {kind.value} on {ranks} ranks needs {numbers} of rows, got {shown(counts)}")
     flat = tuple(rows.reshape(-1).tolist())
     if min(flat) < 0:
-        raise UsageError(f"counts: expected numbers of rows from 0, got {min(flat)} in {described(flat, kind, ranks)}")
+        raise UsageError(
+            f"counts: expected numbers of rows from 0, got {min(flat)} in {describe_counts(flat, kind, ranks)}"
+        )
     return flat
 
 
@@ -169,7 +171,7 @@ def whole_rows(kind: Collective, shape: Shape, counts: Counts, ranks: int) -> in
     fits = len(counts) == (ranks * ranks if kind is Collective.ALL_TO_ALL else ranks)
     if kind not in _TAKING or not fits or min(counts) < 0 or not shape or shape[0] != sum(counts):
         raise UsageError(
-            f"counts: {described(counts, kind, ranks)} do not make {kind.value} of {shape} on {ranks} ranks"
+            f"counts: {describe_counts(counts, kind, ranks)} do not make {kind.value} of {shape} on {ranks} ranks"
         )
     if kind is not Collective.ALL_TO_ALL:
         return shape[0]
@@ -180,7 +182,7 @@ def whole_rows(kind: Collective, shape: Shape, counts: Counts, ranks: int) -> in
 _TAKING = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
 
 
-def described(counts: Counts, kind: Collective, ranks: int) -> str:
+def describe_counts(counts: Counts, kind: Collective, ranks: int) -> str:
     """Return counts as text; long lists are cut, and end in a checksum."""
     if len(counts) > _SHOWN:
         first = ", ".join(map(str, counts[:_SHOWN]))

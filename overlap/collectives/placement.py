@@ -174,7 +174,7 @@ class Numbering:
         moved = wires + np.multiply.outer(units, np.where(wires < self.first_nic, chip, nic))
         for index in np.flatnonzero(wires >= self.first_link).tolist():
             link = self.links[int(wires[index]) - self.first_link]
-            moved[:, index] = [self._number_of(_moved(link, unit * servers)) for unit in units.tolist()]
+            moved[:, index] = [self._number_of(_move(link, unit * servers)) for unit in units.tolist()]
         return moved
 
     def link(self, wire: int) -> Link:
@@ -228,7 +228,7 @@ def _places(cluster: Cluster, ranks: Ints) -> tuple[Ints, Ints, Ints]:
     return node, device, core
 
 
-def _moved(link: Link, nodes: int) -> Link:
+def _move(link: Link, nodes: int) -> Link:
     src, dst = (replace(port, node=port.node + nodes) for port in (link.src, link.dst))
     return replace(link, src=src, dst=dst)
 

@@ -75,12 +75,12 @@ def project(schedule: Schedule, rank: int) -> Program:
 
 def project_all(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[Program]:
     """Return the programs of several ranks (by default all), sharing the work."""
-    with _uncollected():
+    with _without_collection():
         return _make_programs(schedule, ranks)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_collection() -> Iterator[None]:
     """Make many objects without garbage collection in between: half the time in a program that has many others."""
     collects = gc.isenabled()
     gc.disable()
@@ -146,7 +146,13 @@ def _accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
     sides = (
         (reads, schedule.sbuf[row[reads]], schedule.sslot[row[reads]], False, None),
         (based, *base, False, None),
-        (writes, schedule.dbuf[row[writes]], schedule.dslot[row[writes]], True, _copied(schedule, tasks, writes)),
+        (
+            writes,
+            schedule.dbuf[row[writes]],
+            schedule.dslot[row[writes]],
+            True,
+            _copies_itself(schedule, tasks, writes),
+        ),
     )
     return [
         Access(task, tasks.rank[task], buffer, slot, schedule.count[row[task]], write, copied)
@@ -154,7 +160,7 @@ def _accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
     ]
 
 
-def _copied(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -> NDArray[np.bool_]:
+def _copies_itself(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Return whether each step copies a cell onto itself, if buffers share memory."""
     row, rank = tasks.row[steps], tasks.rank[steps]
     source = cell_numbers(schedule, rank, schedule.sbuf[row], schedule.sslot[row], shared=True)

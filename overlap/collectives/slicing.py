@@ -22,7 +22,7 @@ from .tablewriter import TableWriter, adjacent_runs
 Columns: TypeAlias = dict[str, NDArray[np.integer]]
 
 
-def pipelined(schedule: Schedule, stages: Sequence[int], slices: int) -> Schedule:
+def pipeline(schedule: Schedule, stages: Sequence[int], slices: int) -> Schedule:
     """Return the schedule on data cut in slices: while a slice is in one stage, the next one is in the stage before.
 
     Every stage gets channels of its own, so that stages over different links run side by side.
@@ -47,7 +47,7 @@ def pipelined(schedule: Schedule, stages: Sequence[int], slices: int) -> Schedul
             rows[name] = (cells[name] // k * slices + number) * k + cells[name] % k
         grouped = cells["group"] >= 0
         rows["group"] = np.where(grouped, cells["group"] * slices + number, -1)
-        blocks.append(joined(rows))
+        blocks.append(join_rows(rows))
     return with_rows(schedule, blocks, slots_per_block=k * slices)
 
 
@@ -78,7 +78,7 @@ def single_slots(schedule: Schedule) -> Columns:
     return {**single, "sslot": sslot, "dslot": dslot, "count": np.ones(len(row), np.int32)}
 
 
-def joined(rows: Columns) -> Columns:
+def join_rows(rows: Columns) -> Columns:
     """Return rows of one slot each with neighbours joined again."""
     fixed: tuple[Ints, ...] = tuple(
         np.asarray(rows[name], np.int64) for name in ("src", "dst", "step", "op", "sbuf", "dbuf", "channel", "group")
@@ -122,19 +122,19 @@ def in_slices(schedule: Schedule, nbytes: int) -> Schedule:
     Args:
         nbytes: Bytes of the whole vector, see `message_bytes`.
     """
-    result = sliced(schedule, slices_of(schedule, nbytes))
+    result = slice_rows(schedule, slices_of(schedule, nbytes))
     if result is schedule:
         return schedule
     try:
         verify(result)
     except ScheduleError:  # rows of different lengths touch the same slots: a slice of one is not a slice of the other
         single = with_rows(schedule, [single_slots(schedule)], slots_per_block=schedule.slots_per_block)
-        result = sliced(single, slices_of(single, nbytes))
+        result = slice_rows(single, slices_of(single, nbytes))
         verify(result)
     return result
 
 
-def sliced(schedule: Schedule, slices: int) -> Schedule:
+def slice_rows(schedule: Schedule, slices: int) -> Schedule:
     """Return the schedule with every row cut in slices: a step's slices come before the next step's.
 
     Messages of a lane keep their order, so its first slice is received, reduced and passed on while the others follow.

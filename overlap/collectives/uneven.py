@@ -68,7 +68,7 @@ def uneven(schedule: Schedule) -> UnevenSchedule:
     read = block >= 0  # no row reads the other cells
     cells, block = cells.select(read), block[read]
     moved, held = _assign_scratch(schedule, cells, block)
-    return _joined(schedule, moved, held)
+    return _join_cells(schedule, moved, held)
 
 
 def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) -> tuple[list[int], ...]:
@@ -97,7 +97,7 @@ def slots_moved(schedule: UnevenSchedule, counts: Counts) -> Floats:
     total_rows = whole_rows(kind, (sum(counts),), counts, size)
     rows = np.array([*counts, 0], np.float64)  # the last one: where a rank has less SCRATCH than others
     moved = np.empty(len(schedule))
-    for buffer, held in zip(Buffer, (*_natural(schedule.collective, size), _padded(schedule.held)), strict=True):
+    for buffer, held in zip(Buffer, (*_natural(schedule.collective, size), _pad(schedule.held)), strict=True):
         into = np.flatnonzero(schedule.dbuf == buffer)
         rank, first, count = schedule.dst[into], schedule.dslot[into], schedule.count[into]
         before = np.cumsum(np.repeat(rows[held], k, axis=1), axis=1)
@@ -106,7 +106,7 @@ def slots_moved(schedule: UnevenSchedule, counts: Counts) -> Floats:
     return moved * (size / total_rows)
 
 
-def _padded(held: tuple[tuple[int, ...], ...]) -> Ints:
+def _pad(held: tuple[tuple[int, ...], ...]) -> Ints:
     longest = max(map(len, held))
     return np.array([[*each, *[-1] * (longest - len(each))] for each in held], np.int64).reshape(len(held), longest)
 
@@ -199,7 +199,7 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
     return placed, tuple(tuple(held[start:stop].tolist()) for start, stop in pairwise(begins.tolist()))
 
 
-def _joined(schedule: Schedule, cells: _Cells, held: tuple[tuple[int, ...], ...]) -> UnevenSchedule:
+def _join_cells(schedule: Schedule, cells: _Cells, held: tuple[tuple[int, ...], ...]) -> UnevenSchedule:
     """Join cells to rows again, where they are neighbours at both ends."""
     again = np.ones(max(len(cells.row) - 1, 0), np.bool_)
     for column, step in ((cells.row, 0), (cells.sbuf, 0), (cells.dbuf, 0), (cells.sslot, 1), (cells.dslot, 1)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..collectives.narrowing import narrowed
+from ..collectives.narrowing import narrow_to_root
 from ..collectives.schedule import Schedule
 from .option import AlgorithmOption, Wrapped
 
@@ -29,7 +29,7 @@ class Narrowed(Wrapped):
 
     def schedule(self, slices: int = 1) -> Schedule:
         """Return the table, not yet proved."""
-        return replace(narrowed(self.option.schedule(slices), self._root), algorithm=NARROWED)
+        return replace(narrow_to_root(self.option.schedule(slices), self._root), algorithm=NARROWED)
 
 
 def narrowed_options(wider: Iterable[AlgorithmOption], collective: str, root: int) -> list[AlgorithmOption]:

@@ -31,7 +31,7 @@ from ..errors import OverlapError as _OverlapError
 from .door import run
 
 
-def _let_errors_travel(kind: type[_OverlapError]) -> None:
+def _use_own_pickling(kind: type[_OverlapError]) -> None:
     """Let errors of ours be pickled as they say themselves.
 
     The import of distributed registers a function for every error there is, by which the cause of one is pickled as it
@@ -39,9 +39,9 @@ def _let_errors_travel(kind: type[_OverlapError]) -> None:
     """
     _copyreg.dispatch_table.pop(kind, None)
     for each in kind.__subclasses__():
-        _let_errors_travel(each)
+        _use_own_pickling(each)
 
 
-_let_errors_travel(_OverlapError)
+_use_own_pickling(_OverlapError)
 
 __all__ = ["run"]

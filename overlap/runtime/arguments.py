@@ -80,10 +80,10 @@ def prepare_late(operation: CollectiveFuture[Any]) -> None:
         prepare(operation)
     except UsageError as error:
         which = f"{operation.name} at {operation.call_site}"
-        raise UsageError(f"{error} (the future that {which} was given has become {described(x)})") from error
+        raise UsageError(f"{error} (the future that {which} was given has become {describe_value(x)})") from error
 
 
-def described(x: object) -> str:
+def describe_value(x: object) -> str:
     """Return a value as messages have it: the outline of an array or a tree, else its type."""
     if isinstance(x, np.ndarray):
         return f"{x.dtype} {x.shape}"

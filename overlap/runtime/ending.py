@@ -176,13 +176,13 @@ def leave(error: BaseException | None) -> NoReturn:
         elif isinstance(error, KeyboardInterrupt):
             code = 128 + signal.SIGINT
         elif error is not None:
-            traceback.print_exception(type(error), error, _own(error.__traceback__))
+            traceback.print_exception(type(error), error, _program_frames(error.__traceback__))
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
-def _own(frames: TracebackType | None) -> TracebackType | None:
+def _program_frames(frames: TracebackType | None) -> TracebackType | None:
     """Return the frames from the start of the program on."""
     while frames is not None and is_ours(frames.tb_frame.f_code):
         frames = frames.tb_next

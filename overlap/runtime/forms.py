@@ -54,7 +54,7 @@ def outline_of(tree: object, leaves: Sequence[Array], *, parsable: bool) -> str:
 
     Args:
         leaves: Its arrays, in its order.
-        parsable: Whether ranks make a tree of it, see `parsed`; then it is cut only if it is too large for a message.
+        parsable: Whether `parse_form` must read it; then it is cut only if it is too large for a message.
     """
     text = repr(_outline(tree, iter(leaves)))
     if len(text) <= _OUTLINE or (parsable and _fits_message(text)):
@@ -67,7 +67,7 @@ def _fits_message(text: str) -> bool:
 
 
 def _outline(tree: object, leaves: Iterator[Array]) -> object:
-    """Return a tree with short texts in place of its arrays, as `parsed` reads them."""
+    """Return a tree with short texts in place of its arrays, as `parse_form` reads them."""
     if isinstance(tree, dict):
         return {key if type(key) is str else _outline_key(key): _outline(item, leaves) for key, item in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -107,7 +107,7 @@ def _key_fits_message(key: object) -> bool:
 
 
 @lru_cache(maxsize=256)
-def parsed(text: str) -> object:
+def parse_form(text: str) -> object:
     """Return the tree of a form, with (shape, dtype) in an `Absent` for each array.
 
     Raises:

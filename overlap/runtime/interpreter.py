@@ -73,7 +73,7 @@ _TUNING, _ONE_BLAS_THREAD = _SharedChange(_tune_interpreter), _SharedChange(_lim
 
 
 @contextmanager
-def tuned() -> Iterator[None]:
+def tuned_interpreter() -> Iterator[None]:
     """Pass the GIL on often, and look for garbage cycles seldom, for the length of the block."""
     _TUNING.begin()
     try:

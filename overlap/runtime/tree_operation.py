@@ -27,7 +27,7 @@ from .operation import NOWHERE, CollectiveFuture, Operation, OperationPort
 from .outstanding import Outstanding
 from .settling import conclude
 from .state import DONE
-from .trees import arrays_of, copied, futures_in, packs, unpacked, unpacked_as
+from .trees import arrays_of, copy_tree, futures_in, make_unpacker, packs, unpacked_as
 
 # Errors that fail an operation on all of its ranks: no rank goes on with its parts.
 _OF_ALL_RANKS = (PeerError, CollectiveMismatchError, NonFiniteError, UsageError)
@@ -117,7 +117,7 @@ class TreeOperation(CollectiveFuture[Any]):
         packed = packs(self.kind, leaves, self.member.size, arrays)
         outline = outline_of(tree, leaves, parsable=self.kind is BROADCAST or self.kind is SCATTER)
         self.source, self.call = packed[0].packed, call_with(self, packed[0].packed, outline)
-        self._make = unpacked(tree, packed, arrays)
+        self._make = make_unpacker(tree, packed, arrays)
         if len(packed) > 1:
             self.parts = [self._part(pack.packed, call_with(self, pack.packed, outline)) for pack in packed[1:]]
             self._unfinished_parts = len(self.parts)
@@ -220,7 +220,7 @@ class TreeOperation(CollectiveFuture[Any]):
         self._make = None
 
 
-def resolved(x: object, context: RankContext) -> object:
+def tree_future(x: object, context: RankContext) -> object:
     """Return a tree that holds futures as a future, with copies of its arrays; any other tree as it is.
 
     Raises:
@@ -231,7 +231,7 @@ def resolved(x: object, context: RankContext) -> object:
         return x
     for future in futures:
         check_here(future, context.thread)
-    copy = copied(x, context.arrays)
+    copy = copy_tree(x, context.arrays)
     tree = Derived(futures, lambda _: resolve(copy)[0], context, "tree")
     if get_ident() == context.thread:
         tree.begin()

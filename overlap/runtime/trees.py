@@ -13,7 +13,7 @@ from ..collectives.kinds import P2P, Collective, Shape, check_input, result_shap
 from ..collectives.reduce import Array
 from ..errors import OverlapError, UsageError
 from .context import Arrays
-from .forms import Absent, parsed, text_of
+from .forms import Absent, parse_form, text_of
 from .future import Future
 from .memory.foreign import as_input
 
@@ -113,7 +113,7 @@ def message_of(tree: object, arrays: Arrays) -> tuple[Array, str]:
     return pack.packed, text_of(tree, leaves)
 
 
-def unpacked(tree: object, packed: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:
+def make_unpacker(tree: object, packed: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:
     """Return a function that makes a tree of results, in the form of a tree, from packed results."""
 
     form = _form(tree)
@@ -135,7 +135,7 @@ def unpacked_as(kind: Collective, form: str, size: int, arrays: Arrays) -> Calla
         UsageError: If the form is not known: the tree is too large, or has keys of classes that do not travel.
     """
     try:
-        tree = parsed(form)
+        tree = parse_form(form)
     except OverlapError as error:
         raise UsageError(
             "x: the form of the root's tree is too large for a message, or has keys other than texts, integers and "
@@ -146,7 +146,7 @@ def unpacked_as(kind: Collective, form: str, size: int, arrays: Arrays) -> Calla
     pack = Pack(
         indices=range(len(leaves)), shapes=shapes, dtypes=dtypes, rows=1, packed=arrays.empty((0,), np.dtype(np.uint8))
     )
-    return unpacked(tree, [pack], arrays)
+    return make_unpacker(tree, [pack], arrays)
 
 
 def arrays_of(tree: object) -> list[Array]:
@@ -166,14 +166,14 @@ def futures_in(tree: object) -> list[Future[object]]:
     return [leaf for leaf in _leaves(tree) if isinstance(leaf, Future)]
 
 
-def copied(tree: object, arrays: Arrays) -> object:
+def copy_tree(tree: object, arrays: Arrays) -> object:
     """Return a tree with copies of its arrays; its futures and numbers as they are.
 
     Raises:
         UsageError: If a leaf can be no array.
     """
     if isinstance(tree, _FORMS):
-        return with_items(tree, lambda item: copied(item, arrays))
+        return with_items(tree, lambda item: copy_tree(item, arrays))
     if isinstance(tree, Future):
         return tree
     array = as_input(tree)
@@ -185,7 +185,7 @@ def leaves_of(tree: object) -> list[object]:
     return list(_leaves(tree))
 
 
-def filled(tree: object, leaves: Sequence[object]) -> object:
+def fill_tree(tree: object, leaves: Sequence[object]) -> object:
     """Return a tree of the form of another, with new leaves."""
     return _rebuild(_form(tree), iter(enumerate(leaves)))
 

@@ -36,7 +36,7 @@ from .epoch import Epoch
 from .event_loop import InTurn
 from .group import GroupRules
 from .handover import Handover
-from .interpreter import tuned
+from .interpreter import tuned_interpreter
 from .issue import Issuer
 from .memory.buffer_locks import BufferLocks, explain_unfinished
 from .outstanding import IssuedFuture, Outstanding
@@ -205,9 +205,9 @@ class World:
         results: dict[int, T],
     ) -> None:
         """Run all ranks to their common end, within the time limit; results go to `results`."""
-        with registered_for_forks(self), tuned(), self._scope, self._watch():
+        with registered_for_forks(self), tuned_interpreter(), self._scope, self._watch():
             try:
-                async with self._limited(timeout_s):
+                async with self._time_limit(timeout_s):
                     async with trio.open_nursery() as nursery:
                         for member in self._members:
                             nursery.start_soon(self._live_rank, member, main, args, results)
@@ -219,7 +219,7 @@ class World:
                 await self._end()
 
     @asynccontextmanager
-    async def _limited(self, timeout_s: float | None) -> AsyncIterator[None]:
+    async def _time_limit(self, timeout_s: float | None) -> AsyncIterator[None]:
         """Stop the world after a timeout, unless the block has ended by then."""
         if timeout_s is None:
             yield
@@ -380,9 +380,9 @@ class World:
 
     def let_threads_in(self) -> None:
         """Let threads issue and end small operations without waking the sleeping loop; on the loop's thread."""
-        self._handover.let_threads_in(self._interrupted)
+        self._handover.let_threads_in(self._fail_interrupted)
 
-    def _interrupted(self, error: BaseException) -> None:
+    def _fail_interrupted(self, error: BaseException) -> None:
         """Fail because a Ctrl-C interrupted a thread in the loop's place."""
         member = self._members[0]
         text = text_of(error) or "it came in the midst of an operation"

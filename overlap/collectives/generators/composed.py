@@ -11,7 +11,7 @@ from typing import TypeAlias
 from .. import pattern as read
 from ..pattern import Pattern
 from ..schedule import Schedule
-from ..slicing import pipelined
+from ..slicing import pipeline
 from . import blockwise
 from .along_rings import Rings
 from .families import READINGS, SPREADING, Options, from_root, spreading
@@ -129,7 +129,7 @@ def hierarchical(
         schedule, steps = _blockwise(table, collective, root, inside, between)
     else:
         schedule, steps = _from_root(collective, root, scatter, rings, inside, between)
-    return pipelined(schedule, starts(collective, steps), slices)
+    return pipeline(schedule, starts(collective, steps), slices)
 
 
 _Staged: TypeAlias = tuple[Schedule, Mapping[Scope, Sequence[int]]]  # a schedule, and the steps of its phases

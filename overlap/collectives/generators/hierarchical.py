@@ -106,13 +106,15 @@ def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:
         slots = {name: rows[name] * k for name in ("sslot", "dslot", "count")}
         grouped = {"group": np.where(rows["group"] >= 0, rows["group"] * nodes + node, -1)}
         blocks.append({**rows, **moved, **ends, **slots, **grouped})
-    blocks += _inserted(flat, inter, sums, middle, local_size)
+    blocks += _inter_node_rows(flat, inter, sums, middle, local_size)
     whole = with_rows(flat, blocks, slots_per_block=flat.slots_per_block * k)
     scratch = max(flat.blocks[2], inter.blocks[2])
     return replace(whole, size=nodes * local_size, blocks=(1, 1, scratch), algorithm="hierarchical")
 
 
-def _inserted(flat: Schedule, inter: Schedule, sums: Ints, middle: int, local_size: int) -> list[dict[str, Ints]]:
+def _inter_node_rows(
+    flat: Schedule, inter: Schedule, sums: Ints, middle: int, local_size: int
+) -> list[dict[str, Ints]]:
     """Return the inter-node rows, once for each run of chunks that one rank of a node has summed."""
     k, width = inter.slots_per_block, flat.slots_per_block
     source = inter.sbuf == Buffer.IN

@@ -45,7 +45,7 @@ def _side_by_side(patterns: Sequence[Pattern]) -> Pattern:
     return replace(whole, steps=max(pattern.steps for pattern in patterns))
 
 
-def relabelled(pattern: Pattern, ranks: Sequence[int]) -> Pattern:
+def relabel(pattern: Pattern, ranks: Sequence[int]) -> Pattern:
     """Give the part of rank i to rank `ranks[i]`.
 
     Raises:
@@ -107,8 +107,8 @@ def device_cube(devices: Sequence[Sequence[int]]) -> Pattern:
     if count & (count - 1) or len(each) != 1:
         raise ScheduleError(f"a cube needs a power of two devices with equally many ranks, got {count} with {each}")
     axes = max(1, count.bit_length() - 1)
-    across = side_by_side([relabelled(halving_doubling(count), _rotate_cube(count, axis)) for axis in range(axes)])
-    return relabelled(compose(across, mesh(each.pop())), [rank for ranks in devices for rank in ranks])
+    across = side_by_side([relabel(halving_doubling(count), _rotate_cube(count, axis)) for axis in range(axes)])
+    return relabel(compose(across, mesh(each.pop())), [rank for ranks in devices for rank in ranks])
 
 
 def _rotate_cube(corners: int, by: int) -> list[int]:
@@ -134,4 +134,4 @@ def kangarings(
     """
     rings = [kangaring(size, order=order) for order in ([None] if orders is None else orders)]
     whole = rings[0] if len(rings) == 1 else side_by_side(rings)
-    return whole if couples is None else relabelled(whole, [rank for couple in couples for rank in couple])
+    return whole if couples is None else relabel(whole, [rank for couple in couples for rank in couple])

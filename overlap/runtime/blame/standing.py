@@ -92,7 +92,7 @@ def find_stall(standings: Mapping[int, Standing]) -> Stall | None:
     Args:
         standings: Standings of the ranks without progress; ranks that move are not among them.
     """
-    reached = {rank: _reached(rank, standings) for rank in sorted(standings) if standings[rank].awaits}
+    reached = {rank: _reachable_ranks(rank, standings) for rank in sorted(standings) if standings[rank].awaits}
     waiting = {rank: ranks for rank, ranks in reached.items() if ranks is not None}
     if not waiting:
         return None
@@ -113,7 +113,7 @@ def report_lines(standings: Sequence[Standing]) -> list[str]:
     return [*errors, *(f"rank {standing.rank}: {line}" for standing in standings for line in standing.lines)]
 
 
-def _reached(rank: int, standings: Mapping[int, Standing]) -> set[int] | None:
+def _reachable_ranks(rank: int, standings: Mapping[int, Standing]) -> set[int] | None:
     """Return the ranks that a rank waits for, directly or not; None if one of them makes progress."""
     reached: set[int] = set()
     pending = [rank]

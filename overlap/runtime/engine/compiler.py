@@ -27,7 +27,7 @@ from ...cost.choice import Choices
 from ...cost.select import size_class
 from ..operation import Operation
 from .laid_out import LaidOut, lay_out
-from .layout import BufferLayout, Buffers, ThinLayout, UnevenLayout, runs_touched
+from .layout import BufferLayout, Buffers, ThinLayout, UnevenLayout, scratch_runs
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -176,7 +176,7 @@ class Compiled:
             layout = UnevenLayout(block, schedule.slots_per_block, combine, schedule.size, starts)
             room = starts[Buffer.SCRATCH][-1]
         elif schedule.algorithm in ONLY_FOR_ORDER:  # tables with space for the pieces of all ranks
-            layout = ThinLayout(block, schedule.slots_per_block, combine, schedule.size, runs_touched(program))
+            layout = ThinLayout(block, schedule.slots_per_block, combine, schedule.size, scratch_runs(program))
             room, in_result = layout.elements(), False
         return _Fixed(
             layout=layout,

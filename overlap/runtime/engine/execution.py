@@ -19,7 +19,7 @@ from transports import Call, Delivery, Starter
 from ...collectives.reduce import Array
 from ..handover import Handover, OperationRun
 from .arithmetic import apply, pieces_of
-from .host_bytes import typed
+from .host_bytes import as_numbers
 from .laid_out import LaidOut, LaidStep, StepChain
 from .layout import Buffers
 from .polling import linger
@@ -298,7 +298,7 @@ class Execution(OperationRun):
             self._fail(error)
 
     def _incoming(self, step: LaidStep, piece: memoryview) -> Array:
-        return typed(piece, self._buffers.arrays[step.step.src.buffer].dtype)
+        return as_numbers(piece, self._buffers.arrays[step.step.src.buffer].dtype)
 
     def _part(self, where: tuple[int, int, int]) -> Array:
         buffer, start, stop = where

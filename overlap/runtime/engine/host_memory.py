@@ -33,7 +33,7 @@ from ..match import Match
 from ..memory.arrays import held
 from ..operation import Operation
 from .host_bytes import address_of, array_at
-from .pulls import Pull, collected, gives, laid, needed, pulls, reduced, rings, unread
+from .pulls import Pull, collecting_pulls, gives, needed_positions, pulls, reduced_slice, result_pulls, rings, unread
 from .workers import Workers
 
 # Bytes from which each of three or more ranks reduces a slice only: `SLICED_BYTES` of native/collectives.c.
@@ -405,12 +405,12 @@ def _table(call: Call, position: int) -> engine.Table:
     count = prod(call.shape or ()) if call.dtype is not None else 0
     nbytes = count * itemsize
     sums = call.kind is Collective.ALL_REDUCE and not call.shared
-    ranges = laid(call, position) if call.shared else list(pulls(call, position)) if count else []
+    ranges = result_pulls(call, position) if call.shared else list(pulls(call, position)) if count else []
     gets = any(pull.size for pull in ranges) or call.shared
     result_bytes = prod(call.result_at(position)) * itemsize if gets else 0
-    sources, (start, stop) = needed(call, position), unread(call, position)
+    sources, (start, stop) = needed_positions(call, position), unread(call, position)
     if sums and call.size > 2 and nbytes >= _SLICED_BYTES:
-        own = reduced(call, position)
+        own = reduced_slice(call, position)
         start, stop = own.start, own.start + own.size
     flags = _NEEDS_ALL if sources is None else 0
     flags |= _GIVES if gives(call, position) and (sums or call.kind is Collective.ALL_REDUCE or not call.shared) else 0
@@ -418,7 +418,7 @@ def _table(call: Call, position: int) -> engine.Table:
     flags |= _SLICES if sums else 0
     flags |= _SHARED if call.shared else 0
     flags |= _FROM_ONE if call.kind in (Collective.BROADCAST, Collective.SCATTER) else 0
-    slices = ([reduced(call, position)], collected(call)) if sums else ([], [])
+    slices = ([reduced_slice(call, position)], collecting_pulls(call)) if sums else ([], [])
     return engine.Table(
         position,
         call.size,

@@ -208,13 +208,13 @@ def _collisions(queue: Sequence[Step], start: int, buffers: Buffers) -> Iterator
     if queue and queue[0].kind is StepKind.SEND:  # a queue of sends, which only read
         yield from [()] * len(queue)
         return
-    touched = [_touched(step, buffers) for step in queue]
+    touched = [_touched_memory(step, buffers) for step in queue]
     for at, own in enumerate(touched):
         others = range(max(0, at - AHEAD + 1), at)
         yield tuple(start + other for other in others if _collide(touched[other], own))
 
 
-def _touched(step: Step, buffers: Buffers) -> _Touched:
+def _touched_memory(step: Step, buffers: Buffers) -> _Touched:
     """Return the memory of this rank that a receive or a local step writes, and the memory that it reads."""
     source = step.src if step.kind is StepKind.LOCAL else None
     return buffers.view(step.dst), [buffers.view(extent) for extent in (step.base, source) if extent is not None]

@@ -98,7 +98,7 @@ class ThinLayout(BufferLayout):
         return start + moved, stop + moved
 
 
-def runs_touched(program: Program) -> Runs:
+def scratch_runs(program: Program) -> Runs:
     """Return the slots of SCRATCH that a rank's program reads or writes, as (first, stop) of runs."""
     slots = sorted(
         {slot for extent in _scratch_extents(program) for slot in range(extent.slot, extent.slot + extent.count)}

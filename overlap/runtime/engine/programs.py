@@ -93,16 +93,16 @@ class ProgramExecutor(Executor):
             spawn=operation.context.spawn,
         )
         operation.start_moving(execution)
-        over = execution.begin(partial(self._over, match, operation))
+        over = execution.begin(partial(self._end_operation, match, operation))
         operation.poll = None if over or communicator.here > 1 else execution.look_before_sleeping
         if over:
-            self._over(match, operation, None)
+            self._end_operation(match, operation, None)
 
-    def _over(self, match: Match, operation: Operation, error: BaseException | None) -> None:
+    def _end_operation(self, match: Match, operation: Operation, error: BaseException | None) -> None:
         """End an operation; in a task if a local rank has not arrived yet, because its call may disagree."""
         elsewhere = get_ident() != operation.context.thread
         if elsewhere and (error is not None or operation.end_wakes_loop or self._communicator.here > 1):
-            operation.context.from_thread(self._over, match, operation, error)
+            operation.context.from_thread(self._end_operation, match, operation, error)
         elif error is None and match.count < self._communicator.here:
             operation.context.spawn(self._end_soon, match, operation)
         else:
@@ -143,7 +143,7 @@ class MessageExecutor(ProgramExecutor):
         peer = communicator.members[1 - position]
         message = MessageTransfer(self._station, peer, operation.context.spawn)
         operation.start_moving(message)
-        tag, ended = communicator.tag(self._call, operation.seq), partial(self._over, match, operation)
+        tag, ended = communicator.tag(self._call, operation.seq), partial(self._end_operation, match, operation)
         if position == 1:
             over = message.receive(tag, bytes_of(cast(Array, operation.target).reshape(-1)), ended)
         else:

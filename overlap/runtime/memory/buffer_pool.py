@@ -71,7 +71,7 @@ class _Lease(weakref.ref["Array"]):
     since_ns: int  # When that array was dropped
 
 
-def _unused() -> int:
+def _unused_count() -> int:
     """Return the reference count of a root that only the pool knows, counted just as later."""
     array = np.empty(0, np.uint8)
     lease = _Lease(array)
@@ -79,7 +79,7 @@ def _unused() -> int:
     return getrefcount(lease.root)
 
 
-_UNUSED = _unused()
+_UNUSED = _unused_count()
 
 
 class BufferPool:
