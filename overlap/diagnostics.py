@@ -52,12 +52,7 @@ def only(group: BaseException) -> BaseException:
 def split_stops(
     error: BaseException, *, stops: tuple[type[BaseException], ...]
 ) -> tuple[BaseException | None, BaseException | None]:
-    """Separate a program's own error from one that only stopped it, such as a cancellation; None for a missing part.
-
-    Args:
-        error: The error, alone or in groups.
-        stops: The kinds that only stop.
-    """
+    """Separate a program's own error from the kinds in `stops`, such as cancellations; None for a missing part."""
     if isinstance(error, BaseExceptionGroup):
         stopped, failed = error.split(stops)
         return failed, stopped

@@ -55,11 +55,7 @@ class Terminated(SystemExit):
 
 
 class Life:
-    """A world on this event loop, from before its rendezvous to its end.
-
-    Attributes:
-        world: The world, once there is one.
-    """
+    """A world on this event loop, from before its rendezvous to its end; `world` is None before it exists."""
 
     def __init__(self) -> None:
         self.world: World | None = None

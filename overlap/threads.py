@@ -20,14 +20,7 @@ os.register_at_fork(
 
 
 def start_thread(thread: Thread, need: str = "a world needs a few") -> None:
-    """Start a thread.
-
-    Args:
-        need: The need for threads in words, for the message.
-
-    Raises:
-        UsageError: If the system allows no more threads.
-    """
+    """Start a thread; where the system allows no more, raise a UsageError with the number that is needed."""
     try:
         thread.start()
     except RuntimeError as error:  # "can't start new thread"
@@ -56,11 +49,7 @@ def without_collector() -> Iterator[None]:
 
 
 def frames_of(thread: int) -> list[FrameType]:
-    """Return the frames of a thread, innermost first; none if it has ended.
-
-    Args:
-        thread: Its ident.
-    """
+    """Return the frames of a thread, by its ident, innermost first; none if it has ended."""
     frames: list[FrameType] = []
     with without_collector():
         frame = sys._current_frames().get(thread)

@@ -153,6 +153,7 @@ class Numbering:
         return self._padded_ways
 
     def _number_of(self, link: Link) -> int:
+        """Return the number of a link; a new link gets the next one."""
         if link not in self._number:
             self._number[link] = self.first_link + len(self.links)
             self.links.append(link)

@@ -97,6 +97,7 @@ class Reducer:
             self.finalise(target, target, len(sources))
 
     def _fold_wide(self, sources: Sequence[Array], target: Array) -> None:
+        """Reduce sources in the wider accumulator, and write the result in the dtype of the target."""
         accumulated = sources[0].astype(self.accumulator)
         for source in sources[1:]:
             self.combine(accumulated, self.widen(source), out=accumulated)

@@ -12,15 +12,7 @@ _LOOK_S = 0.5
 
 
 class VariableStore:
-    """A store with values in the scheduler.
-
-    Args:
-        client: Connection to the scheduler.
-        stopped: Returns whether the task was cancelled.
-
-    Attributes:
-        touched: Keys that were set or requested.
-    """
+    """A store with values in the scheduler; waits end when `stopped` is true. `touched` has the used keys."""
 
     def __init__(self, client: distributed.Client, stopped: Callable[[], bool]) -> None:
         self._client, self._stopped = client, stopped

@@ -50,7 +50,6 @@ def take_records(token: str, *, pid: int | None = None) -> dict[str, bytes]:
     """Return the flight records in the folder of a gang by name, and remove them; the folder too once it is empty.
 
     Args:
-        token: Names the folder.
         pid: Only records of that process; None: all, and the spans of processes that were killed.
     """
     folder = gang_folder(token)

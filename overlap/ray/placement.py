@@ -38,11 +38,7 @@ def check_strategy(strategy: str) -> None:
 
 
 class GangPlacement:
-    """The placement group of one attempt.
-
-    Attributes:
-        nodes: The node of each member.
-    """
+    """The placement group of one attempt; `nodes` has the node of each member."""
 
     def __init__(self, group: PlacementGroup, resources: Mapping[str, float]) -> None:
         self._group, self._resources = group, resources

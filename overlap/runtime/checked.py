@@ -10,12 +10,7 @@ from .future import Future, Item
 
 
 class Checked(Item):
-    """Future of another future's result, which fails if `check(result)` raises.
-
-    Args:
-        whole: The other future.
-        check: Function of the result, called perhaps several times, in any thread.
-    """
+    """Future of another future's result, which fails if `check(result)` raises; any thread may call it, repeatedly."""
 
     __slots__ = ("_check",)
 

@@ -134,6 +134,7 @@ class ComputeFuture(OwnCode[T_co]):
         return resolved, None
 
     def _lock(self, arrays: list[Array]) -> None:
+        """Lock the arrays that the function uses, unless arrays have no data."""
         if arrays and not self.context.arrays.shapes_only:  # else no array has data
             locks = self.context.locks
             check_unwritten(locks, arrays, self.label)
@@ -239,12 +240,7 @@ class ComputeStream(ABC):
 
 
 class ThreadedCompute(ComputeStream):
-    """Compute stream in real time: one thread runs the functions; it starts with the first of them.
-
-    Args:
-        prepare: Called before the thread starts.
-        lane: Name of the stream.
-    """
+    """Compute stream in real time: one thread runs the functions, after `prepare`; it starts with the first of them."""
 
     def __init__(self, context: RankContext, prepare: Callable[[], None], lane: str = DEFAULT_LANE) -> None:
         super().__init__(context, lane)
@@ -341,11 +337,7 @@ class ThreadedCompute(ComputeStream):
 
 
 class ComputeStreams:
-    """Compute streams of one rank, made on first use.
-
-    Args:
-        make: Returns a new stream for a lane in the timeline.
-    """
+    """Compute streams of one rank, made by `make(lane)` on first use."""
 
     def __init__(self, make: Callable[[str], ComputeStream]) -> None:
         self._make = make

@@ -61,9 +61,6 @@ class WorldEnding:
         """Record a failure after the first that is no consequence of it.
 
         Args:
-            culprit: World rank.
-            cause: Its error.
-            doing: Its unfinished operations.
             now_ns: The instant in virtual time: of ranks that fail in one instant the lowest is the first.
         """
         assert self.failure is not None

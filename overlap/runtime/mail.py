@@ -183,6 +183,7 @@ class Mail:
         return group
 
     def _check(self, argument: str, peer: int | None) -> None:
+        """Refuse a peer that does not exist, and a call after the end of the world."""
         if peer is not None:
             check_rank(self, argument, peer)
         if (error := self.world_error()) is not None:
@@ -363,6 +364,7 @@ class MailRequest:
         self._record_end(state, error)
 
     def _limit_error(self) -> BaseException | None:
+        """Return the error of a message whose time limit is over; None before."""
         if monotonic() < self.over_s:
             return None
         state = _LongWait(self).describe_state(self.mail.context.now_ns())

@@ -293,6 +293,7 @@ def code_place(site: CallSite) -> tuple[CodeType, int]:
 
 @lru_cache(maxsize=1024)
 def _place_from_text(text: str) -> tuple[CodeType, int]:
+    """Return the code and instruction of a line given as "file:line"."""
     file, _, line = text.rpartition(":")
     if not file or not line.isdecimal():
         raise UsageError(f'call_site: expected a frame or "file:line", got {shown(text)}')

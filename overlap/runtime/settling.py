@@ -149,6 +149,7 @@ class Settling:
         self._notify()
 
     def _wake_threads(self) -> None:
+        """Release the threads that wait for this future."""
         with LOCK:
             waiting = list(self._threads or ())
         for ended in waiting:
@@ -177,6 +178,7 @@ class Settling:
                 callback()
 
     def _add_callback(self, callback: Callable[[], None]) -> None:
+        """Add a callback for the end; the lock is held."""
         if self._callbacks is None:
             self._callbacks = [callback]
         else:

@@ -34,13 +34,7 @@ _OF_ALL_RANKS = (PeerError, CollectiveMismatchError, NonFiniteError, UsageError)
 
 
 class PartLane:
-    """Lane of parts: each starts at once, as it takes no room besides that of its operation.
-
-    Args:
-        name: Name of the stream of the operations.
-        window: Window of that stream.
-        outstanding: The unfinished operations of the rank.
-    """
+    """Lane of parts: each starts at once, as it takes no room besides that of its operation."""
 
     idle: bool = True
     first: Operation | None = None
@@ -105,7 +99,6 @@ class TreeOperation(CollectiveFuture[Any]):
         """Pack the arrays of a tree into `source` and new parts, and set `call`.
 
         Args:
-            tree: The tree of arrays, which is copied.
             call_with: Function that returns the call of an operation, its array and the outline of the tree.
 
         Raises:

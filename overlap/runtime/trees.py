@@ -24,10 +24,11 @@ def is_tree(x: object) -> bool:
     """Whether it is a dict, or a list or tuple that holds arrays at any depth; numbers in lists are one array."""
     if isinstance(x, dict):
         return True
-    return isinstance(x, (list, tuple)) and any(map(_holds, x))
+    return isinstance(x, (list, tuple)) and any(map(_holds_arrays, x))
 
 
-def _holds(item: object) -> bool:
+def _holds_arrays(item: object) -> bool:
+    """Whether an item is an array, a future, or a tree with one."""
     if isinstance(item, _FORMS):
         return is_tree(item)
     array = isinstance(item, (np.ndarray, Future)) or hasattr(item, "__array__") or hasattr(item, "__dlpack__")
@@ -60,12 +61,7 @@ class Pack:
 
 
 def packs(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) -> list[Pack]:
-    """Return the arrays of a tree packed: all together if they are only moved, by dtype if they are reduced.
-
-    Args:
-        leaves: The arrays, which are copied.
-        size: Ranks in the group.
-        arrays: Allocator of the packed arrays.
+    """Return the arrays of a tree packed, as copies: all together if they are only moved, by dtype if they are reduced.
 
     Raises:
         UsageError: If an array cannot be cut into the blocks of the ranks.
@@ -177,7 +173,7 @@ def copy_tree(tree: object, arrays: Arrays) -> object:
     if isinstance(tree, Future):
         return tree
     array = as_input(tree)
-    return tree if not _holds(tree) or arrays.shapes_only else arrays.copy(array)
+    return tree if not _holds_arrays(tree) or arrays.shapes_only else arrays.copy(array)
 
 
 def leaves_of(tree: object) -> list[object]:

@@ -22,9 +22,6 @@ class RunFolder:
 
     What the program writes to it is gone with the next run, so that no seed finds files of an earlier one. Paths that
     begin with ".." lead where they lead from the current folder.
-
-    Attributes:
-        path: The folder.
     """
 
     path: Path

@@ -22,10 +22,7 @@ _DEPTHS, _POWERS = (2, 3, 4), range(2, 13)
 
 
 class Turns:
-    """The turns of one run.
-
-    Args:
-        seed: Decides everything.
+    """The turns of one run, decided by a seed.
 
     Attributes:
         depth: d; how many ordered steps a fault may need so that the bound holds.

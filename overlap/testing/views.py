@@ -29,11 +29,7 @@ _KEPT_CHARACTERS = 100_000
 
 
 class Output(io.TextIOBase):
-    """First part of a rank's output.
-
-    Attributes:
-        left_out: How many characters came after that.
-    """
+    """First part of a rank's output; `left_out` characters came after it."""
 
     left_out: int
 

@@ -189,16 +189,7 @@ def nested(tensors: Any, argument: str) -> Tensors:
 
 
 def root_of(opts: Any, root: int | None, tensors: int = 1) -> int:
-    """Return the root of a call: a number, one in its options, or 0.
-
-    Args:
-        opts: c10d's options, or the number.
-        root: The number, if it was given by that name.
-        tensors: How many tensors the root has; its options say which of them counts.
-
-    Raises:
-        CallError: If there is no such tensor.
-    """
+    """Return the root of a call: `root`, a number in place of c10d's options, the rank that they name, or 0."""
     if root is not None or opts is None:
         return root or 0
     if hasattr(opts, "__index__"):

@@ -26,6 +26,8 @@ Generator: TypeAlias = Callable[..., Schedule]
 
 
 def _reading(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
+    """Return the generator of a collective and algorithm, which reads a pattern of the algorithm."""
+
     def generator(size: int, **options: object) -> Schedule:
         return READINGS[collective](algorithm, make(size, **options))
 
@@ -43,6 +45,8 @@ def _rooted(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Ge
 
 
 def _all_reduce_by_tree(algorithm: str) -> Generator:
+    """Return the generator of an all-reduce along a tree: a reduction up, a broadcast down."""
+
     def generator(size: int, **options: object) -> Schedule:
         return read.all_reduce(algorithm, FROM_ROOT[algorithm](size, 0, **options))
 

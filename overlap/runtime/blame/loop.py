@@ -107,10 +107,7 @@ class LoopWatch:
     """Watches the loop for the length of a ``with``.
 
     Args:
-        token: Token of the loop.
-        thread: Ident of its thread.
         look: Called on the loop's thread, once in a period.
-        period_s: Length of the period.
         tasks: Returns the task of each rank's program.
         report: Takes the rank that has kept the loop longest, and its time in seconds; in the thread of the watch.
         report_free: Takes a reported rank once the loop is free again; on the loop's thread.
@@ -266,11 +263,7 @@ class LoopWatch:
 
 
 def processor_ns(thread: int) -> int:
-    """Return the processor time of a running thread of this process; 0 if the system does not count it.
-
-    Args:
-        thread: Ident of the thread in Python.
-    """
+    """Return the processor time of a thread of this process, by its ident; 0 if the system does not count it."""
     with suppress(AttributeError, OSError):  # not every system has it
         return time.clock_gettime_ns(time.pthread_getcpuclockid(thread))
     return 0

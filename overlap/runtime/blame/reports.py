@@ -51,9 +51,7 @@ class LocalRank:
     def standing(self, now_ns: int, place: str | None = None) -> Standing:
         """Return the standing of the rank.
 
-        Args:
-            now_ns: The present instant.
-            place: Place of its program, if it is being unwound and has no frame to look at any more.
+        A program that is being unwound has no frame to look at any more; then `place` is its line.
         """
         outstanding, rank = self.context.outstanding, self.context.rank
         if not outstanding.operations and rank in self.left:
@@ -173,11 +171,7 @@ class Reports:
     # -- now -------------------------------------------------------------------------------------------------------
 
     def standings(self, places: Mapping[int, str] = MappingProxyType({})) -> list[Standing]:
-        """Return the standing of each rank.
-
-        Args:
-            places: Places of programs that are being unwound, by rank.
-        """
+        """Return the standing of each rank; `places` has the lines of programs that are being unwound, by rank."""
         now_ns = self._backend.now_ns()
         return [member.standing(now_ns, places.get(member.context.rank)) for member in self._members]
 

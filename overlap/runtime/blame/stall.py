@@ -71,9 +71,7 @@ class StallWatch:
     """Watches the ranks of one process.
 
     Args:
-        ranks: Ranks to watch.
         limits: Limits of the time without progress.
-        others: The other processes, if there are any.
         give_up: Ends the world; takes the number of seconds without progress.
     """
 

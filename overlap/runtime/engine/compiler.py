@@ -111,12 +111,7 @@ class _Fixed:
 
 
 class Compiled:
-    """One rank's program of a call, and its layouts on the arrays of operations.
-
-    Attributes:
-        schedule: The proved table.
-        program: The rank's part of it.
-    """
+    """One rank's program of a call, a part of a proved schedule, and its layouts on the arrays of operations."""
 
     __slots__ = ("_blank", "_fixed", "_in_its_block", "_laid", "_members", "program", "schedule")
     program: Program

@@ -270,6 +270,7 @@ class HostRun(OperationRun):
                     handover.post(self.on_end)
 
     def _ended_in_place(self) -> bool:
+        """Whether the engine has ended the operation, so that this thread may end it without the event loop."""
         if self.operation.end_wakes_loop or self._run is None or self._run.state != engine.DONE:
             return False
         self.on_end()
@@ -373,6 +374,7 @@ class HostRun(OperationRun):
             self._executor.communicator.ended(self._match, self.operation)
 
     def _close(self) -> None:
+        """Take the operation from the board, and release its memory."""
         self._over = True
         if self._run is not None and self._run.queued:  # a thread has waited for it
             self._executor.board.forget(self._run)

@@ -31,12 +31,7 @@ from .workers import PIECE_BYTES, Workers
 
 
 class InMemory(Executor):
-    """Runs operations with all ranks in this process, out of each other's memory.
-
-    Args:
-        workers: The threads that do large work.
-        token: Token of the event loop.
-    """
+    """Runs operations with all ranks in this process, out of each other's memory; worker threads do large work."""
 
     together = True
 

@@ -67,8 +67,6 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
     """Lay out a program on arrays. Operations with other arrays of these lengths and dtypes may use the layout, too.
 
     Args:
-        buffers: The arrays.
-        members: World ranks by group rank.
         blank: Whether all bytes are always the same: then messages matter, but not their contents.
     """
     steps = [step for queue in program.queues for step in queue]

@@ -18,13 +18,7 @@ from .laid_out import LaidStep
 
 
 class MessageTransfer(Execution, Withdraws):
-    """One message, which needs no program.
-
-    Args:
-        station: Station with one peer.
-        peer: World rank of the other end.
-        spawn: Starts a task; only a failed message needs one.
-    """
+    """One message with one peer, which needs no program; `spawn` starts a task only for a failed one."""
 
     def __init__(self, station: Station, peer: int, spawn: Callable[..., None]) -> None:
         self._station, self._peer, self._spawn = station, peer, spawn

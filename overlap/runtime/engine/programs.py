@@ -57,12 +57,7 @@ class Programs:
 
 
 class ProgramExecutor(Executor):
-    """Runs operations of one rank with one call as executions of a program, which the first one compiles.
-
-    Args:
-        programs: Programs of all ranks here.
-        call: Call with kind, sizes and dtype.
-    """
+    """Runs operations of one rank with one call as executions of a program, which the first one compiles."""
 
     _compiled: Compiled
     _station: Station | None = None

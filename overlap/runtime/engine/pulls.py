@@ -154,6 +154,7 @@ def _all_gather(call: Call, size: int) -> list[Pull]:
 
 
 def _all_to_all(call: Call, position: int, size: int) -> list[Pull]:
+    """Return the pulls of a rank's blocks from all ranks, of equal or of given lengths."""
     if call.counts:
         return _uneven_all_to_all(call, position)
     block = size // call.size

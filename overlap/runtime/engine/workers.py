@@ -109,6 +109,7 @@ class Workers:
             return job, piece
 
     def _work(self) -> None:
+        """Do pieces in a worker thread, whenever the bell rings, until it rings for the end."""
         while self._bell.get():
             while (taken := self._take_piece()) is not None:
                 self._do_piece(*taken)
