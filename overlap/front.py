@@ -221,7 +221,7 @@ def _simulate(
     if config.wires is not None:
         raise UsageError("transport: nothing travels in virtual time; give the links' figures in a cluster file")
     if config.check is not None and config.virtual.shapes_only:
-        raise UsageError("check: with shapes_only, arrays have no data that could be looked at")
+        raise UsageError("check: with shapes_only, arrays have no data to check; leave out one of them")
     placed = cluster_of(config.cluster, config.ranks, told=config.told("ranks", "cluster"))
     size, steps = config.ranks or placed.world_size, KeptSteps.given(config.trace_steps)
 

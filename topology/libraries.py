@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
+from warnings import warn
 
 from .keys import ByName, Count, Numbers, Pairs, Texts, Words, wrong
 
@@ -161,6 +162,11 @@ class Library:
         """Whether the record covers the library's algorithms for an operation."""
         listed = bool(self.algorithms) and (not self.operations or operation in self.operations)
         return listed or any(operation in model.operations for model in self.models)
+
+    def speaks_of(self, operation: str) -> bool:
+        """Old name of `covers`."""
+        warn("Library.speaks_of is now covers; the old name goes with the next version", DeprecationWarning, 2)
+        return self.covers(operation)
 
     def runs(self, operation: str, schedules: tuple[str, ...]) -> bool:
         """Whether the library has a schedule of ours, given the names of its phases."""

@@ -79,7 +79,7 @@ def _parse_toml(text: str, where: str) -> Table:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise TopologyError(f"{where}: is not TOML: {error}") from None
+        raise TopologyError(f"{where}: is not TOML: {error}; correct the file") from None
 
 
 def _resolve_extends(table: Table, *, where: str) -> Table:
@@ -203,7 +203,10 @@ def _check_library(table: Table, link: object) -> None:
     wires = table.get("wires")
     if isinstance(wires, list) and wires and link is not None and link not in wires:
         name, kinds = table.get("name", "the machine's library"), " or ".join(map(str, wires))
-        raise ValueError(f"collectives.library: {name} runs over {kinds} inside a node, and wires.link is {link!r}")
+        raise ValueError(
+            f"collectives.library: {name} runs over {kinds} inside a node, and wires.link is {link!r}; "
+            "change one of them"
+        )
 
 
 def _check_tables(machine: Machine) -> None:

@@ -199,7 +199,7 @@ def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:
     if cluster.machine.network is None:
         raise TopologyError(
             f"no wire joins node {source.node} and node {target.node}: "
-            f"{cluster.machine.name} has no network for collectives"
+            f"{cluster.machine.name} has no network for collectives; use one node, or another machine"
         )
     src, dst = (Port("nic", place.node, cluster.nic_of(rank)) for rank, place in ((a, source), (b, target)))
     return _through(cluster, kind, src, FABRIC, dst)

@@ -163,7 +163,9 @@ def check_groups(cluster: RankMap, partition: Sequence[Sequence[int]], *, strict
     owner: dict[int, int] = {}
     for index, group in enumerate(partition):
         if len(group) != len(partition[0]):
-            raise TopologyError(f"groups 0 and {index} differ in length: {len(partition[0])} and {len(group)} ranks")
+            raise TopologyError(
+                f"groups 0 and {index} differ in length: {len(partition[0])} and {len(group)} ranks; use one length"
+            )
         for rank in group:
             if owner.setdefault(rank, index) != index:
                 raise TopologyError(

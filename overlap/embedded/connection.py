@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
+from warnings import warn
 
 import trio
 
@@ -159,7 +160,8 @@ class Connection:
             self._ended.wait(_FAIL_S)
             awaited = ", ".join(unfinished) or "the other ranks"
             raise TimeoutError(
-                f"close: rank {self._index} has not been done within {timeout_s:g} s: it waits for {awaited}"
+                f"close: rank {self._index} has not been done within {timeout_s:g} s: it waits for {awaited}; "
+                "let all ranks close, or pass a longer timeout_s"
             )
         self._thread.join()
         if self._failure is not None and not self._reported:
@@ -206,6 +208,12 @@ class Connection:
     def unraised_failure(self) -> BaseException | None:
         """Error with which the world has ended, if no operation was left to raise it: ranks took other roots."""
         return self._failure if self._world is not None and self._world.communicators.unheard else None
+
+    @property
+    def unheard(self) -> BaseException | None:
+        """Old name of `unraised_failure`."""
+        warn("Connection.unheard is now unraised_failure; it goes with the next version", DeprecationWarning, 2)
+        return self.unraised_failure
 
     def _end(self) -> None:
         """Ask the rank's task to end."""

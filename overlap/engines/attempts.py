@@ -77,7 +77,10 @@ def _load_results(spec: GangSpec, outcome: GangOutcome, loads: Callable[[bytes],
             try:
                 results.append(loads(packed))
             except Exception as error:
-                raise UsageError(f"the result of rank {rank} cannot be loaded here: {in_one_line(error)}") from error
+                raise UsageError(
+                    f"the result of rank {rank} cannot be loaded here: {in_one_line(error)}; return values "
+                    "of types that the driver can import"
+                ) from error
     return results
 
 
@@ -113,4 +116,4 @@ def _write_trace(outcome: GangOutcome, config: RunConfig) -> None:
             write_merged([Part(BytesIO(spans)) for spans in packed], config.trace)
             trace_files.note_written(config.trace)
     except (OSError, UsageError) as error:
-        notify(f"no trace in {config.trace}: {error}")
+        notify(f"no trace in {config.trace}: {error}; pass trace= a path that can be written")

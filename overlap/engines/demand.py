@@ -50,7 +50,9 @@ def wait_for_resources(demand: str, limit_s: float, ready: Callable[[float], boo
         if waited_s >= limit_s:
             missing_text = missing()
             raise ResourcesError(
-                f"{demand}: not there within {limit_s:.3g} s: {missing_text}", missing=missing_text, waited_s=limit_s
+                f"{demand}: not there within {limit_s:.3g} s: {missing_text}; free some, or pass a longer wait_s",
+                missing=missing_text,
+                waited_s=limit_s,
             )
 
 

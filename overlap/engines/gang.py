@@ -18,6 +18,9 @@ from .pickling import Pickling
 LONGEST_NAME = LONGEST_JOB - 37
 
 
+_PICKLED = "pass values that can be pickled, and make the others in the program"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangSpec:
     """A program and its settings, as every process of a gang is given them."""
@@ -132,5 +135,7 @@ def pickle_program(main: object, args: tuple[object, ...], pickling: Pickling) -
         try:
             pickling.dumps(value)
         except Exception as error:
-            raise UsageError(f"{name}: cannot be sent to other processes: {in_one_line(error)}") from error
-    raise UsageError(f"main: cannot be sent to other processes: {in_one_line(first_error)}") from first_error
+            raise UsageError(f"{name}: cannot be sent to other processes: {in_one_line(error)}; {_PICKLED}") from error
+    raise UsageError(
+        f"main: cannot be sent to other processes: {in_one_line(first_error)}; {_PICKLED}"
+    ) from first_error

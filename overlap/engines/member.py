@@ -175,7 +175,8 @@ class GangMember:
                 packed.append(self._pickling.dumps(result))
             except Exception as error:
                 raise UsageError(
-                    f"rank {rank} returned {shown(result)}, which cannot be sent to the driver: {in_one_line(error)}"
+                    f"rank {rank} returned {shown(result)}, which cannot be sent to the driver: {in_one_line(error)}; "
+                    "return values that can be pickled"
                 ) from error
         return packed
 

@@ -78,7 +78,9 @@ def _wait_for_answer(answer: Any) -> Any:
     try:
         return answer.future().result(_GET_S)
     except TimeoutError:
-        raise OverlapError(f"store: no other process has answered within {_GET_S:g} s") from None
+        raise OverlapError(
+            f"store: no other process has answered within {_GET_S:g} s; let all ranks use one name"
+        ) from None
     except ray.exceptions.RayActorError as error:
         text = "store: its actor has ended: it was lost, or the driver or the actor that made it is gone"
         raise PeerLostError(text, culprit=-1) from error

@@ -267,7 +267,9 @@ def check_root(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
     if operation.input is None and (root == rank or only_root):
         raise UsageError(f"x: {kind.value} needs an array on rank {rank}, got None")
     if only_root and operation.out is not None and root != rank:
-        raise UsageError(f"out: only the root {root} of {kind.value} gets a result, this is rank {rank}")
+        raise UsageError(
+            f"out: only the root {root} of {kind.value} gets a result, this is rank {rank}; pass out=None here"
+        )
 
 
 def check_options(group: GroupLike, operation: CollectiveFuture[Any]) -> None:

@@ -117,7 +117,7 @@ def parse_form(text: str) -> object:
         return _placeholders(literal_eval(text))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise OverlapError(
-            f"a message has an invalid form of a tree; its sender may have another version of overlap: {error}"
+            f"a message has an invalid form of a tree; use one version of overlap on all ranks: {error}"
         ) from error
 
 
@@ -175,6 +175,6 @@ def unpack_form(packed: bytes) -> str:
         text = reading.decompress(packed, _LONGEST * 4).decode()
     except (zlib.error, UnicodeDecodeError) as error:
         raise OverlapError(
-            f"a message has an invalid form of a tree; its sender may have another version of overlap: {error}"
+            f"a message has an invalid form of a tree; use one version of overlap on all ranks: {error}"
         ) from error
     return text

@@ -30,7 +30,8 @@ class Mesh:
         if prod(axes.values()) != world.size:
             sizes = " x ".join(f"{name}={size}" for name, size in axes.items())
             raise UsageError(
-                f"axes: {sizes or 'none'} makes {prod(axes.values())} ranks, but the world has {world.size}"
+                f"axes: {sizes or 'none'} makes {prod(axes.values())} ranks, but the world has {world.size}; "
+                "choose sizes with that product"
             )
         self.axes: dict[str, int] = dict(axes)
         self.coordinates: dict[str, int] = dict(zip(axes, _coordinates(world.rank, tuple(axes.values())), strict=True))

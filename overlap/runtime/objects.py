@@ -96,7 +96,7 @@ def _objects(rows: Array | None, count: int, pickled: bool) -> Any:
     if rows is None:  # not the root
         return None
     if rows.strides == (0,) and rows.size > 1:
-        raise UsageError("value: where arrays have no data, objects have none either")
+        raise UsageError("value: where arrays have no data, objects have none either; run with data, or send arrays")
 
     table = rows.reshape(count, -1)
     lengths = table[:, :_HEADER].copy().view(np.int64)[:, 0].tolist()

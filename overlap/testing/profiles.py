@@ -29,7 +29,7 @@ def read_prices(path: str | PathLike[str]) -> dict[str, float]:
         kernels = [event for event in events if event.get("cat") == "kernel"]
         return _mean_times(functions, kernels)
     except OSError as error:
-        raise UsageError(f"cost: cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"cost: cannot read {path}: {error.strerror}; pass a profile of torch.profiler") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
             f"cost: {path} is no profile; expected a file of torch.profiler's export_chrome_trace"

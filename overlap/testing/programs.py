@@ -224,7 +224,7 @@ def load_file(path: str | os.PathLike[str], args: Sequence[str], setting: Settin
     try:
         code = compile_program(file.read_bytes(), str(file))
     except OSError as error:
-        raise UsageError(f"program: cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"program: cannot read {path}: {error.strerror}; pass the path of a program") from None
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"program: {path} is no Python program: {error}") from None
     return TestedProgram(

@@ -220,7 +220,9 @@ def _with_steps_bound(function: Callable[..., Any], setting: Setting) -> Callabl
     if "steps" not in parameters and not any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
     ):
-        raise UsageError(f"steps: {getattr(function, '__name__', 'the function')} takes no argument `steps`")
+        raise UsageError(
+            f"steps: {getattr(function, '__name__', 'the function')} takes no argument `steps`; leave out steps="
+        )
     return partial(function, steps=setting.steps)
 
 
@@ -373,7 +375,7 @@ def _run_in_processes(
 ) -> None:
     """Run a marked test in new processes, joined by the wires of this machine."""
     if fixtures:
-        raise UsageError(f"ranks: in processes a test takes only `rank`; it cannot be given {', '.join(fixtures)}")
+        raise UsageError(f"ranks: in processes a test takes only `rank`; leave out clock=, or {', '.join(fixtures)}")
     size = setting.ranks or processes
     if size % processes:
         raise UsageError(

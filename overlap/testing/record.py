@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from warnings import warn
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +58,12 @@ class Issue:
         """Name of the operation and its line, such as "send to rank 1 (train.py:41)"."""
         return f"{self.label} ({self.line})"
 
+    @property
+    def told(self) -> str:
+        """Old name of `title`."""
+        warn("Issue.told is now Issue.title; the old name goes with the next version", DeprecationWarning, 2)
+        return self.title
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCall:
@@ -106,6 +113,12 @@ class Record:
     places: dict[int, str] = field(default_factory=dict)  # Lines at which ranks stood when the run was ended
     leaks: list[tuple[int, str, str]] = field(default_factory=list)  # The rank, what it has left, the line if known
     peak_bytes: dict[int, int] = field(default_factory=dict)  # Memory of tensors, by rank
+
+    @property
+    def made(self) -> list[GroupCall]:
+        """Old name of `group_calls`."""
+        warn("Record.made is now Record.group_calls; the old name goes with the next version", DeprecationWarning, 2)
+        return self.group_calls
 
     def of(self, rank: int) -> list[Issue]:
         """Return the operations of a rank, in order."""

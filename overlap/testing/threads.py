@@ -225,7 +225,8 @@ class RankThread(Generic[T]):
                 raise self._refused
             raise RealTimeError(
                 f"rank {self.rank.rank} is still computing at {line} after {limit_s:g} s of real time: its "
-                "program never ends, or waits for something outside (a thread, a socket, a lock)"
+                "program never ends, or waits for a thread, a socket or a lock outside; end that, or pass a longer "
+                "real_timeout_s="
             )
 
     @property
@@ -313,7 +314,7 @@ class RankThread(Generic[T]):
         if threading.current_thread() is not self._thread:
             self._refused = UntestableError(
                 f"a thread that the program of rank {self.rank.rank} has started communicates; in a test only the "
-                "program's own thread can, because the order of threads is not repeatable"
+                "program's own thread can, because the order of threads is not repeatable; move the call there"
             )
             self._refused.line = place_of(threading.get_ident())
             raise self._refused

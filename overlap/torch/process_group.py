@@ -94,7 +94,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
     def _get_backend(self, device: torch.device) -> ProcessGroup:
         """Return this group, as the backend of the CPU."""
         if torch.device(device).type != "cpu":
-            raise RuntimeError(f"device: backend 'overlap' is for the CPU, got {device}")
+            raise RuntimeError(f"device: backend 'overlap' is for the CPU, got {device}; give it another backend")
         return self
 
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False

@@ -125,7 +125,7 @@ class Transfers(Issuing):
         if counts[own] != tensor.numel():
             raise CallError(
                 f"output_tensors: number {own} is for this rank's own tensor, which has {tensor.numel()} elements, "
-                f"and has {counts[own]}"
+                f"and has {counts[own]}; pass an output of its size"
             )
         even, out = None if len(set(counts)) == 1 else counts, _joined_array(parts, tensor)
         copy_back = None if out is not None else lambda gathered: copy_blocks(gathered, parts)

@@ -105,7 +105,10 @@ def device_cube(devices: Sequence[Sequence[int]]) -> Pattern:
     """
     count, each = len(devices), {len(ranks) for ranks in devices}
     if count & (count - 1) or len(each) != 1:
-        raise ScheduleError(f"a cube needs a power of two devices with equally many ranks, got {count} with {each}")
+        raise ScheduleError(
+            f"a cube needs a power of two devices with equally many ranks, got {count} with {each}; "
+            "choose another algorithm"
+        )
     axes = max(1, count.bit_length() - 1)
     across = side_by_side([relabel(halving_doubling(count), _rotate_cube(count, axis)) for axis in range(axes)])
     return relabel(compose(across, mesh(each.pop())), [rank for ranks in devices for rank in ranks])

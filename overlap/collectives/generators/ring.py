@@ -71,7 +71,9 @@ def kangaring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
     pairs = size // 2
     path = list(range(pairs)) if order is None else list(order)
     if not fits("kangaring", size) or sorted(path) != list(range(pairs)):
-        raise ScheduleError(f"kangaring needs an even number of ranks and a ring of all pairs, got {size} and {path}")
+        raise ScheduleError(
+            f"kangaring needs an even number of ranks and a ring of all pairs, got {size} and {path}; choose ring"
+        )
     return replace(_pass_on_in_pairs(size, path), mate=_pass_on_in_pairs(size, path[::-1]))
 
 

@@ -72,7 +72,7 @@ def _copies(
 ) -> Pattern:
     """Run the waves once for each dimension to start with, in both directions, `first` being that of even copies."""
     if prod(sides) != size or min(sides, default=1) < 1:
-        raise ScheduleError(f"a torus of sides {sides} does not have {size} ranks")
+        raise ScheduleError(f"a torus of sides {sides} does not have {size} ranks; pass sides with that product")
     ranks = np.arange(size, dtype=np.int32).reshape(tuple(sides))
     axes = [axis for axis, side in enumerate(sides) if side > 1]
     starts = [(turn, sign) for turn in range(len(axes)) for sign in (first, -first)]

@@ -162,14 +162,16 @@ def tensor_array(tensor: Any) -> Array:
 def _array_without_address(tensor: Any, dtype: np.dtype[np.generic]) -> Array:
     """Return the array of a tensor that is empty, or a result that torch still waits for; else raise `TypeError`."""
     if not tensor.is_cpu:
-        raise TypeError(f"it is on {tensor.device}")
+        raise TypeError(f"it is on {tensor.device}; pass .cpu()")
     if tensor.is_neg() or tensor.is_conj():
-        raise TypeError("it is a lazy conjugate or negative")
+        raise TypeError("it is a lazy conjugate or negative; pass .resolve_conj().resolve_neg()")
     functional = sys.modules.get("torch.distributed._functional_collectives")
     if functional is not None and isinstance(tensor, functional.AsyncCollectiveTensor):
         return tensor_array(tensor.wait())
     if tensor.numel() > 0:
-        raise TypeError("it has no memory of its own: its storage was freed, or it wraps other tensors")
+        raise TypeError(
+            "it has no memory of its own: its storage was freed, or it wraps other tensors; pass a plain tensor"
+        )
     return np.empty(tensor.shape, dtype)
 
 
@@ -186,7 +188,7 @@ def _dtype_of(tensor: Any) -> np.dtype[np.generic]:
     name = str(tensor.dtype).removeprefix("torch.")
     dtype = np.dtype(name) if name in _SAME_NAMES else _narrow(name)
     if dtype is None:
-        raise TypeError(f"numpy has no dtype for {tensor.dtype}")
+        raise TypeError(f"numpy has no dtype for {tensor.dtype}; convert it, as by .float()")
     return _dtypes.setdefault(tensor.dtype, dtype)
 
 
