@@ -34,10 +34,10 @@ def explanation(
     whole: bool = False,
 ) -> Why:
     """Explain the files of one job, as `why` does, with progress; `whole` names every rank of a stuck one."""
-    return _hang([Path(path) for path in paths], whole=whole) or explain(paths, step=step, progress=progress)
+    return _hang([Path(path) for path in paths], names_all_ranks=whole) or explain(paths, step=step, progress=progress)
 
 
-def _hang(paths: Sequence[Path], *, whole: bool) -> Why | None:
+def _hang(paths: Sequence[Path], *, names_all_ranks: bool) -> Why | None:
     """Return the judgement on dumps and flight records; None for other paths."""
     from .flight import hang  # which most programs never need
 
@@ -46,5 +46,5 @@ def _hang(paths: Sequence[Path], *, whole: bool) -> Why | None:
     judgement = hang.judge(paths)
     return Why(
         verdict=judgement.sentence, origin="flight recorder", ranks=(), world_size=0, step=None, step_ns=0, steps_ns={},
-        causes=(), advice=(), undecided=(), hang={"page": judgement.page(full=whole), **judgement.as_dict()},
+        causes=(), advice=(), undecided=(), hang={"page": judgement.page(full=names_all_ranks), **judgement.as_dict()},
     )  # fmt: skip

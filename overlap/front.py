@@ -248,7 +248,7 @@ def _simulate(
 
 
 def _find_own_place(ranks: int | None) -> Place | None:
-    """Return the place of this process among those that a launcher has started; None without a launcher.
+    """Return the place of this process in the world of a launcher; None without a launcher.
 
     Args:
         ranks: How many the program says.

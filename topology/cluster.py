@@ -34,7 +34,7 @@ class Cluster(RankMap):
         strict: bool | None = None,
         edition: int | None = None,
     ) -> Cluster:
-        """Make a cluster of a machine in a TOML file; the other arguments are those of `topology.cluster`.
+        """Make a cluster of a machine in a TOML file; the other arguments are as for `topology.cluster`.
 
         Raises:
             TopologyError: in one line, naming the file, the key and the expected value.
@@ -52,7 +52,7 @@ class Cluster(RankMap):
         strict: bool | None = None,
         edition: int | None = None,
     ) -> Cluster:
-        """Make a cluster of a machine; arguments and errors are those of `topology.cluster`."""
+        """Make a cluster of a machine; arguments and errors are as for `topology.cluster`."""
         coupled = machine.ultraserver
         nodes = _positive_or_default("nodes", nodes, coupled.servers[-1] if coupled else 1)
         if coupled and nodes not in coupled.servers and nodes % coupled.servers[-1]:

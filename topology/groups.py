@@ -208,7 +208,7 @@ def hypercube_axes(cluster: RankMap, ranks: Iterable[int]) -> tuple[Axis, ...]:
 
 
 def _axis(cluster: RankMap, group: list[int], bit: int) -> Axis:
-    """Return the exchange of ranks whose index differs in one bit."""
+    """Return the exchange of ranks with indices that differ in one bit."""
     partners = tuple(group[index ^ (1 << bit)] for index in range(len(group)))
     links_of_pairs = [
         (route(cluster, rank, partner), cluster.link_kind(rank, partner))

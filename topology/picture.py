@@ -85,13 +85,14 @@ def _picture_lines(cluster: Cluster, rows: list[list[int]], style: _Style, colum
         line.rstrip() for index in range(len(rows)) for line in _row_lines(cluster, rows, index, cells, width, style)
     ]
     notes = [_numa(cluster, row) for row in rows]
-    for at, note in zip(_last_of_cells(lines), notes, strict=True):
+    for at, note in zip(_bottom_lines(lines), notes, strict=True):
         if len(lines[at]) + len(note) <= columns:
             lines[at] += note
     return lines
 
 
-def _last_of_cells(lines: Sequence[str]) -> list[int]:
+def _bottom_lines(lines: Sequence[str]) -> list[int]:
+    """Return the numbers of the lines before the bottoms of boxes."""
     return [at - 1 for at, line in enumerate(lines) if "└" in line]
 
 
@@ -142,12 +143,12 @@ def _row_lines(
     closes = len(rows[0]) > 2 and cluster.wiring.grid is not None and cluster.wiring.linked(row[0], row[-1])
     stubs = _edge_line(["│" if up else " " for up in above], width, gap) if index == 0 and any(above) else None
     lines = [stubs] if stubs else []
-    lines.append(_boxes([_border("┌", "┴" if up else "─", "┐", width) for up in above], gap))
+    lines.append(_join_boxes([_border("┌", "┴" if up else "─", "┐", width) for up in above], gap))
     for number in range(max(len(cells[device]) for device in row)):
         texts = [cells[device][number].ljust(width) for device in row]
         wired = number == 0
         lines.append(_text_line(texts, sides if wired else [False] * len(sides), gap, closes=wired and closes))
-    lines.append(_boxes([_border("└", "┬" if down else "─", "┘", width) for down in below], gap))
+    lines.append(_join_boxes([_border("└", "┬" if down else "─", "┘", width) for down in below], gap))
     if any(below):
         lines.append(_edge_line(["│" if down else " " for down in below], width, gap))
     return lines
@@ -174,13 +175,14 @@ def _border(left: str, middle: str, right: str, width: int) -> str:
     return left + "─" * half + middle + "─" * (width + 1 - half) + right
 
 
-def _boxes(boxes: Sequence[str], gap: int) -> str:
+def _join_boxes(boxes: Sequence[str], gap: int) -> str:
     return " " * gap + (" " * gap).join(boxes)
 
 
 def _edge_line(marks: Sequence[str], width: int, gap: int) -> str:
+    """Return a line with a mark in the middle of each box."""
     half = (width + 2) // 2 + 1
-    return _boxes([" " * half + mark + " " * (width + 3 - half) for mark in marks], gap)
+    return _join_boxes([" " * half + mark + " " * (width + 3 - half) for mark in marks], gap)
 
 
 def _text_line(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes: bool) -> str:

@@ -233,5 +233,6 @@ def _links_between(cluster: RankMap, kind: LinkKind, ports: list[Port]) -> tuple
 
 
 def _through(cluster: RankMap, kind: LinkKind, src: Port, middle: Port, dst: Port) -> tuple[Link, ...]:
+    """Return the two links through a switch or the network; the latency counts once."""
     rate = cluster.bandwidth_bytes_per_s(kind) * (cluster.nics_per_bundle if middle == FABRIC else 1)
     return (Link(kind, src, middle, cluster.latency_s(kind), rate), Link(kind, middle, dst, 0.0, rate))

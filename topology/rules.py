@@ -88,10 +88,12 @@ def is_peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
 
 
 def _tiles(rule: Rule, part: Local, cluster: RankMap) -> bool:
+    """Whether a part is a run of ranks that starts at a multiple of its length."""
     return part == tuple(range(part[0], part[0] + len(part))) and part[0] % len(part) == 0
 
 
 def _devices(rule: Rule, part: Local, cluster: RankMap) -> bool:
+    """Whether a part is all ranks of consecutive devices."""
     first, last, cores = part[0], part[-1] + 1, cluster.ranks_per_device
     return part == tuple(range(first, last)) and first % cores == 0 and last % cores == 0
 
@@ -122,6 +124,7 @@ def _servers(rule: Rule, local: Parts, cluster: RankMap) -> bool:
 
 
 def _are_coupled(nodes: list[int], allowed: tuple[int, ...], servers: int) -> bool:
+    """Whether nodes are an allowed number of servers, two of them neighbours in the ring."""
     neighbours = len(nodes) != 2 or (nodes[1] - nodes[0]) % servers in (1, servers - 1)
     return len(nodes) in allowed and neighbours
 
@@ -240,6 +243,7 @@ def legal_groups(cluster: RankMap, size: int) -> tuple[Local, ...]:
 
 
 def _passes(cluster: RankMap, group: Local) -> bool:
+    """Whether a group breaks no rule of the severity "error"."""
     return not any(rule.severity == "error" for rule in _violations(cluster, group))
 
 

@@ -202,6 +202,7 @@ class Wiring:
         return min(self._cut(frozenset(part)) for part in combinations(range(self.devices), half))
 
     def _cut(self, part: frozenset[int]) -> int:
+        """Return the number of wires out of a part of the devices."""
         return sum(other not in part for device in part for other in self.neighbours[device])
 
 

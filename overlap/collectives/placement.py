@@ -130,13 +130,17 @@ class Numbering:
         rows = np.array([ways[key] for key in keys.tolist()], np.int64)[inverse]
         return table[rows], lengths[rows]
 
-    def _between(self, a: int, b: int, here: int, there: int) -> list[int]:
-        """Return the wires between two ranks of different devices; those of a switch are looked up by device."""
-        if here in self._up and there in self._down and here // self._per_node == there // self._per_node:
-            return [self._up[here], self._down[there]]
+    def _between(self, a: int, b: int, src_device: int, dst_device: int) -> list[int]:
+        """Return the wires between two ranks of different devices; wires of a switch are looked up by device."""
+        if (
+            src_device in self._up
+            and dst_device in self._down
+            and src_device // self._per_node == dst_device // self._per_node
+        ):
+            return [self._up[src_device], self._down[dst_device]]
         wires = [self._number_of(link) for link in self.cluster.route(a, b)]
-        if self.cluster.wiring.switched and here // self._per_node == there // self._per_node:
-            self._up[here], self._down[there] = wires
+        if self.cluster.wiring.switched and src_device // self._per_node == dst_device // self._per_node:
+            self._up[src_device], self._down[dst_device] = wires
         return wires
 
     @property
@@ -230,6 +234,7 @@ def _places(cluster: Cluster, ranks: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _move(link: Link, nodes: int) -> Link:
+    """Return the same link some nodes further on."""
     src, dst = (replace(port, node=port.node + nodes) for port in (link.src, link.dst))
     return replace(link, src=src, dst=dst)
 
@@ -274,6 +279,7 @@ class _OnCluster(Placement):
         return self._numbering.first_of(wires)
 
     def describe(self, wire: int) -> str:
+        """Return a wire as text, by its ends."""
         link = self._numbering.link(wire)
         ends = (f"{p.role} {p.node}.{p.index}" if p.role != "fabric" else "fabric" for p in (link.src, link.dst))
         return " -> ".join(ends)

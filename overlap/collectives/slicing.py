@@ -148,7 +148,7 @@ def slice_rows(schedule: Schedule, slices: int) -> Schedule:
 
 
 def _slice(schedule: Schedule, number: int, slices: int) -> Columns:
-    """Return the rows of one slice of a schedule: its steps, slots and groups among those of all slices."""
+    """Return the rows of one slice of a schedule: its steps, slots and groups among all slices."""
     rows: Columns = {name: getattr(schedule, name) for name in COLUMNS}
     local = rows["src"] == rows["dst"]  # a local row works on each slice as soon as it arrives
     rows["step"] = np.maximum(0, rows["step"] * slices + number - np.where(local, slices - 1, 0))

@@ -107,6 +107,7 @@ def slots_moved(schedule: UnevenSchedule, counts: Counts) -> Floats:
 
 
 def _pad(held: tuple[tuple[int, ...], ...]) -> Ints:
+    """Return lists of different lengths as one table, filled up with -1."""
     longest = max(map(len, held))
     return np.array([[*each, *[-1] * (longest - len(each))] for each in held], np.int64).reshape(len(held), longest)
 

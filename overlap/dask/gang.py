@@ -207,7 +207,7 @@ class _TaskWatch:
         return keys
 
     def _ended_members(self) -> list[int]:
-        """Return the members whose tasks have ended."""
+        """Return the members with ended tasks."""
         return [member for member, task in self._pending.items() if task.done()]
 
     def _note_end(self, member: int, task: distributed.Future) -> None:

@@ -109,7 +109,7 @@ def connect(
 def _open_connection(
     rank: int, size: int, meeting: Meeting | None, run_config: RunConfig, timeout_s: float
 ) -> Connection:
-    """Return a connection whose world has started."""
+    """Start a world, and return its connection."""
     keeper = Keeper(run_config)
 
     async def run_world(on_start: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
@@ -130,7 +130,7 @@ def _open_connection(
 
 
 def _place_of(config: RendezvousConfig, nodes: int) -> Place:
-    """Return the place of this process among those of the world: one rank each, equally many on each node."""
+    """Return the place of this process in the world: one rank each, equally many on each node."""
     return Place(
         source="overlap.connect",
         process=config.member,
@@ -145,7 +145,7 @@ def _place_of(config: RendezvousConfig, nodes: int) -> Place:
 
 
 def _check_rank(rank: int, size: int) -> None:
-    """Refuse sizes and ranks that are not those of a world."""
+    """Refuse impossible sizes and ranks of a world."""
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise UsageError(f"size: expected a positive integer, got {size!r}")
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < size:

@@ -201,7 +201,7 @@ def _parse_answer(answer_bytes: bytes, key: str, rank: int, size: int, secret: b
 
 
 def _next_turn(place: object, job: str, rank: int, size: int) -> int:
-    """Return the number of this connection among those of a rank at one place, from 0."""
+    """Return the number of this connection among the connections of a rank at one place, from 0."""
     key = (place, job, rank, size)
     _turns[key] += 1
     return _turns[key] - 1

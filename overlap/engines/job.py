@@ -81,7 +81,7 @@ def run_gang(
 
 
 def name_error(spec: GangSpec) -> UsageError:
-    """Return the error of a job whose name another running job has."""
+    """Return the error of a job with the name of another running job."""
     return UsageError(
         f"name: a job named {spec.job!r} runs on this cluster already; wait for its end, or choose another name"
     )

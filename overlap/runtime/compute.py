@@ -187,7 +187,7 @@ class ComputeFuture(OwnCode[T_co]):
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
-        """Futures whose results it uses, until it has taken them."""
+        """Futures of the arguments, until their results are taken."""
         return map(source_of, self.awaited)
 
     def abandon(self, error: BaseException) -> None:

@@ -93,6 +93,7 @@ def sources(value: object) -> Iterator[Future[object]]:
 
 
 def _items(value: object) -> list[object]:
+    """Return the items of a dict, list or tuple; none of anything else."""
     if isinstance(value, dict):
         return list(value.values())
     return list(value) if isinstance(value, (tuple, list)) else []

@@ -76,6 +76,7 @@ class Disputes:
             operation.context.spawn(self._dispute_later, match, operation)
 
     async def _dispute_later(self, match: Match, operation: Operation) -> None:
+        """Fail a match after a time in which further ranks may show which side is the minority."""
         await trio.sleep(_DISPUTE_S)
         self._dispute(match, operation, final=True)
 

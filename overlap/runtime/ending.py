@@ -77,7 +77,7 @@ class WorldEnding:
             return PeerFailedError(_FORKED, culprit=culprit)
         return PeerFailedError.caused_by(cause, f"rank {culprit} failed: {in_one_line(cause)}", culprit=culprit)
 
-    def rank_failed(self, world_size: int, left: Collection[int]) -> RankFailedError:
+    def rank_failed(self, world_size: int, finished_ranks: Collection[int]) -> RankFailedError:
         """Return the error of a failed world, given the ranks that had finished their programs."""
         assert self.failure is not None
         culprit, cause = self.failure
@@ -88,7 +88,7 @@ class WorldEnding:
             doing=self.doing,
             others=self.others,
             world_size=world_size,
-            finished=len({*left} - {culprit, *self.others}),
+            finished=len({*finished_ranks} - {culprit, *self.others}),
         )
 
 
@@ -141,6 +141,7 @@ def registered_for_forks(forkable: Forkable) -> Iterator[None]:
 
 
 def _in_child() -> None:
+    """Detach all worlds of a process in its fork."""
     for forkable in list(_forkables):
         forkable.forked()
     _forkables.clear()

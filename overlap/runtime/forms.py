@@ -40,7 +40,7 @@ def text_of(tree: object, leaves: Sequence[Array], argument: str = "x") -> str:
 def _name_leaves(tree: object, leaves: Iterator[Array], argument: str) -> object:
     """Return a tree with dtypes and shapes as text in place of its arrays."""
     if isinstance(tree, dict):
-        return {_key(key, argument): _name_leaves(item, leaves, argument) for key, item in tree.items()}
+        return {_check_key(key, argument): _name_leaves(item, leaves, argument) for key, item in tree.items()}
     if isinstance(tree, (list, tuple)):
         items = [_name_leaves(item, leaves, argument) for item in tree]
         return tuple(items) if isinstance(tree, tuple) else items
@@ -63,6 +63,7 @@ def outline_of(tree: object, leaves: Sequence[Array], *, parsable: bool) -> str:
 
 
 def _fits_message(text: str) -> bool:
+    """Whether the text of a form is short enough for a message, perhaps packed."""
     return len(text) <= _LONGEST and (len(text) <= _LIMIT_BYTES or len(pack_form(text)) <= _LIMIT_BYTES)
 
 
@@ -88,6 +89,7 @@ class _Foreign:
 
 
 def _outline_key(key: object) -> object:
+    """Return a key as messages can have it; others as a text that no message has."""
     return key if type(key) in _KEYS or (type(key) is tuple and all(map(_key_fits_message, key))) else _Foreign(key)
 
 
@@ -96,7 +98,8 @@ def _outline_array(dtype: np.dtype[np.generic], shape: Shape) -> str:
     return f"{dtype.name} {shape}"  # cached: numpy makes the name of a dtype in Python, each time
 
 
-def _key(key: object, argument: str) -> object:
+def _check_key(key: object, argument: str) -> object:
+    """Return a key of a dict, if messages can have it."""
     if type(key) in _KEYS or (type(key) is tuple and all(map(_key_fits_message, key))):
         return key
     raise UsageError(f"{argument}: keys of dicts in messages are texts, integers or tuples of these, got {key!r:.60}")

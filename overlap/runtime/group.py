@@ -65,7 +65,7 @@ class GroupRank:
 
     @property
     def group(self) -> GroupLike:
-        """The group, as long as the program has it; then this object."""
+        """Group of the program while that lives; then this object, with the same members."""
         return self._group() or self
 
 

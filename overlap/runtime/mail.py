@@ -143,7 +143,7 @@ class Mail:
         caller: FrameType,
         finish: Callable[[], None] | None = None,
     ) -> MailRequest:
-        """Begin to receive from a group rank, or from any rank (None); arguments and errors are those of `send`.
+        """Begin to receive from a group rank, or from any rank (None); arguments and errors are as for `send`.
 
         The first thread that notices the arrival calls `finish`.
         """
@@ -330,7 +330,7 @@ class MailRequest:
     # -- long waits ------------------------------------------------------------------------------------------------
 
     def _wait_long(self, timeout: float | None) -> None:
-        """Wait on, as an operation of the event loop, until the message has come or cannot come."""
+        """Wait on, as an operation of the event loop, until the message arrives or cannot arrive."""
         start_s, mailbox = monotonic(), self.mail.mailbox
         waiting = _LongWait(self)
         waiting.begin()
@@ -354,7 +354,7 @@ class MailRequest:
             waiting.end(failed=self._error is not None)
 
     def _give_up(self, error: BaseException | None) -> None:
-        """End with an error if it cannot end otherwise; with its result, if that has come before."""
+        """End with an error, or with the result if the message has arrived before."""
         error = error or self.mail.world_error() or self._limit_error() or self._left_error()
         if error is None:
             return
@@ -364,7 +364,7 @@ class MailRequest:
         self._record_end(state, error)
 
     def _limit_error(self) -> BaseException | None:
-        """Return the error of a message whose time limit is over; None before."""
+        """Return the error of a message after its time limit; None before."""
         if monotonic() < self.over_s:
             return None
         state = _LongWait(self).describe_state(self.mail.context.now_ns())

@@ -354,7 +354,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
-        """Futures whose results it sends, until it has taken them."""
+        """Futures of the sent data, until their results are taken."""
         return sources(self.input)
 
     @property

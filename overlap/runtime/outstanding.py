@@ -66,7 +66,7 @@ class IssuedFuture(Future[T_co]):
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
-        """Futures whose results it uses, until it has taken them."""
+        """Futures of the arguments, until their results are taken."""
         return ()
 
     @property
@@ -379,7 +379,7 @@ class Deadlines:
                 self._expire(trio.current_time(), now_ns())
 
     def _expire(self, now_s: float, now_ns: int) -> None:
-        """Fail the operations whose deadlines have passed, and note the next one."""
+        """Fail the operations with passed deadlines, and note the next deadline."""
         for timeout_s, queue in list(self._queues.items()):
             due = [operation for operation, due_s in queue.items() if due_s <= now_s]
             for operation in due:

@@ -165,7 +165,7 @@ def activate_late(operation: Operation) -> None:
 
 
 def _input_settled(operation: Operation) -> None:
-    """Continue an operation whose input has ended: match it, or fail it with the input."""
+    """Continue an operation after the end of its input: match it, or fail it with the input."""
     if operation.state >= DONE:  # the world failed in the meantime
         return
     operation.input, failure = resolve(operation.input)

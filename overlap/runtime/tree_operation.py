@@ -134,7 +134,7 @@ class TreeOperation(CollectiveFuture[Any]):
     # -- life --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """Add it and its parts to their communicators, to be matched with those of the other ranks."""
+        """Add the operation and its parts to their communicators, to be matched with the other ranks."""
         port, issue_part, self.issue_part = self.port, self.issue_part, None
         if not self.parts:
             port.communicator.arrive(self)
@@ -170,6 +170,7 @@ class TreeOperation(CollectiveFuture[Any]):
         return next((part._failure for part in self.parts if part._failure is not None), None)
 
     def _part_ended(self) -> None:
+        """Count the end of a part; the last one ends the tree."""
         self._unfinished_parts -= 1
         if self._meeting is not None and not self._unfinished_parts and self.state < DONE:
             self._finish_tree(self.context.now_ns(), self._meeting)

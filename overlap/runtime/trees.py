@@ -199,7 +199,7 @@ def with_items(tree: object, function: Callable[[object], object]) -> object:
     """Return a dict, list or tuple with `function` applied to its items; anything else as it is."""
     if isinstance(tree, dict):
         return {key: function(item) for key, item in tree.items()}
-    return _like(tree, [function(item) for item in tree]) if isinstance(tree, (list, tuple)) else tree
+    return _sequence_like(tree, [function(item) for item in tree]) if isinstance(tree, (list, tuple)) else tree
 
 
 def _form(tree: object) -> object:
@@ -212,11 +212,12 @@ def _rebuild(form: object, values: Iterator[tuple[int, object]]) -> object:
     if isinstance(form, Mapping):
         return {key: _rebuild(item, values) for key, item in form.items()}
     if isinstance(form, (list, tuple)):
-        return _like(form, [_rebuild(item, values) for item in form])
+        return _sequence_like(form, [_rebuild(item, values) for item in form])
     return next(values)[1]
 
 
-def _like(form: list[Any] | tuple[Any, ...], items: list[object]) -> object:
+def _sequence_like(form: list[Any] | tuple[Any, ...], items: list[object]) -> object:
+    """Return items as a list, tuple or named tuple, like another one."""
     if isinstance(form, tuple) and hasattr(form, "_fields"):  # a named tuple takes its fields
         return cast("Callable[..., object]", type(form))(*items)
     return tuple(items) if isinstance(form, tuple) else items

@@ -51,7 +51,7 @@ def set_type(seed: int, rank: int) -> type[set[Any]]:
 
 
 def _set_operator(name: str, kind: type[set[Any]]) -> Any:
-    """Return a method of `set` whose results are of the rank's type of sets."""
+    """Return a method of `set` with results of the rank's type of sets."""
     original = getattr(set, name)
 
     def combine(self: set[Any], *others: Iterable[Any]) -> Any:

@@ -58,7 +58,7 @@ class ProgramExit(OverlapError):
 
 
 class TestedProgram:
-    """A program for many ranks: its body gets what a rank sees of the process.
+    """A program for many ranks; its body gets the process as one rank sees it.
 
     Args:
         folder: Modules that are loaded from it are each rank's own.
@@ -265,7 +265,7 @@ def _parse_cost(cost: Any) -> tuple[Cost | None, bool]:
 
 
 def _weight_arrays(models: ModelWatch) -> dict[str, Any]:
-    """Return the weights of a rank as arrays by name, without those of types that numpy lacks."""
+    """Return the weights of a rank as arrays by name, without types that numpy lacks."""
     arrays = {}
     for name, tensor in models.weights().items():
         try:

@@ -70,7 +70,7 @@ class WorldOfThread:
         object.__setattr__(self, "_worlds", {})
 
     def _world(self) -> Any:
-        """Return the groups of the calling thread's rank; outside of ranks, those of the process."""
+        """Return the groups of the calling thread's rank; outside of ranks, the groups of the process."""
         worlds: dict[object, Any] = object.__getattribute__(self, "_worlds")
         owner = RankThread.owner()
         rank = None if owner is None else owner.rank

@@ -181,7 +181,7 @@ def _run_with_line(make: Callable[..., Run], line: Callable[[Setting], str], set
 
 
 def _argument_texts(args: Sequence[str]) -> list[str]:
-    """Return a program's arguments as texts; refuse one text, whose letters would be the arguments."""
+    """Return a program's arguments as texts; refuse one text: its letters would be the arguments."""
     if isinstance(args, (str, bytes)):
         words = ", ".join(f'"{word}"' for word in os.fsdecode(args).split())
         raise UsageError(f"args: expected a list of words, got the text {args!r}; write args=[{words}]")

@@ -143,7 +143,7 @@ def _calls_for(calls: list[GroupCall], ranks: tuple[int, ...]) -> bool:
 
 
 def _calls_by_rank(record: Record) -> dict[int, list[GroupCall]]:
-    """Return the calls of `new_group` by rank, without those that only members of the group make."""
+    """Return the calls of `new_group` by rank, without calls that only members of the group make."""
     return {
         rank: [call for call in record.group_calls if call.rank == rank and not call.alone]
         for rank in range(record.size)

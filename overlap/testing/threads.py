@@ -129,7 +129,7 @@ class RankThread(Generic[T]):
 
     @staticmethod
     def owner() -> RankThread[Any] | None:
-        """Return the rank whose program runs in this thread or started it; None if there is none."""
+        """Return the rank with a program that runs in this thread or started it; None if there is none."""
         return getattr(_HERE, "rank", None) or getattr(threading.current_thread(), _OWNER, None)
 
     # -- in the event loop -------------------------------------------------------------------------------------------

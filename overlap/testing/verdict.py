@@ -1,4 +1,4 @@
-"""Verdict on a run that stalled or whose ranks disagreed: ranks, operations and lines at fault. Pure.
+"""Verdict on a run that stalled, or on ranks that disagreed: ranks, operations and lines at fault. Pure.
 
 It needs the record alone. Faults that a run happened to survive are found by `survived`.
 """
@@ -200,14 +200,14 @@ def _first_skip(issue: Issue, rank: int, meetings: Meetings) -> tuple[Issue, Iss
     of_group = meetings.of_key[issue.key]
     full, short = of_group.get(issue.rank, []), of_group.get(rank, [])
     for position, issue_of_other in enumerate(full):
-        own = short[position] if position < len(short) else None
-        if own is None or own.line == issue_of_other.line:
-            if own is None:
+        issue_here = short[position] if position < len(short) else None
+        if issue_here is None or issue_here.line == issue_of_other.line:
+            if issue_here is None:
                 return issue_of_other, None
             continue
         later = [later_issue.line for later_issue in full[position + 1 :]]
-        if own.line in later:  # what it has issued instead comes later on the other rank: this one is skipped
-            return issue_of_other, own
+        if issue_here.line in later:  # what it has issued instead comes later on the other rank: this one is skipped
+            return issue_of_other, issue_here
     return None
 
 

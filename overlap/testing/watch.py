@@ -233,7 +233,7 @@ class ModelWatch:
         return any(begin <= gradient.data_ptr() < end for begin, end in self._summed)
 
     def _record_weights(self, lacking: tuple[str, ...]) -> None:
-        """Record digests of all weights, and the names of those that lack a gradient."""
+        """Record digests of all weights, and the names of weights without a gradient."""
         digests = {name: _digest(value) for name, value in self.weights().items()}
         self._record.weights.append(
             WeightRecord(

@@ -200,7 +200,7 @@ class TestedWorld(FaultyWorld):
     issuer: type[RecordingIssuer]
 
     def _member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
-        """Return a rank whose operations are recorded."""
+        """Return a rank that records its operations."""
         self.issuer = RecordingIssuer
         return super()._member(rank, everybody)
 

@@ -105,7 +105,7 @@ class Issuing:
         return [JoinedOperations([future], copy_back)]
 
     def _split_by_size(self, outs: Tensors, xs: Tensors) -> tuple[list[int], list[int]]:
-        """Return the indices of tensors that travel better as one operation, and those of the others."""
+        """Return the indices of tensors that travel better as one operation, and of all others."""
         largest = [max(out.nbytes, x.nbytes) for out, x in zip(outs, xs, strict=True)]
         fused = [i for i, nbytes in enumerate(largest) if nbytes <= _FUSED_BYTES]
         if len(fused) < 2:

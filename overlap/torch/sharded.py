@@ -267,7 +267,7 @@ class Sharded(TrainedModule[_ShardedBucket]):
             bucket.free()
 
     def _before_backward(self, module: nn.Module) -> None:
-        """Wait for the weights of a module again, and gather those of the modules before it."""
+        """Wait for the weights of a module again, and gather the weights of earlier modules."""
         needed = self._needs[module]
         for bucket in needed:
             self._wait_for_weights(bucket)

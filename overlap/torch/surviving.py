@@ -55,7 +55,7 @@ class _Steps:
 
     @property
     def prepared(self) -> int:
-        """Last step whose state is complete."""
+        """Last step with a complete state."""
         return self.done
 
     def report(self) -> int:

@@ -16,7 +16,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 def view_of(tensor: torch.Tensor) -> Array:
-    """Return an array that is the tensor's memory, or raise a CallError that says what to pass instead."""
+    """Return an array that is the tensor's memory, or raise a CallError with a conversion that helps."""
     try:
         return tensor_array(tensor)
     except (TypeError, RuntimeError) as error:

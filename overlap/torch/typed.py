@@ -52,7 +52,7 @@ def _fork(number: int) -> torch.jit.Future[list[torch.Tensor]]:
 
 @cache
 def _scripted_fork() -> Any:
-    """Return `_fork` as a scripted function, whose future C++ can read."""
+    """Return `_fork` as a scripted function, with a future that C++ can read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which has no successor for this
         torch.jit.ignore(_wait_once)

@@ -135,16 +135,19 @@ def _rooted_levels(inside: Schedule, between: Schedule, *, near: Buffer, far: Bu
 
 
 def _build_rooted(table: TableWriter, inside: Schedule, between: Schedule) -> Schedule:
+    """Return the schedule of a gather or scatter on two levels from its rows."""
     nodes, size, root = between.size, inside.size * between.size, between.root * inside.size + inside.root
     scratch = nodes + max(inside.blocks[2] * nodes, between.blocks[2])
     return table.build(inside.collective, "hierarchical", size, scratch=scratch, root=root)
 
 
 def _side_by_side(width: int, start: int) -> _Cells:
+    """Return a function of the slots of blocks, each with its parts next to each other."""
     return lambda block, part: start + block * width + part
 
 
 def _node_by_node(local_size: int) -> _Cells:
+    """Return a function of the slots of blocks, with the blocks of a part next to each other."""
     return lambda block, part: part * local_size + block
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, owners, spread
+from ..pattern import Ints, Pattern, flat_columns, owners, spread
 from ..schedule import COLUMNS, Buffer, Schedule
 from ..slicing import with_rows
 from .torus import squarest
@@ -63,7 +63,7 @@ def _outer(inter: Pattern, intra: Pattern) -> list[Ints]:
     chunk = (major * intra.parts + minor) * size + owner * local_size + local
     group = np.where(inter.group >= 0, (inter.group * local_size + local) * intra.parts + minor, -1)
     src, dst = inter.src * local_size + local, inter.dst * local_size + local
-    return _flat(inter.step, src, dst, chunk, inter.channel, group)
+    return flat_columns(inter.step, src, dst, chunk, inter.channel, group)
 
 
 def _inner(inter: Pattern, intra: Pattern, lanes: int) -> list[Ints]:
@@ -78,11 +78,7 @@ def _inner(inter: Pattern, intra: Pattern, lanes: int) -> list[Ints]:
     group = np.where(shared >= 0, shared * inter.size + node, -1)
     src, dst = (node * local_size + end[:, None, None] for end in (intra.src, intra.dst))
     step, channel = intra.step[:, None, None] + inter.steps, intra.channel[:, None, None] + lanes
-    return _flat(step, src, dst, chunk, channel, group)
-
-
-def _flat(*columns: Ints) -> list[Ints]:
-    return [column.reshape(-1).astype(np.int32) for column in np.broadcast_arrays(*columns)]
+    return flat_columns(step, src, dst, chunk, channel, group)
 
 
 def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:

@@ -103,15 +103,15 @@ def device_cube(devices: Sequence[Sequence[int]]) -> Pattern:
     Raises:
         ScheduleError: If the devices are no cube.
     """
-    count, each = len(devices), {len(ranks) for ranks in devices}
-    if count & (count - 1) or len(each) != 1:
+    count, rank_counts = len(devices), {len(ranks) for ranks in devices}
+    if count & (count - 1) or len(rank_counts) != 1:
         raise ScheduleError(
-            f"a cube needs a power of two devices with equally many ranks, got {count} with {each}; "
+            f"a cube needs a power of two devices with equally many ranks, got {count} with {rank_counts}; "
             "choose another algorithm"
         )
     axes = max(1, count.bit_length() - 1)
     across = side_by_side([relabel(halving_doubling(count), _rotate_cube(count, axis)) for axis in range(axes)])
-    return relabel(compose(across, mesh(each.pop())), [rank for ranks in devices for rank in ranks])
+    return relabel(compose(across, mesh(rank_counts.pop())), [rank for ranks in devices for rank in ranks])
 
 
 def _rotate_cube(corners: int, by: int) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, spread
+from ..pattern import Ints, Pattern, flat_columns, spread
 from .along_rings import Rings, ring_scatter
 from .tree import subtrees
 
@@ -109,7 +109,7 @@ def _from_root(home: int, root: int, local_size: int, depth: int, scatter: str, 
     before = np.cumsum(count * depth) - count * depth
     chunk = block[row] * depth + np.arange(len(row)) - before[row]
     src, dst = (home * local_size + (end[row] + root) % local_size for end in (parent, child))
-    return _flat(step[row], src, dst, chunk, 0, -1)
+    return flat_columns(step[row], src, dst, chunk, 0, -1)
 
 
 def _across(between: Pattern, inside: Pattern, root: int, start: int) -> list[Ints]:
@@ -121,7 +121,7 @@ def _across(between: Pattern, inside: Pattern, root: int, start: int) -> list[In
     shared = between.group[:, None]
     group = np.where(shared >= 0, shared * local_size + local, -1)
     src, dst = (end[:, None] * local_size + local for end in (between.src, between.dst))
-    return _flat(between.step[:, None] + start, src, dst, chunk, between.channel[:, None] + 1, group)
+    return flat_columns(between.step[:, None] + start, src, dst, chunk, between.channel[:, None] + 1, group)
 
 
 def _gather_edges(between: Pattern, inside: Pattern, root: int, start: int, lanes: int) -> list[Ints]:
@@ -136,8 +136,4 @@ def _gather_edges(between: Pattern, inside: Pattern, root: int, start: int, lane
     above = (int(between.group.max(initial=-1)) + 1) * local_size
     group = np.where(shared >= 0, above + shared * between.size + node, -1)
     src, dst = (node * local_size + end[:, None] for end in (inside.src, inside.dst))
-    return _flat(inside.step[:, None] + start, src, dst, chunk, inside.channel[:, None] + lanes, group)
-
-
-def _flat(*columns: Ints | int) -> list[Ints]:
-    return [column.reshape(-1).astype(np.int32) for column in np.broadcast_arrays(*columns)]
+    return flat_columns(inside.step[:, None] + start, src, dst, chunk, inside.channel[:, None] + lanes, group)

@@ -201,14 +201,15 @@ class LoopWatch:
         """Ask the event loop for an answer, or note that it has given none for too long."""
         if self._answered:
             self._answered = False
-            self._ask_again(now_ns)
+            self._note_question(now_ns)
             self._token.run_sync_soon(self._answer)
         elif late and not self._busy:
-            self._ask_again(now_ns)  # this thread did not run either: the machine may be to blame
+            self._note_question(now_ns)  # this thread did not run either: the machine may be to blame
         elif now_ns - self._asked_ns >= BUSY_S * 1e9 and (self._busy or self._own_ns(now_ns) >= BUSY_S * 1e9):
             self._note_busy(now_ns)
 
-    def _ask_again(self, now_ns: int) -> None:
+    def _note_question(self, now_ns: int) -> None:
+        """Note the time of a question, and how long the loop's thread has waited for a processor."""
         self._asked_ns, self._queued_ns = now_ns, queued_ns(self._native_thread)
 
     def _own_ns(self, now_ns: int) -> int:
@@ -302,7 +303,7 @@ def program_places(task: Task, rank: int) -> list[str]:
         context = getattr(awaited, "context", None)  # futures of a rank have one
         if awaited is not None and context is not None and context.rank != rank:
             places[f"{place_of(points)} (awaits {awaited.label} of rank {context.rank})"] = None
-        elif not (child.child_nurseries and _joins(points)):  # else its children are listed
+        elif not (child.child_nurseries and _waits_for_children(points)):  # else its children are listed
             places[_outside(points)] = None
     return [place for place in places if place]
 
@@ -339,7 +340,8 @@ def _outside(points: Points) -> str:
     return place_of(points) if waits and not is_ours(waits[0][0]) else ""
 
 
-def _joins(points: Points) -> bool:
+def _waits_for_children(points: Points) -> bool:
+    """Whether a task is in the end of a nursery, where it waits for its children."""
     return any(joins_children(point[0]) for point in takewhile(_is_trio, reversed(points)))
 
 

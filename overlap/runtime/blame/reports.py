@@ -56,7 +56,7 @@ class LocalRank:
         outstanding, rank = self.context.outstanding, self.context.rank
         if not outstanding.operations and rank in self.left:
             return Standing(rank=rank, lines=("has finished",), busy="which has finished")
-        places = self._places() if place is None else [place] if place else []
+        places = self._program_lines() if place is None else [place] if place else []
         elsewhere = f"its program is elsewhere{', at ' if places else ''}{' and '.join(places)}"
         lines = outstanding.lines(now_ns) or ["has nothing issued"]
         if places or not outstanding.operations:
@@ -101,7 +101,8 @@ class LocalRank:
             return f"whose program is at {' and '.join(places)}"
         return "" if self.context.outstanding.operations else "whose program is elsewhere"
 
-    def _places(self) -> list[str]:
+    def _program_lines(self) -> list[str]:
+        """Return the lines at which the program of the rank waits."""
         if self.context.elsewhere is not None and not self.context.outstanding.draining:
             return [self.context.elsewhere()]
         return program_places(self.task, self.context.rank) if self.task is not None else []

@@ -142,12 +142,14 @@ class StallWatch:
             self._give_up(limit_s)
 
     def _end_stall(self, now_ns: int) -> None:
+        """End a stall, with a notice if it was reported."""
         if self._reported and self._began_ns is not None:
             notify(f"goes on, after {(now_ns - self._began_ns) / 1e9:.0f} s without progress")
         self._reported, self._began_ns = False, None
 
 
 def _outlook(limit_s: float | None) -> str:
+    """Return the end that a stall will come to, in words."""
     if limit_s is None:
         return "the run waits on; Ctrl-C ends it, as --stall-timeout SECONDS would"
     return f"the run is given up when that has lasted {limit_s:g} s (--stall-timeout)"

@@ -122,6 +122,7 @@ class Execution(OperationRun):
     # -- ends of an execution ----------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
+        """Note the first error of a step, and give up the execution."""
         self._failure = self._failure or error
         if self._ended is not None:
             self._give_up_soon()
@@ -143,7 +144,7 @@ class Execution(OperationRun):
                         self._running.pop(step, None)
             while self._running:
                 self._sleeper = current_task()
-                await wait_task_rescheduled(_never)
+                await wait_task_rescheduled(_refuse_abort)
         for delivery in self._waiting.values():
             if delivery is not None:
                 delivery.release()
@@ -247,7 +248,7 @@ class Execution(OperationRun):
             return
         error: BaseException | None = None
         try:
-            incoming = self._part(step.source) if delivery is None else self._incoming(step, delivery.view)
+            incoming = self._array_part(step.source) if delivery is None else self._incoming(step, delivery.view)
             target, operand = self._places(step)
             pieces = pieces_of(step.step, self._laid.layout, self._laid.rank, incoming, operand, target)
             if len(pieces) > 1:
@@ -300,15 +301,16 @@ class Execution(OperationRun):
     def _incoming(self, step: LaidStep, piece: memoryview) -> Array:
         return as_numbers(piece, self._buffers.arrays[step.step.src.buffer].dtype)
 
-    def _part(self, where: tuple[int, int, int]) -> Array:
+    def _array_part(self, where: tuple[int, int, int]) -> Array:
+        """Return the array of a range of a buffer."""
         buffer, start, stop = where
         return self._buffers.arrays[buffer][start:stop]
 
     def _places(self, step: LaidStep) -> tuple[Array, Array]:
         """Return the target of a step, and the operand to which incoming data is added."""
-        target = self._part(step.target)
-        return target, target if step.base is None else self._part(step.base)
+        target = self._array_part(step.target)
+        return target, target if step.base is None else self._array_part(step.base)
 
 
-def _never(_: object) -> trio.lowlevel.Abort:
+def _refuse_abort(_: object) -> trio.lowlevel.Abort:
     raise AssertionError("this is a bug in overlap: the shielded wait of a failed execution was cancelled")

@@ -124,6 +124,7 @@ def _works(step: Step, buffers: Buffers) -> bool:
 
 
 def _range(extent: Extent, buffers: Buffers) -> _Range:
+    """Return the buffer of an extent, and the first and last element in its array."""
     start, stop = buffers.layout.bounds(extent)
     return int(extent.buffer), start, stop
 

@@ -29,6 +29,7 @@ class BufferLayout:
         return self._offset(extent.slot), self._offset(extent.slot + extent.count)
 
     def _offset(self, slot: int) -> int:
+        """Return the first element of a slot; slots of a block are equally long, but for the last."""
         block, index = divmod(slot, self.slots)
         return block * self.block + min(index * -(-self.block // self.slots), self.block)
 
@@ -45,6 +46,7 @@ class UnevenLayout(BufferLayout):
         return self._start(starts, slot), self._start(starts, slot + extent.count)
 
     def _start(self, starts: list[int], slot: int) -> int:
+        """Return the first element of a slot, of blocks of different lengths."""
         block, index = divmod(slot, self.slots)
         length = starts[block + 1] - starts[block]
         return starts[block] + min(index * -(-length // self.slots), length)

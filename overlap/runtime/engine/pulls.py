@@ -111,7 +111,7 @@ def gives(call: Call, position: int) -> bool:
 
 @lru_cache(maxsize=256)
 def needed_positions(call: Call, position: int) -> tuple[int, ...] | None:
-    """Return the positions of the ranks whose inputs the rank at a position needs; None: it meets all of them."""
+    """Return the positions of the ranks with inputs that a rank needs; None: it waits for all."""
     if call.kind is Collective.BARRIER or call.shared:
         return None
     ranks = {rank for pull in pulls(call, position) for rank, _ in pull.sources} - {position}
@@ -135,11 +135,13 @@ def rings(call: Call, position: int) -> bool:
 
 
 def _slice(call: Call, position: int) -> tuple[int, int]:
+    """Return the bounds of the slice of an all-reduce that the rank at a position reduces."""
     size = prod(call.shape or ())
     return position * size // call.size, (position + 1) * size // call.size
 
 
 def _fold(call: Call, size: int, start: int = 0) -> list[Pull]:
+    """Return the pull that adds up one range of the inputs of all ranks."""
     return [Pull(0, size, tuple((other, start) for other in range(call.size)))]
 
 
