@@ -166,7 +166,7 @@ def imposed(config: RunConfig) -> Iterator[None]:
     before = {name: os.environ[name] for name in names if name in os.environ}
     _say(names, config.variables())
     _imposed.append(config)
-    trace_files.forget()
+    trace_files.clear()
     try:
         yield
     finally:

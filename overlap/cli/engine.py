@@ -46,11 +46,11 @@ def _run(
     max_restarts: int,
 ) -> list[object]:
     if engine == "ray":
-        from ..ray.door import run_wanted as run_on_ray
+        from ..ray.door import run_configured as run_on_ray
 
         return run_on_ray(main, args, run_config, ranks_per_actor=ranks_each, max_restarts=max_restarts)
-    from ..dask.door import connected
-    from ..dask.door import run_wanted as run_on_dask
+    from ..dask.door import default_client
+    from ..dask.door import run_configured as run_on_dask
 
-    with connected(os.environ.get("DASK_SCHEDULER_ADDRESS")) as client:
+    with default_client(os.environ.get("DASK_SCHEDULER_ADDRESS")) as client:
         return run_on_dask(client, main, args, run_config, ranks_per_worker=ranks_each, max_restarts=max_restarts)

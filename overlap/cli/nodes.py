@@ -24,7 +24,7 @@ from ..launch.mpi import find_mpiexec
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.verdict import INTERRUPTED, card, culprit, exit_code
-from ..notice import notify, say
+from ..notice import notify, write_stderr
 from ..processes.launchers import is_loopback
 from ..processes.place import DEFAULT_JOB, LONGEST_JOB, Place, find_place, without_membership
 from ..processes.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
@@ -217,7 +217,7 @@ def _end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
     silent = guilty.status is None or guilty.accuser is not None
     signs = _last_signs(guilty.pid, config) if silent else []
     host = socket.gethostname() if config.node_rank is not None else ""
-    say("\n".join([*card(guilty, oom_kills=killed, signs=signs, host=host), ""]))
+    write_stderr("\n".join([*card(guilty, oom_kills=killed, signs=signs, host=host), ""]))
     return exit_code(guilty)
 
 

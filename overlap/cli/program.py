@@ -159,10 +159,10 @@ def report_traces(name: str | None, path: str | os.PathLike[str] | None, *, verd
     try:
         yield
         well = True
-        if path is not None and not trace_files.asked(str(path)):
+        if path is not None and not trace_files.reserved_paths(str(path)):
             _note(f"no trace in {shown_path}: the program did not call overlap.run")
     finally:
-        if path is not None and (files := trace_files.written(str(path))):
+        if path is not None and (files := trace_files.written_paths(str(path))):
             more = f" (and {', '.join(file.name for file in files[1:])})" if len(files) > 1 else ""
             _note(f"trace in {shown_path}{more}; look at it with `overlap timeline {shown_path}` or at ui.perfetto.dev")
             if well and verdict and (told := _verdict(files[-1])):

@@ -15,7 +15,7 @@ import trio
 from transports.tls import Tls
 
 from ..config import RunConfig
-from ..engines.progress import kept_step, latest_step, reached_step
+from ..engines.progress import latest_step, reached_step, saved_step
 from ..flight.autopsy import last_signs_of
 from ..flight.folder import ENDING, default_folder
 from ..launch.nodeprocess import LaunchSpec
@@ -35,7 +35,7 @@ def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
         most=config.max_restarts,
         latest=partial(latest_step, config.state_dir),
         reached=partial(_reached, records),
-        kept=lambda pids: kept_step(_of(records, pids)),
+        kept=lambda pids: saved_step(_of(records, pids)),
         place=_shown(config.state_dir),
         sleep=_no_pause if elastic and config.node_rank else time.sleep,  # only node 0 pauses; the others wait for it
         fewest=None if elastic else fewest,

@@ -12,10 +12,10 @@ from ..config import RunConfig, imposed, warn_of_unknown_variables
 from ..errors import UsageError
 from ..launch.lifeline import take
 from ..launch.report import report
-from ..notice import say
+from ..notice import write_stderr
 from ..processes.place import find_place
 from ..processes.status import Status, report_to_launcher, status_of
-from ..signals import Terminated, obeying
+from ..signals import Terminated, handling_signals
 from .engine import on_engine
 from .nodes import among_nodes, fitted, run_nodes, starts_nodes
 from .options import add_settings, given
@@ -75,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _run_obeying(args: argparse.Namespace, *, launched: bool) -> int:
     try:
-        with obeying(quiet=launched):
+        with handling_signals(quiet=launched):
             return _run(args, launched=launched)
     except Terminated as end:  # the launcher has asked for it, or reads the exit code
         if launched and end.kept:
@@ -125,7 +125,7 @@ def _tell(error: BaseException) -> int:
         code = report(error)
     local = place.ranks if place else range(sys.maxsize)
     if not report_to_launcher(status_of(error, local=local, text=told.getvalue(), code=code)):
-        say(told.getvalue())
+        write_stderr(told.getvalue())
     return code
 
 

@@ -17,7 +17,7 @@ from ..collectives.generators.families import READINGS, SPREADING
 from ..collectives.generators.scattered import SCATTERS, scatter_steps
 from ..collectives.placement import Placement
 from ..collectives.schedule import ROOTED, Schedule
-from ..collectives.slicing import pipelined
+from ..collectives.slicing import pipeline
 from .flat import WIDE, PlanRequest, expanded, fitted, rings_of, too_wide
 from .geometry import Geometry
 from .option import Phased, Rejected
@@ -274,7 +274,7 @@ class _Levels:
         whole = make(gather=gather, scatter=scatter, gather_options=fitted(gather, self.inside)[1], rings=rings)
         scattering = scatter_steps(size, scatter, root, rings)
         steps = {Scope.HOME: (scattering,), Scope.INSIDE: (whole.steps - scattering,)}
-        return pipelined(whole, starts(collective, steps), slices)
+        return pipeline(whole, starts(collective, steps), slices)
 
     def _on_two_levels(self, names: _Names, slices: int) -> Schedule:
         collective, inter = self.request.collective, names[Scope.BETWEEN]

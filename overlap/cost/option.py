@@ -14,7 +14,6 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
-from ..collectives.narrowing import narrowed
 from ..collectives.schedule import Schedule
 from ..errors import ScheduleError
 from .clocks import CostBreakdown
@@ -174,7 +173,7 @@ class AlgorithmOption(ABC):
 
 
 def _narrowed_table(wider: AlgorithmOption, root: int, slices: int) -> Schedule:
-    return replace(narrowed(wider.schedule(slices), root), algorithm=NARROWED)
+    return replace(narrow_to_root(wider.schedule(slices), root), algorithm=NARROWED)
 
 
 class Flat(AlgorithmOption):

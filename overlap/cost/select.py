@@ -282,7 +282,7 @@ def _by_library(
         are not known, or if it has none for the group.
     """
     library = cluster.machine.collectives.library
-    if library is None or not library.speaks_of(op):
+    if library is None or not library.covers(op):
         return "", options, []
     has = [option for option in options if option.of_library or library.runs(op, option.made_of)]
     if not has:

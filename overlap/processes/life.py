@@ -341,7 +341,7 @@ class Keeper:
             from .traces import write_together
 
             if await write_together(whole, self._run_config.trace, membership):
-                trace_files.keep(self._run_config.trace)
+                trace_files.note_written(self._run_config.trace)
 
     async def keep_rest(self) -> None:
         """Write the spans of earlier worlds into a file of this process, if no further world has followed."""
@@ -367,7 +367,7 @@ class Keeper:
         from ..timeline.files.tracefile import write_trace
 
         write_trace(timeline(), path)
-        trace_files.keep(path)
+        trace_files.note_written(path)
 
     @contextmanager
     def _minding(self) -> Iterator[None]:

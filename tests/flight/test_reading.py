@@ -20,7 +20,7 @@ from overlap.flight.folder import runs
 from overlap.flight.hang import PAGE_LINES, judge
 from overlap.flight.layout import START_AT, TEXT_LIMIT_BYTES, read_text, write_text
 from overlap.flight.reading import read_flight
-from overlap.kernel_facts import born
+from overlap.kernel_facts import start_of
 from tests import interpreters
 
 from . import KILLED
@@ -252,9 +252,9 @@ def test_a_pipe_among_records_is_passed_over(folder, sample, capsys):
 def test_a_process_id_that_is_used_again_is_no_running_job() -> None:
     """A record is of a process that began when it says."""
     host, pid = platform.node()[:100], os.getpid()
-    assert runs(host, pid, born(pid))
-    assert not runs(host, pid, str(int(born(pid)) + 1))
-    assert not runs(f"{host}-other", pid, born(pid))
+    assert runs(host, pid, start_of(pid))
+    assert not runs(host, pid, str(int(start_of(pid)) + 1))
+    assert not runs(f"{host}-other", pid, start_of(pid))
     assert not runs(host, pid, "")
 
 

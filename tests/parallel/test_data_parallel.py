@@ -363,8 +363,8 @@ def test_a_gradient_that_is_not_finite_names_rank_parameter_and_step(dtype):
     assert (error.rank, error.operation, error.step, error.index) == (2, "the gradient of 'w'", 2, (1, 0))
     assert str(error).startswith("rank 2 was about to send nan by the gradient of 'w' at ")
     assert str(error).endswith(
-        f" in step 2: element [1, 0] of {dtype} (2, 3) is nan; nobody has received it, so what computed it is on this "
-        "rank"
+        f" in step 2: element [1, 0] of {dtype} (2, 3) is nan; no rank has received it: look for its cause in the "
+        "computes of this rank"
     )
 
 

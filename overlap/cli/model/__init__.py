@@ -14,7 +14,7 @@ from ... import Virtual
 from ...config import RunConfig
 from ...errors import UsageError
 from ...launch.report import EXIT_FAILED, EXIT_INTERRUPTED
-from ...notice import notify, say
+from ...notice import notify, write_stderr
 from ...parallel.schedules import FAMILIES
 from ...planning import Layout, Model, estimate, known, load
 from ...planning.device import Device
@@ -257,7 +257,7 @@ def _search(
     def print_candidate(number: int, candidate: Candidate) -> None:
         best = f"; best so far {result.best.step_s * 1e3:.1f} ms: {result.best.layout}" if result.best else ""
         if sys.stderr.isatty():
-            say(f"{number + 1}: {candidate.layout}, at least {candidate.bound_s * 1e3:.1f} ms{best}\n")
+            write_stderr(f"{number + 1}: {candidate.layout}, at least {candidate.bound_s * 1e3:.1f} ms{best}\n")
 
     begun_s = perf_counter()
     try:
