@@ -14,6 +14,7 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
+from ..collectives.narrowing import narrow_to_root
 from ..collectives.schedule import Schedule
 from ..errors import ScheduleError
 from .clocks import CostBreakdown
