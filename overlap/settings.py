@@ -41,6 +41,7 @@ class Option:
     nodes: bool = False  # Whether it concerns several processes
     wire: bool = False  # Whether it is passed on to the transport that joins them
     hidden: bool = False  # Whether the help leaves it out
+    also: tuple[str, ...] = ()  # Further spellings, of other launchers
     rare: bool = False  # Whether only `--help-all` shows it
     repeated: bool = False  # Whether the option may be given several times; its value is a list
     check: Callable[[Any], object] | None = None  # Raises `UsageError` for values that cannot be used, from any source
@@ -59,33 +60,33 @@ ENGINES = ("ray", "dask")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 
-class NodeCount(int):
-    """The largest number of nodes of a run, and the smallest number with which it may go on."""
+class CountRange(int):
+    """The largest number of hosts or processes of a run, and the smallest number with which it may go on."""
 
     fewest: int  # The smallest number
 
     def __new__(cls, most: int, fewest: int | None = None) -> Self:
-        """Return a count; by default all nodes are needed."""
-        made = super().__new__(cls, most)
-        made.fewest = most if fewest is None else fewest
-        return made
+        """Return a count; by default all are needed."""
+        counts = super().__new__(cls, most)
+        counts.fewest = most if fewest is None else fewest
+        return counts
 
     def __str__(self) -> str:
         return repr(int(self)) if self.fewest == self else f"{self.fewest}:{int(self)}"
 
 
-def parse_nodes(text: str) -> NodeCount:
-    """Read "4" as a number of nodes, and "2:4" as from two to four."""
+def parse_range(text: str) -> CountRange:
+    """Read "4" as a count, and "2:4" as from two to four."""
     fewest, colon, most = text.rpartition(":")
     if not colon:
-        return NodeCount(count(text))
+        return CountRange(count(text))
     try:
-        found = NodeCount(count(most), count(fewest))
+        counts = CountRange(count(most), count(fewest))
     except UsageError:
         raise UsageError(f"expected a positive integer, or a range such as 2:4, got {text!r}") from None
-    if found.fewest > found:
+    if counts.fewest > counts:
         raise UsageError(f"expected a range such as 2:4, the smaller number first, got {text!r}")
-    return found
+    return counts
 
 
 def parse_rails(text: str) -> int | tuple[str, ...]:
@@ -226,7 +227,7 @@ class RunSettings:
     ranks: int | None = option(
         default="those of the cluster, or 2",
         read=count, metavar="N", check=check_ranks,
-        help="how many ranks; default: what the program says, or 1 for each of --nnodes",
+        help="how many ranks; default: what the program says, or 1 for each of --processes",
     )  # fmt: skip
     trace: str | PathLike[str] | None = option(
         default="none is kept",
@@ -276,32 +277,29 @@ class RunSettings:
         help="use this algorithm wherever it exists, such as ring",
         check=check_algorithm,
     )
-    nnodes: int | None = option(
-        default="1",
-        read=parse_nodes,
-        metavar="N",
-        help="how many nodes; default: 1, this process; 2:4: with --max-restarts, fewer if that gets further",
-        nodes=True,
-        variable=False,
-    )
-    ranks_per_process: int | None = option(
-        default="those of --ranks, or 1",
-        read=count, metavar="N", help="ranks of each node; default: what --ranks or --cluster say, or 1", nodes=True,
-        variable=False,
-    )  # fmt: skip
     processes: int | None = option(
         default="1",
+        read=parse_range, metavar="N", nodes=True, variable=False, also=("--nproc-per-node",),
+        help="spread the ranks over N processes of this host, which share memory; default: 1; 2:4: with "
+        "--max-restarts, fewer if that gets further",
+    )  # fmt: skip
+    ranks_per_process: int | None = option(
+        default="those of --ranks, or 1",
         read=count, metavar="N", nodes=True, variable=False,
-        help="spread the ranks over N processes of this machine, which share memory; default: 1",
+        help="ranks of each process; default: those of --ranks or --cluster divided, or 1",
+    )  # fmt: skip
+    nnodes: int | None = option(
+        default="1",
+        read=parse_range, metavar="N", nodes=True, variable=False,
+        help="hosts, each of which starts --processes of its own; needs --node-rank and --rdzv-endpoint; default: 1",
     )  # fmt: skip
     node_rank: int | None = option(
-        default="all of them",
-        read=index, metavar="I", help="start only node I; the others are started by hand elsewhere", nodes=True,
-        variable=False,
+        default="this host alone",
+        read=index, metavar="I", help="number of this host, from 0 to --nnodes - 1", nodes=True, variable=False,
     )  # fmt: skip
     rdzv_endpoint: str | None = option(
-        default="a free port of this machine",
-        read=str, metavar="HOST:PORT", help="where node 0 listens; default: a free port of this machine", nodes=True,
+        default="a free port of this host",
+        read=str, metavar="HOST:PORT", help="where host 0 listens; default: a free port of this host", nodes=True,
         variable=False,
     )  # fmt: skip
     job_id: str | None = option(
@@ -316,7 +314,7 @@ class RunSettings:
     transport: str | None = option(
         default="auto",
         read=parse_transport, metavar="NAME",
-        help="what joins the nodes: shared memory inside a machine and sockets beyond (auto), or one of sockets (or "
+        help="what joins the processes: shared memory inside a host and sockets beyond (auto), or one of sockets (or "
         "efa), shared_memory, mpi, one installed",
         nodes=True,
     )  # fmt: skip
@@ -325,7 +323,7 @@ class RunSettings:
         default="1",
         read=parse_rails,
         metavar="R",
-        help="connections for each pair of nodes: 4, or interfaces: eth0,eth1",
+        help="connections for each pair of processes: 4, or interfaces: eth0,eth1",
         nodes=True,
         wire=True,
     )
@@ -377,14 +375,14 @@ class RunSettings:
         rare=True,
         default="1",
         read=switch,
-        help="each node keeps to its share of this machine's cores (default)",
+        help="each process keeps to its share of this host's cores (default)",
         off="any core",
         nodes=True,
     )
     engine: str | None = option(
         default="this machine",
         read=parse_engine, metavar="NAME", nodes=True, variable=False,
-        help="place the nodes on a cluster of ray or dask, the one to which this machine is connected",
+        help="place the processes on a cluster of ray or dask, the one to which this machine is connected",
     )  # fmt: skip
     tls_cert: str | None = option(
         rare=True, default="no encryption", read=str, metavar="FILE", help="encrypt, with this certificate", nodes=True
@@ -397,7 +395,7 @@ class RunSettings:
         default="no encryption",
         read=str,
         metavar="FILE",
-        help="the authority that signed those of all nodes",
+        help="the authority that signed those of all processes",
         nodes=True,
     )
     join_timeout_s: float | None = option(
@@ -441,7 +439,7 @@ class RunSettings:
     )  # fmt: skip
     prefix: bool | None = option(
         rare=True,
-        default="1 with several nodes",
+        default="1 with several processes",
         read=switch, help="[process I] before each line (default with several, but for mpi)",
         off="lines as they are", nodes=True, variable=False,
     )  # fmt: skip

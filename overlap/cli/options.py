@@ -16,6 +16,8 @@ from .parser import HelpAll, mark_rare
 
 T = TypeVar("T")
 
+_HIDDEN = argparse.SUPPRESS
+
 
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
     """Return a reader for argparse, which reports its `UsageError` with the name of the option."""
@@ -80,7 +82,7 @@ def flag_of(name: str, one: Option) -> str:
 
 
 def _add(add: Callable[..., argparse.Action], name: str, option: Option) -> None:
-    help = argparse.SUPPRESS if option.hidden else option.help
+    help = _HIDDEN if option.hidden else option.help
     flag, put = flag_of(name, option), partial(_put, add, rare=option.rare, dest=name)
     if option.metavar is None:
         put(flag, action="store_true", default=None, help=help)
@@ -90,6 +92,8 @@ def _add(add: Callable[..., argparse.Action], name: str, option: Option) -> None
         assert option.read is not None
         action = "append" if option.repeated else "store"
         put(flag, type=as_argument(option.read), metavar=option.metavar, action=action, help=help)
+        for spelling in option.also:
+            put(spelling, type=as_argument(option.read), metavar=option.metavar, action=action, help=_HIDDEN)
 
 
 def _put(add: Callable[..., argparse.Action], flag: str, *, rare: bool, **details: Any) -> None:
@@ -97,7 +101,7 @@ def _put(add: Callable[..., argparse.Action], flag: str, *, rare: bool, **detail
     if rare:
         mark_rare(action)
     if "-" in flag[2:]:
-        add(f"--{flag[2:].replace('-', '_')}", **details | {"help": argparse.SUPPRESS})
+        add(f"--{flag[2:].replace('-', '_')}", **details | {"help": _HIDDEN})
 
 
 # -- settings of a run -----------------------------------------------------------------------------------------------
@@ -111,7 +115,7 @@ def add_settings(parser: argparse.ArgumentParser, config: type[RunConfig] = RunC
     )
     parser.add_argument("--help-all", action=HelpAll, more=f"Variables: {variables}.\n")
     add_options(parser, {name: option for name, option in options.items() if not option.nodes})
-    group = parser.add_argument_group("several processes, one for each node")
+    group = parser.add_argument_group("several processes")
     add_options(group, {name: option for name, option in options.items() if option.nodes})
 
 

@@ -24,14 +24,15 @@ _DEEPEST = 6
 _OF_OTHERS = dict.fromkeys(
     ("-n", "-np", "--n", "--np", "--num-processes", "--num-proc", "--world-size", "--num-ranks"),
     ("--ranks", "--processes"),
-) | dict.fromkeys(("--master-addr", "--master-port"), ("--rdzv-endpoint",))
-_OF_OTHERS |= {"--stall": ("--stall-warning",), "--give-up": ("--stall-timeout",)}
+) | {"--stall": ("--stall-warning",), "--give-up": ("--stall-timeout",)}
 """Options of other launchers and of earlier versions, and ours."""
 
 _INSTEAD = {
+    **dict.fromkeys(
+        ("--master-addr", "--master-port"), "--rdzv-endpoint HOST:PORT is both, and a run on one host needs none"
+    ),
     "--standalone": "leave it out: a run on one host needs no rendezvous",
     "--model": "a model's step is predicted by `overlap model NAME`",
-    "--nproc-per-node": "--ranks N --processes N starts N processes here; --ranks-per-process N gives each N ranks",
 }
 """Options of torchrun and of earlier versions that mean nothing here, and what to do."""
 

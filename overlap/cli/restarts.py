@@ -23,13 +23,14 @@ from ..launch.processes import LaunchOutcome, launch
 from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, numbered
 from ..processes.messages import Present
 from ..processes.roll_call import RollCall, answer_roll_call, call_roll
+from .world_size import fewest_processes, process_count
 
 
-def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
+def run_again(spec: LaunchSpec, config: RunConfig) -> LaunchOutcome:
     """Launch a world, and again after failures; the flight records of failed attempts stay."""
     assert config.max_restarts
-    fewest = getattr(config.nnodes, "fewest", config.nnodes)
-    elastic = config.node_rank is not None and fewest != config.nnodes
+    fewest = fewest_processes(config)
+    elastic = config.node_rank is not None and fewest < process_count(config)
     records = Path(config.flight_dir or default_folder())
     restarts = Restarts(
         most=config.max_restarts,
@@ -37,35 +38,35 @@ def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
         reached=partial(_reached, records),
         kept=lambda pids: kept_step(_of(records, pids)),
         place=_shown(config.state_dir),
-        sleep=_no_pause if elastic and config.node_rank else time.sleep,  # only node 0 pauses; the others wait for it
+        sleep=_no_pause if elastic and config.node_rank else time.sleep,  # only host 0 pauses; the others wait for it
         fewest=None if elastic else fewest,
         signs=lambda pid: last_signs_of(pid, config.flight_dir),
         agree=partial(_agree, config) if elastic else None,
     )
-    return launch_again(what, restarts, lambda attempt: trio.run(launch, attempt))
+    return launch_again(spec, restarts, lambda attempt: trio.run(launch, attempt))
 
 
-def _agree(config: RunConfig, what: LaunchSpec, attempt: int) -> LaunchSpec:
-    """Agree with the launchers of other machines on the nodes of an attempt, and return what to start here."""
+def _agree(config: RunConfig, spec: LaunchSpec, attempt: int) -> LaunchSpec:
+    """Agree with the launchers of other hosts on the members of an attempt, and return the launch of this host."""
     from ..processes.connect import JOIN_TIMEOUT_S
 
     tls = config.tls_files()
     roll = RollCall(
-        job=what.job,
+        job=spec.job,
         member=config.node_rank or 0,
-        fewest=getattr(config.nnodes, "fewest", what.nodes),
-        members=int(what.nodes),  # a range would be written as a range
-        ranks_per_node=what.ranks_per_node,
-        endpoint=what.endpoint,
-        secret=what.secret,
+        fewest=fewest_processes(config),
+        members=int(spec.nodes),  # a range would be written as a range
+        ranks_per_node=spec.ranks_per_node,
+        endpoint=spec.endpoint,
+        secret=spec.secret,
         timeout_s=config.join_timeout_s or JOIN_TIMEOUT_S,
         tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
     )
-    if what.listener is None:
+    if spec.listener is None:
         present = trio.run(partial(answer_roll_call, roll, pause_s=LONGEST_PAUSE_S))
     else:
-        present = trio.run(_call, roll, attempt, what.listener, what.report)
-    return numbered(what, present.attempt, present.nodes, [present.index])
+        present = trio.run(_call, roll, attempt, spec.listener, spec.report)
+    return numbered(spec, present.attempt, present.nodes, [present.index])
 
 
 async def _call(roll: RollCall, attempt: int, listener: int, report: Callable[[str], None]) -> Present:

@@ -267,7 +267,7 @@ def cluster_of(cluster: str | topology.Cluster | None, ranks: int | None, *, tol
 
 
 def _spread(place: Place, cluster: str | topology.Cluster, *, told: str) -> topology.Cluster:
-    """Return the cluster, with as many nodes as the launcher says."""
+    """Return the cluster, with as many nodes as the launcher has hosts, or on one host as the name says."""
     import topology
 
     if not isinstance(cluster, str):
@@ -277,7 +277,8 @@ def _spread(place: Place, cluster: str | topology.Cluster, *, told: str) -> topo
             )
         return cluster
     try:
-        return topology.cluster(cluster, nodes=place.nodes, ranks=place.world_size)
+        # on one host, "local x2" runs as two
+        return topology.cluster(cluster, nodes=place.nodes if place.nodes > 1 else None, ranks=place.world_size)
     except topology.TopologyError as error:
         raise UsageError(f"cluster: {error}{told}") from error
 

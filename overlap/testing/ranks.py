@@ -384,7 +384,7 @@ def _in_processes(
             name=function.__name__,
         )
         program.write_text(source, encoding="utf-8")
-        command = [sys.executable, "-m", "overlap", "run", "--nnodes", str(processes), "--ranks-per-process"]
+        command = [sys.executable, "-m", "overlap", "run", "--processes", str(processes), "--ranks-per-process"]
         done = subprocess.run(
             [*command, str(size // processes), str(program)],
             capture_output=True,

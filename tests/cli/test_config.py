@@ -208,11 +208,11 @@ def test_errors_name_who_said_it_unless_it_was_the_program(overlap, script, monk
 
 def test_the_configuration_is_shown_with_its_sources(overlap, monkeypatch):
     monkeypatch.setenv("OVERLAP_ALGORITHM", "ring")
-    code, out, err = overlap("run", "--nnodes", "2", "--ranks-per-process", "3", "--no-unix", "--show-config")
+    code, out, err = overlap("run", "--processes", "2", "--ranks-per-process", "3", "--no-unix", "--show-config")
     assert (code, err) == (0, "")
     rows = dict(line.split(maxsplit=1) for line in out.splitlines())
-    assert {name: rows[name].split() for name in ("nnodes", "ranks", "unix", "algorithm", "trace")} == {
-        "nnodes": ["2", "--nnodes"],
+    assert {name: rows[name].split() for name in ("processes", "ranks", "unix", "algorithm", "trace")} == {
+        "processes": ["2", "--processes"],
         "ranks": ["6", "--ranks-per-process"],
         "unix": ["0", "--no-unix"],
         "algorithm": ["ring", "OVERLAP_ALGORITHM"],

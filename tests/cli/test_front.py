@@ -76,7 +76,7 @@ def test_help_fits_a_narrow_terminal_but_for_commands_to_be_copied(overlap, monk
 
 def test_what_is_said_of_an_example_stands_below_it_where_there_is_no_room_beside(overlap, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    told = "  overlap run --ranks 8 --processes 8 train.py\n      a process for each rank, on this machine\n"
+    told = "  overlap run --processes 2 --ranks 8 train.py\n      two processes with four ranks each, on this host\n"
     assert told in overlap("run", "--help")[1]
 
 
@@ -306,8 +306,8 @@ LOST = "overlap: cannot write the output: No space left on device\n"
         pytest.param(["plan", "trn2.48xlarge"], "1", marks=pytest.mark.slow),
         (["run", "train.py"], ""),  # from a rank
         pytest.param(["demo", "--steps", "1", "--ranks", "2"], "", marks=pytest.mark.slow),
-        (["run", "--nnodes", "2", "train.py"], ""),  # from several processes at once
-        pytest.param(["run", "--nnodes", "2", "train.py"], "1", marks=pytest.mark.slow),
+        (["run", "--processes", "2", "train.py"], ""),  # from several processes at once
+        pytest.param(["run", "--processes", "2", "train.py"], "1", marks=pytest.mark.slow),
     ],
 )
 def test_output_that_cannot_be_written_is_told_in_one_line(process, script, argv, unbuffered):
@@ -456,7 +456,7 @@ def test_a_hook_of_the_program_stays(tmp_path):
 def test_rare_options_are_shown_by_help_all_alone(overlap):
     short, full = overlap("run", "--help")[1], overlap("run", "--help-all")[1]
     assert "--ranks" in short
-    assert "--nnodes" in short
+    assert "--processes" in short
     assert "--checksums" not in short
     assert "--no-checksums" in full
     assert set(re.findall(r"^  (--[a-z-]+)", short, re.M)) < set(re.findall(r"^  (--[a-z-]+)", full, re.M))
@@ -466,12 +466,11 @@ def test_rare_options_are_shown_by_help_all_alone(overlap):
 @pytest.mark.parametrize(
     ("argv", "meant"),
     [
-        (["run", "--nnode=2", "x.py"], "--nnodes"),
+        (["run", "--nnode=2", "x.py"], "--processes"),
         (["run", "--checksum", "x.py"], "--checksums"),
         (["doctor", "--jsn"], "--json"),
         (["run", "-np", "4", "x.py"], "--processes or --ranks"),
         (["simulate", "--world-size=4", "x.py"], "--ranks"),
-        (["run", "--master_port=29500", "x.py"], "--rdzv-endpoint"),
         (["run", "--stall", "5", "x.py"], "--stall-warning"),
         (["run", "--give-up", "5", "x.py"], "--stall-timeout"),
     ],
@@ -482,16 +481,17 @@ def test_a_misspelt_option_is_told_with_the_right_one(overlap, argv, meant):
     assert f"; did you mean {meant}? (" in err
 
 
-def test_an_option_that_is_needless_here_is_to_be_left_out(overlap):
-    code, out, err = overlap("run", "--standalone", "x.py")
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("--standalone", "leave it out: a run on one host needs no rendezvous"),
+        ("--master_port=29500", "--rdzv-endpoint HOST:PORT is both, and a run on one host needs none"),
+    ],
+)
+def test_an_option_of_torchrun_is_told_with_what_to_do_here(overlap, option, instead):
+    code, out, err = overlap("run", option, "x.py")
     assert (code, out) == (2, "")
-    assert "--standalone; leave it out: a run on one host needs no rendezvous (" in err
-
-
-def test_processes_on_each_host_are_refused_with_the_commands_that_start_them(overlap):
-    code, out, err = overlap("run", "--nproc_per_node", "4", "x.py")
-    assert (code, out) == (2, "")
-    assert "; --ranks N --processes N starts N processes here; --ranks-per-process N gives each N ranks (" in err
+    assert f"{option}; {instead} (" in err
 
 
 @pytest.mark.parametrize("command", [["run"], ["simulate", "--cluster", "trn2.48xlarge"]])

@@ -46,7 +46,7 @@ def test_neither_does_it_hide_why_the_program_failed(process, script):
 
 @pytest.mark.slow
 def test_nor_does_it_of_several_processes(process, script):
-    child = process("run", "--nnodes", "2", "--trace", "/dev/full", script(PROGRAM + "\nprint('done')"))
+    child = process("run", "--processes", "2", "--trace", "/dev/full", script(PROGRAM + "\nprint('done')"))
     out, err = child.communicate()
     assert (child.returncode, sorted(out.splitlines())) == (0, ["[process 0] done", "[process 1] done"])
     assert f"TraceWarning: trace: {FULL}" in err

@@ -43,7 +43,7 @@ def pid_of(job, member):
         (["--processes", "4", "--shared-memory", "0"], [0], [4, 3]),
         (["--processes", "2", "--ranks", "4"], [0], [4, 2]),
         (["--processes", "2"], [1], [2, 1]),
-        (["--nnodes", "3"], [0, 2], [3, 2, 1]),
+        (["--processes", "3"], [0, 2], [3, 2, 1]),
     ],
     ids=["4", "sockets", "2x2", "one of two", "nodes"],
 )

@@ -18,7 +18,7 @@ from ...timeline.draw.view import TimelineView
 from ...timeline.files.tracefile import read_trace
 from ...units import format_ns
 from ..console import Console
-from ..nodes import boot
+from ..processes import boot
 from .survivor import replayed
 
 _VICTIM, _SURVIVOR, _SPARE = 0, 1, 2
