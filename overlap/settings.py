@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """The way a setting is told: as an option of a command, and as an environment variable."""
+    """The spelling of a setting: an option of a command, and an environment variable."""
 
     # Converts text to a value, or raises `UsageError`; None: text cannot set it.
     read: Callable[[str], object] | None = None
@@ -41,7 +41,9 @@ class Option:
     nodes: bool = False  # Whether it concerns several processes
     wire: bool = False  # Whether it is passed on to the transport that joins them
     hidden: bool = False  # Whether the help leaves it out
+    short: str | None = None  # The option with one letter
     also: tuple[str, ...] = ()  # Further spellings, of other launchers
+    old: tuple[str, ...] = ()  # Spellings of the previous version, which say the new one
     rare: bool = False  # Whether only `--help-all` shows it
     repeated: bool = False  # Whether the option may be given several times; its value is a list
     check: Callable[[Any], object] | None = None  # Raises `UsageError` for values that cannot be used, from any source
@@ -174,7 +176,7 @@ def check_trace_steps(steps: object) -> None:
 
 
 def check_data_check(check: object) -> None:
-    """Refuse every check of sent data but "nan"."""
+    """Refuse checks of sent data other than "nan"."""
     if check != "nan":
         raise UsageError(f"check: expected 'nan', got {check!r}")
 
@@ -232,7 +234,7 @@ class RunSettings:
     trace: str | PathLike[str] | None = option(
         default="none is kept",
         read=str, metavar="FILE", check=check_trace,
-        help="write the timeline there (.json or .json.gz)",
+        help="write the timeline there; .json or .json.gz",
     )  # fmt: skip
     trace_steps: str | None = option(
         rare=True,
@@ -243,7 +245,7 @@ class RunSettings:
     cluster: str | topology.Cluster | None = option(
         default="local",
         read=str, metavar="NAME", check=check_cluster,
-        help='machine to run as, such as "trn1.32xlarge" or "local"',
+        help='cluster of machines, such as trn1.32xlarge or "trn2.48xlarge x4"; default: the program\'s, or local',
     )  # fmt: skip
     timeout_s: float | None = option(
         default="no limit",
@@ -274,7 +276,7 @@ class RunSettings:
         default="the fastest",
         read=str,
         metavar="A",
-        help="use this algorithm wherever it exists, such as ring",
+        help="use this algorithm wherever it exists, such as ring; default: the fastest",
         check=check_algorithm,
     )
     processes: int | None = option(
@@ -314,7 +316,7 @@ class RunSettings:
     transport: str | None = option(
         default="auto",
         read=parse_transport, metavar="NAME",
-        help="what joins the processes: shared memory inside a host and sockets beyond (auto), or one of sockets (or "
+        help="what joins the processes; shared memory inside a host and sockets beyond (auto), or one of sockets (or "
         "efa), shared_memory, mpi, one installed",
         nodes=True,
     )  # fmt: skip
@@ -323,7 +325,7 @@ class RunSettings:
         default="1",
         read=parse_rails,
         metavar="R",
-        help="connections for each pair of processes: 4, or interfaces: eth0,eth1",
+        help="connections for each pair of processes; 4, or interfaces: eth0,eth1",
         nodes=True,
         wire=True,
     )
@@ -331,8 +333,8 @@ class RunSettings:
         rare=True,
         default="1",
         read=switch,
-        help="sockets read and write the arrays (default)",
-        off="through a bounce buffer",
+        help="arrays are sent and received where they are (default); by sockets",
+        off="through a copy; of sockets, a bounce buffer",
         nodes=True,
         wire=True,
     )
@@ -340,7 +342,7 @@ class RunSettings:
         rare=True,
         default="between hosts",
         read=switch,
-        help="sockets check all that arrives (default: between hosts)",
+        help="sockets check all that arrives; default: between hosts",
         off="only its headers",
         nodes=True,
         wire=True,
@@ -412,7 +414,7 @@ class RunSettings:
     survive: bool | None = option(
         default="0",
         read=switch, nodes=True,
-        help="go on in a smaller world when a process is lost: the others meet again and call main again",
+        help="go on when a process is lost; the others meet again in a smaller world and call main again",
         off="the loss of a process ends the run (default)",
     )  # fmt: skip
     witness: str | None = option(
@@ -429,8 +431,8 @@ class RunSettings:
     )  # fmt: skip
     spares: int | None = option(
         default="0",
-        read=index, metavar="K", nodes=True,
-        help="with --survive: K more processes wait, and take the places of processes that are lost",
+        read=index, metavar="N", nodes=True,
+        help="number of spares, which take the places of lost ones; processes that wait, with --survive",
     )  # fmt: skip
     log_dir: str | None = option(
         default="the terminal",
@@ -454,7 +456,7 @@ class RunSettings:
     )  # fmt: skip
     check: str | None = option(
         default="nothing", read=str, metavar="nan", check=check_data_check,
-        help="fail the first rank that sends a NaN or an infinity: nan",
+        help="fail the first rank that sends a NaN or an infinity; nan",
     )  # fmt: skip
     flight_dir: str | None = option(
         rare=True,

@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..units import count, seconds
+from ..settings import Option
+from ..units import count, switch
+from .options import add_options, shared
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -39,6 +41,20 @@ examples:
 """
 
 
+OPTIONS = {
+    "ranks": shared("ranks", "default: 2"),
+    "seeds": Option(read=count, metavar="N", help="how many seeds; default: 1"),
+    "seed": shared("seed", "the first one; 0 disturbs nothing; default: 0"),
+    "cluster": shared("cluster", "whose wires are modelled; default: local"),
+    "faults": Option(read=str, metavar="WHICH", help="kinds of faults that seeds draw, or faults as data"),
+    "same": Option(read=switch, help="fail unless all ranks end with the same weights"),
+    "timeout": shared("timeout_s", "of real time, for a run; default: 60"),
+    "operations": Option(
+        read=str, metavar="FILE", help="write the operations of the first seed there, a line each", old=("--trace",)
+    ),
+}
+
+
 def fill(parser: argparse.ArgumentParser) -> None:
     """Declare the command line."""
     parser.usage = f"{parser.prog} [options] PROGRAM [options] [-- ARGS ...]"
@@ -49,26 +65,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def _fill_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=count, default=2, metavar="N", help="how many ranks; default: 2")
-    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="how many seeds; default: 1")
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="the first seed; 0 disturbs nothing; default: 0"
-    )
-    parser.add_argument(
-        "--cluster", default="local", metavar="NAME", help='machine whose wires are modelled, such as "trn2.48xlarge"'
-    )
-    parser.add_argument(
-        "--faults", default="", metavar="WHICH", help="kinds of faults that seeds draw, or faults as data"
-    )
-    parser.add_argument("--same", action="store_true", help="fail unless all ranks end with the same weights")
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=60.0,
-        metavar="S",
-        help="seconds, real ones, that a run may take; default: 60",
-    )
-    parser.add_argument("--trace", metavar="FILE", help="write the operations of the first seed there, a line each")
+    add_options(parser, OPTIONS)
+    parser.set_defaults(ranks=2, seeds=1, seed=0, cluster="local", faults="", timeout=60.0)
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the ranks print")
 
 
@@ -101,12 +99,12 @@ def main(args: argparse.Namespace) -> int:
     except RanksFailed as failed:
         print(f"{args.program} is wrong with {failed.run.size} ranks, seed {failed.run.seed}\n{failed}")
         return 1
-    if args.trace:
+    if args.operations:
         try:
-            with open(args.trace, "w", encoding="utf-8") as file:
+            with open(args.operations, "w", encoding="utf-8") as file:
                 file.write(run.trace)
         except OSError as error:
-            raise UsageError(f"trace: cannot write {args.trace}: {error.strerror}") from None
+            raise UsageError(f"--operations: cannot write {args.operations}: {error.strerror}") from None
     if args.verbose:
         for rank, text in enumerate(run.output):
             sys.stdout.writelines(f"[r{rank}] {line}\n" for line in text.splitlines())

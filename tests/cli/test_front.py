@@ -141,7 +141,7 @@ def test_user_errors_are_one_line_and_exit_2(overlap, argv, message):
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["plan", "trn1.32xlarge", "--check", "0"], ": 1 rank, 1 disjoint ring\n"),
+        (["plan", "trn1.32xlarge", "--group", "0"], ": 1 rank, 1 disjoint ring\n"),
         (["plan", "all_reduce", "--bytes", "4", "--cluster", "local"], " float32 on 1 rank (0) of local\n"),
         (["simulate", "--cluster", "local", "--ranks", "1", "train.py"], "local, 1 rank, virtual time\n"),
     ],

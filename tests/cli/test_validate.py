@@ -90,10 +90,10 @@ def test_a_crossover_that_is_elsewhere_is_told(overlap, monkeypatch):
 
 def test_check_tells_by_the_exit_code(overlap, monkeypatch):
     words = ("calibrate", "--published", "--machine", "inf2.xlarge")
-    assert overlap(*words, "--check")[0] == 0
+    assert overlap(*words, "--enforce")[0] == 0
     monkeypatch.setattr(validation, "_NEURON", validation.AccuracyGoal(median=0.08, worst=0.1))
     assert overlap(*words)[0] == 0
-    code, out, _ = overlap(*words, "--check")
+    code, out, _ = overlap(*words, "--enforce")
     assert code == 1
     assert (
         "Inferentia2, one node  uint8              4    5.4%  16.2%         6    3.1%  16.2%  8%, 10%: MISSED\n" in out
@@ -158,9 +158,9 @@ left out: each step predicted with the share `sustained` fitted to all others.
     ("words", "reason"),
     [
         (("steps", "--machine", "trn9"), "no step is published of 'trn9'; known are "),
-        (("steps", "--check"), "--check: only with --published collectives"),
+        (("steps", "--enforce"), "--enforce: only with --published collectives"),
         (("--record",), "--record: only with --published steps"),
-        (("steps", "--op", "barrier"), "--published: compares published measurements; leave out op"),
+        (("steps", "--collective", "barrier"), "--published: compares published measurements; leave out op"),
     ],
 )
 def test_options_of_the_other_comparison(overlap, words, reason):

@@ -14,22 +14,18 @@ from ...cost.parameters import itemsize_of, known_sizes
 from ...cost.select import NAMES, Plan, plan
 from ...errors import UsageError
 from ...settings import Option
-from ...units import format_bytes, format_s, index, integer, parse_bytes, switch, wrapped
+from ...units import format_bytes, format_s, index, parse_bytes, switch, wrapped
+from ..options import shared
 from ..output import as_json, field
 
 OPTIONS = {
     "bytes": Option(
         read=str, metavar="SIZE", help="the larger one of a rank's input and output, such as 32MiB; always needed"
     ),
-    "cluster": Option(
-        read=str, metavar="NAME", help='machine, such as "trn2.48xlarge x4", or a .toml file; always needed'
-    ),
-    "dtype": Option(read=str, metavar="NAME", help="type of the elements; default: float32"),
-    "root": Option(read=integer, metavar="RANK", help="group rank of the root; default: 0"),
-    "peer_direct": Option(
-        read=switch, help="network adapters read device memory themselves (default; matters on dl1)",
-        off="host memory is in between",
-    ),
+    "cluster": shared("cluster", "or a .toml file; always needed"),
+    "dtype": shared("dtype", "default: float32"),
+    "root": shared("root"),
+    "peer_direct": shared("peer_direct", "by network adapters; matters on dl1"),
     "exact": Option(read=switch, help="only algorithms that reduce every element in the order of ranks: exact=True"),
     "top": Option(read=index, metavar="N", help="alternatives to print; default: 8"),
 }  # fmt: skip
@@ -45,9 +41,11 @@ def show(op: str, options: Mapping[str, Any]) -> int:
     for name in ("bytes", "cluster"):
         if name not in options:
             raise UsageError(f"--{name}: needed for the plan of a collective")
-    ranks = parse_ranks(options["ranks"]) if "ranks" in options else None
+    if "ranks" in options:
+        raise UsageError(f"--ranks: of a collective name the ranks of its group: --group {options['ranks']}")
+    ranks = parse_ranks(options["group"]) if "group" in options else None
     if ranks is not None and len(ranks) < 2:
-        raise UsageError(f"--ranks: {options['ranks']!r} is one rank, which sends nothing; name a group, such as 0-7")
+        raise UsageError(f"--group: {options['group']!r} is one rank, which sends nothing; name a group, such as 0-7")
     dtype, machine = options.get("dtype", "float32"), _machine(options["cluster"], ranks)
     nbytes, element_bytes = parse_bytes(options["bytes"], argument="--bytes"), itemsize_of(dtype)
     if nbytes % element_bytes:

@@ -20,7 +20,8 @@ from ...planning.goodput import Goodput, Loss, RestartingJob, SurvivingJob, good
 from ...survival.virtual import AFTER, STATE
 from ...timeline.measure.metrics import windows_of
 from ...timeline.spans import Timeline
-from ...units import duration, format_s, index
+from ...units import duration, format_s
+from ..options import add_options, shared
 from ..output import field
 from ..parser import Parser
 from ..program import Program
@@ -35,7 +36,7 @@ def add_goodput(parser: Parser) -> None:
     group = parser.add_argument_group("goodput of a long job that goes on after losses, as under --survive")
     add = group.add_argument
     add("--mtbf", type=_time, metavar="TIME", help="mean time between losses of the whole job, such as 3h")
-    add("--spares", type=index, default=0, metavar="N", help="that take the places of lost ones; default: 0")
+    add_options(group, {"spares": shared("spares", "default: 0")})
     add("--repair", type=_time, metavar="TIME", help="after which a lost one is a spare again; default: never")
     add("--duration", type=_time, default="24h", metavar="TIME", help="of the job; default: 24h")
     add("--recovery", type=_time, default="0.3s", metavar="TIME", help="from a loss to the next world; default: 0.3s")
