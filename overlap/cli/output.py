@@ -37,7 +37,7 @@ def open_missing() -> None:
 
 
 def output_path(path: str | os.PathLike[str] | None, *, option: str = "--trace") -> str | None:
-    """Return the absolute path of a file that is written at the end of a run, whose program may change its directory.
+    """Return the absolute path of a file to write at the end of a run: the program may change its directory.
 
     Raises:
         UsageError: If the file could not be written, with the reason.
@@ -79,9 +79,9 @@ def _reason(error: OSError | UsageError) -> str:
 # -- pages -----------------------------------------------------------------------------------------------------------
 
 
-def field(name: str, text: str, *, label: int = 16) -> list[str]:
+def field(name: str, text: str, *, label: int = 16, width: int = 80) -> list[str]:
     """Return the lines of a figure with its name before it, in a column of `label` characters."""
-    return wrapped(text, first=f"  {name:<{label}}", rest=" " * (label + 2))
+    return wrapped(text, width, first=f"  {name:<{label}}", rest=" " * (label + 2))
 
 
 # -- results ---------------------------------------------------------------------------------------------------------

@@ -45,6 +45,15 @@ _INSTEAD = {
 class Parser(argparse.ArgumentParser):
     """Parser of a command line that reports mistakes in one line."""
 
+    doubles_separator = False
+    """Whether `--` ends the options of a command behind its program: argparse drops the first after a positional."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, with each `--` twice where the command needs one of them."""
+        if self.doubles_separator and "--" in args:
+            args = [*args[: args.index("--")], "--", *args[args.index("--") :]]
+        return super().parse_known_args(args, namespace)
+
     def print_help(self, file: object = None) -> None:
         """Print the help; argparse would hide that stdout cannot be written."""
         sys.stdout.write(self.format_help())

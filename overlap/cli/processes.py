@@ -81,7 +81,7 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
     """
     total, per_host, hosts = process_count(config), config.processes or 1, config.nnodes or 1
     first = (config.node_rank or 0) * per_host
-    here = range(first, first + per_host)
+    members = range(first, first + per_host)
     # as multiprocessing does: no public function returns the options of this interpreter
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     environ = {**without_membership(os.environ), **config.variables(), "OVERLAP_HOSTS": str(hosts)}
@@ -96,7 +96,7 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
         _make_folder(config.log_dir)
     with (
         _witness(config, hosts) as witness,
-        _listening(endpoint, here=0 in here, again=bool(config.max_restarts)) as (listener, bound),
+        _listening(endpoint, is_first=0 in members, again=bool(config.max_restarts)) as (listener, bound),
     ):
         if witness is not None:
             environ["OVERLAP_WITNESS"] = witness
@@ -104,7 +104,7 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
             command=[sys.executable, *flags, "-c", boot(), "run", *program],
             environ=environ,
             nodes=total,
-            here=here,
+            here=members,
             ranks_per_node=config.ranks // total if config.ranks else int(total > 1),
             endpoint=bound,
             listener=listener,
@@ -280,15 +280,15 @@ def boot() -> str:
 
 
 @contextmanager
-def _listening(endpoint: Endpoint, *, here: bool, again: bool) -> Iterator[tuple[int | None, Endpoint]]:
+def _listening(endpoint: Endpoint, *, is_first: bool, again: bool) -> Iterator[tuple[int | None, Endpoint]]:
     """Listen for process 0 before it starts, so that a used port is reported at once; yield descriptor and endpoint.
 
     Args:
         endpoint: Host and port.
-        here: Whether process 0 is started here.
+        is_first: Whether process 0 is started here.
         again: Whether processes of an earlier launcher of the job may still listen, and get a moment to leave the port.
     """
-    if not here:
+    if not is_first:
         yield None, endpoint
         return
     try:

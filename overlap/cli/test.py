@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
@@ -18,6 +19,7 @@ from ..settings import Option
 from ..units import count, switch
 from .options import add_options, shared
 from .parser import Parser
+from .program import module_spec
 
 if TYPE_CHECKING:
     from ..testing.run import Run
@@ -55,12 +57,14 @@ OPTIONS = {
 }
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
+def fill(parser: Parser) -> None:
     """Declare the command line."""
-    parser.usage = f"{parser.prog} [options] PROGRAM [options] [-- ARGS ...]"
+    parser.doubles_separator = True
+    parser.usage = f"{parser.prog} [options] (SCRIPT | -m MODULE) [options] [-- ARGS ...]"
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     _fill_options(parser)
-    parser.add_argument("program", metavar="PROGRAM", help="file of the program")
+    parser.add_argument("-m", dest="module", action="store_true", help="run MODULE, as python -m does")
+    parser.add_argument("program", metavar="SCRIPT", help="Python file")
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments of the program, after `--`")
 
 
@@ -72,11 +76,12 @@ def _fill_options(parser: argparse.ArgumentParser) -> None:
 
 def _options_after_the_program(args: argparse.Namespace) -> list[str]:
     """Read the options that stand behind the program's name, and return the program's own arguments."""
-    at = args.rest.index("--") if "--" in args.rest else len(args.rest)
+    words = args.rest
     later = Parser(prog="overlap test")
     _fill_options(later)
-    theirs = list(args.rest[at + 1 :])
-    _, unknown = later.parse_known_args(args.rest[:at], args)
+    end = words.index("--") if "--" in words else len(words)
+    theirs = [word for number, word in enumerate(words[end:]) if number > 1 or word != "--"]
+    _, unknown = later.parse_known_args(words[:end], args)
     if unknown:
         last = shlex.join([*unknown, *theirs])
         later.error(
@@ -90,11 +95,16 @@ def main(args: argparse.Namespace) -> int:
     from ..testing import Ranks, RanksFailed
 
     arguments, began_s = _options_after_the_program(args), time.perf_counter()
+    path, package = args.program, None
+    if args.module:
+        sys.path.insert(0, os.getcwd())
+        spec = module_spec(args.program, "test")
+        path, package = spec.origin, spec.parent
     try:
         with _ending_by_force(args.timeout + _LOCKED_S):
-            run = Ranks(repeating=_repeating).program(
-                args.program, arguments, ranks=args.ranks, seeds=args.seeds, seed=args.seed, cluster=args.cluster,
-                faults=args.faults or (), real_timeout_s=args.timeout,
+            run = Ranks(repeating=partial(_repeating, ["-m", args.program] if args.module else None)).program(
+                path, arguments, package=package, ranks=args.ranks, seeds=args.seeds, seed=args.seed,
+                cluster=args.cluster, faults=args.faults or (), real_timeout_s=args.timeout,
             )  # fmt: skip
     except RanksFailed as failed:
         print(f"{args.program} is wrong with {failed.run.size} ranks, seed {failed.run.seed}\n{failed}")
@@ -151,9 +161,11 @@ def _faults(run: Run) -> str:
     return f"{', '.join(map(str, run.faults))} happened{ended}"
 
 
-def _repeating(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
+def _repeating(
+    module: Sequence[str] | None, path: str | os.PathLike[str], args: Sequence[str], setting: Setting
+) -> str:
     """Return the command that repeats a run."""
-    words = ["overlap", "test", os.fspath(path), "--ranks", str(setting.ranks)]
+    words = ["overlap", "test", *(module or [os.fspath(path)]), "--ranks", str(setting.ranks)]
     words += ["--cluster", str(setting.cluster)] if setting.cluster != "local" else []
     words += ["--seed", str(setting.seed)] if setting.seed else []
     words += ["--faults", ", ".join(map(str, setting.faults))] if setting.faults else []

@@ -179,7 +179,7 @@ async def alone(config: RunConfig) -> AsyncIterator[WorldSetup]:
     ranks, wires = config.ranks, config.wires
     if ranks is None and isinstance(wires, Transport):
         ranks = len(wires.ranks)
-    placed = cluster_of(config.cluster, ranks, told=config.told("ranks", "cluster"))
+    placed = cluster_of(config.cluster, ranks, told=config.origin("ranks", "cluster"))
     size = ranks or placed.world_size
     transport = around(NeuronLink(size), wires)
     if transport.ranks != tuple(range(size)):
@@ -223,7 +223,7 @@ async def among(
     """
     from .connect import joined, met
 
-    placed, transport = _spread(place, config.cluster or "local", told=config.told("cluster")), config.wires
+    placed, transport = _spread(place, config.cluster or "local", told=config.origin("cluster")), config.wires
     own = transport if isinstance(transport, Transport) else None
     if own is not None and (own.ranks, len(own.peers)) != (tuple(place.ranks), place.world_size):
         raise UsageError(

@@ -215,8 +215,10 @@ class TestedProgram:
         return rank in self._plan.full
 
 
-def of_file(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> TestedProgram:
-    """Return the program in a file.
+def of_file(
+    path: str | os.PathLike[str], args: Sequence[str], setting: Setting, package: str | None = None
+) -> TestedProgram:
+    """Return the program in a file, whose relative imports are from `package`.
 
     Raises:
         UsageError: If there is no such file, or it is no Python.
@@ -229,12 +231,15 @@ def of_file(path: str | os.PathLike[str], args: Sequence[str], setting: Setting)
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"program: {path} is no Python program: {error}") from None
     return TestedProgram(
-        lambda view: _execute(code, str(file), view), [str(path), *map(str, args)], setting, f"{file.parent}{os.sep}"
+        lambda view: _execute(code, str(file), view, package),
+        [str(path), *map(str, args)],
+        setting,
+        f"{file.parent}{os.sep}",
     )
 
 
-def _execute(code: CodeType, file: str, view: RankView) -> None:
-    view.main.__file__ = file
+def _execute(code: CodeType, file: str, view: RankView, package: str | None) -> None:
+    view.main.__file__, view.main.__package__ = file, package
     view.main.__dict__.update({NAME: view.set_type, "set": view.set_type})
     exec(code, view.main.__dict__)  # a program of the user, as `python FILE` runs it
 

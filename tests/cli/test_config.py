@@ -12,7 +12,7 @@ from overlap import UsageError, trace_files
 from overlap.cli.options import add_settings, flag_of, given
 from overlap.config import RunConfig, imposed, requested, unknown_variables
 from overlap.processes.place import member_variables
-from overlap.settings import check_outage, option
+from overlap.settings import option
 from overlap.units import count
 
 FULL = RunConfig(
@@ -95,6 +95,7 @@ def test_a_bad_setting_is_named(name, value, message):
     ],
 )
 def test_an_outage_is_as_long_as_a_run_can_last_through(given, message):
+    check_outage = RunConfig.options()["outage_s"].check
     with pytest.raises(UsageError) as caught:
         check_outage(given)
     assert str(caught.value) == message
@@ -108,8 +109,8 @@ def test_a_variable_that_is_none_of_ours_is_told_once(overlap, script, monkeypat
     monkeypatch.setenv("OVERLAP_SECRET", "correct horse")
     program = script("import overlap\nasync def main(rank): ...\noverlap.run(main)")
     told = [
-        "overlap: OVERLAP_COLOUR is no setting, and says nothing",
-        "overlap: OVERLAP_RANK is no setting, and says nothing; did you mean OVERLAP_RANKS?",
+        "overlap: OVERLAP_COLOUR is no setting, and has no effect",
+        "overlap: OVERLAP_RANK is no setting, and has no effect; did you mean OVERLAP_RANKS?",
     ]
     assert overlap("run", program)[2].splitlines() == told
     assert overlap("run", program)[2] == ""

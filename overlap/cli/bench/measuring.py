@@ -69,7 +69,7 @@ class ProcessLayout:
 
     @property
     def _cluster(self) -> str:
-        """Algorithms are chosen as between hosts: on one host all would be those of its memory."""
+        """Cluster with a host for each process: on one host only algorithms of its memory would be chosen."""
         return f"local x{self.processes}"
 
     @property

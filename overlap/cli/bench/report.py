@@ -163,18 +163,13 @@ def described(rows: Sequence[Result]) -> list[dict[str, object]]:
     """Return rows for JSON: times in nanoseconds for one operation, bandwidths in bytes per second."""
     return [
         {
+            **{name: getattr(row.case, name) for name in ("size_bytes", "count", "ranks", "in_place")},
+            **{name: getattr(row, name) for name in ("algbw_bytes_per_s", "busbw_bytes_per_s", "wrong")},
+            **asdict(row.times),
             "operation": row.case.operation.name,
-            "size_bytes": row.case.size_bytes,
-            "count": row.case.count,
             "dtype": row.case.dtype.name,
             "op": row.case.op if row.case.operation.kind.traits.reduces else None,
             "root": row.case.root if row.case.operation.kind.traits.rooted else None,
-            "ranks": row.case.ranks,
-            "in_place": row.case.in_place,
-            **asdict(row.times),
-            "algbw_bytes_per_s": row.algbw_bytes_per_s,
-            "busbw_bytes_per_s": row.busbw_bytes_per_s,
-            "wrong": row.wrong,
         }
         for row in rows
     ]

@@ -16,9 +16,8 @@ from ...planning.calibrate import calibrate
 from ...settings import Option
 from ...units import switch
 from ..options import add_options, shared
-from ..output import write_file
 from .here import BETWEEN, calibrate_here
-from .page import page
+from .page import deliver_machine, page
 from .published import show_published
 
 _DESCRIPTION = """\
@@ -113,13 +112,7 @@ def main(args: argparse.Namespace) -> int:
     name = args.name or (Path(args.output).stem if args.output else f"{calibration.base} calibrated")
     text = calibration.machine_file(name)
     print("\n".join(page(calibration)))
-    if args.output is None:
-        print("\n" + text, end="")
-        return 0
-    if not write_file(text, args.output, option="--output"):
-        return 1
-    print(f"\nmachine in {args.output}; plan with it: overlap plan all_reduce --bytes 1G --cluster {args.output}")
-    return 0
+    return deliver_machine(text, args.output, collective_bytes="1G")
 
 
 def _calibrate_products(args: argparse.Namespace) -> int:
@@ -135,7 +128,4 @@ def _calibrate_products(args: argparse.Namespace) -> int:
         )
     name = args.name or (Path(args.output).stem if args.output else f"{base} calibrated")
     text = products.machine_file(base, name, args.products, fits)
-    if args.output is None:
-        print("\n" + text, end="")
-        return 0
-    return 0 if write_file(text, args.output, option="--output") else 1
+    return deliver_machine(text, args.output)

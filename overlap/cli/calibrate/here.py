@@ -19,9 +19,8 @@ from ..bench.cases import Case
 from ..bench.measuring import ProcessLayout, measure_cases
 from ..bench.operations import find
 from ..bench.sampling import Sampling
-from ..output import write_file
 from .busy import Busyness
-from .page import accuracy_lines, rows_table
+from .page import accuracy_lines, deliver_machine, rows_table
 
 BETWEEN: Mapping[str, str] = {"shared_memory": "shared_memory", "sockets": "efa", "mpi": "mpi"}
 """Ways to join processes, and the transport of each; the first one is the default on one host."""
@@ -67,14 +66,7 @@ def calibrate_here(args: argparse.Namespace) -> int:
     found = fit_own(samples, cores=cores, shared_memory=shared)
     print("\n".join([*_page(found, between), *busy_lines(found, busyness)]))
     text = own_machine_file(args.name or "here", found, between=between, cores=cores)
-    if args.output is None:
-        print("\n" + text, end="")
-        return 0
-    if not write_file(text, args.output, option="--output"):
-        return 1
-    print(f"\nmachine in {args.output}; plan with it:")
-    print(f"overlap plan all_reduce --bytes 1M --cluster {args.output}")
-    return 0
+    return deliver_machine(text, args.output, collective_bytes="1M")
 
 
 def _worlds(transport: str) -> list[_World]:
