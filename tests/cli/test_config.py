@@ -281,7 +281,7 @@ def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
     assert (told.colour_depth, told.sources) == (8, {"colour_depth": "--colour-depth"})
     assert told.variables() == {"OVERLAP_COLOUR_DEPTH": "8"}
     assert More.from_environment({"OVERLAP_COLOUR_DEPTH": "24"}).over(told).colour_depth == 24
-    assert f"{'colour_depth':<16} {'8':<32} --colour-depth" in told.lines()
+    assert f"{'colour_depth':<17} {'8':<50} --colour-depth" in told.lines()
     with pytest.raises(UsageError, match=r"^OVERLAP_COLOUR_DEPTH: expected a positive integer, got 'x'$"):
         More.from_environment({"OVERLAP_COLOUR_DEPTH": "x"})
     with pytest.raises(UsageError, match=r"^colour_depth: too deep$"):
