@@ -397,7 +397,7 @@ def test_a_node_loads_nothing_that_is_used_by_few() -> None:
         "topology",
         "trio.testing",
     )
-    assert {"overlap.front", "overlap.cli.nodes"} <= loaded
+    assert {"overlap.front", "overlap.cli.processes"} <= loaded
     assert sorted(name for name in loaded if name.startswith(few)) == []
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
@@ -106,6 +107,16 @@ def report_late_options(args: argparse.Namespace, command: str) -> None:
 
 
 def _run_module(name: str, command: str) -> dict[str, object]:
+    module_spec(name, command)
+    return runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def module_spec(name: str, command: str) -> ModuleSpec:
+    """Return the specification of the module, or of the `__main__` of the package, that `-m` names.
+
+    Raises:
+        UsageError: If there is none.
+    """
     try:
         spec = find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -116,7 +127,7 @@ def _run_module(name: str, command: str) -> dict[str, object]:
         raise UsageError(f"{command}: -m {name}: {error}") from None
     if spec is None:
         raise UsageError(f"{command}: -m {name}: there is no such module to run")
-    return runpy.run_module(name, run_name="__main__", alter_sys=True)
+    return spec
 
 
 def _with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str, object]:

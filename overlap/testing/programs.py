@@ -218,8 +218,14 @@ class TestedProgram:
         return rank in self._plan.full
 
 
-def load_file(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> TestedProgram:
-    """Return the program in a file; a UsageError says why it is none."""
+def load_file(
+    path: str | os.PathLike[str], args: Sequence[str], setting: Setting, package: str | None = None
+) -> TestedProgram:
+    """Return the program in a file, whose relative imports are from `package`.
+
+    Raises:
+        UsageError: If there is no such file, or it is no Python.
+    """
     file = Path(path).absolute()
     try:
         code = compile_program(file.read_bytes(), str(file))
@@ -228,13 +234,16 @@ def load_file(path: str | os.PathLike[str], args: Sequence[str], setting: Settin
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"program: {path} is no Python program: {error}") from None
     return TestedProgram(
-        lambda view: _execute(code, str(file), view), [str(path), *map(str, args)], setting, f"{file.parent}{os.sep}"
+        lambda view: _execute(code, str(file), view, package),
+        [str(path), *map(str, args)],
+        setting,
+        f"{file.parent}{os.sep}",
     )
 
 
-def _execute(code: CodeType, file: str, view: RankView) -> None:
+def _execute(code: CodeType, file: str, view: RankView, package: str | None) -> None:
     """Run the code of a file as the `__main__` of a rank."""
-    view.main.__file__ = file
+    view.main.__file__, view.main.__package__ = file, package
     view.main.__dict__.update({NAME: view.set_type, "set": view.set_type})
     exec(code, view.main.__dict__)  # a program of the user, as `python FILE` runs it
 

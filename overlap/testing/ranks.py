@@ -50,7 +50,13 @@ class Ranks:
         parse_setting(defaults)
 
     def program(
-        self, path: str | os.PathLike[str], args: Sequence[str] = (), *, check: bool = True, **setting: Any
+        self,
+        path: str | os.PathLike[str],
+        args: Sequence[str] = (),
+        *,
+        package: str | None = None,
+        check: bool = True,
+        **setting: Any,
     ) -> Run:
         """Run an unchanged program that uses `torch.distributed` on every rank, and return the result of the run.
 
@@ -62,6 +68,7 @@ class Ranks:
             path: File of the program; relative to the test's file, or to the current folder.
             args: Arguments of the program, a list such as `["--steps", "5"]`; a failing run that is made smaller may
                 have fewer steps.
+            package: Package of the file, for its relative imports.
             check: Whether to raise if anything is wrong; else ask `run.verdict`.
             setting: `ranks`, `cluster`, `seed`; `seeds` to try so many; `faults`, such as "die(rank=1, at=3)", or
                 kinds that seeds draw from, such as "die, late"; `steps`, which the program is given as `--steps`;
@@ -84,7 +91,7 @@ class Ranks:
         def make(chosen: Setting) -> TestedProgram:
             from .programs import load_file
 
-            return load_file(file, _with_steps(words, chosen.steps), chosen)
+            return load_file(file, _with_steps(words, chosen.steps), chosen, package)
 
         def line(chosen: Setting) -> str:
             return self._repeating(path, _with_steps(words, chosen.steps), replace(chosen, steps=None))
@@ -390,7 +397,7 @@ def _run_in_processes(
             name=function.__name__,
         )
         program.write_text(source, encoding="utf-8")
-        command = [sys.executable, "-m", "overlap", "run", "--nnodes", str(processes), "--ranks-per-process"]
+        command = [sys.executable, "-m", "overlap", "run", "--processes", str(processes), "--ranks-per-process"]
         ended = subprocess.run(
             [*command, str(size // processes), str(program)],
             capture_output=True,

@@ -141,8 +141,8 @@ BAD = [
     (
         NCCOM,
         {},
-        "it.log: says no collective that is known; give --op, one of all_gather, all_reduce, all_to_all, broadcast, "
-        "gather, reduce, reduce_scatter, scatter",
+        "it.log: says no collective that is known; give --collective, one of all_gather, all_reduce, "
+        "all_to_all, broadcast, gather, reduce, reduce_scatter, scatter",
     ),
     (
         NCCL.replace("250.10", "0.00"),
@@ -366,14 +366,14 @@ def test_what_was_measured_here_becomes_a_machine_that_plans_and_says_its_errors
     from overlap.cli.calibrate import here
 
     def samples(worlds):
-        for world in (each for each in worlds if each.layout.nodes <= processes):
+        for world in (each for each in worlds if each.layout.processes <= processes):
             for number, size in enumerate((1024, 65536, 1 << 20, 1 << 24)):
-                time_s = (50e-6 + size / 4e9) * world.ranks * world.layout.nodes * (1 + 0.05 * (number % 2))
+                time_s = (50e-6 + size / 4e9) * world.ranks * world.layout.processes * (1 + 0.05 * (number % 2))
                 yield Sample(
                     collective="all_reduce",
                     nbytes=size,
                     ranks=tuple(range(world.ranks)),
-                    processes=world.layout.nodes,
+                    processes=world.layout.processes,
                     time_s=time_s,
                 )
 

@@ -76,7 +76,7 @@ def test_help_fits_a_narrow_terminal_but_for_commands_to_be_copied(overlap, monk
 
 def test_what_is_said_of_an_example_stands_below_it_where_there_is_no_room_beside(overlap, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    told = "  overlap run --ranks 8 --processes 8 train.py\n      a process for each rank, on this machine\n"
+    told = "  overlap run --processes 2 --ranks 8 train.py\n      two processes with four ranks each, on this host\n"
     assert told in overlap("run", "--help")[1]
 
 
@@ -98,7 +98,7 @@ def test_former_names_go_on_and_say_their_successor(overlap, monkeypatch, former
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["plan", "trn1.32xlarge", "--check", "0"], ": 1 rank, 1 disjoint ring\n"),
+        (["plan", "trn1.32xlarge", "--group", "0"], ": 1 rank, 1 disjoint ring\n"),
         (["plan", "all_reduce", "--bytes", "4", "--cluster", "local"], " float32 on 1 rank (0) of local\n"),
         (["simulate", "--cluster", "local", "--ranks", "1", "train.py"], "local, 1 rank, virtual time\n"),
     ],
@@ -263,8 +263,8 @@ LOST = "overlap: cannot write the output: No space left on device\n"
         pytest.param(["plan", "trn2.48xlarge"], "1", marks=pytest.mark.slow),
         (["run", "train.py"], ""),  # from a rank
         pytest.param(["demo", "--steps", "1", "--ranks", "2"], "", marks=pytest.mark.slow),
-        (["run", "--nnodes", "2", "train.py"], ""),  # from several processes at once
-        pytest.param(["run", "--nnodes", "2", "train.py"], "1", marks=pytest.mark.slow),
+        (["run", "--processes", "2", "train.py"], ""),  # from several processes at once
+        pytest.param(["run", "--processes", "2", "train.py"], "1", marks=pytest.mark.slow),
     ],
 )
 def test_output_that_cannot_be_written_is_told_in_one_line(process, script, argv, unbuffered):
@@ -413,7 +413,7 @@ def test_a_hook_of_the_program_stays(tmp_path):
 def test_rare_options_are_shown_by_help_all_alone(overlap):
     short, full = overlap("run", "--help")[1], overlap("run", "--help-all")[1]
     assert "--ranks" in short
-    assert "--nnodes" in short
+    assert "--processes" in short
     assert "--checksums" not in short
     assert "--no-checksums" in full
     assert set(re.findall(r"^  (--[a-z-]+)", short, re.M)) < set(re.findall(r"^  (--[a-z-]+)", full, re.M))

@@ -33,7 +33,7 @@ def goodput(overlap, tmp_path):
     program.write_text(PROGRAM)
 
     def run(manner, *options):
-        code, out, err = overlap("simulate", "--mtbf", "1h", "--json", "-", *options, str(program), manner)
+        code, out, err = overlap("simulate", "--mtbf", "1h", "--json", *options, str(program), manner)
         assert code == 0, err
         return json.loads(out)
 

@@ -32,36 +32,38 @@ $ overlap xyz
 $ overlap run --nnodes 0 x.py
 run: argument --nnodes: expected a positive integer, got '0'
 $ overlap run --node-rank 0 x.py
---node-rank needs --nnodes and --rdzv-endpoint, the same for all nodes
+--node-rank needs --nnodes and --rdzv-endpoint, the same for all hosts
 $ overlap run --nnodes 2 --rdzv-endpoint a:1 --node-rank 2 x.py
---node-rank 2: nodes are numbered from 0, and --nnodes is 2
+--node-rank 2: hosts are numbered from 0, and --nnodes is 2
 $ overlap run --nnodes 2 --rdzv-endpoint a:1 --node-rank 1 x.py
 --node-rank: anybody who reaches a:1 could join the job; give
 $ overlap run --nnodes 2 --rdzv-endpoint a:0 --node-rank 1 x.py
---rdzv-endpoint: the nodes that are started elsewhere must
-$ overlap run --nnodes 2 --rdzv-endpoint a x.py
+--rdzv-endpoint: the hosts that are started elsewhere must
+$ overlap run --processes 2 --rdzv-endpoint a x.py
 --rdzv-endpoint: endpoint: expected HOST:PORT
-$ overlap run --nnodes 2 --ranks 3 x.py
-3 ranks cannot be divided among --nnodes 2; say --ranks-per-process
-$ overlap run --nnodes 2 --ranks=4 --ranks-per-process=4 x.py
---ranks 4 are not --ranks-per-process 4 on
-$ overlap run --nnodes 3 --cluster 'trn2.48xlarge x4' x.py
-256 ranks cannot be divided among --nnodes 3;
+$ overlap run --nnodes 2 x.py
+--nnodes 2: each host starts its own processes, by this command with --node-rank I and --rdzv-endpoint HOST:PORT too;
+$ overlap run --processes 2 --ranks=4 --ranks-per-process=4 x.py
+--ranks 4: 2 processes with --ranks-per-process 4 have 8; leave one out$
+$ overlap run --nnodes 2 --rdzv-endpoint 127.0.0.1:1 --node-rank 0 --processes 2 --ranks 6 x.py
+6 ranks cannot be divided among --nnodes 2 with --processes 2;
+$ overlap run --nnodes 2 --rdzv-endpoint 127.0.0.1:1 --node-rank 0 --processes 2 --max-restarts 1 x.py
+--processes: --max-restarts on several hosts needs one process on each; leave one out$
+$ overlap run --processes 3 --cluster 'trn2.48xlarge x4' x.py
+256 ranks cannot be divided among --processes 3;
 $ overlap run --processes 3 --ranks 4 x.py
-4 ranks cannot be divided among --processes 3$
-$ overlap run --processes 2 --nnodes 2 x.py
---processes: those of this machine are meant, with --ranks in all; leave out --nnodes$
-$ overlap run --nnodes 2 --job-id LONG x.py
+4 ranks cannot be divided among --processes 3;
+$ overlap run --processes 2 --job-id LONG x.py
 --job-id: expected at most 64 printable characters, got 'xxx
-$ overlap run --nnodes 2 --log-dir x.py x.py
+$ overlap run --processes 2 --log-dir x.py x.py
 --log-dir: x.py: File exists
-$ overlap run --nnodes 2 --rails eth0, x.py
+$ overlap run --processes 2 --rails eth0, x.py
 run: argument --rails: expected a positive number, or
 $ overlap run --tls-cert x.py x.py
 TLS needs three files: --tls-cert, --tls-key, --tls-ca
 $ overlap run --tls-cert x.py --tls-key none --tls-ca x.py x.py
 --tls-key: none: there is no such
-$ overlap run --nnodes 2 --transport mpi x.py
+$ overlap run --processes 2 --transport mpi x.py
 --transport mpi: mpi4py is not installed: pip install
 $ overlap run
 run: name a SCRIPT, or -m MODULE (`overlap run --help` explains)
@@ -98,15 +100,13 @@ $ overlap run --checksum x.py
 $ overlap run -np 4 x.py
 ...; did you mean --processes or --ranks? (
 $ overlap run --master_port=29500 x.py
-...; did you mean --rdzv-endpoint? (
+...; --rdzv-endpoint HOST:PORT is both, and a run on one host needs none (
 $ overlap run --stall 5 x.py
 ...; did you mean --stall-warning? (
 $ overlap run --give-up 5 x.py
 ...; did you mean --stall-timeout? (
 $ overlap run --standalone x.py
 ...--standalone; leave it out: a run on one host needs no rendezvous (
-$ overlap run --nproc_per_node 4 x.py
-...; --ranks N --processes N starts N processes here; --ranks-per-process N gives each N ranks (
 $ overlap run --trace '' x.py
 --trace: expected the name of a file, got ''$
 $ overlap run --cluster nix x.py
@@ -139,8 +139,8 @@ $ overlap simulate --algorithm magic train.py
 ...magic
 $ overlap simulate --seed x train.py
 ...expected an integer, got 'x'
-$ overlap simulate --json nowhere/found.json train.py
-...--json: cannot write into
+$ overlap simulate --json-file nowhere/found.json train.py
+...--json-file: cannot write into
 $ overlap simulate --trace . train.py
 ...--trace: . is a directory; name a file in it
 $ overlap simulate --width 39 train.py
@@ -174,23 +174,21 @@ $ overlap simulate --model llama-8b
 $ overlap simulate run.json
 run.json: a recorded run is repeated by `overlap replay run.json`$
 $ overlap bench allr -b 8 --tcp
---tcp: concerns what joins several nodes; give --nnodes too, such as --nnodes 2
+--tcp: concerns what joins processes; give --processes 2 too
 $ overlap bench allr -b 8 --rails 2
 --rails: concerns
-$ overlap bench allr -b 8 --nnodes 1 --peer-direct off
+$ overlap bench allr -b 8 --processes 1 --no-peer-direct
 --peer-direct: concerns
-$ overlap bench allr -b 8 --checksums on
+$ overlap bench allr -b 8 --checksums
 --checksums: concerns
 $ overlap bench allr -b 8 --transport efa
 --transport: concerns
-$ overlap bench allr -b 8 --vs gloo
---vs: moved to `python -m tests.benchmarks.versus` of a checkout
-$ overlap bench allr -b 8 --checksums both
-both: moved to `python -m tests.benchmarks.versus` of a checkout
-$ overlap bench allr -b 8 --nnodes 2 --rails 0
+$ overlap bench allr -b 8 --vs=gloo
+bench: unrecognized arguments: --vs=gloo; `python -m tests.benchmarks.versus` of a checkout compares with other libraries (
+$ overlap bench allr -b 8 --processes 2 --rails 0
 --rails: expected a positive number, or different interfaces
-$ overlap bench allr -b 8 --nnodes 2 --ranks 4,3
---ranks: 3 ranks cannot be divided among --nnodes 2
+$ overlap bench allr -b 8 --processes 2 --ranks 4,3
+--ranks: 3 ranks cannot be divided among --processes 2
 $ overlap bench
 OP: name the operation to measure (`overlap bench --help` explains)
 $ overlap bench two_hosts
@@ -214,7 +212,7 @@ plan: argument --top: expected 0 or more, got '-1'
 $ overlap timeline none.json
 none.json: cannot be read
 $ overlap test none.py --ranks 0
-expected a positive integer, got '0'
+test: argument --ranks: expected a positive integer, got '0'
 $ overlap test none.py --color red
 ...; if they are the program's, end the line with -- --color red; did you mean --cluster? (`overlap test --help`
 $ overlap test none.py skip --ranks 2 -- now
@@ -223,12 +221,12 @@ $ overlap test none.py --faults flood
 faults: 'flood' is unknown; known are die
 $ overlap calibrate --published steps --machine trn9
 ...no step is published of 'trn9'; known are
-$ overlap calibrate --published steps --check
-...--check: only with --published collectives
+$ overlap calibrate --published steps --enforce
+...--enforce: only with --published collectives
 $ overlap calibrate --published --record
 ...--record: only with --published steps
-$ overlap calibrate --published steps --op barrier
-...--published: compares published measurements; leave out op
+$ overlap calibrate --published steps --collective barrier
+...--published: compares published measurements; leave out collective
 $ overlap calibrate --published --machine trn9
 ...nothing is published of 'trn9'; known are a3mega.toml, dl1.24xlarge, h100ib.toml, inf2.xlarge, mi3
 $ overlap doctor --jsn

@@ -3,12 +3,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
-from overlap.cli.nodes import _BOOT
+from overlap.cli.processes import _BOOT
 from overlap.timeline import read_trace, verdict_of
 
 WORLD = """
@@ -91,7 +92,7 @@ def test_one_node_is_this_process(overlap, script, options):
     assert overlap("run", *options, "--ranks-per-process", "3", script(PLACE)) == (0, "None 3\n", "")
 
 
-def test_under_another_launcher_its_processes_are_the_nodes(overlap, script, monkeypatch):
+def test_nnodes_divides_the_processes_of_another_launcher_into_hosts(overlap, script, monkeypatch):
     for name, value in {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"}.items():
         monkeypatch.setenv(name, value)
     assert overlap("run", script(PLACE)) == (0, "(range(3, 4), 0) None\n", "")
@@ -99,9 +100,13 @@ def test_under_another_launcher_its_processes_are_the_nodes(overlap, script, mon
     assert overlap("run", "--ranks-per-process", "2", script(PLACE)) == (0, "(range(6, 8), 0) 8\n", "")
     assert overlap("run", "--nnodes", "4", "--ranks-per-process", "2", script(PLACE)) == (0, "(range(6, 8), 3) 8\n", "")
     assert "OVERLAP_NNODES" not in os.environ
-    assert overlap("run", "--nnodes", "2", script(PLACE)) == (2, "", (
-        "overlap: --nnodes 2: MPICH has started this process as number 3 of 4; leave out the options, or the launcher\n"
-    ))  # fmt: skip
+    assert overlap("run", "--nnodes", "2", script(PLACE)) == (0, "(range(3, 4), 1) None\n", "")
+    assert overlap("run", "--nnodes", "2", "--processes", "2", script(PLACE)) == (0, "(range(3, 4), 1) None\n", "")
+    for options in (["--nnodes", "3"], ["--processes", "3"], ["--nnodes", "2", "--node-rank", "0"]):
+        assert overlap("run", *options, script(PLACE)) == (2, "", (
+            f"overlap: {' '.join(options)}: MPICH has started this process as number 3 of 4; leave out the options, or "
+            "the launcher\n"
+        ))  # fmt: skip
 
 
 def test_ctrl_c_while_a_process_still_imports_is_told_by_nobody_but_its_launcher(tmp_path):
@@ -155,7 +160,7 @@ def test_a_process_that_the_system_does_not_start_is_one_line(overlap, script, m
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", one)
-    code, _, err = overlap("run", "--nnodes", "2", script("import time; time.sleep(60)"))
+    code, _, err = overlap("run", "--processes", "2", script("import time; time.sleep(60)"))
     assert (code, err) == (2, "overlap: process 1 cannot be started: Too many open files\n")
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 
@@ -185,6 +190,36 @@ overlap.run(main, ranks=4)
 overlap.run(main)
 overlap.run(main, ranks=6)
 """
+
+
+HOSTS = """
+import numpy, overlap
+async def main(rank):
+    print(rank.rank, rank.node, rank.local_rank)
+overlap.run(main, ranks=4)
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_one_host_stand_for_the_hosts_that_the_cluster_names(process, script):
+    run = process("run", "--processes", "2", "--cluster", "local x2", "--no-prefix", script(HOSTS))
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, err) == (0, "")
+    assert sorted(out.splitlines()) == ["0 0 0", "1 0 1", "2 1 0", "3 1 1"]
+
+
+@pytest.mark.slow
+def test_the_words_of_torchrun_start_the_processes_of_each_host(process, script):
+    program = script(HOSTS)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    options = ["--nnodes", "2", "--nproc_per_node", "2", "--rdzv-endpoint", endpoint, "--no-prefix", "--node-rank"]
+    runs = [process("run", *options, host, program) for host in "01"]
+    outs = [run.communicate(timeout=60) for run in runs]
+    assert [(sorted(out.splitlines()), err) for out, err in outs] == [
+        (["0 0 0", "1 0 1"], ""),
+        (["2 1 0", "3 1 1"], ""),
+    ]
 
 
 @pytest.mark.slow
@@ -226,10 +261,10 @@ def test_a_program_that_only_one_node_could_read_is_refused(overlap, script, mon
     with open(script("print('ran')"), "rb") as source, open(os.dup(0), "rb") as stdin:
         os.dup2(source.fileno(), 0)
         try:
-            told = overlap("run", "--nnodes", "2", "/dev/stdin")
+            told = overlap("run", "--processes", "2", "/dev/stdin")
         finally:
             os.dup2(stdin.fileno(), 0)
-    message = "run: /dev/stdin: every node reads the program for itself; with --nnodes name a file"
+    message = "run: /dev/stdin: every process reads the program for itself; with --processes name a file"
     assert told == (2, "", f"overlap: {message}\n")
 
 
@@ -437,7 +472,7 @@ def test_ctrl_c_tells_who_waits_for_whom_and_ends_with_130(process, script):
 
 @pytest.mark.slow
 def test_ctrl_c_over_several_nodes_tells_it_of_all_their_ranks(process, script):
-    options = ("--nnodes", "2", "--ranks-per-process", "2", "--stall-warning", "0.5")
+    options = ("--processes", "2", "--ranks-per-process", "2", "--stall-warning", "0.5")
     assert interrupted(process("run", *options, script(WAITING))) == [
         "overlap: interrupted",
         "  ranks 1-3 wait for rank 0, whose program is at train.py:8",
@@ -461,7 +496,7 @@ overlap.run(main)
 
 @pytest.mark.slow
 def test_a_process_whose_loop_is_busy_is_the_odd_one_out_of_a_stall(process, script):
-    child = process("run", "--nnodes", "2", "--stall-warning", "2", script(BUSY))
+    child = process("run", "--processes", "2", "--stall-warning", "2", script(BUSY))
     _, err = child.communicate()
     assert child.returncode == 0, err
     told = re.sub(r" at \S*train.py", " at train.py", re.sub(r"for [\d.]+ s at", "for N s at", err))
@@ -500,7 +535,7 @@ overlap.run(main)
 
 @pytest.mark.slow
 def test_a_time_out_tells_of_a_node_that_computes_before_it_waits_for_it(process, script):
-    child = process("run", "--nnodes", "2", "--timeout", "1", script(COMPUTING))
+    child = process("run", "--processes", "2", "--timeout", "1", script(COMPUTING))
     _, err = child.communicate()
     assert child.returncode == 1, err
     told = re.sub(r"\(\S*train.py", "(train.py", re.sub(r"has waited \d+ s for", "waits for", err))

@@ -48,7 +48,7 @@ def simulated(overlap):
     """Return a function that simulates and returns the figures of the runs."""
 
     def run(*argv):
-        code, out, err = overlap("simulate", "--json", "-", *argv)
+        code, out, err = overlap("simulate", "--json", *argv)
         assert code == 0, err
         return json.loads(out)["runs"]
 
@@ -209,11 +209,11 @@ def test_what_is_not_perfect_is_told(overlap, script):
 
 def test_what_goes_wrong_is_told_and_how_to_see_it_again(overlap, script):
     text = TRAIN.replace("ranks=3", "ranks=3, clock=overlap.Virtual(faults=overlap.Faults(death=0.0, loss=0.0))")
-    code, out, _ = overlap("simulate", "--faults", "3", script(text))
+    code, out, _ = overlap("simulate", "--fault-seed", "3", script(text))
     assert code == 0
     told = " ".join(line.strip() for line in out.splitlines())
     assert "; things go wrong as Faults(seed=3, loss=0.0, death=0.0) wants it; compute and" in told
-    code, _, err = overlap("simulate", "--faults", "3", script(text.replace("death=0.0", "death=1.0")))
+    code, _, err = overlap("simulate", "--fault-seed", "3", script(text.replace("death=0.0", "death=1.0")))
     assert code == 1
     *_, last, again = err.splitlines()
     assert re.match(r"overlap: rank \d failed: PeerLostError: rank \d died at .*, as Faults\(seed=3, loss=0", last)
@@ -354,11 +354,11 @@ def test_the_busiest_kind_is_that_which_takes_longest_added_up(simulated, script
 
 
 def test_json_is_all_that_stdout_gets(overlap, script):
-    code, out, err = overlap("simulate", *WHERE, "--json", "-", script(TRAIN), "a")
+    code, out, err = overlap("simulate", *WHERE, "--json", script(TRAIN), "a")
     assert (code, err) == (0, "program a\n")
     found = json.loads(out)
     assert (found["schema_version"], found["meta"][0]["script"]) == (1, "train.py")
-    assert overlap("simulate", *WHERE, "--json", "found.json", script(TRAIN))[0] == 0
+    assert overlap("simulate", *WHERE, "--json-file", "found.json", script(TRAIN))[0] == 0
     with open("found.json", encoding="utf-8") as file:
         assert json.load(file)["runs"] == found["runs"]
 

@@ -39,7 +39,7 @@ def swept(overlap, script):
     """Return a function that sweeps WORK, or another program, and returns (exit code, rows as JSON)."""
 
     def run(*argv, text=WORK, code=0):
-        given, out, err = overlap("simulate", "--json", "-", *argv, script(text))
+        given, out, err = overlap("simulate", "--json", *argv, script(text))
         assert given == code, err
         return json.loads(out)["rows"]
 
@@ -141,7 +141,7 @@ def test_parameters_of_the_program_are_arguments_after_its_own(overlap, script):
 
 def test_parameters_of_a_module_are_arguments_too(overlap, script):
     script(WORK, "swept_module.py")
-    argv = ("--json", "-", "--sweep", "ms=1,2", "-m", "swept_module", "--ranks", "3")
+    argv = ("--json", "--sweep", "ms=1,2", "-m", "swept_module", "--ranks", "3")
     outcomes = [row["outcome"] for row in json.loads(overlap("simulate", *argv)[1])["rows"]]
     assert [(found["world_size"], found["step_ns"]) for found in outcomes] == [(3, 10**6), (3, 2 * 10**6)]
 
@@ -183,7 +183,7 @@ def test_switches_and_factors_can_be_swept(swept):
 
 
 def test_json(overlap, script):
-    code, out, _ = overlap("simulate", "--sweep", "ms=2,3,1", "--json", "rows.json", script(WORK))
+    code, out, _ = overlap("simulate", "--sweep", "ms=2,3,1", "--json-file", "rows.json", script(WORK))
     assert code == 1
     assert "* shortest step: ms=1\n" in out
     with open("rows.json", encoding="utf-8") as file:
@@ -219,7 +219,7 @@ INTERRUPTED = WORK.replace(
 @pytest.mark.slow
 def test_an_interrupt_keeps_the_rows_that_are_done(process, script, tmp_path):
     sweep = ("--sweep", "ms=2,1,3,4")
-    child = process("simulate", "--json", "rows.json", *sweep, script(INTERRUPTED), PYTHONIOENCODING="utf-8")
+    child = process("simulate", "--json-file", "rows.json", *sweep, script(INTERRUPTED), PYTHONIOENCODING="utf-8")
     out, err = child.communicate(timeout=60)
     assert child.returncode == 128 + signal.SIGINT
     assert [line.split()[:3] for line in out.splitlines()[-3:-1]] == [["2", "4", "2.000"], ["*", "1", "4"]]

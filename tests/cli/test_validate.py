@@ -90,10 +90,10 @@ def test_a_crossover_that_is_elsewhere_is_told(overlap, monkeypatch):
 
 def test_check_tells_by_the_exit_code(overlap, monkeypatch):
     words = ("calibrate", "--published", "--machine", "inf2.xlarge")
-    assert overlap(*words, "--check")[0] == 0
+    assert overlap(*words, "--enforce")[0] == 0
     monkeypatch.setattr(validation, "_NEURON", validation.AccuracyGoal(median=0.08, worst=0.1))
     assert overlap(*words)[0] == 0
-    code, out, _ = overlap(*words, "--check")
+    code, out, _ = overlap(*words, "--enforce")
     assert code == 1
     assert (
         "Inferentia2, one node  uint8              4    5.4%  16.2%         6    3.1%  16.2%  8%, 10%: MISSED\n" in out

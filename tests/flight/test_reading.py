@@ -100,7 +100,7 @@ def test_damage_of_any_kind_is_refused_or_read(tmp_path, sample, damage):
 @pytest.mark.slow
 def test_the_files_of_two_nodes_tell_which_was_killed(tmp_path, capsys):
     (tmp_path / "train.py").write_text(KILLED)
-    command_line = ["run", "--nnodes", "2", "--flight-dir", "records", "--job-id", "j", "train.py"]
+    command_line = ["run", "--processes", "2", "--flight-dir", "records", "--job-id", "j", "train.py"]
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     interpreters.run("-m", "overlap", *command_line, cwd=tmp_path, env=environ, timeout=120)
     assert command(["why", str(tmp_path / "records")]) == 0

@@ -500,7 +500,7 @@ def test_a_world_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path):
             "-m",
             "overlap",
             "run",
-            "--nnodes",
+            "--processes",
             "2",
             "--state-dir",
             str(tmp_path / state),

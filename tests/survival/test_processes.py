@@ -43,7 +43,7 @@ def pid_of(job, member):
         pytest.param(["--processes", "4", "--shared-memory", "0"], [0], [4, 3], marks=pytest.mark.slow),
         pytest.param(["--processes", "2", "--ranks", "4"], [0], [4, 2], marks=pytest.mark.slow),
         pytest.param(["--processes", "2"], [1], [2, 1], marks=pytest.mark.slow),
-        (["--nnodes", "3"], [0, 2], [3, 2, 1]),
+        (["--processes", "3"], [0, 2], [3, 2, 1]),
     ],
     ids=["4", "sockets", "2x2", "one of two", "nodes"],
 )

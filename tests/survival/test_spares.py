@@ -64,7 +64,7 @@ def check_end(job, sizes, each=1):
         pytest.param(["--processes", "2", "--spares", "2"], [[0], [1]], [2, 2, 2], marks=pytest.mark.slow),
         (["--processes", "2", "--ranks", "4", "--spares", "1", "--shared-memory", "0"], [[0]], [2, 2]),
         pytest.param(["--processes", "3", "--spares", "2"], [[0, 2]], [3, 3], marks=pytest.mark.slow),
-        pytest.param(["--nnodes", "3", "--spares", "1"], [[1], [0]], [3, 3, 2], marks=pytest.mark.slow),
+        pytest.param(["--processes", "3", "--spares", "1"], [[1], [0]], [3, 3, 2], marks=pytest.mark.slow),
     ],
     ids=["all of the first", "2x2, sockets", "two in one step", "more losses than spares"],
 )

@@ -45,8 +45,8 @@ class SweepAxis:
             raise UsageError(f"--sweep: expected NAME=V,V,... such as nodes=1,2,4, got {text!r}")
         if len(set(texts)) < len(texts):
             raise UsageError(f"--sweep: {text!r} has a value twice; name each value once")
-        known = name.replace("-", "_")
-        return cls(name=name, parameter=known if known in PARAMETERS else None, texts=texts)
+        field = name.replace("-", "_")
+        return cls(name=name, parameter=field if field in PARAMETERS else None, texts=texts)
 
     @property
     def option(self) -> str:
