@@ -184,7 +184,7 @@ $ overlap bench allr -b 8 --checksums
 $ overlap bench allr -b 8 --transport efa
 --transport: concerns
 $ overlap bench allr -b 8 --vs=gloo
-bench: unrecognized arguments: --vs=gloo; `python -m tests.benchmarks.versus` of a checkout compares with other libraries (
+bench: unrecognized arguments: --vs=gloo; `python -m tests.benchmarks.versus` of a checkout compares with
 $ overlap bench allr -b 8 --processes 2 --rails 0
 --rails: expected a positive number, or different interfaces
 $ overlap bench allr -b 8 --processes 2 --ranks 4,3
