@@ -97,7 +97,7 @@ def estimate(
         )
     virtual = replace(virtual, dtype=layout.dtype, shapes_only=True, alike=layout.stage_of)
     if device is not None and virtual.interference.off:
-        virtual = replace(virtual, interference=Interference(compute={ALL: 1 / device.beside}))
+        virtual = replace(virtual, interference=Interference(compute={ALL: 1 / device.share_beside_collectives}))
     simulation = FullSimulation(model, layout, cluster, virtual, algorithm, device)
     few, period = steady(layout)
     many = layout.microbatches > 2 * few + period

@@ -56,11 +56,11 @@ def pieces_of(amounts: Amounts) -> list[Piece]:
     model, layout = amounts.model, amounts.layout
     layers: list[What] = ["layer"]
     scores: list[What] = ["scores"]
-    if layout.shards < 2:
+    if layout.zero_in_step < 2:
         split = layout.pipeline().splits_backward
         layers += ["inputs", "weights", "backward"] if split else ["backward"]
         scores += ["scores inputs", "scores weights", "scores backward"] if split else ["scores backward"]
-    kinds = [layer for layer, _ in model.kinds(range(model.layers + model.mtp_layers))]
+    kinds = [layer for layer, _ in model.layer_kinds(range(model.layers + model.mtp_layers))]
     found: list[Piece] = [(what, layer) for what in layers for layer in kinds]
     found += [(what, 0) for what in scores]
     return [*found, ("begin", 0), ("end", 0)] if layout.tp > 1 and not layout.async_tp else found
@@ -68,7 +68,7 @@ def pieces_of(amounts: Amounts) -> list[Piece]:
 
 def can_fold(layout: Layout) -> bool:
     """Return whether a layout's actions can be folded: gathered weights would cross their borders."""
-    return layout.shards < 3
+    return layout.zero_in_step < 3
 
 
 class PieceAlone(TrainingStep):
@@ -86,15 +86,15 @@ class PieceAlone(TrainingStep):
         if kind in ("backward", "inputs"):
             return cast("Future[Any]", self._layer_backward(0, layer, x, False, with_weights=kind == "backward"))
         if kind == "scores":
-            return self._compute("scores", self._amounts.scoring(), self._enter(x), gives=self._token)
+            return self._compute("scores", self._amounts.vocabulary_scores(), self._enter(x), gives=self._token)
         if kind == "begin":
-            return self._compute("begin", self._amounts.scoring().times(0.0), self._enter(x))
+            return self._compute("begin", self._amounts.vocabulary_scores().times(0.0), self._enter(x))
         if kind == "end":
-            return self._leave(self._compute("end", self._amounts.scoring().times(0.0)))
+            return self._leave(self._compute("end", self._amounts.vocabulary_scores().times(0.0)))
         if kind in ("weights", "scores weights"):
-            work = self._amounts.weight_gradients(layer) if kind == "weights" else self._amounts.scoring_weights()
+            work = self._amounts.weight_gradients(layer) if kind == "weights" else self._amounts.vocabulary_gradients()
             return self._compute("weights backward" if kind == "weights" else kind, work)
-        work = self._amounts.scoring(2.0 if kind == "scores backward" else 1.0)
+        work = self._amounts.vocabulary_scores(2.0 if kind == "scores backward" else 1.0)
         return self._leave(self._compute("scores backward", work))
 
 
@@ -135,7 +135,7 @@ class FoldedStep(TrainingStep):
         return {**pieces, ("begin", 0): -1} if enters else pieces
 
     def _backward(self, stage: int, dy: object, last: bool, *, whole: bool) -> Future[Any]:
-        if last or self._layout.shards == 2:
+        if last or self._layout.zero_in_step == 2:
             return super()._backward(stage, dy, last, whole=whole)
         pieces = self._layers_as("backward" if whole else "inputs", stage)
         if stage == self._last:
@@ -145,7 +145,7 @@ class FoldedStep(TrainingStep):
         return self._ended("backward", pieces, dy, leaves=self._outside)
 
     def _weight_gradients(self, stage: int, last: bool) -> Future[Any]:
-        if last or self._layout.shards == 2:
+        if last or self._layout.zero_in_step == 2:
             return super()._weight_gradients(stage, last)
         pieces = self._layers_as("weights", stage)
         if stage == self._last:
@@ -175,8 +175,8 @@ class FoldedStep(TrainingStep):
     def _kinds(self, stage: int) -> list[tuple[int, int]]:
         """Return the layers of a stage by kind, each as the first one of all that kind."""
         model = self._model
-        first = {model.has_experts(layer): layer for layer, _ in reversed(model.kinds(range(model.layers)))}
-        return [(first[model.has_experts(layer)], like) for layer, like in model.kinds(self._layers(stage))]
+        first = {model.has_experts(layer): layer for layer, _ in reversed(model.layer_kinds(range(model.layers)))}
+        return [(first[model.has_experts(layer)], like) for layer, like in model.layer_kinds(self._layers(stage))]
 
     def _fold(self, what: str, pieces: dict[Piece, int], x: object, gives: object) -> Future[Any]:
         for piece, times in pieces.items():

@@ -65,7 +65,7 @@ class TrainingStep:
             rank.stream(dimension)
         self._tp, self._pp, self._cp, self._ep = (mesh[axis] for axis in ("tp", "pp", "cp", "ep"))
         self._place, self._last = mesh.coordinates["pp"], layout.pp * layout.chunks - 1
-        dtype = numpy_dtype(layout.carried)
+        dtype = numpy_dtype(layout.storage_dtype)
         copies = mesh["replicate"] if layout.replicate > 1 else None
         self._weights = StepWeights(rank, amounts, dtype, mesh["dp", "cp", "ep"], mesh["dp", "cp"], copies, self._place)
         self._shard = rank.empty((amounts.rows, amounts.model.hidden), dtype)
@@ -120,7 +120,9 @@ class TrainingStep:
             x = self._layer(layer, x, "forward")
         if stage < self._last:
             return cast("Future[Any]", x)
-        return self._add_up_loss(self._compute("scores", self._amounts.scoring(), self._enter(x), gives=self._token))
+        return self._add_up_loss(
+            self._compute("scores", self._amounts.vocabulary_scores(), self._enter(x), gives=self._token)
+        )
 
     def _add_up_loss(self, found: Future[Any]) -> Future[Any]:
         """Exchange the largest of scores cut by words, their sums, and the scores of the targets, as Megatron does."""
@@ -140,7 +142,7 @@ class TrainingStep:
     def _backward(self, stage: int, dy: object, last: bool, *, whole: bool) -> Future[Any]:
         times = 2.0 if whole else 1.0  # gradients of inputs, and of weights unless they come later
         if stage == self._last:
-            dy = self._leave(self._compute("scores backward", self._amounts.scoring(times), dy))
+            dy = self._leave(self._compute("scores backward", self._amounts.vocabulary_scores(times), dy))
         for layer in reversed(self._layers(stage)):
             dy = self._layer_backward(stage, layer, dy, last, with_weights=whole)
         return cast("Future[Any]", dy)
@@ -159,7 +161,7 @@ class TrainingStep:
     def _weight_gradients(self, stage: int, last: bool) -> Future[Any]:
         amounts, gradients = self._amounts, None
         if stage == self._last:
-            gradients = self._compute("scores weights", amounts.scoring_weights())
+            gradients = self._compute("scores weights", amounts.vocabulary_gradients())
         for layer in reversed(self._layers(stage)):
             buckets = self._weights.complete(stage, layer, last=last)
             gradients = self._compute("weights backward", amounts.weight_gradients(layer), gives=(self._x, *buckets))
@@ -223,12 +225,12 @@ class TrainingStep:
         if gathers:
             y = self._tp.reduce_scatter(y, stream="tp", name="tp scatter routed")
         gives = self._shard if gathers else self._x
-        y = self._compute(f"combine {phase}", amounts.combining(), self._exchange(y), *both, gives=gives)
+        y = self._compute(f"combine {phase}", amounts.expert_sum(), self._exchange(y), *both, gives=gives)
         return y if gathers else self._leave(y)
 
     def _shared(self, x: object, held: object, times: float, what: str) -> Future[Any]:
         """Issue the shared experts, which all tokens meet."""
-        work = self._amounts.shared(times)
+        work = self._amounts.shared_perceptron(times)
         if not self._amounts.gathers_routed:
             return self._compute(f"shared {what}", work, x, held)
         return self._leave(self._compute(f"shared {what}", work, self._enter(x), held))

@@ -153,7 +153,7 @@ def _smallest(simulation: FullSimulation) -> FullSimulation:
     dp = nodes * cluster.ranks_per_node // (layout.tp * layout.cp)
     few = replace(
         layout, pp=1, chunks=1, schedule="1f1b", dp=dp, global_batch=dp * layout.micro_batch, order="pp.dp.tp",
-        replicate=1, zero=layout.shards,
+        replicate=1, zero=layout.zero_in_step,
     )  # fmt: skip
     return simulation.like(few, replace(cluster, nodes=nodes, world_size=few.world_size))
 

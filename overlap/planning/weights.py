@@ -56,10 +56,13 @@ class StepWeights:
 
     def gathered(self, layer: int) -> list[object]:
         """Issue the gathering of a layer's weights, once the computes of the layer two before it are done."""
-        if self._layout.shards < 3:
+        if self._layout.zero_in_step < 3:
             return []
         after = self._computed[0]
-        sizes = (self._dense, self._amounts.dense(layer)), (self._experts, self._amounts.own_experts(layer))
+        sizes = (
+            (self._dense, self._amounts.dense_parameters(layer)),
+            (self._experts, self._amounts.expert_parameters(layer)),
+        )
         return [pool.gather(size, after) for pool, size in sizes if size]
 
     def computed(self, done: Future[Any]) -> None:
@@ -77,7 +80,7 @@ class StepWeights:
         ]
         for pool, sizes in (
             (self._dense, [self._grown(*each) for each in layers]),
-            (self._experts, [self._amounts.own_experts(layer) for _, layer in layers]),
+            (self._experts, [self._amounts.expert_parameters(layer) for _, layer in layers]),
         ):
             for (_, layer), held in zip(layers, pool.gather_buckets(sizes), strict=True):
                 self._ahead.setdefault(layer, []).extend(held)
@@ -100,11 +103,11 @@ class StepWeights:
     def complete(self, stage: int, layer: int, *, last: bool) -> list[Array]:
         """Return the buckets that are complete with a layer's backward of one microbatch, the `last` or another."""
         self._pools = []
-        if not last and self._layout.shards < 2:
+        if not last and self._layout.zero_in_step < 2:
             return []
-        ends = self._layout.shards == 3 or self._is_lowest(stage, layer)
+        ends = self._layout.zero_in_step == 3 or self._is_lowest(stage, layer)
         dense = self._dense.add(self._grown(stage, layer), ends=ends)
-        experts = self._experts.add(self._amounts.own_experts(layer), ends=ends)
+        experts = self._experts.add(self._amounts.expert_parameters(layer), ends=ends)
         self._pools = [self._dense] * len(dense) + [self._experts] * len(experts)
         return [*dense, *experts]
 
@@ -119,7 +122,7 @@ class StepWeights:
     def _grown(self, stage: int, layer: int) -> int:
         """Return the parameters of a layer, with the tables that are before or after it."""
         layers, of = self._layout.layers_of(self._amounts.model, stage), self._amounts.model
-        table, grown = -(-of.embedding_parameters // self._layout.tp), self._amounts.dense(layer)
+        table, grown = -(-of.embedding_parameters // self._layout.tp), self._amounts.dense_parameters(layer)
         grown += table if stage == 0 and layer == layers[0] else 0
         return grown + (table if stage == self._last and layer == layers[-1] and not (of.tied and stage == 0) else 0)
 
@@ -136,7 +139,7 @@ class _Pool:
         self, rank: Rank, group: Group, copies: Group | None, dtype: np.dtype[Any], least: int, amounts: Amounts
     ) -> None:
         self._rank, self._group, self._copies, self._dtype, self._amounts = rank, group, copies, dtype, amounts
-        self._zero = amounts.layout.shards
+        self._zero = amounts.layout.zero_in_step
         self._bucket = -(-max(least, 1) // group.size) * group.size
         self._filled = 0
         self._reduced: list[tuple[int, object]] = []
@@ -194,7 +197,7 @@ class _Pool:
         for size, reduced in buckets:
             own = size // (self._group.size if self._zero else 1)
             share = self._rank.empty(own, self._dtype)
-            work = self._amounts.updating(own)
+            work = self._amounts.weight_update(own)
             new = self._rank.compute(
                 lambda _, share=share: share, reduced, name="update", bytes_moved=work.nbytes, seconds=work.seconds
             )
