@@ -21,7 +21,7 @@ from .benchmark_logs import BenchmarkLog, LogRow, read
 _LEAST_ROWS = 4
 
 # Switches that reduce on the way halve the bytes that each rank sends; no algorithm of ours sends fewer.
-_IN_SWITCHES = 0.5
+_SWITCH_REDUCTION_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,12 @@ class Calibration:
         return self.cluster.machine.name
 
     def machine_file(self, name: str) -> str:
-        """Return the machine file, in which the machine has a name."""
-        return _machine_file(self, name)
+        """Return the text of the machine file, with `name` as the name of the machine."""
+        return _format_machine_file(self, name)
 
 
 def calibrate(paths: Sequence[str], name: str, *, op: str | None = None, ranks: int | None = None) -> Calibration:
-    """MachineFit a machine to logs.
+    """Fit the figures of a machine to logs of benchmarks.
 
     Args:
         paths: The files of the logs.
@@ -65,31 +65,32 @@ def calibrate(paths: Sequence[str], name: str, *, op: str | None = None, ranks: 
     if ranks is not None and ranks < 2:
         raise UsageError(f"--ranks: expected 2 or more, got {ranks}")
     logs = [read(path, op=op, ranks=ranks) for path in paths]
-    samples = [_sample(row, cluster) for log in logs for row in log.rows]
+    samples = [_make_sample(row, cluster) for log in logs for row in log.rows]
     if len(samples) < _LEAST_ROWS:
         raise UsageError(f"{paths[0]}: expected {_LEAST_ROWS} rows or more, found {len(samples)}")
     return Calibration(cluster=cluster, paths=paths, logs=logs, fit=fit(cluster, samples))
 
 
-def _sample(row: LogRow, cluster: topology.Cluster) -> Sample:
+def _make_sample(row: LogRow, cluster: topology.Cluster) -> Sample:
+    """Return a row as a sample to fit; refuse one that does not fit the cluster, or is faster than its wires."""
     ranks = row.ranks or cluster.world_size
     if ranks < 2:
         raise UsageError(f"{row.where}: expected a collective of 2 ranks or more, found {ranks}")
     if ranks > cluster.world_size:
         raise UsageError(f"{row.where}: {ranks} ranks do not fit {cluster.name}, which has {cluster.world_size}")
-    placed = _placed(row, cluster) or tuple(range(ranks))
-    sample = Sample(collective=row.collective, nbytes=row.nbytes, dtype=row.dtype, ranks=placed, time_s=row.time_s)
-    if row.time_s < (least_s := _IN_SWITCHES * wire_s(cluster, sample)):
+    row_ranks = _ranks_at_places(row, cluster) or tuple(range(ranks))
+    sample = Sample(collective=row.collective, nbytes=row.nbytes, dtype=row.dtype, ranks=row_ranks, time_s=row.time_s)
+    if row.time_s < (least_s := _SWITCH_REDUCTION_SHARE * wire_s(cluster, sample)):
         raise UsageError(
             f"{row.where}: expected {format_s(least_s)} or more, half of what {format_bytes(row.nbytes)} on "
-            f"{len(placed)} ranks of {cluster.name} takes at the full rate of its wires, found "
+            f"{len(row_ranks)} ranks of {cluster.name} takes at the full rate of its wires, found "
             f"{format_s(row.time_s)}"
         )
     return sample
 
 
-def _placed(row: LogRow, cluster: topology.Cluster) -> tuple[int, ...]:
-    """Return the ranks at the places that a log names."""
+def _ranks_at_places(row: LogRow, cluster: topology.Cluster) -> tuple[int, ...]:
+    """Return the ranks at the hosts and devices that a row names; none if it names none."""
     if not row.places:
         return ()
     hosts, devices = (max(column) + 1 for column in zip(*row.places, strict=True))
@@ -104,17 +105,18 @@ def _placed(row: LogRow, cluster: topology.Cluster) -> tuple[int, ...]:
 # -- machine files ---------------------------------------------------------------------------------------------------
 
 
-def _machine_file(result: Calibration, name: str) -> str:
+def _format_machine_file(result: Calibration, name: str) -> str:
+    """Return the machine file: the fitted latencies and efficiencies, with their source."""
     fit, network = result.fit, result.cluster.machine.network
     source = ", ".join(f"{log.tool} in {Path(path).name}" for log, path in zip(result.logs, result.paths, strict=True))
     count, middle, worst = fit.errors(left_out=True)
     hashes = ", ".join(f"{Path(p).name} {hashlib.sha256(Path(p).read_bytes()).hexdigest()[:12]}" for p in result.paths)
-    origin = f'source = {_quoted(f"fitted: {source}")}, confidence = "B"'
+    origin = f'source = {_toml_string(f"fitted: {source}")}, confidence = "B"'
     lines = [
-        f"# Written by `overlap calibrate` from {_quoted(source)[1:-1]} (SHA-256 {_quoted(hashes)[1:-1]}).",
+        f"# Written by `overlap calibrate` from {_toml_string(source)[1:-1]} (SHA-256 {_toml_string(hashes)[1:-1]}).",
         f"# {count} rows that were left out: median error {middle:.1%}, worst {worst:.1%}.",
         f'extends = "{result.base}"',
-        f"name = {_quoted(name)}",
+        f"name = {_toml_string(name)}",
     ]
     inside_s, between_s = fit.launches.inside_s, fit.launches.between_s
     if inside_s is not None:
@@ -126,7 +128,7 @@ def _machine_file(result: Calibration, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
+def _toml_string(text: str) -> str:
     """Return a text as a TOML string, which has the escapes of JSON."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 

@@ -115,7 +115,7 @@ class FoldedStep(TrainingStep):
         self._pieces, self._used = pieces, used
 
     def _forward(self, stage: int, x: object) -> Future[Any]:
-        if self._weights.comes_ahead(stage):
+        if self._weights.waits_for_gather(stage):
             return super()._forward(stage, x)
         if stage == 0:
             x = self._leave(self._compute("embedding", self._amounts.embedding(), x))

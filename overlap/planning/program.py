@@ -81,7 +81,7 @@ class TrainingStep:
     async def run(self) -> None:
         """Issue the schedule, and the update of the weights."""
         schedule = self._layout.pipeline()
-        self._weights.begin()
+        self._weights.gather_ahead()
         running: deque[Future[Any]] = deque()
         for action in schedule.rows[self._place]:
             running.append(self._issue(action))
@@ -100,7 +100,7 @@ class TrainingStep:
             return self._weight_gradients(stage, last)
         if kind is Kind.FORWARD:
             y = self._forward(stage, self._passing.take(kind, stage, i) if stage else self._shard)
-            self._weights.forwarded(stage)
+            self._weights.note_forward(stage)
             if stage == self._last:
                 self._passing.give(Kind.BACKWARD, stage, i, y)
             else:
@@ -114,7 +114,7 @@ class TrainingStep:
 
     def _forward(self, stage: int, x: object) -> Future[Any]:
         if stage == 0:
-            held = self._weights.ahead(self._layers(stage)[0])
+            held = self._weights.gathered_ahead(self._layers(stage)[0])
             x = self._leave(self._compute("embedding", self._amounts.embedding(), x, held))
         for layer in self._layers(stage):
             x = self._layer(layer, x, "forward")
@@ -135,7 +135,7 @@ class TrainingStep:
 
     def _layer(self, layer: int, x: object, what: str) -> object:
         """Issue a layer's forward, for the first time or `again` for its backward."""
-        held = [*self._weights.gathered(layer), *self._weights.ahead(layer)]
+        held = [*self._weights.gather_layer(layer), *self._weights.gathered_ahead(layer)]
         x = self._leave(self._attention(self._enter(x), held, self._amounts.projections(), what))
         return self._perceptron(layer, x, held, 0.0, what)
 
@@ -151,9 +151,9 @@ class TrainingStep:
         full, times = self._layout.checkpointing == "full", 2.0 if with_weights else 1.0
         if full:
             self._layer(layer, dy, "again")
-        held = [] if full else self._weights.gathered(layer)
+        held = [] if full else self._weights.gather_layer(layer)
         dy = self._enter(self._perceptron(layer, dy, held, times, "backward"))
-        buckets = self._weights.complete(stage, layer, last=last) if with_weights else []
+        buckets = self._weights.complete_buckets(stage, layer, last=last) if with_weights else []
         attention = self._attention(dy, held, self._amounts.projections(times), "backward", buckets)
         self._weights.reduce(buckets, attention, last=last)
         return self._leave(attention[0] if buckets else attention)
@@ -163,7 +163,7 @@ class TrainingStep:
         if stage == self._last:
             gradients = self._compute("scores weights", amounts.vocabulary_gradients())
         for layer in reversed(self._layers(stage)):
-            buckets = self._weights.complete(stage, layer, last=last)
+            buckets = self._weights.complete_buckets(stage, layer, last=last)
             gradients = self._compute("weights backward", amounts.weight_gradients(layer), gives=(self._x, *buckets))
             self._weights.reduce(buckets, gradients, last=last)
         assert gradients is not None
@@ -181,7 +181,7 @@ class TrainingStep:
             attention = self._ring(x, held, projections, scores, phase, gives)
         else:
             attention = self._compute(f"attention {phase}", projections.plus(scores), x, held, gives=gives)
-        self._weights.computed(attention)
+        self._weights.note_compute(attention)
         return attention
 
     def _ring(

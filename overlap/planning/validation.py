@@ -31,7 +31,7 @@ PLAIN_EFFICIENCY = 0.5
 COVERED = 0.8
 """Share of the left-out rows of its class that a band covers."""
 
-_FEW = 4  # rows: a class with fewer gets the band of all classes
+_LEAST_CLASS_ROWS = 4  # rows: a class with fewer gets the band of all classes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Published:
     noted: str = ""  # Differences between the row and the model
 
     def predict(self) -> Estimate:
-        """Predict the step."""
+        """Predict the step with the measured rates of its device, or a plain efficiency without them."""
         device = Device.of(self.cluster)
         virtual = Virtual(efficiency=1.0 if device else PLAIN_EFFICIENCY)
         return estimate(self.model, self.layout, self.cluster, virtual, device=device)
@@ -71,7 +71,7 @@ class Judged:
 
     @property
     def unseen(self) -> float:
-        """Error of the prediction without the row."""
+        """Error of the prediction that was fitted without this row, as a share of the measured time."""
         return self.left_out_s / self.of.measured_s - 1
 
 
@@ -87,28 +87,29 @@ class StepBand:
 
     @classmethod
     def over(cls, of: str, errors: Iterable[float]) -> StepBand:
-        """Return the band of some errors."""
+        """Return the band of a class, from the errors of its rows."""
         sizes = sorted(map(abs, errors))
-        at = ceil(COVERED * len(sizes) - 1e-9) - 1
-        return cls(of=of, rows=len(sizes), typical=median(sizes), covering=sizes[at], worst=sizes[-1])
+        last = ceil(COVERED * len(sizes) - 1e-9) - 1  # less 1e-9: 0.8 * 5 may be a little more than 4
+        return cls(of=of, rows=len(sizes), typical=median(sizes), covering=sizes[last], worst=sizes[-1])
 
 
-def class_of(cluster: Cluster, dtype: str) -> str:
+def step_class(cluster: Cluster, dtype: str) -> str:
     """Return the class of a step: its chip, and whether products are in eight bits."""
     kind = "fp8" if dtype.startswith("float8") else "fp32" if dtype == "float32" else "bf16"
     return f"{cluster.machine.chip.name} {kind}"
 
 
 @cache
-def published() -> tuple[Published, ...]:
-    """Return all published steps."""
-    told = tomllib.loads((_data() / "steps.toml").read_text(encoding="utf-8"))["step"]
-    return tuple(_read(row) for row in told)
+def published_steps() -> tuple[Published, ...]:
+    """Return all published training steps, from steps.toml."""
+    rows = tomllib.loads((_published_folder() / "steps.toml").read_text(encoding="utf-8"))["step"]
+    return tuple(_parse_step(row) for row in rows)
 
 
-def _read(row: Mapping[str, object]) -> Published:
+def _parse_step(row: Mapping[str, object]) -> Published:
+    """Return a published step from its row in steps.toml."""
     name, _, nodes = str(row["cluster"]).partition(" ")
-    where = str(_data() / name) if name.endswith(".toml") else name
+    where = str(_published_folder() / name) if name.endswith(".toml") else name
     cluster = topology.cluster(f"{where} {nodes}".strip(), strict=False)
     sequence, figures = row.get("sequence"), row["layout"]
     assert isinstance(figures, dict)
@@ -117,7 +118,7 @@ def _read(row: Mapping[str, object]) -> Published:
     return Published(
         id=str(row["id"]),
         source=str(row["source"]),
-        of=class_of(cluster, layout.dtype),
+        of=step_class(cluster, layout.dtype),
         model=load(str(row["model"]), {"sequence": sequence} if isinstance(sequence, int) else None),
         layout=layout,
         cluster=cluster,
@@ -156,26 +157,26 @@ def _needed_speed(row: Published, step: Estimate, share: float) -> float:
 
 
 def class_band(cluster: Cluster, dtype: str) -> StepBand:
-    """Return the band of a step: of left-out rows of its class, or of all where these are few, never a narrower one."""
-    recorded = unseen()
-    wanted = class_of(cluster, dtype)
-    own = [error for of, error in recorded.values() if of == wanted]
-    everything = StepBand.over("all classes", [error for _, error in recorded.values()])
+    """Return the band of left-out steps of a class; if these are few, the wider one of it and that of all classes."""
+    errors = left_out_errors()
+    name = step_class(cluster, dtype)
+    own = [error for of, error in errors.values() if of == name]
+    everything = StepBand.over("all classes", [error for _, error in errors.values()])
     if not own:
         return everything
-    mine = StepBand.over(wanted, own)
-    return mine if len(own) >= _FEW else max(mine, everything, key=lambda band: band.covering)
+    own_band = StepBand.over(name, own)
+    return own_band if len(own) >= _LEAST_CLASS_ROWS else max(own_band, everything, key=lambda band: band.covering)
 
 
 @cache
-def unseen() -> Mapping[str, tuple[str, float]]:
-    """Return the class and the error of each published step, left out: from the file that `record` writes."""
-    told = tomllib.loads((_data() / "unseen.toml").read_text(encoding="utf-8"))
-    return {name: (str(row["class"]), float(row["error"])) for name, row in told.items()}
+def left_out_errors() -> Mapping[str, tuple[str, float]]:
+    """Return the (class, error) of each published step when it is left out, from the file that `record` writes."""
+    rows = tomllib.loads((_published_folder() / "unseen.toml").read_text(encoding="utf-8"))
+    return {name: (str(row["class"]), float(row["error"])) for name, row in rows.items()}
 
 
-def recorded(rows: Sequence[Judged]) -> str:
-    """Return the file of errors that bands are read from."""
+def format_errors(rows: Sequence[Judged]) -> str:
+    """Return the text of the file of errors, from which bands are computed."""
     command = "overlap calibrate --published steps --record"
     lines = [f"# Errors of predictions of published steps, each left out. Written by `{command}`."]
     lines += [f'{row.of.id} = {{ class = "{row.of.of}", error = {row.unseen:.4f} }}' for row in rows]
@@ -183,11 +184,11 @@ def recorded(rows: Sequence[Judged]) -> str:
 
 
 def record(rows: Sequence[Judged]) -> Path:
-    """Write that file, and return its path."""
-    path = _data() / "unseen.toml"
-    path.write_text(recorded(rows), encoding="utf-8")
+    """Write the file of errors of left-out steps, and return its path."""
+    path = _published_folder() / "unseen.toml"
+    path.write_text(format_errors(rows), encoding="utf-8")
     return path
 
 
-def _data() -> Path:
+def _published_folder() -> Path:
     return Path(str(files(__package__))) / "published"

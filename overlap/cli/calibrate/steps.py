@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from ...errors import UsageError
-from ...planning.validation import Judged, judge, published, record
+from ...planning.validation import Judged, judge, published_steps, record
 from ...units import columns, format_s, wrapped
 from ..output import print_result
 
@@ -18,9 +18,9 @@ def show_steps(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If nothing is published of the machine.
     """
-    rows = [row for row in published() if args.machine in (None, row.cluster.machine.name)]
+    rows = [row for row in published_steps() if args.machine in (None, row.cluster.machine.name)]
     if not rows:
-        known = sorted({row.cluster.machine.name for row in published()})
+        known = sorted({row.cluster.machine.name for row in published_steps()})
         raise UsageError(f"no step is published of {args.machine!r}; known are {', '.join(known)}")
     judged = judge(rows)
     if args.record:
