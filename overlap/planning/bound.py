@@ -198,6 +198,7 @@ class _Bound:
         group = _first_group(layout, ("dp", "cp", "ep"))
 
         def busy_s(op: str) -> float:
+            """Return the time that all buckets of an operation occupy the busiest wire."""
             return (
                 _collective_costs(
                     op, layout.bucket_bytes, self._cluster, group, layout.storage_dtype, self._peer_direct

@@ -18,7 +18,7 @@ from ..timeline.recording import Recorder
 from ..timeline.spans import Timeline
 from .amounts import Amounts
 from .device import Device
-from .folded import FOLDED, FoldedStep, Piece, PieceAlone, SimulatedPieces, can_fold, pieces_of
+from .folded import FOLDED, FoldedStep, Piece, PieceAlone, SimulatedPieces, action_pieces, can_fold
 from .layout import Layout
 from .model import Model
 from .parts import StepParts
@@ -119,7 +119,7 @@ class FoldedSimulation:
         self._whole, amounts = whole, whole.amounts
         alone = _smallest_simulation(whole)
         parts: dict[Piece, StepParts] = {}
-        for piece in pieces_of(amounts):
+        for piece in action_pieces(amounts):
             parts[piece] = StepParts.of(alone.run(partial(_run_piece, alone.amounts, piece), alone.amounts.layout))
         self._pieces = SimulatedPieces(parts=parts)
 

@@ -12,9 +12,9 @@ from .tape import Tape
 
 
 def classes_of(tape: Tape, growth: Growth) -> Callable[[int], int] | None:
-    """Return the class of each rank: the recorded rank that it is like; None if such ranks may differ.
+    """Return the class of each rank, which is its recorded rank; None if ranks of a class may differ.
 
-    They may where groups of some of them are no rows of a grid, or send to other places.
+    They may differ where their groups are no rows of a grid, or their messages go over different distances.
 
     Args:
         tape: The recorded run.
