@@ -18,7 +18,7 @@ from .demand import Demand
 from .fabric import Reached, SimulatedFabric, Transfer
 from .faults import Fates, Faults
 from .kernel import EventOrder, Kernel, Lineage, Timer
-from .symmetry import Alike, AlikeBy, AlikeGroups, repeated, together
+from .symmetry import Alike, AlikeBy, AlikeGroups, group_by_unit, join_demands
 from .traffic import FabricDriver
 
 __all__ = [
@@ -44,6 +44,6 @@ __all__ = [
     "Timer",
     "Transfer",
     "VirtualClock",
-    "repeated",
-    "together",
+    "group_by_unit",
+    "join_demands",
 ]

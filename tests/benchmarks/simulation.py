@@ -98,7 +98,7 @@ def ring(tasks: int = TASKS, rounds: int = ROUNDS) -> int:
         dst = (index + 1) % tasks
         send = partial(deliver, dst)
         for _ in range(rounds):
-            kernel.at(kernel.now_ns + HOP_NS, dst, send)
+            kernel.call_at(kernel.now_ns + HOP_NS, dst, send)
             if arrived[index]:
                 arrived[index] -= 1
             else:
