@@ -42,12 +42,12 @@ class LogRow:
     """One measured collective."""
 
     collective: str  # its name
-    nbytes: int  # of the whole vector
-    dtype: str  # of the elements
-    ranks: int | None  # that took part; None if the log does not say it
-    time_s: float  # of one operation
+    nbytes: int  # bytes of the whole vector
+    dtype: str  # dtype of the elements, as numpy names it
+    ranks: int | None  # number of ranks; None if the log lacks it
+    time_s: float  # time of one operation
     where: str  # file and line
-    # of each rank, its host, from 0, and its device there; none if the log does not say it.
+    # (host, device) of each rank, hosts from 0; empty if the log lacks them.
     places: tuple[tuple[int, int], ...] = ()
 
 
@@ -55,9 +55,9 @@ class LogRow:
 class BenchmarkLog:
     """A benchmark's output."""
 
-    tool: str  # that wrote it
+    tool: str  # name of the benchmark
     rows: tuple[LogRow, ...]  # in the order of the file
-    dropped: tuple[str, ...] = ()  # why rows were left out
+    dropped: tuple[str, ...] = ()  # remarks on rows that were left out
 
 
 def read(path: str, *, op: str | None = None, ranks: int | None = None) -> BenchmarkLog:
@@ -65,8 +65,8 @@ def read(path: str, *, op: str | None = None, ranks: int | None = None) -> Bench
 
     Args:
         path: Path of the file.
-        op: The collective, where the log does not say it.
-        ranks: That took part, where the log does not say it.
+        op: The collective, where the log lacks it.
+        ranks: Number of ranks, where the log lacks it.
 
     Raises:
         UsageError: In one line, naming the file, the row and what was expected.

@@ -110,7 +110,7 @@ class _Bound:
             forward += self._compute_s("scores", self._amounts.vocabulary_scores())
             backward += self._compute_s("scores backward", self._amounts.vocabulary_scores(1.0 if split else 2.0))
         weights = sum(self._weight_gradients_s(layer) * number for layer, number in kinds) if split else 0.0
-        slack = 2 * self._exchange_half_s  # the last exchange of an action may lie beside the first compute of the next
+        slack = 2 * self._exchange_half_s  # the last exchange of an action may overlap the first compute of the next
         return _StageSeconds(
             forward=max(0.0, forward - slack), backward=max(0.0, backward + recomputed - slack), weights=weights
         )

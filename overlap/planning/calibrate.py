@@ -49,8 +49,8 @@ def calibrate(paths: Sequence[str], name: str, *, op: str | None = None, ranks: 
     Args:
         paths: The files of the logs.
         name: The cluster that they are of, such as "p5.48xlarge x2".
-        op: The collective, where a log does not say it.
-        ranks: The ranks that took part, where a log does not say it.
+        op: The collective, where a log lacks it.
+        ranks: Number of ranks, where a log lacks it.
 
     Raises:
         UsageError: If a log cannot be read, or does not fit the cluster; names file, row and what was expected.

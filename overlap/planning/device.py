@@ -45,7 +45,7 @@ class Device:
 
     @classmethod
     def of(cls, cluster: Cluster) -> Device | None:
-        """Read the device of a rank; None if the machine file says nothing of measured products."""
+        """Read the device of a rank; None if the machine file has no measured products."""
         chip, shares = cluster.machine.chip, cluster.ranks_per_device
         memory = cluster.memory_bytes_per_s()
         if not chip.products or memory is None:

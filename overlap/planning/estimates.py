@@ -73,10 +73,10 @@ def estimate(
 ) -> Estimate:
     """Predict a training step by simulating it, or two short ones from which it is extrapolated.
 
-    All ranks of a stage run the same program on alike places, so two of them run for all. From p microbatches on, of p
-    stages, each further one costs what the one before did, as in the closed forms of `schedules`: where there are more
-    than twice as many, two short steps are simulated, and their difference is added for each of the others. Interleaved
-    stages repeat in rounds. Of large steps, the insides of layers are simulated once: see `folded`.
+    All ranks of a stage run the same program in equal places, so two of them run for all. Once the microbatches fill
+    the pipeline, each further one takes as long as the one before, as in the closed forms of `schedules`. So of long
+    steps two short ones are simulated, and their difference is added for each further microbatch. Interleaved stages
+    repeat in rounds. Of large steps, the insides of layers are simulated once: see `folded`.
 
     Args:
         model: The trained model.
@@ -87,8 +87,8 @@ def estimate(
         device: Measured rates of computes; None: `virtual` prices their operations and bytes.
 
     Raises:
-        UsageError: If they do not go together.
-        TopologyError: If a group of ranks is illegal there.
+        UsageError: If model, layout and cluster do not fit together.
+        TopologyError: If a group of ranks is illegal on the cluster.
     """
     layout.check(model)
     if layout.world_size != cluster.world_size:
@@ -119,6 +119,6 @@ def estimate(
     )
 
 
-# Measured slow-downs of matrix products beside collectives, and of collectives beside them, are from nothing to that
-# much on GPUs whose cores move the bytes; nothing is published of machines with processors of their own for it.
+# Published slow-downs of matrix products during collectives, and of collectives during products, are 0 to this share on
+# GPUs whose cores copy the bytes. None are published for machines with processors of their own for collectives.
 SLOWER = 0.1

@@ -11,7 +11,7 @@ from ..parallel.schedules import FAMILIES, PipelineSchedule, make
 from .model import Model
 
 CHECKPOINTING = ("none", "selective", "full")
-"""What of the activations is computed again in the backward pass: nothing, most of a layer, all of a layer."""
+"""Activations that the backward pass computes again: none, most of each layer, all of each layer."""
 
 OPERATIONS = ("attention", "norm", "activation", "products")
 """Operations of a layer that can be computed again alone: fused attention, norms, the activation, every second product.
@@ -23,7 +23,7 @@ product, attention, and reductions). Megatron's of arXiv 2205.05198 is "attentio
 _SELECTIVE_OPERATIONS = frozenset(("norm", "activation", "products"))
 
 ORDERS = ("pp.dp.tp", "dp.pp.tp", "pp.tp.dp", "dp.tp.pp", "tp.pp.dp", "tp.dp.pp")
-"""Which ranks are neighbours: those of the last axis. "dp" also holds the axes of experts and of the sequence."""
+"""Orders of the axes, outermost first: neighbours differ in the last axis. "dp" also has the axes of `ep` and `cp`."""
 
 # Megatron's and torch's default for a gradient bucket is 40e6 parameters, or 25 MiB; ours lies between.
 BUCKET_BYTES = 128 << 20
@@ -48,12 +48,12 @@ class Layout:
     chunks: int = 1  # Stages on each rank: 2 or more for "interleaved-1f1b", else what the schedule has
     zero: int = 1  # 0: all ranks have all weights; 1, 2: they share the optimizer; 3: the weights too (FSDP)
     checkpointing: str = "full"  # One of `CHECKPOINTING`, or some of `OPERATIONS` joined by "+"
-    sequence_parallel: bool = True  # Whether what the ranks of `tp` would all hold is cut along the sequence
-    bucket_bytes: int = BUCKET_BYTES  # Gradients that are reduced together
+    sequence_parallel: bool = True  # Whether tokens between the halves of a layer are cut over `tp`
+    bucket_bytes: int = BUCKET_BYTES  # Bytes of gradients that are reduced together
     order: str = ORDERS[0]  # One of `ORDERS`
     dtype: str = "bfloat16"  # Type of the factors of matrix products; see `storage_dtype`
-    async_tp: bool = False  # Whether exchanges of `tp` lie under the products they belong to, piece by piece
-    replicate: int = 1  # Groups of ranks of `dp` that each share a whole copy of what `zero` shares (HSDP)
+    async_tp: bool = False  # Whether exchanges of `tp` overlap the products they belong to, piece by piece
+    replicate: int = 1  # Copies of the tensors that `zero` shares, each on a part of the ranks of `dp` (HSDP)
     overlap_gather: bool = False  # Whether new weights are gathered under the next step (ZeRO-1 and 2)
 
     def __post_init__(self) -> None:

@@ -37,10 +37,10 @@ class Memory:
     """Bytes on the rank that holds most."""
 
     stage: int  # Its place in the pipeline
-    weights: float  # With those that it has gathered
-    gradients: float  # Likewise
-    optimizer: float  # State
-    activations: float  # All microbatches in flight, and the scores of words
+    weights: float  # Weights, with those that the rank has gathered
+    gradients: float  # Gradients, with whole buckets that are being reduced
+    optimizer: float  # State of the optimizer
+    activations: float  # Activations of all live microbatches, and the scores of words
 
     @property
     def total(self) -> float:

@@ -25,24 +25,24 @@ class Model:
     hidden: int  # Width of a token between them
     heads: int  # Number of attention heads
     ffn: int  # Width inside a perceptron that is no expert
-    vocabulary: int  # Tokens that there are
+    vocabulary: int  # Number of different tokens
     sequence: int  # Tokens of a sample
-    kv_heads: int = 0  # Heads of keys and values; 0: as many as `heads`
+    kv_heads: int = 0  # Heads of keys and values; 0: the same number as `heads`
     head_dim: int = 0  # Width of a head; 0: hidden / heads
     gated: bool = True  # Whether a perceptron has three matrices (SwiGLU) instead of two
     tied: bool = False  # Whether scores use the matrix of the embedding
     experts: int = 0  # Number of experts of a layer, 0 without
-    top_k: int = 0  # How many of them a token goes to
-    shared_experts: int = 0  # Further ones that every token goes to
+    top_k: int = 0  # Experts that a token is routed to
+    shared_experts: int = 0  # Further experts, to which every token goes
     expert_ffn: int = 0  # Width inside an expert; 0: `ffn`
-    dense_layers: int = 0  # How many of the first layers have no experts
+    dense_layers: int = 0  # Number of first layers without experts
     q_rank: int = 0  # Width from which queries of latent attention are made (arXiv 2405.04434)
-    kv_rank: int = 0  # The same of keys and values; 0: ordinary attention
+    kv_rank: int = 0  # Width from which keys and values are made; 0: ordinary attention
     rope_dim: int = 0  # Width of a latent head with positions
     nope_dim: int = 0  # Width of a latent head without positions
-    value_dim: int = 0  # Width of its values
-    causal: bool = True  # Whether a token meets only earlier ones
-    window: int = 0  # How many tokens a token meets at most (sliding window); 0: all of the sequence
+    value_dim: int = 0  # Width of the values of a latent head
+    causal: bool = True  # Whether a token attends to earlier ones only
+    window: int = 0  # Tokens that a token attends to at most (sliding window); 0: the sequence
     mtp_layers: int = 0  # Further layers that predict further tokens (arXiv 2412.19437, section 2.2), each with scores
     source: str = ""  # Where the figures are from
 

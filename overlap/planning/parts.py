@@ -18,13 +18,13 @@ MESSAGE = "send/recv"
 
 
 class StepOperation(NamedTuple):
-    """The shape that collectives or messages share."""
+    """Key of collectives, or messages, of one shape on one group."""
 
     dimension: str  # Axis of parallelism
-    op: str  # Its name, or `MESSAGE`
+    op: str  # Name of the collective, or `MESSAGE`
     nbytes: int  # The larger of input and result
     dtype: str  # Dtype of the elements
-    # World ranks of the group; of a message those who send and those who receive, of all who were simulated.
+    # World ranks of the group; of messages the senders and receivers among the simulated ranks.
     ranks: tuple[int, ...]
 
 
@@ -32,8 +32,8 @@ class StepOperation(NamedTuple):
 class Amount:
     """Time of one operation on a rank, averaged over the simulated ranks, in nanoseconds."""
 
-    count: float = 0.0  # How often
-    busy_ns: float = 0.0  # While bytes moved, each for itself
+    count: float = 0.0  # Number of operations
+    busy_ns: float = 0.0  # Time in which bytes moved, added up over operations
     wire_ns: float = 0.0  # Part of the exposed time in which bytes moved
     waiting_ns: float = 0.0  # Part of the exposed time in which it waited for its last rank
 
@@ -61,12 +61,12 @@ class StepParts:
     """A step: `step_ns` = `compute_ns` + exposed time of operations + `idle_ns`, on average over ranks."""
 
     step_ns: float  # From its beginning to the end of the last rank
-    compute_ns: float  # In which a rank computed
-    overlapped_ns: float  # Part of it in which bytes of the rank's operations moved
-    idle_ns: float  # In which it did nothing, whether or not an operation was queued
+    compute_ns: float  # Time in which a rank computed
+    overlapped_ns: float  # Part of `compute_ns` in which bytes of the rank's operations moved
+    idle_ns: float  # Time in which a rank did nothing, whether or not an operation was queued
     ranks: tuple[int, ...]  # Ranks that were simulated
     operations: Mapping[StepOperation, Amount]  # Bytes of each operation, and its exposed time
-    path: Mapping[Path, float]  # The critical path: for how long it went through what
+    path: Mapping[Path, float]  # Nanoseconds of the critical path by link
 
     @classmethod
     def of(cls, timeline: Timeline) -> StepParts:

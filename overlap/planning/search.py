@@ -56,7 +56,7 @@ class SearchResult:
     # Layouts that were not simulated, by reason.
     left_out: dict[str, list[Layout]] = field(default_factory=dict)
     complete: bool = False  # Whether the search has ended
-    bound_s: float = 0.0  # No layout that was left out is faster than this, of those that the best does not beat
+    bound_s: float = 0.0  # Least bound of the layouts that no time was left for, in seconds; 0: none
 
     def leave_out(self, layout: Layout, why: str) -> None:
         """Note a layout that is not simulated, with the reason."""
@@ -67,7 +67,7 @@ OUT_OF_MEMORY = "out of memory"
 CANNOT_WIN = "at least as slow as the best, by a lower bound"
 NO_TIME = "no time was left to simulate them"
 FAR = "tp: ranks of several scale-up domains; --tp N insists"
-"""Why a layout is left out whose tensor parallel ranks would exchange every layer's sums over the network."""
+"""Reason to leave out layouts whose tensor parallel ranks would exchange every layer's sums over the network."""
 
 
 def candidates(

@@ -22,7 +22,7 @@ class Band:
     typical: float  # The median one
     worst: float  # The largest
     rows: int  # Number of published rows behind them
-    of: str  # Chip, place and dtype of these rows
+    source: str  # Chip, place and dtype of these rows
     measured: bool  # Whether the size lies within published sizes of that very shape
 
 
@@ -63,7 +63,7 @@ def _join_classes(classes: Sequence[Class], inside: bool) -> Band:
         typical=unseen.median,
         worst=unseen.worst,
         rows=unseen.rows,
-        of=names,
+        source=names,
         measured=inside,
     )
 
@@ -82,5 +82,10 @@ def step_band(cluster: Cluster, layout: Layout, parts: StepParts) -> StepBand:
             band = operation_band(cluster, operation)
             typical += band.typical * amount.wire_ns / parts.step_ns
             worst += band.worst * amount.wire_ns / parts.step_ns
-    of = class_band(cluster, layout.dtype)
-    return replace(of, typical=max(of.typical, typical), covering=max(of.covering, typical), worst=max(of.worst, worst))
+    published = class_band(cluster, layout.dtype)
+    return replace(
+        published,
+        typical=max(published.typical, typical),
+        covering=max(published.covering, typical),
+        worst=max(published.worst, worst),
+    )

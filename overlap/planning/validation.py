@@ -35,12 +35,12 @@ _LEAST_CLASS_ROWS = 4  # rows: a class with fewer gets the band of all classes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A training step that somebody ran."""
+class PublishedStep:
+    """A training step that somebody ran and published."""
 
     id: str  # Its name
     source: str  # Where it was published
-    of: str  # Class: chip and dtype of products
+    step_class: str  # Chip and dtype of products
     model: Model  # The trained model
     layout: Layout  # Its layout
     cluster: Cluster  # The machines
@@ -55,10 +55,10 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A published step and its prediction."""
+class StepComparison:
+    """A published step and its predictions."""
 
-    of: Published  # The row
+    published: PublishedStep  # The published step
     predicted_s: float  # With all figures as they are
     compute: float  # Share of the predicted step that is computed
     fits: bool | None  # Whether the prediction fits the memory; it did
@@ -67,30 +67,30 @@ class Judged:
     @property
     def error(self) -> float:
         """Error of the prediction, as a share of the measured time."""
-        return self.predicted_s / self.of.measured_s - 1
+        return self.predicted_s / self.published.measured_s - 1
 
     @property
     def unseen(self) -> float:
         """Error of the prediction that was fitted without this row, as a share of the measured time."""
-        return self.left_out_s / self.of.measured_s - 1
+        return self.left_out_s / self.published.measured_s - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBand:
     """Errors of predicted steps of one class, as shares."""
 
-    of: str  # The class, or "all"
-    rows: int  # How many are behind it
+    name: str  # The class, or "all classes"
+    rows: int  # Number of published steps behind it
     typical: float  # The median of their sizes
     covering: float  # The size that `COVERED` of them do not exceed
     worst: float  # The largest
 
     @classmethod
-    def over(cls, of: str, errors: Iterable[float]) -> StepBand:
+    def over(cls, name: str, errors: Iterable[float]) -> StepBand:
         """Return the band of a class, from the errors of its rows."""
         sizes = sorted(map(abs, errors))
         last = ceil(COVERED * len(sizes) - 1e-9) - 1  # less 1e-9: 0.8 * 5 may be a little more than 4
-        return cls(of=of, rows=len(sizes), typical=median(sizes), covering=sizes[last], worst=sizes[-1])
+        return cls(name=name, rows=len(sizes), typical=median(sizes), covering=sizes[last], worst=sizes[-1])
 
 
 def step_class(cluster: Cluster, dtype: str) -> str:
@@ -100,13 +100,13 @@ def step_class(cluster: Cluster, dtype: str) -> str:
 
 
 @cache
-def published_steps() -> tuple[Published, ...]:
+def published_steps() -> tuple[PublishedStep, ...]:
     """Return all published training steps, from steps.toml."""
     rows = tomllib.loads((_published_folder() / "steps.toml").read_text(encoding="utf-8"))["step"]
     return tuple(_parse_step(row) for row in rows)
 
 
-def _parse_step(row: Mapping[str, object]) -> Published:
+def _parse_step(row: Mapping[str, object]) -> PublishedStep:
     """Return a published step from its row in steps.toml."""
     name, _, nodes = str(row["cluster"]).partition(" ")
     where = str(_published_folder() / name) if name.endswith(".toml") else name
@@ -115,10 +115,10 @@ def _parse_step(row: Mapping[str, object]) -> Published:
     assert isinstance(figures, dict)
     shared = figures.get("tp", 1) * figures.get("pp", 1) * figures.get("cp", 1)
     layout = Layout(dp=cluster.world_size // shared, **{"global_batch": row["global_batch"], **figures})
-    return Published(
+    return PublishedStep(
         id=str(row["id"]),
         source=str(row["source"]),
-        of=step_class(cluster, layout.dtype),
+        step_class=step_class(cluster, layout.dtype),
         model=load(str(row["model"]), {"sequence": sequence} if isinstance(sequence, int) else None),
         layout=layout,
         cluster=cluster,
@@ -127,7 +127,7 @@ def _parse_step(row: Mapping[str, object]) -> Published:
     )
 
 
-def judge(rows: Sequence[Published]) -> list[Judged]:
+def compare_steps(rows: Sequence[PublishedStep]) -> list[StepComparison]:
     """Predict published steps; steps of measured devices also with `sustained` fitted to the others.
 
     Only the computes of a step change with that figure.
@@ -142,12 +142,14 @@ def judge(rows: Sequence[Published]) -> list[Judged]:
         factor = exp(mean(map(log, other_speeds))) if measured[index] and other_speeds else 1.0
         left_out_s = step.step_s * (shares[index] / factor + 1 - shares[index])
         judged.append(
-            Judged(of=row, predicted_s=step.step_s, compute=shares[index], fits=step.fits, left_out_s=left_out_s)
+            StepComparison(
+                published=row, predicted_s=step.step_s, compute=shares[index], fits=step.fits, left_out_s=left_out_s
+            )
         )
     return judged
 
 
-def _needed_speed(row: Published, step: Estimate, share: float) -> float:
+def _needed_speed(row: PublishedStep, step: Estimate, share: float) -> float:
     """Return the factor by which faster computes would give the step its measured time."""
     computed_s = row.measured_s - step.step_s * (1 - share)
     return step.step_s * share / max(computed_s, 0.1 * row.measured_s)
@@ -175,15 +177,17 @@ def left_out_errors() -> Mapping[str, tuple[str, float]]:
     return {name: (str(row["class"]), float(row["error"])) for name, row in rows.items()}
 
 
-def format_errors(rows: Sequence[Judged]) -> str:
+def format_errors(rows: Sequence[StepComparison]) -> str:
     """Return the text of the file of errors, from which bands are computed."""
     command = "overlap calibrate --published steps --record"
     lines = [f"# Errors of predictions of published steps, each left out. Written by `{command}`."]
-    lines += [f'{row.of.id} = {{ class = "{row.of.of}", error = {row.unseen:.4f} }}' for row in rows]
+    lines += [
+        f'{row.published.id} = {{ class = "{row.published.step_class}", error = {row.unseen:.4f} }}' for row in rows
+    ]
     return "\n".join(lines) + "\n"
 
 
-def record(rows: Sequence[Judged]) -> Path:
+def record(rows: Sequence[StepComparison]) -> Path:
     """Write the file of errors of left-out steps, and return its path."""
     path = _published_folder() / "unseen.toml"
     path.write_text(format_errors(rows), encoding="utf-8")

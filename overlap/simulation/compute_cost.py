@@ -116,9 +116,9 @@ class Profile:
         Args:
             timeline: The timeline; that of the whole run, if each call counts.
             source: Origin of the timeline, for messages.
-            each_call: Whether the first compute of a name on a rank takes the time of the first one there, and so on,
-                and begins as long after the end of the span before it: for the same program on as many ranks. Further
-                computes take the median. Sleeps of the program count twice.
+            each_call: Whether each compute takes the recorded time of the same call, the n-th of its name on its rank,
+                after the recorded pause. For the same program on the same number of ranks; further calls take the
+                median. Sleeps of the program count twice.
 
         Raises:
             UsageError: If it has none, or some are missing where each call counts.

@@ -169,7 +169,7 @@ class Pricing:
         return _round_ns(np.array(total_s)) - _round_ns(finish_s.max() - finish_s)
 
     def _slow_phases(self, slices: int) -> tuple[PricedPhase, ...]:
-        """Return the phases of the operation in so many slices, on wires of which some are slow."""
+        """Return the phases of the operation in `slices` slices, with the bandwidth of slow wires."""
         if slices not in self._phases:
             healthy = self._option.phases(slices)
             self._phases[slices] = tuple(_slow_phase(self._slow, part) for part in healthy)

@@ -67,8 +67,8 @@ class Transfer(Flow):
         return self.demand.alone_ns
 
 
-class Reached(NamedTuple):
-    """Some ranks are done with a transfer; a tuple, because there is one for each message."""
+class ReachedRanks(NamedTuple):
+    """Ranks that are done with a transfer; a tuple, as there is one for each message."""
 
     transfer: Transfer  # the transfer
     positions: Ints  # the ranks that are done, as positions in the ranks of the transfer
@@ -204,13 +204,13 @@ class SimulatedFabric:
             self._cap_overlapped()
         return self._fluid.settle(now_ns)
 
-    def advance(self, now_ns: int) -> list[Reached]:
+    def advance(self, now_ns: int) -> list[ReachedRanks]:
         """Return the ranks that are done with transfers at an instant, in the order of keys."""
         reached = []
         for flow, mark in self._fluid.advance(now_ns):
             assert isinstance(flow, Transfer)
             last = mark + 1 == len(flow.marks_ns)
-            reached.append(Reached(flow, flow.demand.positions[mark], last))
+            reached.append(ReachedRanks(flow, flow.demand.positions[mark], last))
             if last and self._interfering:
                 self._active_counts(flow)[flow.ranks] -= 1
         return reached

@@ -1,4 +1,4 @@
-"""Simulated worlds with faults: ranks die, and parts of operations arrive arrive_late or never."""
+"""Simulated worlds with faults: ranks die, and parts of operations arrive late or never."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class FaultyWorld(World):
 
 
 class FaultyCommunicators(Communicators):
-    """Communicators in which ranks arrive arrive_late or never."""
+    """Communicators in which ranks arrive late or never."""
 
     def __init__(self, engine: BaseEngine, injector: FaultInjector) -> None:
         super().__init__(engine)
@@ -168,7 +168,7 @@ class FaultyCommunicators(Communicators):
 
 
 class FaultyCommunicator(Communicator):
-    """A communicator in which operations arrive arrive_late or never."""
+    """A communicator in which operations arrive late or never."""
 
     def __init__(
         self, shared: Communicators, key: Key, name: str, members: Sequence[int], injector: FaultInjector

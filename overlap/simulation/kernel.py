@@ -86,7 +86,7 @@ class Kernel:
         clock: Trio's clock.
         lineage: Names of the tasks.
         on_stall: Called when every task is blocked and no event is due. It returns the error to end the run with, or
-            None if it has woken a task or added an event, by a cancellation say.
+            None if it has woken a task or added an event, for example by a cancellation.
         on_idle: Called when every task is blocked and nothing is due but deadlines of Trio. It returns whether it has
             woken a task or added an event.
         on_instant: Called when the clock has jumped to the instant of an event.

@@ -1,7 +1,7 @@
 """Resources of a cluster, and the load that each round of an operation puts on them. Pure; no Trio.
 
 A round is busy while its bytes are on the wires, and idle while it starts its next step and the last bytes arrive. That
-matters only beside other operations, which use the wires while this one is idle, or wires that it does not use now.
+matters only while other operations run: they use wires while this one is idle, or uses other wires.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Resources:
 
     @property
     def ranks_per_unit(self) -> int:
-        """Ranks of nodes that belong together, where all such units are alike: of a node, an UltraServer, or a block.
+        """Ranks of a unit: a node, an UltraServer, or a block of the highest level of a fabric. All units are alike.
 
-        It is the block of the highest level of a fabric; all ranks, where the cluster has a part of a unit.
+        All ranks are one unit where the units do not divide the cluster.
         """
         cluster = self.cluster
         unit = lcm(cluster.ranks_per_unit, *(level.ranks for level in self._levels))
@@ -182,7 +182,7 @@ class Loads:
 
         Args:
             nbytes: Bytes of the whole vector.
-            evenly: Whether phases run beside each other, so that there is one section.
+            evenly: Whether phases run in parallel, so that there is one section.
         """
         if evenly or not self._rounds:
             return np.ones(1), self._busy_s_per_byte[None, :] * nbytes, self._messages[None, :]

@@ -49,7 +49,7 @@ from . import (
     SimulatedFabric,
 )
 from .faulty_world import FaultInjector, FaultyCommunicators, FaultyWorld
-from .simulated_compute import SimulatedCompute, Starts
+from .simulated_compute import ComputeStarts, SimulatedCompute
 from .simulated_engine import SimulatedEngine
 from .symmetric_world import SymmetricCommunicators, SymmetricEngine, SymmetricWorld
 
@@ -154,7 +154,7 @@ class SimulatedBackend(Backend):
         self._injector = FaultInjector(Fates(faults, epoch=epoch), self.kernel) if faults else None
         if self._injector is not None:
             self._injector.members = members
-        self._starts = Starts(
+        self._starts = ComputeStarts(
             self.traffic, _compute_costs(assumptions, cluster), assumptions.conditions, self._injector
         )
 

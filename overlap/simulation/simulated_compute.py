@@ -21,7 +21,7 @@ from .kernel import Kernel
 _rank_and_lane = attrgetter("number", "lane")
 
 
-class Starts:
+class ComputeStarts:
     """Starts of computes in an instant, once every task has issued its operations of that instant.
 
     Trio runs the tasks of an instant in any order. So streams take turns by rank, and the computes of several tasks of
@@ -67,7 +67,7 @@ class SimulatedCompute(ComputeStream):
 
     number: int
 
-    def __init__(self, context: RankContext, starts: Starts, lane: str) -> None:
+    def __init__(self, context: RankContext, starts: ComputeStarts, lane: str) -> None:
         super().__init__(context, lane)
         self.number, self._starts, self._kernel = context.rank, starts, starts.kernel
         self._computes = 0

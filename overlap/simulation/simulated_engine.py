@@ -21,7 +21,7 @@ from ..runtime.engine.in_process import fit_all, run_here
 from ..runtime.executor import Executor
 from ..runtime.match import Match
 from ..runtime.operation import Operation
-from . import EventOrder, FabricDriver, Kernel, Reached, Transfer
+from . import EventOrder, FabricDriver, Kernel, ReachedRanks, Transfer
 from .simulated_compute import SimulatedCompute
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..collectives.call import Call
 
 
-class Modelled(Executor):
+class ModelledExecutor(Executor):
     """Executor of operations in modelled time, once all ranks have met."""
 
     together = True
@@ -84,7 +84,7 @@ class SimulatedEngine(BaseEngine):
 
     def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
         """Return the executor, which takes the time of the model."""
-        return Modelled(self._move_and_begin, communicator)
+        return ModelledExecutor(self._move_and_begin, communicator)
 
     async def aclose(self) -> None:
         """Return at once, as nothing runs in the background."""
@@ -155,7 +155,7 @@ def _pattern(match: Match) -> Call:
 
 
 def _finish_reached(
-    operations: Sequence[Operation], pattern: Call, met_ns: int, kernel: Kernel, reached: Reached
+    operations: Sequence[Operation], pattern: Call, met_ns: int, kernel: Kernel, reached: ReachedRanks
 ) -> None:
     """Finish an operation on the ranks that are done with it."""
     match, now_ns = operations[0].describe(pattern, met_ns), kernel.now_ns
@@ -163,9 +163,9 @@ def _finish_reached(
         operations[position].finish(now_ns, match)
 
 
-# Beyond so many ranks tables take seconds to go through: blocks are priced as equal ones of as many bytes.
+# Number of ranks beyond which tables take seconds: blocks are then priced as equal ones with the same sum of bytes.
 _MOST_TABLE_RANKS = 512
-# Calls to keep the price of, with new counts in every step, as those of experts.
+# Prices to keep: calls of experts have new counts in every step.
 _MOST_PRICES = 256
 
 _OptionAndBytes: TypeAlias = tuple[AlgorithmOption, float]

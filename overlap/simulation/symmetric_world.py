@@ -71,8 +71,8 @@ class SymmetricWorld(World):
     ) -> list[T]:
         """Run `main` on the simulated ranks; the result of each rank is that of its representative."""
         results = await super().live(main, args, timeout_s)
-        standing = self._alike.representatives(np.arange(self.size), self._alike.simulated)
-        return [results[index] for index in standing.tolist()]
+        representatives = self._alike.representatives(np.arange(self.size), self._alike.simulated)
+        return [results[index] for index in representatives.tolist()]
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Check this group and all groups that behave like it."""
@@ -135,8 +135,8 @@ class SymmetricCommunicator(Communicator):
 
     Attributes:
         rows: (groups, ranks of each) World ranks.
-        standing: The same, as indices in `members` of their representatives.
-        first_like: (members,) Index of the representative of each member.
+        representatives: The same, as indices in `members` of their representatives.
+        class_firsts: (members,) Index of the representative of each member.
     """
 
     rows: Ints
@@ -155,11 +155,11 @@ class SymmetricCommunicator(Communicator):
         self.rows, self._sides = rows, sides
         columns = [rows] if len(sides) == 1 else [rows[:, :1], rows[:, 1:]]
         parts = list(zip(columns, sides, (0, len(sides[0])), strict=False))
-        self.standing: NDArray[np.int64] = np.concatenate(
+        self.representatives: NDArray[np.int64] = np.concatenate(
             [start + alike.representatives(ranks, side) for ranks, side, start in parts], axis=1
         )
-        first_like = [start + alike.first_of_class(side) for _, side, start in parts]
-        self.first_like: NDArray[np.int64] = np.concatenate(first_like)
+        class_firsts = [start + alike.first_of_class(side) for _, side, start in parts]
+        self.class_firsts: NDArray[np.int64] = np.concatenate(class_firsts)
 
     def place(self, position: int, rank: int) -> int:
         """Return the index in `members` of a simulated rank; of a message, as sender (0) or receiver (1)."""
@@ -172,10 +172,10 @@ class SymmetricCommunicator(Communicator):
         Raises:
             UsageError: If they differ.
         """
-        early_ns = arrivals_ns - arrivals_ns[self.first_like]
+        early_ns = arrivals_ns - arrivals_ns[self.class_firsts]
         if early_ns.any():
             late = int(np.flatnonzero(early_ns)[0])
-            one, other = self.members[int(self.first_like[late])], self.members[late]
+            one, other = self.members[int(self.class_firsts[late])], self.members[late]
             raise UsageError(
                 f"alike: ranks {one} and {other} were said to behave alike, but came to {operations[late].label} "
                 f"({operations[late].call_site}) {format_ns(abs(int(early_ns[late])))} apart"
@@ -219,18 +219,18 @@ class SymmetricEngine(SimulatedEngine):
         )
 
     def _demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:
-        """Return the demand of all rows join_demands, and the algorithm of the first."""
+        """Return the demand of all rows together, and the algorithm of the first."""
         rows = communicator.rows
         demand_key = id(rows), pattern, late_ns.tobytes()
         entry = self._demands.get(demand_key)
         if entry is None:
             groups, algorithm = [], ""
             for members, units in group_by_unit(rows, self._traffic.fabric.resources.ranks_per_unit):
-                row, standing = rows[members[0]].tolist(), communicator.standing[members]
-                demand, algorithm = self._row_demand(row, pattern, late_ns[standing[0]], algorithm)
+                row, representatives = rows[members[0]].tolist(), communicator.representatives[members]
+                demand, algorithm = self._row_demand(row, pattern, late_ns[representatives[0]], algorithm)
                 resources = self._traffic.fabric.resources.shift_units(demand.resources, units)
-                groups.append(AlikeGroups(demand=demand, resources=resources, standing=standing))
-            joined = join_demands(groups, communicator.members, communicator.first_like)
+                groups.append(AlikeGroups(demand=demand, resources=resources, representatives=representatives))
+            joined = join_demands(groups, communicator.members, communicator.class_firsts)
             if len(self._demands) >= _MOST_DEMANDS:
                 del self._demands[next(iter(self._demands))]
             entry = self._demands[demand_key] = joined, algorithm, rows

@@ -100,7 +100,7 @@ class AlikeGroups:
 
     demand: Demand  # demand of the first group
     resources: Ints  # (groups, needs) The resources of each group, in the order of the first group's
-    standing: Ints  # (groups, ranks of each) The representative of each rank, as an index of the simulated ranks
+    representatives: Ints  # (groups, ranks of each) The representative of each rank, as an index of the simulated ranks
 
 
 def group_by_unit(rows: Ints, ranks_per_unit: int) -> list[tuple[Ints, Ints]]:
@@ -119,22 +119,22 @@ def group_by_unit(rows: Ints, ranks_per_unit: int) -> list[tuple[Ints, Ints]]:
     return [(members, units[members] - units[members[0]]) for members in sorts]
 
 
-def join_demands(groups: Sequence[AlikeGroups], ends: Sequence[int], first_like: Ints) -> Demand:
+def join_demands(groups: Sequence[AlikeGroups], ends: Sequence[int], class_firsts: Ints) -> Demand:
     """Return the common demand of groups that do the same at once, for the simulated ranks.
 
     Ranks of one class are done when the last of them is. The needs of the groups on one wire add up, section by
-    section, and where the sum is more than the wire has, all take so much longer. Groups with sections of different
-    lengths need it evenly.
+    section, and where the sum is more than the wire has, all take longer in proportion. Groups with sections of
+    different lengths need it evenly.
 
     Args:
         groups: The groups.
         ends: World ranks that are simulated.
-        first_like: (ends,) The representative of each simulated rank, as an index of `ends`.
+        class_firsts: (ends,) The representative of each simulated rank, as an index of `ends`.
     """
     left_ns = np.zeros(len(ends), np.int64)
     for same in groups:
         for mark_ns, positions in zip(same.demand.marks_ns, same.demand.positions, strict=True):
-            np.maximum.at(left_ns, same.standing[:, positions], mark_ns)
+            np.maximum.at(left_ns, same.representatives[:, positions], mark_ns)
     alone_ns, evenly = int(left_ns.max()), len({same.demand.ends_ns for same in groups}) > 1
     section_ends_ns = np.array([alone_ns] if evenly else groups[0].demand.ends_ns)
     needed, busy_ns, messages = _sum_needs(groups, evenly)
@@ -144,7 +144,7 @@ def join_demands(groups: Sequence[AlikeGroups], ends: Sequence[int], first_like:
     starts_ns, later_ns = section_ends_ns - lengths_ns, np.cumsum(longer_ns) - longer_ns
     section = np.searchsorted(section_ends_ns[:-1], left_ns)
     within = (left_ns - starts_ns[section]) / np.maximum(lengths_ns[section], 1)
-    left_ns = np.rint(later_ns[section] + within * longer_ns[section]).astype(np.int64)[first_like]
+    left_ns = np.rint(later_ns[section] + within * longer_ns[section]).astype(np.int64)[class_firsts]
     return Demand.of(np.array(ends, np.int64), left_ns, needed, busy_ns, longer_ns, messages)
 
 

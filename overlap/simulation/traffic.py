@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from .fabric import Reached, SimulatedFabric, Transfer
+from .fabric import ReachedRanks, SimulatedFabric, Transfer
 from .kernel import EventOrder, Kernel, Timer
 
-OnReached: TypeAlias = Callable[[Reached], None]
+OnReached: TypeAlias = Callable[[ReachedRanks], None]
 
 
 class FabricDriver:

@@ -251,7 +251,7 @@ def test_ranks_that_stand_for_others_take_what_all_of_them_take():
 def test_the_band_is_that_of_rows_that_nothing_was_fitted_to():
     one = predicted(tp=4)
     bands = {each.dimension: operation_band(MACHINE, each) for each in one.parts.operations}
-    assert bands["dp"].of == "Trainium2, one node, bfloat16"
+    assert bands["dp"].source == "Trainium2, one node, bfloat16"
     assert 0 < bands["dp"].typical < bands["dp"].worst
     far = StepOperation(dimension="dp", op="all_reduce", nbytes=1 << 20, dtype="float64", ranks=tuple(range(128)))
     joined = operation_band(cluster("trn2.48xlarge x2"), far)  # no row of this chip: all across nodes
@@ -281,7 +281,7 @@ def test_the_band_of_a_step_is_that_of_published_steps_and_never_narrower_than_i
     assert step_band(MACHINE, one.layout, one.parts) == seen
     errors = sorted(abs(error) for _, error in left_out_errors().values())
     within = sum(error <= seen.covering for error in errors)
-    assert (seen.of, seen.rows, seen.worst) == ("all classes", len(errors), errors[-1])
+    assert (seen.name, seen.rows, seen.worst) == ("all classes", len(errors), errors[-1])
     assert within >= COVERED * len(errors)
     key = next(key for key in one.parts.operations if key.dimension == "tp")
     slow = {key: replace(one.parts.operations[key], wire_ns=one.parts.step_ns * 10)}

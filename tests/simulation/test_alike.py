@@ -102,7 +102,7 @@ def test_what_comes_again_later_is_not_reckoned_again(monkeypatch):
 
 def test_of_what_is_reckoned_the_oldest_is_forgotten(monkeypatch):
     engines = []
-    monkeypatch.setattr(symmetric_world, "_DEMANDS_AT_MOST", 3)
+    monkeypatch.setattr(symmetric_world, "_MOST_DEMANDS", 3)
     monkeypatch.setattr(
         symmetric_world.SymmetricEngine,
         "_demand",
@@ -333,7 +333,7 @@ def test_what_groups_need_of_one_wire_adds_up():
 
     def same(left_ns, wire):
         demand = Demand.of(np.array([0, 1]), np.array(left_ns), np.array([wire]), np.array([60.0]))
-        return AlikeGroups(demand=demand, resources=np.array([[wire]]), standing=np.array([[0, 1]]))
+        return AlikeGroups(demand=demand, resources=np.array([[wire]]), representatives=np.array([[0, 1]]))
 
     apart = join_demands([same([80, 100], 5), same([50, 70], 6)], [0, 1], np.array([0, 1]))
     assert (apart.marks_ns, apart.resources.tolist(), apart.ends_ns) == ((80, 100), [5, 6], (100,))
@@ -350,7 +350,7 @@ def test_groups_with_the_same_stages_add_up_stage_by_stage():
     """For 40 ns each of two groups is on its own wire for 30, for 60 ns on one that they share for 45."""
     busy_ns, took = np.array([[30.0, 0.0], [0.0, 45.0]]), np.array([2.0, 3.0])
     demand = Demand.of(np.array([0, 1]), np.array([20, 100]), np.array([5, 7]), busy_ns, took)
-    one = AlikeGroups(demand=demand, resources=np.array([[5, 7], [6, 7]]), standing=np.array([[0, 1], [0, 1]]))
+    one = AlikeGroups(demand=demand, resources=np.array([[5, 7], [6, 7]]), representatives=np.array([[0, 1], [0, 1]]))
     both = join_demands([one], [0, 1], np.array([0, 1]))
     assert (both.ends_ns, both.resources.tolist(), both.marks_ns) == ((40, 130), [5, 6, 7], (20, 130))
     assert both.shares.tolist() == [pytest.approx([0.75, 0.75, 0.0]), pytest.approx([0.0, 0.0, 1.0])]

@@ -96,7 +96,7 @@ def _operations(one: Estimate, width: int) -> list[str]:
     lines = columns(heads, rows, width=width, words=[0])
     if len(ordered) > _LISTED:
         lines.append(f"and {len(ordered) - _LISTED} more, {_ms(sum(a.exposed_ns for _, a in ordered[_LISTED:]))} ms")
-    bands = sorted({(key[4].rows, key[4].of) for key in merged})
+    bands = sorted({(key[4].rows, key[4].source) for key in merged})
     told = "; ".join(f"{rows} rows of {of}" for rows, of in bands)
     note = f"error: median and worst on published rows that nothing was fitted to ({told}); ~ of other shapes than this"
     return [*lines, *wrapped(note, width)]
@@ -136,7 +136,7 @@ def _verdict(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
     fits = " DOES NOT FIT: the fullest rank needs more memory than there is." if step.fits is False else ""
     yield from wrapped(
         f"step {format_ns(parts.step_ns)} (+-{band.typical:.0%} typical, +-{band.covering:.0%} in {COVERED:.0%} of "
-        f"{band.rows} published steps of {band.of} that were left out): "
+        f"{band.rows} published steps of {band.name} that were left out): "
         f"compute {parts.compute_ns / parts.step_ns:.0%}, exposed {exposed / parts.step_ns:.0%}{mostly}, "
         f"idle {parts.idle_ns / parts.step_ns:.0%}.{fits}",
         width,

@@ -13,9 +13,9 @@ from .tape import Tape
 
 WORLD = "world"
 _DATA_PARALLEL = re.compile(r"(?:^|[^a-z]|x)(?:dp|ddp|fsdp|hsdp|data|replicas?)(?:$|[^a-z]|x)")
-"""In the name of a group, whose ranks have samples of their own: the axes of a mesh are joined by an x.
+"""Names of data parallel groups; in the name of a group of a mesh, its axes are joined by an x.
 
-Only a guess, for traces of which no operation carries a bucket: older ones, and those of programs that sum their
+Only a guess, for traces without operations that carry buckets: older ones, and those of programs that sum their
 gradients themselves.
 """
 

@@ -23,7 +23,7 @@ from ...timeline.why.verdict import verdict_of
 MoveKind: TypeAlias = Literal["compute", "collective", "message", "kept", "begin", "end"]
 
 UNTYPED = "float32"
-"""Type of elements of which a trace does not say the type."""
+"""Dtype that is assumed where a trace records none."""
 
 ITSELF = -1
 """Stands for the index of a move: the move's own issue."""
