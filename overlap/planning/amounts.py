@@ -141,6 +141,7 @@ class Amounts:
         model, tp = self.model, self.layout.tp
         keys = model.attended_tokens / self.layout.cp
         moved = self.tokens * (model.query_width + model.kv_width + model.value_width) * self.itemsize / tp
+        # Five products backward to two forward, and the forward ones again if attention is recomputed.
         times = (2.5 + self._recomputes("attention", back)) if back else 1.0
         work = Compute(flops=self.tokens * model.score_flops(keys) / tp, nbytes=moved).times(times)
         if self.device is None:
@@ -291,6 +292,7 @@ class Amounts:
         return -(-number * self.model.embedding_parameters // self.layout.tp)
 
     def _all_expert_parameters(self, layer: int) -> int:
+        """Return the parameters of all routed experts of a layer, on all ranks; 0 without experts."""
         model = self.model
         return model.experts * model.perceptron(model.expert_width) if model.has_experts(layer) else 0
 

@@ -158,9 +158,11 @@ class _Bound:
         return exchange_s + router_s + max(dispatch_s, shared_s) + experts_s + return_s + combine_s
 
     def _weight_gradients_s(self, layer: int) -> float:
+        """Return the time of the gradients of a layer's weights alone."""
         return self._compute_s("weights backward", self._amounts.weight_gradients(layer))
 
     def _compute_s(self, name: str, work: Compute) -> float:
+        """Return the time of a compute in seconds, by the profile or the roofline."""
         priced = self._costs.duration_ns(name, flops=work.flops, bytes_moved=work.nbytes, seconds=work.seconds)
         return priced[0] / 1e9
 
@@ -187,6 +189,7 @@ class _Bound:
 
     @property
     def _peer_direct(self) -> bool:
+        """Whether network adapters read device memory themselves."""
         return self._virtual.peer_direct
 
     def _replicas_s(self, rank: int) -> tuple[float, float]:
@@ -212,9 +215,11 @@ class _Bound:
         return reduced_s, busy_s("all_gather") if gathers else 0.0
 
     def _dense_parameters(self, rank: int) -> int:
+        """Return the parameters, without experts, of all stages on a place of the pipeline."""
         return sum(self._amounts.stage_parameters(stage)[0] for stage in self._layout.stages_of(rank))
 
     def _update_s(self, rank: int) -> float:
+        """Return the time of the update of weights on a place of the pipeline."""
         share = self._layout.sharers if self._layout.zero_in_step else 1
         return self._compute_s("update", self._amounts.weight_update(self._dense_parameters(rank) / share))
 

@@ -146,6 +146,7 @@ def own_machine_file(name: str, fit: OwnFit, *, between: str, cores: int) -> str
     origin = 'source = "measured: overlap calibrate --here", confidence = "D"'
 
     def line(key: str, value: float) -> str:
+        """Return a line of TOML with a figure and its source."""
         return f"{key} = {{ value = {value:.6g}, {origin} }}"
 
     apart = fit.between

@@ -155,4 +155,5 @@ def _shared_expert_figures(
 
 
 def _models_folder() -> Path:
+    """Return the folder of the models that come with the package."""
     return Path(str(files(__package__))) / "models"

@@ -173,9 +173,11 @@ class FoldedStep(TrainingStep):
 
     @property
     def _exchanges_outside(self) -> bool:
+        """Whether actions begin and end with exchanges of tp that do not overlap their computes."""
         return self._layout.tp > 1 and not self._layout.async_tp
 
     def _gathers_routed(self, stage: int) -> bool:
+        """Return whether the last layer of a stage has experts whose tokens the ranks of tp gather."""
         return self._amounts.gathers_routed and self._model.has_experts(self._stage_layers(stage)[-1])
 
     def _fold_action(self, what: str, pieces: dict[Piece, int], x: object, *, reduces: bool) -> Future[Any]:
@@ -185,6 +187,7 @@ class FoldedStep(TrainingStep):
         return self._reduce_rows(self._issue_folded(what, {**pieces, ("end", 0): -1}, x, self._full_rows))
 
     def _layer_pieces(self, what: PieceKind, stage: int) -> dict[Piece, int]:
+        """Return the pieces of one kind for all layers of a stage, with their numbers."""
         return {(what, layer): number for layer, number in self._stage_kinds(stage)}
 
     def _stage_kinds(self, stage: int) -> list[tuple[int, int]]:

@@ -238,4 +238,5 @@ def _peak_activations(name: str, ranks: int, microbatches: int, chunks: int) -> 
 
 @lru_cache(maxsize=32)
 def _make_schedule(name: str, ranks: int, microbatches: int, chunks: int) -> PipelineSchedule:
+    """Return a pipeline schedule; cached, as all ranks of a simulation ask for the same one."""
     return make(name, ranks=ranks, microbatches=microbatches, chunks=chunks)

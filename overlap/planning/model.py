@@ -95,6 +95,7 @@ class Model:
 
     @property
     def _even_head_dim(self) -> int:
+        """Width of a head if the heads divide the hidden width among them."""
         return self.hidden // self.heads
 
     # -- parameters ----------------------------------------------------------------------------------------------
@@ -161,10 +162,12 @@ class Model:
 
     @property
     def _active_layer_parameters(self) -> int:
+        """Parameters of all layers that one token is multiplied with."""
         return sum(self.active_layer_parameters(layer) * number for layer, number in self.layer_kinds(self._all_layers))
 
     @property
     def _all_layers(self) -> range:
+        """All layers, with those that predict further tokens at the end."""
         return range(self.layers + self.mtp_layers)
 
     @property

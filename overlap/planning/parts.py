@@ -98,6 +98,7 @@ class StepParts:
         """Return `longer` plus `times` the difference between `longer` and these parts."""
 
         def extrapolated(a: float, b: float) -> float:
+            """Return `b` plus `times` the difference between it and `a`."""
             return b + times * (b - a)
 
         operations = {
@@ -190,6 +191,7 @@ def _transfer_interval(span: Span) -> tuple[int, int]:
 
 
 def _operation_key(span: Span) -> StepOperation:
+    """Return the key that a span shares with operations of the same shape."""
     info = span.info
     assert info is not None
     return StepOperation(span.lane, info.op, info.nbytes, info.dtype, info.ranks)

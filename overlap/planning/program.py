@@ -140,6 +140,7 @@ class TrainingStep:
         return sums
 
     def _stage_layers(self, stage: int) -> range:
+        """Return the layers of a stage."""
         return self._layout.layers_of(self._model, stage)
 
     def _forward_layer(self, layer: int, x: object, what: str) -> object:
@@ -314,4 +315,5 @@ _NO_WORK = Compute(flops=0.0, nbytes=0.0)
 
 
 def _shape_and_dtype(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the description of an array by which a receive is issued."""
     return array.shape, array.dtype

@@ -72,6 +72,7 @@ class FullSimulation:
     def operations(self, microbatches: int) -> int:
         """Return roughly the number of computes and collectives that the simulated ranks issue together."""
         layout, model = self.amounts.layout, self.amounts.model
+        # Of a layer, forward and backward: computes, and exchanges of tp, of experts, and around the ring.
         layer_operations = 4 + 8 * (layout.tp > 1) + 4 * bool(model.experts) + 6 * layout.cp * (layout.cp > 1)
         recomputing = 1.5 if layout.checkpointing == "full" else 1.0
         ranks = min(2, layout.world_size // layout.pp)
@@ -90,6 +91,7 @@ class FullSimulation:
         recorders: dict[int, Recorder] = {}
 
         async def main(rank: Rank) -> None:
+            """Run `body` as step 0 of a rank, and keep its recorder."""
             recorders[rank.rank] = rank.recorder
             with rank.step(0):
                 await body(rank)
@@ -130,6 +132,7 @@ class FoldedSimulation:
         counts: dict[Piece, float] = {}
 
         def count_piece(piece: Piece, times: float) -> None:
+            """Add to the number of a folded piece."""
             counts[piece] = counts.get(piece, 0.0) + times
 
         timeline = self._whole.run(lambda rank: FoldedStep(rank, amounts, self._pieces, count_piece).run(), layout)
@@ -159,6 +162,7 @@ def _smallest_simulation(simulation: FullSimulation) -> FullSimulation:
 
 
 async def _run_piece(amounts: Amounts, piece: Piece, rank: Rank) -> None:
+    """Run one piece on a rank."""
     await PieceAlone(rank, amounts).run_piece(piece)
 
 

@@ -152,6 +152,7 @@ def compare_steps(rows: Sequence[PublishedStep]) -> list[StepComparison]:
 def _needed_speed(row: PublishedStep, step: Estimate, share: float) -> float:
     """Return the factor by which faster computes would give the step its measured time."""
     computed_s = row.measured_s - step.step_s * (1 - share)
+    # At least a tenth of the step is computed: a smaller rest is an error of the communication.
     return step.step_s * share / max(computed_s, 0.1 * row.measured_s)
 
 
@@ -195,4 +196,5 @@ def record(rows: Sequence[StepComparison]) -> Path:
 
 
 def _published_folder() -> Path:
+    """Return the folder of the published rows."""
     return Path(str(files(__package__))) / "published"

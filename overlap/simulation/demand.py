@@ -185,10 +185,12 @@ class Pricing:
 
 
 def _phase_finish_s(part: PricedPhase, nbytes: float, arrivals_s: Floats | None = None) -> Floats:
+    """Return the end of a phase on each rank, in seconds after the first arrival."""
     return cost(part.placed, part.share * nbytes, arrivals_s=arrivals_s).finish_s
 
 
 def _round_ns(duration_s: Floats) -> Ints:
+    """Return seconds as whole nanoseconds."""
     return np.rint(duration_s * 1e9).astype(np.int64)
 
 

@@ -70,6 +70,7 @@ class Faults:
         return not any(self._is_given(entry.name) for entry in fields(self) if entry.name != "seed")
 
     def _is_given(self, name: str) -> bool:
+        """Return whether a figure differs from its default; the seed counts as given."""
         return name == "seed" or getattr(self, name) != getattr(_NONE_GIVEN, name)
 
 
@@ -142,6 +143,7 @@ class Fates:
         return round(cost_ns * self._slow_factor) if slow else cost_ns
 
     def _random_source(self, name: str) -> Random:
+        """Return the random numbers of a name in this run."""
         return Random(f"{self._prefix}, {name}")
 
     def _draw_probability(self, name: str, given: float | None, scale: tuple[float, float]) -> float:

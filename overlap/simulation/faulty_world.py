@@ -219,18 +219,19 @@ class FaultyCommunicator(Communicator):
 
     def _arrive_now(self, operation: Operation, *, dies: bool) -> None:
         """Add an operation to its match; then kill its rank if `dies`."""
-        if not self._all_alive:
+        if not self._can_complete:
             self._executors.clear()
         super().arrive(operation)
         if dies:
             self._injector.kill(operation.context, operation)
 
     def executor(self, call: Call, operation: Operation) -> Executor:
-        """Return the executor; with a dead rank one that starts nothing, but for messages, which have left it."""
-        return super().executor(call, operation) if self._all_alive else _DeadExecutor()
+        """Return the executor of an operation; one that starts nothing if a rank is dead, except for messages."""
+        return super().executor(call, operation) if self._can_complete else _DeadExecutor()
 
     @property
-    def _all_alive(self) -> bool:
+    def _can_complete(self) -> bool:
+        """Whether operations can complete: no rank of the group is dead. Sent messages arrive in any case."""
         return self.key.messages or self._dead.isdisjoint(self.members)
 
 

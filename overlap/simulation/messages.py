@@ -85,17 +85,17 @@ class Messages:
 
     def _make_pair(self, src: int, dst: int) -> _Pair:
         """Return the ranks and resources of a pair; price its kind of route if it is the first one."""
-        cluster_resources, ranks = self._resources, np.array([src] if src == dst else [src, dst])
-        placement = self._slow.slow_placement(place(cluster_resources.cluster, ranks.tolist()))
+        ranks = np.array([src] if src == dst else [src, dst])
+        placement = self._slow.slow_placement(place(self._resources.cluster, ranks.tolist()))
         ends = np.arange(len(ranks) - 1)
         wires = placement.routes(ends, ends + 1).wire
-        blocks = [way[way >= 0] for way, _ in cluster_resources.ways_out(ranks[:1], ranks[-1:])]
+        blocks = [way[way >= 0] for way, _ in self._resources.ways_out(ranks[:1], ranks[-1:])]
         resources = np.concatenate(
             [
-                cluster_resources.memories(ranks),
-                cluster_resources.cc_cores(ranks),
+                self._resources.memories(ranks),
+                self._resources.cc_cores(ranks),
                 *blocks,
-                cluster_resources.wires(wires),
+                self._resources.wires(wires),
             ]
         ).tolist()
         figures = placement.wires()
@@ -126,6 +126,7 @@ class _MessageOption(Flat):
 
 
 def _refuse_table() -> Schedule:
+    """Raise: a message has no schedule."""
     raise AssertionError("a message has no table")
 
 

@@ -161,7 +161,7 @@ class SimulatedCompute(ComputeStream):
         del operation  # as in `_run_function`
 
     def _run_function(self, operation: ComputeFuture[object]) -> None:
-        """Call a function now, and end it when its modelled time is over; without arguments it fails at once."""
+        """Call a function now, and end it after its modelled time; fail at once if its arguments failed."""
         started_ns = self._kernel.now_ns
         args, failure = operation.resolve_arguments()
         if failure is not None:

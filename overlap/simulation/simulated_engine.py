@@ -147,10 +147,12 @@ class SimulatedEngine(BaseEngine):
 
 
 def _operations(match: Match) -> list[Operation]:
+    """Return the operations of a match whose ranks have all arrived."""
     return cast("list[Operation]", match.arrived)
 
 
 def _pattern(match: Match) -> Call:
+    """Return the call of a match whose ranks have all arrived."""
     return cast("Call", match.pattern)
 
 

@@ -72,9 +72,11 @@ class Growth:
         return self._coordinates(recorded, self.degree)[1]
 
     def _copy_number(self, rank: int) -> int:
+        """Return the copy of the growing axis in which a rank of the cluster is, from 0."""
         return self._coordinates(rank, self.grown)[1] // self.degree
 
     def _coordinates(self, rank: int, size: int) -> tuple[int, int, int]:
+        """Return (outer, place, inner) of a rank in a grid whose middle axis has this size."""
         return rank // (self.stride * size), rank // self.stride % size, rank % self.stride
 
     def _rank_in_copy(self, recorded: int, copy: int) -> int | None:
@@ -159,6 +161,7 @@ def _bucket_groups(tape: Tape) -> frozenset[str]:
 
 
 def _format_group_sizes(sizes: Mapping[str, set[int]]) -> str:
+    """Return the names of groups with their sizes, for messages."""
     return ", ".join(f"{name!r} (of {'/'.join(map(str, sorted(members)))})" for name, members in sorted(sizes.items()))
 
 

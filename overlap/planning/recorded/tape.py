@@ -295,19 +295,16 @@ class _RankMoves:
                     continue
                 pending.pop()
                 if waiting.pop(top, None) is not None:
-                    self._append_move(self._work_move(top))
+                    self._moves.append(self._work_move(top))
 
         for node in nodes:
             if node in self._marks:
-                self._append_move(self._marks[node])
+                self._moves.append(self._marks[node])
             elif self._works[node] in waiting:
                 add_after_needs(self._works[node])
         move = self._moves[first]
         move.awaits = awaited
         move.pause_ns = round(nodes[0].work_ns + sum(delay for work, delay in nodes[0].after if work.kind == "program"))
-
-    def _append_move(self, move: Move) -> None:
-        self._moves.append(move)
 
     def _work_move(self, work: Node) -> Move:
         """Return the move of a compute or an arrival, with the moves that it waits for, and note its index."""
