@@ -243,7 +243,7 @@ def _simulate(
 
         return live_virtual_epochs(live, config.virtual, placed, size)
     clock = SimulatedBackend(config.virtual, placed)
-    with clock.going_wrong():
+    with clock.apply_fault_seed():
         return clock.kernel.run(live, clock, size, (), {})
 
 

@@ -59,7 +59,7 @@ class _StageSeconds:
 
 
 class _Bound:
-    """The bound of one layout."""
+    """Lower bound of the step of one layout."""
 
     def __init__(
         self, model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, device: Device | None, *, planned: bool
@@ -139,7 +139,7 @@ class _Bound:
         return sum_s + self._compute_s(f"perceptron {phase}", amounts.perceptron(layer, times)) + self._exchange_half_s
 
     def _expert_layer_s(self, times: float, phase: str) -> float:
-        """Return the time of half a layer with experts; shared experts may compute while tokens travel."""
+        """Return the time of half a layer with experts; the shared experts compute while tokens travel."""
         amounts, dispatch_s, return_s, exchange_s = self._amounts, 0.0, 0.0, 0.0
         if self._layout.ep > 1:
             dispatch_s = return_s = self._collective_s("all_to_all", amounts.routed_bytes, "ep")
@@ -238,6 +238,6 @@ def _first_group(layout: Layout, axes: tuple[str, ...]) -> tuple[int, ...]:
 def _collective_costs(
     op: str, nbytes: int, cluster: Cluster, group: tuple[int, ...], dtype: str, peer_direct: bool
 ) -> tuple[float, float]:
-    """Return the seconds of an operation alone, and the seconds of its busiest wire for each byte."""
+    """Return the seconds of a collective alone, and the seconds of its busiest wire for each byte."""
     chosen = plan(op, nbytes, cluster, group, dtype=dtype, peer_direct=peer_direct)
     return chosen.predicted_s, chosen.busiest.busy_s / nbytes if chosen.busiest and nbytes else 0.0

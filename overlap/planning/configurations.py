@@ -55,7 +55,7 @@ def known() -> tuple[str, ...]:
 
 
 def load(name: str | None, changes: Mapping[str, int] | None = None) -> Model:
-    """Read a model.
+    """Return the model of a name or file.
 
     Args:
         name: One of `known()`, or a file: TOML with the attributes of `Model` as keys, or a config.json of Hugging
@@ -135,7 +135,7 @@ def _convert_hugging_face(config: Mapping[str, object], where: str) -> dict[str,
 def _shared_expert_figures(
     config: Mapping[str, object], figures: Mapping[str, object], where: str
 ) -> dict[str, object]:
-    """Return the number of experts that compute all tokens, if given; refuse figures that `Model` lacks."""
+    """Return the figure `shared_experts`, if the file has it; refuse figures that `Model` cannot have."""
     width, expert_width = config.get("shared_expert_intermediate_size"), figures.get("expert_ffn")
     for name in ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"):
         if config.get(name) not in (None, 1):

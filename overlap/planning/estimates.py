@@ -95,7 +95,7 @@ def estimate(
         raise UsageError(
             f"layout: {layout} makes {layout.world_size} ranks, but {cluster.name} has {cluster.world_size}"
         )
-    virtual = replace(virtual, dtype=layout.dtype, shapes_only=True, alike=layout.stage_of)
+    virtual = replace(virtual, dtype=layout.dtype, shapes_only=True, alike=layout.pipeline_place)
     if device is not None and virtual.interference.off:
         virtual = replace(virtual, interference=Interference(compute={ALL: 1 / device.share_beside_collectives}))
     simulation = FullSimulation(model, layout, cluster, virtual, algorithm, device)

@@ -42,7 +42,7 @@ FOLDED = "folded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPieces:
-    """Parts of actions, each simulated alone."""
+    """Times of the pieces of actions, each simulated alone."""
 
     parts: Mapping[Piece, StepParts]  # Their time, and its parts
 
@@ -72,7 +72,7 @@ def can_fold(layout: Layout) -> bool:
 
 
 class PieceAlone(TrainingStep):
-    """One piece of an action, on every rank."""
+    """Program of one piece of an action alone, on every rank."""
 
     async def run_piece(self, piece: Piece) -> None:
         """Run the piece, until it is done."""

@@ -41,7 +41,7 @@ class RestartingJob:
 
     @property
     def daly_s(self) -> float:
-        """Daly's interval of higher order (equation 37); M if a checkpoint takes twice that."""
+        """Daly's interval of higher order (equation 37); M if a checkpoint takes 2 M or longer."""
         ratio = self.write_s / (2 * self.between_s)
         if ratio >= 1:
             return self.between_s

@@ -157,7 +157,7 @@ class Layout:
         sizes["dp"] = {**copies, "dp": self.dp // self.ep // self.replicate, "cp": self.cp, "ep": self.ep}
         return {axis: size for block in self.order.split(".") for axis, size in sizes[block].items()}
 
-    def stage_of(self, rank: int) -> int:
+    def pipeline_place(self, rank: int) -> int:
         """Return the place of a world rank in its pipeline, from 0."""
         inner = self.world_size
         for axis, size in self.axes.items():

@@ -34,7 +34,7 @@ _SCORE_AND_GRADIENT_BYTES = 8  # of a word and token: the scores in float32, and
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on the rank that holds most."""
+    """Bytes on the rank that needs most, by kind."""
 
     stage: int  # Its place in the pipeline
     weights: float  # Weights, with those that the rank has gathered
@@ -49,7 +49,7 @@ class Memory:
 
 
 def memory_of(model: Model, layout: Layout) -> Memory:
-    """Return the memory of the rank that needs most, in the place of the pipeline that needs most."""
+    """Return the memory of the fullest rank: the largest over the places of the pipeline."""
     amounts = Amounts(model=model, layout=layout)
     return max((_memory_at(amounts, rank) for rank in range(layout.pp)), key=lambda each: each.total)
 

@@ -121,7 +121,7 @@ class Model:
         return (3 if self.gated else 2) * self.hidden * width
 
     def has_experts(self, layer: int) -> bool:
-        """Return whether a layer, from 0, has experts."""
+        """Return whether a layer has experts; layers count from 0."""
         return bool(self.experts) and layer >= self.dense_layers
 
     def layer_kinds(self, layers: range) -> list[tuple[int, int]]:
@@ -157,7 +157,7 @@ class Model:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token meets."""
+        """Parameters that one token is multiplied with, and the tables."""
         return self._table_parameters + self._active_layer_parameters
 
     @property

@@ -39,7 +39,7 @@ FREE: Mapping[str, Callable[[int], Sequence[object]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A layout that fits."""
+    """A layout that fits model, cluster and memory, with a lower bound of its step."""
 
     layout: Layout  # The layout
     bound_s: float  # Lower bound of its step, in seconds
@@ -113,7 +113,7 @@ def candidates(
 
 
 def _searched_layouts(like: Layout, names: Sequence[str], cluster: Cluster, result: SearchResult) -> Iterator[Layout]:
-    """Yield the layouts of all combinations of searched figures that use every rank; equal orders once."""
+    """Yield the layouts that use every rank, of all values of the searched figures; equal orders come once."""
     for name in names:
         if name not in FREE:
             raise UsageError(f"--search: {name!r} cannot be searched for; known are {', '.join(FREE)}")

@@ -66,7 +66,7 @@ class FullSimulation:
 
     def with_layout(self, layout: Layout, cluster: Cluster) -> FullSimulation:
         """Return the simulation of another layout on another cluster, everything else equal."""
-        amounts, virtual = self.amounts, replace(self._virtual, alike=layout.stage_of)
+        amounts, virtual = self.amounts, replace(self._virtual, alike=layout.pipeline_place)
         return FullSimulation(amounts.model, layout, cluster, virtual, self._algorithm, amounts.device)
 
     def operations(self, microbatches: int) -> int:
@@ -142,7 +142,7 @@ class FoldedSimulation:
 
 
 def _smallest_simulation(simulation: FullSimulation) -> FullSimulation:
-    """Return the simulation of one stage on the fewest nodes on which its groups inside layers lie as they do.
+    """Return the simulation of one stage on the fewest nodes that place its groups inside layers alike.
 
     Ranks of `tp`, `cp` and `ep` are neighbours of each other wherever the stages are the outermost axis; elsewhere, and
     where no number of whole nodes holds such groups, the whole cluster is simulated, with a microbatch for each stage.

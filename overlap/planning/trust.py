@@ -17,7 +17,7 @@ from .validation import StepBand, class_band
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """Errors, as shares."""
+    """Errors of predicted operations, as shares of the measured times."""
 
     typical: float  # The median one
     worst: float  # The largest

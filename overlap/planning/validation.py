@@ -77,7 +77,7 @@ class StepComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBand:
-    """Errors of predicted steps of one class, as shares."""
+    """Errors of predicted steps of one class, as shares of the measured times."""
 
     name: str  # The class, or "all classes"
     rows: int  # Number of published steps behind it

@@ -47,7 +47,7 @@ class Conditions:
 
     @property
     def calm(self) -> bool:
-        """Whether nothing makes ranks or wires differ."""
+        """Whether no condition makes ranks or wires differ."""
         slow_ranks = (self.straggler_share or self.stragglers) and self.straggler_factor > 1
         return not (self.jitter or slow_ranks or (self.slow_wire_share and self.slow_wire_factor < 1))
 
@@ -94,7 +94,7 @@ class Jitter:
         self._factor = conditions.straggler_factor if conditions.is_straggler(rank) else 1.0
 
     def compute_ns(self, cost_ns: int) -> int:
-        """Return the time of the next compute, from its cost on a perfect machine."""
+        """Return the time of the next compute of the rank, from its cost on a perfect machine."""
         if not self._jitter:
             return cost_ns if self._factor == 1 else round(cost_ns * self._factor)
         # In (0, 1), the domain of inv_cdf: random() may be 0 but never 1, and 2**-53 keeps 1 - 0 below 1.
@@ -180,7 +180,7 @@ class Interference:
 
     @property
     def off(self) -> bool:
-        """Whether all factors are 1."""
+        """Whether there is no interference: all factors are 1."""
         return all(factor == 1 for factor in (*self.compute.values(), *self.communication.values()))
 
     def of_compute(self, name: str) -> float:

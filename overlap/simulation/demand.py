@@ -23,7 +23,7 @@ _MOST_DEMANDS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
-    """An operation on its own, from the arrival of its last rank."""
+    """Demand of one operation alone, from the arrival of its last rank."""
 
     ranks: Ints  # (size,) world ranks in group order
     marks_ns: tuple[int, ...]  # times at which some ranks are done, ascending
@@ -195,7 +195,7 @@ def _round_ns(duration_s: Floats) -> Ints:
 
 
 def _slow_phase(slow: SlowWires, part: PricedPhase) -> PricedPhase:
-    """Return a phase on wires of which some are slow; `part` itself if none are."""
+    """Return a phase with the bandwidth of slow wires; `part` itself if it uses none."""
     placed = part.placed
     placement = slow.slow_placement(placed.placement)
     if placement is placed.placement:

@@ -53,7 +53,7 @@ class FaultInjector:
         self._lives: dict[int, trio.CancelScope] = {}
 
     async def live(self, main: Callable[..., Awaitable[T]], rank: Rank, *args: object) -> T:
-        """Run a rank's program and return its result; the program of a rank that dies ends by cancellation only."""
+        """Run a rank's program and return its result; a rank that dies waits until the world cancels it."""
         try:
             with trio.CancelScope() as life:
                 self._lives[rank.rank] = life
@@ -67,7 +67,7 @@ class FaultInjector:
         raise AssertionError("unreachable: the dead are only cancelled")
 
     def kill(self, context: RankContext, issued: IssuedFuture[Any]) -> None:
-        """Kill a rank at a compute or an operation; nothing happens if it is dead or has ended."""
+        """Kill a rank at a compute or an operation; nothing happens if the rank is dead or has ended."""
         if context.rank in self.fates.dead or context.closed:
             return
         self.fates.dead.add(context.rank)
@@ -88,7 +88,7 @@ class FaultInjector:
                 self.kernel.call_at(time_ns, context.rank, partial(self._kill_at, context, time_s))
 
     def _kill_at(self, context: RankContext, time_s: float) -> None:
-        """Kill a rank at an instant; nothing happens if it is dead or has ended."""
+        """Kill a rank at an instant; nothing happens if the rank is dead or has ended."""
         if context.rank in self.fates.dead or context.closed:
             return
         self.stop(context.rank)
@@ -214,7 +214,7 @@ class FaultyCommunicator(Communicator):
         return arrive_late
 
     def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
-        """Withdraw a receive that has arrived or not; see `Communicator.withdraw_receive`."""
+        """Withdraw a receive, delayed or arrived; see `Communicator.withdraw_receive`."""
         return self._delayed.pop(operation, None) is not None or super().withdraw_receive(operation, later)
 
     def _arrive_now(self, operation: Operation, *, dies: bool) -> None:

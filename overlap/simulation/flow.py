@@ -229,7 +229,7 @@ class Occupancy:
         return sorted(crowd, key=_age), scarce
 
     def _connected_wide_flows(self, flow: Flow) -> tuple[list[Flow], Ints]:
-        """Return the same where some flow has many needs: scarce resources are marked in an array."""
+        """Return what `connected_flows` returns, where some flow has many needs: it marks resources in an array."""
         crowd, visited = {flow: None}, np.zeros(len(self._load), np.bool_)
         todo = [flow]
         for member in todo:

@@ -73,7 +73,7 @@ class Fluid:
         return None
 
     def advance(self, now_ns: int) -> list[tuple[Flow, int]]:
-        """Return the marks reached at an instant, by flows' keys; the last one ends its flow.
+        """Return (flow, index of its mark) for the marks reached at an instant, by keys; the last mark ends the flow.
 
         `settle` must follow before time goes on.
         """

@@ -55,7 +55,7 @@ class Rates:
 
 
 def fair_rates(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
-    """Return the rates of flows that need scarce resources; see `Rates.of`."""
+    """Return the rates of flows that share scarce resources, computed as `Rates.of` describes."""
     # One row for each pair of a flow and a resource that it needs: `owner` is the flow's index.
     owner = np.repeat(np.arange(len(flows)), [len(flow.section.resources) for flow in flows])
     needed = np.concatenate([flow.section.resources for flow in flows])

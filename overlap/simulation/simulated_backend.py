@@ -167,7 +167,7 @@ class SimulatedBackend(Backend):
         return self.kernel.unnoticed.append
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return the values of an operation, shared by all ranks."""
+        """Return the values of an operation by rank, the same dict for all ranks."""
         return self._notes.setdefault((key, seq), _SharedNotes())
 
     def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
@@ -179,7 +179,7 @@ class SimulatedBackend(Backend):
         return self.assumptions.meta() | ({"peak": "used"} if self._starts.rated else {})
 
     def beat(self, pulse: Callable[[int, int | None], None]) -> None:
-        """Call `pulse` with each instant and the newest step: when something is due, and when a rank begins a step."""
+        """Call `pulse` with the instant and the newest step whenever an event is due or a rank begins a step."""
         self._pulse, self.kernel.on_instant = pulse, self._send_pulse
 
     def _send_pulse(self) -> None:
@@ -189,7 +189,7 @@ class SimulatedBackend(Backend):
 
     @property
     def dead(self) -> frozenset[int]:
-        """Ranks that have died."""
+        """Ranks that have died of faults."""
         return frozenset(self._injector.fates.dead) if self._injector is not None else frozenset()
 
     def now_ns(self) -> int:
@@ -258,8 +258,8 @@ class SimulatedBackend(Backend):
         )
 
     @contextmanager
-    def going_wrong(self) -> Iterator[None]:
-        """Run a world inside, with the seed of its faults as a note on an error that ends it."""
+    def apply_fault_seed(self) -> Iterator[None]:
+        """Run a world inside, with task order by the seed of its faults, and the seed as a note on an error."""
         if self._injector is None:
             yield
             return

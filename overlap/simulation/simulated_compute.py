@@ -44,7 +44,7 @@ class ComputeStarts:
         self.replaying: Callable[[Which, int], Call] | None = replayed.player() if replayed else None
         self._waiting: list[SimulatedCompute] = []
 
-    def soon(self, stream: SimulatedCompute) -> None:
+    def start_soon(self, stream: SimulatedCompute) -> None:
         """Start an idle stream when all tasks of this instant are blocked."""
         if not self._waiting:
             self.kernel.call_at(self.kernel.now_ns, 0, self._start_streams, order=EventOrder.COMPUTE)
@@ -93,7 +93,7 @@ class SimulatedCompute(ComputeStream):
         self._issued_now.append((self._kernel.lineage.current_name(), operation))
         if not self._start_pending:
             self._start_pending = True
-            self._starts.soon(self)
+            self._starts.start_soon(self)
 
     def start(self) -> None:
         """Queue the computes that were issued in this instant, and start the first if the stream is idle."""
@@ -191,10 +191,10 @@ class SimulatedCompute(ComputeStream):
         cost_ns += fate.late_ns
         if fate.dies_at is not None:
             dies_ns = self._kernel.now_ns + round(fate.dies_at * cost_ns)
-            self._kernel.call_at(dies_ns, self.number, partial(self._die_at, operation, injector))
+            self._kernel.call_at(dies_ns, self.number, partial(self._kill_rank, operation, injector))
         return cost_ns
 
-    def _die_at(self, operation: ComputeFuture[object], injector: FaultInjector) -> None:
+    def _kill_rank(self, operation: ComputeFuture[object], injector: FaultInjector) -> None:
         """Stop the stream and kill its rank."""
         self.stop()
         injector.kill(self.context, operation)

@@ -74,7 +74,7 @@ class SimulatedEngine(BaseEngine):
         self._uneven = UnevenCosts()
 
     def direct(self, members: tuple[int, ...]) -> bool:
-        """Return True: all ranks are matched, whatever the algorithm of the model."""
+        """Return True: the engine matches all ranks, whatever the algorithm of the model."""
         return True
 
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
@@ -215,7 +215,7 @@ class UnevenCosts:
         return even, nbytes * (differing_s - without_s) / (equal_s - without_s) if equal_s > without_s else nbytes
 
     def _uneven_table(self, even: AlgorithmOption, slices: int) -> UnevenSchedule:
-        """Return the schedule of an option for blocks of any sizes; the most recent ones are kept."""
+        """Return the schedule of an option for blocks of any sizes, made once for each number of slices."""
         table = self._tables.get((even, slices))
         if table is None:
             if len(self._tables) >= _MOST_PRICES:

@@ -98,7 +98,7 @@ class SymmetricCommunicators(Communicators):
         return self._shared_communicator(shared, name, rows, [self._simulated_among(rows)])
 
     def _ranks_here(self, key: Key) -> tuple[Key, int]:
-        """Return the key of all groups like one, and the number of their ranks that run."""
+        """Return the key of all groups like one, and the number of their simulated ranks."""
         rows = self._alike.rows(key.ranks)
         return Key(tuple(rows[0].tolist()), key.occurrence, ""), len(self._simulated_among(rows))
 

@@ -36,7 +36,7 @@ class FabricDriver:
         return f"<FabricDriver at {self.kernel.now_ns} ns: {len(self._callbacks)} in flight>"
 
     def begin(self, transfer: Transfer, on_reached: OnReached) -> None:
-        """Start a transfer at this instant.
+        """Start a transfer when this instant settles.
 
         Args:
             transfer: A transfer made by the fabric.

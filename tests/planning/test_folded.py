@@ -19,7 +19,7 @@ SIX = pytest.mark.slow
 def simulations(microbatches, machine=MACHINE, model=MODEL, **figures):
     dp = machine.world_size // (figures.get("tp", 1) * figures.get("pp", 1))
     layout = Layout(dp=dp, global_batch=microbatches * dp, **figures)
-    clock = overlap.Virtual(shapes_only=True, alike=layout.stage_of)
+    clock = overlap.Virtual(shapes_only=True, alike=layout.pipeline_place)
     whole = FullSimulation(model, layout, machine, clock, None, Device.of(machine))
     return whole, FoldedSimulation(whole), layout
 

@@ -33,13 +33,13 @@ class Growth:
     stand_ins: Mapping[int, int]
 
     @property
-    def grown(self) -> int:
+    def grown_size(self) -> int:
         """Size of the growing axis on the cluster."""
         return self.degree * self.ranks // self.recorded
 
-    def like(self, rank: int) -> int:
+    def recorded_rank(self, rank: int) -> int:
         """Return the recorded rank whose program a rank of the cluster plays."""
-        outer, place, inner = self._coordinates(rank, self.grown)
+        outer, place, inner = self._coordinates(rank, self.grown_size)
         traced = (outer * self.degree + place % self.degree) * self.stride + inner
         return self.stand_ins.get(traced, traced)
 
@@ -47,14 +47,14 @@ class Growth:
         """Return the group of a rank of the cluster that corresponds to a group of its recorded rank."""
         members = self._shift_members(rank, members)
         if self.grows(name, members):
-            copies = range(-(-self.grown // self.degree))
+            copies = range(-(-self.grown_size // self.degree))
             return tuple(
                 sorted(
                     {at for copy in copies for each in members if (at := self._rank_in_copy(each, copy)) is not None}
                 )
             )
         ranks = [self._rank_in_copy(each, self._copy_number(rank)) for each in members]
-        assert None not in ranks  # `growth_of` has checked that
+        assert None not in ranks  # `map_growth` has checked that
         return tuple(each for each in ranks if each is not None)
 
     def peer(self, rank: int, recorded: int) -> int:
@@ -73,7 +73,7 @@ class Growth:
 
     def _copy_number(self, rank: int) -> int:
         """Return the copy of the growing axis in which a rank of the cluster is, from 0."""
-        return self._coordinates(rank, self.grown)[1] // self.degree
+        return self._coordinates(rank, self.grown_size)[1] // self.degree
 
     def _coordinates(self, rank: int, size: int) -> tuple[int, int, int]:
         """Return (outer, place, inner) of a rank in a grid whose middle axis has this size."""
@@ -83,11 +83,11 @@ class Growth:
         """Return the rank of the cluster for a recorded rank in one copy of the axis; None beyond its end."""
         outer, place, inner = self._coordinates(recorded, self.degree)
         place += copy * self.degree
-        return None if place >= self.grown else (outer * self.grown + place) * self.stride + inner
+        return None if place >= self.grown_size else (outer * self.grown_size + place) * self.stride + inner
 
     def _shift_members(self, rank: int, members: Sequence[int]) -> Sequence[int]:
         """Return the group of a rank that was not recorded, from the group of the rank that stands in for it."""
-        outer, place, inner = self._coordinates(rank, self.grown)
+        outer, place, inner = self._coordinates(rank, self.grown_size)
         own = (outer * self.degree + place % self.degree) * self.stride + inner
         if own not in self.stand_ins:
             return members
@@ -96,8 +96,8 @@ class Growth:
         return tuple(begin + number * step for number in range(len(members)))
 
 
-def growth_of(tape: Tape, ranks: int, names: Sequence[str] = ()) -> Growth:
-    """Map the ranks of a cluster to those of a recorded run.
+def map_growth(tape: Tape, ranks: int, names: Sequence[str] = ()) -> Growth:
+    """Return the mapping of the ranks of a cluster to those of a recorded run.
 
     Groups of data parallel ranks grow or shrink with the cluster; all others keep their sizes. The groups that grow are
     given by name, or are those whose operations carry buckets of gradients. Of a trace that has no buckets they are the
@@ -210,7 +210,7 @@ def _find_stand_ins(tape: Tape, groups: Iterable[tuple[str, tuple[int, ...]]]) -
 
 def _check_whole(growth: Growth, groups: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     """Check that no group that keeps its size is cut by the end of the growing axis."""
-    rest = growth.grown % growth.degree
+    rest = growth.grown_size % growth.degree
     for name, members in groups if rest else ():
         beyond = [each for each in members if growth.place(each) >= rest]
         if beyond and not growth.grows(name, members) and len(beyond) < len(members):

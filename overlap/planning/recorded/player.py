@@ -16,7 +16,7 @@ from ...timeline.measure.meetings import PAIRED
 from ...timeline.span import RoleName
 from ..amounts import numpy_dtype
 from .growth import WORLD, Growth
-from .tape import ITSELF, After, Move, Tape
+from .tape import ITSELF, Dependency, Move, Tape
 
 _DEFAULT_LANE = "compute"
 _COLLECTIVE_NAMES = dict.fromkeys(PAIRED, Collective.P2P.text)
@@ -38,7 +38,7 @@ async def play(
         factor: Factor of the recorded times of computes.
         moved: Called after each move of this rank.
     """
-    await _Player(rank, tape.moves[growth.like(rank.rank)], growth, factor).run(moved)
+    await _Player(rank, tape.moves[growth.recorded_rank(rank.rank)], growth, factor).run(moved)
 
 
 class _Player:
@@ -59,18 +59,18 @@ class _Player:
     async def run(self, moved: Callable[[], None]) -> None:
         """Issue all moves in order, and call `moved` after each."""
         for move in self._moves:
-            await self._wait(move)
+            await self._wait_before(move)
             self._issued.append(self._issue_move(move))
             moved()
 
-    async def _wait(self, move: Move) -> None:
-        """Wait as the recorded program did: for the futures it awaited, and then for its pause."""
+    async def _wait_before(self, move: Move) -> None:
+        """Wait before a move as the recorded program did: for its futures, and for its pause."""
         at_ns = self._rank.now_ns() + move.pause_ns
-        for after in move.awaits:
-            future = self._issued[after.move]
+        for dependency in move.awaits:
+            future = self._issued[dependency.move]
             if future is not None and not future.done:
                 await future
-                at_ns = max(at_ns, self._rank.now_ns() + after.delay_ns)
+                at_ns = max(at_ns, self._rank.now_ns() + dependency.delay_ns)
         if at_ns > self._rank.now_ns():
             await trio.sleep((at_ns - self._rank.now_ns()) / 1e9)
 
@@ -91,10 +91,10 @@ class _Player:
             return self._rank.spawn(_return_later, needs, move.span.duration_ns, None, name=move.span.name)
         return self._issue_communication(move, needs)
 
-    def _delay_after(self, after: After) -> object:
+    def _delay_after(self, dependency: Dependency) -> object:
         """Return a future that is done a delay after another move; the move itself counts from its own issue."""
-        future = None if after.move == ITSELF else self._issued[after.move]
-        return self._rank.spawn(_return_later, [future], after.delay_ns, None) if after.delay_ns else future
+        future = None if dependency.move == ITSELF else self._issued[dependency.move]
+        return self._rank.spawn(_return_later, [future], dependency.delay_ns, None) if dependency.delay_ns else future
 
     def _issue_compute(self, move: Move, needs: list[object]) -> Future[Any]:
         """Issue a compute that takes its recorded time, times the factor."""

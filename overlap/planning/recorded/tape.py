@@ -37,10 +37,10 @@ _ROOTED_COLLECTIVES = frozenset(each.text for each in Collective if each.traits.
 
 
 @dataclass(frozen=True, slots=True)
-class After:
-    """A move that has to be over, and a delay after it."""
+class Dependency:
+    """A move that has to be over before another one begins, and a delay between them."""
 
-    move: int  # Its index among those of the same rank, or `ITSELF`
+    move: int  # Index of the earlier move on the same rank, or `ITSELF`
     delay_ns: int  # Recorded time that no span explains
 
 
@@ -56,8 +56,8 @@ class Move:
     dtype: str = ""  # Dtype of the communication
     tag: int = 0  # Tag of the message
     pause_ns: int = 0  # Time of the program before it issues this, that no span explains
-    awaits: tuple[After, ...] = ()  # The moves that the program awaits before it issues this
-    needs: tuple[After, ...] = ()  # The moves that this waits for itself
+    awaits: tuple[Dependency, ...] = ()  # The moves that the program awaits before it issues this
+    needs: tuple[Dependency, ...] = ()  # The moves that this waits for itself
 
     @property
     def info(self) -> CollectiveInfo:
@@ -68,7 +68,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tape:
-    """A recorded run."""
+    """A recorded run as the moves of its ranks."""
 
     world_size: int
     moves: Mapping[int, Sequence[Move]]  # Moves of each recorded rank, in their order of issue
@@ -79,7 +79,7 @@ class Tape:
     notes: Sequence[str] = field(default=())  # Facts that the trace lacks, and the assumptions instead
 
 
-def tape_of(timeline: Timeline) -> Tape:
+def infer_tape(timeline: Timeline) -> Tape:
     """Infer the operations of each rank and their dependencies from a timeline, as `replay.inference` describes.
 
     Raises:
@@ -149,7 +149,7 @@ class _MoveMaker:
         """Return the stream of a span; of foreign traces its kind, as they record no order across kinds."""
         return span.lane if self._ours else info.op
 
-    def tag(self, span: Span) -> int | None:
+    def message_tag(self, span: Span) -> int | None:
         """Return the tag of a message; None for any other span."""
         return self._message_tags.get(id(span))
 
@@ -186,7 +186,7 @@ def _recorded_by_all(comm: Iterable[Span], recorded: Sequence[int]) -> dict[tupl
 
 
 def _message_tags(comm: Iterable[Span]) -> dict[int, int]:
-    """Return the tags of messages by the identity of a span, the same at both ends; no end is left alone.
+    """Return new tags by the identity of a message's span, equal at both ends; spans without the other end have none.
 
     Tags are new ones. Our own traces number the messages of each tag, several times from 0; each message of another
     tool gets its own tag.
@@ -277,7 +277,7 @@ class _RankMoves:
         for work in sorted((work for work in waiting if work.kind == "arrival"), key=_sequence_number):
             info = work.span.info
             if info is not None:
-                key = info.group, info.ranks, work.span.lane, self._maker.tag(work.span)
+                key = info.group, info.ranks, work.span.lane, self._maker.message_tag(work.span)
                 if key in last:
                     before[work] = last[key]
                 last[key] = work
@@ -314,13 +314,13 @@ class _RankMoves:
         self._move_indices[work] = len(self._moves)
         return move
 
-    def _dependencies(self, nodes: Iterable[tuple[Node, float]], issued: Node | None = None) -> tuple[After, ...]:
+    def _dependencies(self, nodes: Iterable[tuple[Node, float]], issued: Node | None = None) -> tuple[Dependency, ...]:
         """Return the moves of nodes, with their delays; `issued` stands for the move's own issue."""
         dependencies = []
         for node, delay_ns in nodes:
             place = ITSELF if node is issued else self._move_indices.get(self._over.get(node, node))
             if place is not None and (place != ITSELF or delay_ns):
-                dependencies.append(After(place, round(delay_ns)))
+                dependencies.append(Dependency(place, round(delay_ns)))
         return tuple(dict.fromkeys(dependencies))
 
 
