@@ -87,20 +87,20 @@ class Amounts:
 
     def _matrix_product(self, parameters: float, width: float) -> Compute:
         """Return the product of all tokens with a rank's part of matrices that take or give `width` numbers a token."""
-        own = parameters / self.layout.tp
-        moved = (own + self.tokens * (2 * self.model.hidden + width / self.layout.tp)) * self.itemsize
-        return Compute(flops=2.0 * own * self.tokens, nbytes=moved)
+        own_parameters = parameters / self.layout.tp
+        moved_bytes = (own_parameters + self.tokens * (2 * self.model.hidden + width / self.layout.tp)) * self.itemsize
+        return Compute(flops=2.0 * own_parameters * self.tokens, nbytes=moved_bytes)
 
     def _add_seconds(
-        self, work: Compute, products: Sequence[Product], moved: float, dtype: str | None = None
+        self, work: Compute, products: Sequence[Product], moved_bytes: float, dtype: str | None = None
     ) -> Compute:
-        """Return `work` with the time of its products and of `moved` element-wise bytes; unchanged without a device."""
+        """Return `work` with the time of its products and element-wise bytes; unchanged without a device."""
         device = self.device
         if device is None:
             return work
         kind, size = dtype or self.layout.dtype, self.itemsize
         products_s = sum(device.product_s(*each, kind, size) for each in products)
-        return replace(work, seconds=products_s + device.elementwise_s(moved))
+        return replace(work, seconds=products_s + device.elementwise_s(moved_bytes))
 
     def _elementwise_bytes(self, back: float, numbers: tuple[float, float], factors: tuple[float, float]) -> float:
         """Return bytes of element-wise work from (forward, backward) pairs: numbers, and factors that are cast."""
@@ -131,19 +131,19 @@ class Amounts:
         factors = tokens * (model.hidden + model.value_width / tp), tokens * (model.hidden + projected / tp)
         return self._half_layer(work, products, back, self._elementwise_bytes(back, numbers, factors))
 
-    def _half_layer(self, work: Compute, products: Sequence[Product], back: float, moved: float) -> Compute:
+    def _half_layer(self, work: Compute, products: Sequence[Product], back: float, moved_bytes: float) -> Compute:
         """Return half a layer: its products once forward, `back` times backward, plus half of them if recomputed."""
         times = (back or 1) + (0.5 if self._recomputes("products", back) else 0)
-        return self._add_seconds(work.times(times / (back or 1)), _repeat_products(products, times), moved)
+        return self._add_seconds(work.times(times / (back or 1)), _repeat_products(products, times), moved_bytes)
 
     def scores(self, back: float = 0) -> Compute:
         """Attention of the tokens of a rank to the keys of one rank of `cp`; its backward pass if `back` is not 0."""
         model, tp = self.model, self.layout.tp
         keys = model.attended_tokens / self.layout.cp
-        moved = self.tokens * (model.query_width + model.kv_width + model.value_width) * self.itemsize / tp
+        moved_bytes = self.tokens * (model.query_width + model.kv_width + model.value_width) * self.itemsize / tp
         # Five products backward to two forward, and the forward ones again if attention is recomputed.
         times = (2.5 + self._recomputes("attention", back)) if back else 1.0
-        work = Compute(flops=self.tokens * model.score_flops(keys) / tp, nbytes=moved).times(times)
+        work = Compute(flops=self.tokens * model.score_flops(keys) / tp, nbytes=moved_bytes).times(times)
         if self.device is None:
             return work
         reach = min(model.window or model.sequence, model.sequence) / self.layout.cp
@@ -195,8 +195,8 @@ class Amounts:
         model, layout = self.model, self.layout
         size = model.perceptron(model.expert_width) / layout.tp
         routed, experts = self.tokens * model.top_k, model.experts / layout.ep
-        moved = size * experts + routed * (2 * model.hidden + 3 * model.expert_width / layout.tp)
-        work = Compute(flops=2.0 * routed * size, nbytes=moved * self.itemsize).times(back or 1)
+        numbers_moved = size * experts + routed * (2 * model.hidden + 3 * model.expert_width / layout.tp)
+        work = Compute(flops=2.0 * routed * size, nbytes=numbers_moved * self.itemsize).times(back or 1)
         if self.device is None:
             return work
         width = model.expert_width / layout.tp
@@ -235,8 +235,8 @@ class Amounts:
         work = self._matrix_product(model.embedding_parameters, 3 * model.vocabulary).times(times)
         joining = Product(self.rows, model.hidden * model.mtp_layers, 2 * model.hidden)
         products = [Product(self.tokens, words * (1 + model.mtp_layers), model.hidden), joining]
-        moved = (_LOSS_BYTES_BACK if back else _LOSS_BYTES) * self.tokens * words * (1 + model.mtp_layers)
-        return self._add_seconds(work, _repeat_products(products, back or 1), moved, self.layout.storage_dtype)
+        moved_bytes = (_LOSS_BYTES_BACK if back else _LOSS_BYTES) * self.tokens * words * (1 + model.mtp_layers)
+        return self._add_seconds(work, _repeat_products(products, back or 1), moved_bytes, self.layout.storage_dtype)
 
     def vocabulary_gradients(self) -> Compute:
         """Return the gradients of the weights of the scores' matrix alone."""

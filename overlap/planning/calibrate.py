@@ -145,24 +145,24 @@ def own_machine_file(name: str, fit: OwnFit, *, between: str, cores: int) -> str
     count, middle, worst = fit.errors(left_out=True)
     origin = 'source = "measured: overlap calibrate --here", confidence = "D"'
 
-    def line(key: str, value: float) -> str:
+    def toml_line(key: str, value: float) -> str:
         """Return a line of TOML with a figure and its source."""
         return f"{key} = {{ value = {value:.6g}, {origin} }}"
 
-    apart = fit.between
-    wire = ("step_s", "gap_s", "incast_s", "busy_s", "busy_bytes_per_s")
-    own = ("meeting_s", "phase_s", "memory_bytes_per_s", "launch_s", "reducer_bytes_per_s")
+    figures = fit.between
+    wire_keys = ("step_s", "gap_s", "incast_s", "busy_s", "busy_bytes_per_s")
+    memory_keys = ("meeting_s", "phase_s", "memory_bytes_per_s", "launch_s", "reducer_bytes_per_s")
     between_nodes = [
         "[collectives.between_nodes]",
-        f"shared_memory = {'true' if 'phase_s' in apart else 'false'}",
-        line("cores", cores),
-        *(line(key, apart[key]) for key in own if key in apart),
+        f"shared_memory = {'true' if 'phase_s' in figures else 'false'}",
+        toml_line("cores", cores),
+        *(toml_line(key, figures[key]) for key in memory_keys if key in figures),
         "",
     ]
-    if "step_s" in apart:
+    if "step_s" in figures:
         between_nodes += [
             "[collectives.between_nodes.wires.efa]",
-            *(line(key, apart["step_s" if key in ("gap_s", "incast_s") else key]) for key in wire),
+            *(toml_line(key, figures["step_s" if key in ("gap_s", "incast_s") else key]) for key in wire_keys),
             "",
         ]
     return "\n".join(
@@ -174,7 +174,7 @@ def own_machine_file(name: str, fit: OwnFit, *, between: str, cores: int) -> str
             f'name = "{name}"',
             "",
             "[collectives]",
-            *(line(key, value) for key, value in fit.inside.items()),
+            *(toml_line(key, value) for key, value in fit.inside.items()),
             f'inline_bytes = {{ value = {INLINE_BYTES}, source = "overlap/defaults.py", confidence = "A" }}',
             "",
             *(between_nodes if fit.between else []),

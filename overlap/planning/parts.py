@@ -82,8 +82,8 @@ class StepParts:
         rows = [cover.breakdown() for cover in covers]
         path: dict[Path, float] = {}
         for link in critical_path(timeline):
-            what = (link.doing, link.name)
-            path[what] = path.get(what, 0.0) + link.duration_ns
+            key = (link.doing, link.name)
+            path[key] = path.get(key, 0.0) + link.duration_ns
         return cls(
             step_ns=float(max(row.wall_ns for row in rows)),
             compute_ns=sum(row.compute_ns for row in rows) / len(rows),

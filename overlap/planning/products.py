@@ -109,8 +109,8 @@ def fit(rows: Sequence[TimedProduct], path: str) -> dict[str, FittedRate]:
         rate = _fit_rate(products, path)
         errors = []  # of each product, predicted by the rate of all others
         for index, row in enumerate(products):
-            other = _fit_rate(products[:index] + products[index + 1 :], path)
-            errors.append((other.start_s + row.flops / other.flops_per_s) / row.seconds - 1)
+            rate_of_others = _fit_rate(products[:index] + products[index + 1 :], path)
+            errors.append((rate_of_others.start_s + row.flops / rate_of_others.flops_per_s) / row.seconds - 1)
         fits[dtype] = FittedRate(rate=rate, errors=tuple(errors))
     return fits
 

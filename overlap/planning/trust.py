@@ -41,9 +41,9 @@ def operation_band(cluster: Cluster, operation: StepOperation) -> Band:
 @cache
 def _nearest_classes(machine: str, name: str, dtype: str) -> list[Class]:
     """Return the classes of a name and dtype; where none is known, of any dtype, then of any chip, then all."""
-    own = [each for each in classes_of(machine) if each.name == name and each.unseen.rows]
-    if own:
-        return [each for each in own if each.dtype == dtype] or own
+    known = [each for each in classes_of(machine) if each.name == name and each.unseen.rows]
+    if known:
+        return [each for each in known if each.dtype == dtype] or known
     return _classes_at_place(name.split(", ")[1]) or _classes_at_place(None)
 
 

@@ -136,17 +136,17 @@ def compare_steps(rows: Sequence[PublishedStep]) -> list[StepComparison]:
     measured = [step.device is not None for step in steps]
     shares = [step.parts.compute_ns / step.parts.step_ns for step in steps]
     speeds = [_needed_speed(row, step, share) for row, step, share in zip(rows, steps, shares, strict=True)]
-    judged = []
+    comparisons = []
     for index, (row, step) in enumerate(zip(rows, steps, strict=True)):
-        other_speeds = [speed for at, speed in enumerate(speeds) if measured[at] and at != index]
+        other_speeds = [speed for row_index, speed in enumerate(speeds) if measured[row_index] and row_index != index]
         factor = exp(mean(map(log, other_speeds))) if measured[index] and other_speeds else 1.0
         left_out_s = step.step_s * (shares[index] / factor + 1 - shares[index])
-        judged.append(
+        comparisons.append(
             StepComparison(
                 published=row, predicted_s=step.step_s, compute=shares[index], fits=step.fits, left_out_s=left_out_s
             )
         )
-    return judged
+    return comparisons
 
 
 def _needed_speed(row: PublishedStep, step: Estimate, share: float) -> float:
@@ -163,12 +163,14 @@ def class_band(cluster: Cluster, dtype: str) -> StepBand:
     """Return the band of left-out steps of a class; if these are few, the wider one of it and that of all classes."""
     errors = left_out_errors()
     name = step_class(cluster, dtype)
-    own = [error for of, error in errors.values() if of == name]
+    class_errors = [error for row_class, error in errors.values() if row_class == name]
     everything = StepBand.over("all classes", [error for _, error in errors.values()])
-    if not own:
+    if not class_errors:
         return everything
-    own_band = StepBand.over(name, own)
-    return own_band if len(own) >= _LEAST_CLASS_ROWS else max(own_band, everything, key=lambda band: band.covering)
+    own_band = StepBand.over(name, class_errors)
+    if len(class_errors) >= _LEAST_CLASS_ROWS:
+        return own_band
+    return max(own_band, everything, key=lambda band: band.covering)
 
 
 @cache

@@ -206,9 +206,9 @@ class _WeightPool:
         """Issue the update of each reduced bucket, then yield the new weights, gathered if ZeRO-1 or 2 needs it."""
         buckets, self._reduced = self._reduced, []
         for size, reduced in buckets:
-            own = size // (self._group.size if self._zero else 1)
-            share = self._rank.empty(own, self._dtype)
-            work = self._amounts.weight_update(own)
+            share_size = size // (self._group.size if self._zero else 1)
+            share = self._rank.empty(share_size, self._dtype)
+            work = self._amounts.weight_update(share_size)
             new = self._rank.compute(
                 lambda _, share=share: share, reduced, name="update", bytes_moved=work.nbytes, seconds=work.seconds
             )

@@ -61,8 +61,10 @@ class Faults:
         _check_range("slow_factor", self.slow_factor, 1, 1e9)
 
     def __str__(self) -> str:
-        given = [f"{entry.name}={getattr(self, entry.name)!r}" for entry in fields(self) if self._is_given(entry.name)]
-        return f"Faults({', '.join(given)})"
+        figures = [
+            f"{entry.name}={getattr(self, entry.name)!r}" for entry in fields(self) if self._is_given(entry.name)
+        ]
+        return f"Faults({', '.join(figures)})"
 
     @property
     def only_seeded(self) -> bool:

@@ -188,8 +188,8 @@ class Loads:
             return np.ones(1), self._busy_s_per_byte[None, :] * nbytes, self._messages[None, :]
         sections = [section for load in self._rounds for section in load.sections(nbytes) if section[0]]
         if not sections:
-            none = np.zeros((1, len(self.resources)))
-            return np.ones(1), none, none
+            idle = np.zeros((1, len(self.resources)))
+            return np.ones(1), idle, idle
         lengths_s, busy_s, messages = zip(*sections, strict=True)
         return np.array(lengths_s), np.array(busy_s), np.array(messages)
 

@@ -113,9 +113,9 @@ class SymmetricCommunicators(Communicators):
         if pairs_key not in self._pairs:
             pairs = np.stack([rows, np.roll(rows, -shift, axis=1)], axis=-1).reshape(-1, 2)
             pairs = pairs[(classes[pairs] == classes[list(members)]).all(axis=1)]
-            like = ", ".join(map(str, classes[list(members)].tolist()))
+            class_names = ", ".join(map(str, classes[list(members)].tolist()))
             sides = [self._simulated_among(pairs[:, 0]), self._simulated_among(pairs[:, 1])]
-            self._pairs[pairs_key] = pairs, sides, f"messages between classes {like}"
+            self._pairs[pairs_key] = pairs, sides, f"messages between classes {class_names}"
         pairs, sides, stream = self._pairs[pairs_key]
         shared = Key(tuple(rows[0].tolist()), key.occurrence, stream, src=0, dst=shift, tag=key.tag)
         return self._shared_communicator(shared, name, pairs, sides)
@@ -126,8 +126,8 @@ class SymmetricCommunicators(Communicators):
 
     def _shared_communicator(self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]) -> Communicator:
         """Return the communicator of a key, made at its first use."""
-        kept = self.known(key)
-        return kept or self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
+        existing = self.known(key)
+        return existing or self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
 
 
 class SymmetricCommunicator(Communicator):
@@ -230,10 +230,10 @@ class SymmetricEngine(SimulatedEngine):
                 demand, algorithm = self._row_demand(row, pattern, late_ns[representatives[0]], algorithm)
                 resources = self._traffic.fabric.resources.shift_units(demand.resources, units)
                 groups.append(AlikeGroups(demand=demand, resources=resources, representatives=representatives))
-            joined = join_demands(groups, communicator.members, communicator.class_firsts)
+            joint_demand = join_demands(groups, communicator.members, communicator.class_firsts)
             if len(self._demands) >= _MOST_DEMANDS:
                 del self._demands[next(iter(self._demands))]
-            entry = self._demands[demand_key] = joined, algorithm, rows
+            entry = self._demands[demand_key] = joint_demand, algorithm, rows
         return entry[:2]
 
     def _row_demand(self, row: list[int], pattern: Call, late_ns: Ints, like: str) -> tuple[Demand, str]:

@@ -88,11 +88,11 @@ class Growth:
     def _shift_members(self, rank: int, members: Sequence[int]) -> Sequence[int]:
         """Return the group of a rank that was not recorded, from the group of the rank that stands in for it."""
         outer, place, inner = self._coordinates(rank, self.grown_size)
-        own = (outer * self.degree + place % self.degree) * self.stride + inner
-        if own not in self.stand_ins:
+        absent = (outer * self.degree + place % self.degree) * self.stride + inner
+        if absent not in self.stand_ins:
             return members
         step = members[1] - members[0] if len(members) > 1 else 1
-        begin = own - own // step % len(members) * step
+        begin = absent - absent // step % len(members) * step
         return tuple(begin + number * step for number in range(len(members)))
 
 

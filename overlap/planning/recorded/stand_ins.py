@@ -32,11 +32,12 @@ def classify_ranks(tape: Tape, growth: Growth) -> Callable[[int], int] | None:
                 if kind == "collective" and not (name == WORLD and len(members) == growth.recorded):
                     alike.rows(growth.group(rank, name, members))
         for rank in range(growth.ranks):
-            own = growth.recorded_rank(rank)
-            for kind, _, members in groups[own]:
+            recorded = growth.recorded_rank(rank)
+            for kind, _, members in groups[recorded]:
                 if kind == "message":
-                    other = members[members[0] == own]
-                    shifts[own, other].add((growth.peer(rank, other) - rank) % growth.ranks)
+                    # The index is True, so 1, at the first of the two ranks.
+                    peer = members[members[0] == recorded]
+                    shifts[recorded, peer].add((growth.peer(rank, peer) - rank) % growth.ranks)
     except UsageError:
         return None
     return growth.recorded_rank if all(len(each) == 1 for each in shifts.values()) else None
