@@ -142,7 +142,8 @@ class Pricing:
             self._loads = Loads(self._slow_phases(1), self.ranks, self._resources)
         took_s, busy_s, messages = self._loads.sections(nbytes, evenly=self._option.price(nbytes).slices > 1)
         resources, cores = self._loads.resources, self._resources.cluster.cc_cores_per_rank
-        if cores:  # every operation in flight has one core for all of its time
+        # An operation in flight occupies one collective processor of each rank for all of its time.
+        if cores:
             resources = np.concatenate([resources, self._resources.cc_cores(self.ranks)])
             core_s = took_s / took_s.sum() * int(left_ns.max()) / 1e9 / cores
             busy_s = np.hstack([busy_s, np.repeat(core_s[:, None], len(self.ranks), axis=1)])

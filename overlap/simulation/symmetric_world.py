@@ -111,6 +111,7 @@ class SymmetricCommunicators(Communicators):
         shift, classes = (key.dst - key.src) % rows.shape[1], self._alike.classes
         pairs_key = key.ranks, shift, members
         if pairs_key not in self._pairs:
+            # (pairs, 2) Each rank of a row with the one `shift` places on; of them pairs of the classes of `members`.
             pairs = np.stack([rows, np.roll(rows, -shift, axis=1)], axis=-1).reshape(-1, 2)
             pairs = pairs[(classes[pairs] == classes[list(members)]).all(axis=1)]
             class_names = ", ".join(map(str, classes[list(members)].tolist()))

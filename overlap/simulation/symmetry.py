@@ -47,6 +47,7 @@ class Alike:
         )
         numbers: dict[Hashable, int] = {}
         classes = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
+        # Of equal keys a dict keeps the last value: ascending ranks give the last one of a class, descending the first.
         lasts = dict(zip(classes.tolist(), range(world_size), strict=True))
         firsts = dict(zip(classes[::-1].tolist(), range(world_size - 1, -1, -1), strict=True))
         return cls(classes=classes, simulated=tuple(sorted({*firsts.values(), *lasts.values()})))
@@ -59,6 +60,7 @@ class Alike:
         """
         row = np.array(ranks, np.int64)
         grid = self._grid_rows(row)
+        # Rows of the grid whose ranks have the same classes, place by place; they must hold all ranks of these classes.
         pattern = self.classes[row]
         rows: Ints = grid[(self.classes[grid] == pattern).all(axis=1)]
         if rows.size != np.isin(self.classes, pattern).sum():
@@ -73,6 +75,7 @@ class Alike:
         size, world_size = len(row), len(self.classes)
         stride = int(row[1] - row[0]) if size > 1 else 1
         if stride > 0 and world_size % (size * stride) == 0:
+            # Ranks as (outer, along the axis, inner); each row has the ranks along the axis.
             grid = np.arange(world_size).reshape(-1, size, stride).transpose(0, 2, 1).reshape(-1, size)
             if (grid == row).all(axis=1).any():
                 return grid
@@ -89,6 +92,7 @@ class Alike:
     def representatives(self, ranks: Ints, ends: Sequence[int]) -> Ints:
         """Return for each rank the index, in `ends`, of its representative, the first rank of its class."""
         index = np.full(int(self.classes.max()) + 1, -1, np.int64)
+        # Of equal indices the last assignment counts: in reverse order that is the first rank of a class.
         index[self.classes[list(reversed(ends))]] = range(len(ends) - 1, -1, -1)
         representatives: Ints = index[self.classes[ranks]]
         return representatives
@@ -132,7 +136,7 @@ def join_demands(groups: Sequence[AlikeGroups], ends: Sequence[int], class_first
         class_firsts: (ends,) The representative of each simulated rank, as an index of `ends`.
     """
     left_ns = np.zeros(len(ends), np.int64)
-    for same in groups:
+    for same in groups:  # the latest end of the ranks that a simulated one stands for
         for mark_ns, positions in zip(same.demand.marks_ns, same.demand.positions, strict=True):
             np.maximum.at(left_ns, same.representatives[:, positions], mark_ns)
     alone_ns, evenly = int(left_ns.max()), len({same.demand.ends_ns for same in groups}) > 1
