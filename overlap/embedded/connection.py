@@ -203,9 +203,9 @@ class Connection:
         return self._failure
 
     @property
-    def unheard(self) -> BaseException | None:
+    def unreported(self) -> BaseException | None:
         """With which the world has ended, if no operation was left to fail with it: ranks took different roots."""
-        return self._failure if self._world is not None and self._world.communicators.unheard else None
+        return self._failure if self._world is not None and self._world.communicators.unreported else None
 
     def _end(self) -> None:
         if self._token is not None and not self._ended.is_set():

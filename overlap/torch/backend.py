@@ -133,7 +133,7 @@ def _close(connection: Connection) -> None:
             connection.close()
     if surviving.is_asked():
         surviving.leave()
-    if (error := connection.unheard) is not None:
+    if (error := connection.unreported) is not None:
         raise backend_error(error)
 
 
