@@ -3,12 +3,13 @@
 You will see one line from each rank: where it lives, the mean of all gradients, and from which node each came.
 
     python examples/05_many_processes.py                                            one process, four ranks
-    overlap run --nnodes 2 --ranks-per-process 2 examples/05_many_processes.py     two processes, joined by sockets
+    overlap run --processes 2 examples/05_many_processes.py                         two processes, four ranks
+    overlap run --processes 2 --cluster "local x2" examples/05_many_processes.py    the same, as on two hosts
 
 On two machines that share the environment variable OVERLAP_SECRET, one of these on each:
 
-    overlap run --nnodes 2 --ranks-per-process 2 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 05_many_processes.py
-    overlap run --nnodes 2 --ranks-per-process 2 --node-rank 1 --rdzv-endpoint 10.0.0.1:29500 05_many_processes.py
+    overlap run --nnodes 2 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 05_many_processes.py
+    overlap run --nnodes 2 --node-rank 1 --rdzv-endpoint 10.0.0.1:29500 05_many_processes.py
 """
 
 import numpy as np

@@ -42,13 +42,13 @@ class RunConfig(RunSettings):
     @classmethod
     def options(cls) -> dict[str, Option]:
         """Return the option of each field."""
-        return {each.name: each.metadata["option"] for each in fields(cls) if "option" in each.metadata}
+        return {entry.name: entry.metadata["option"] for entry in fields(cls) if "option" in entry.metadata}
 
     @classmethod
     def given(cls, source: str = ARGUMENT, **values: Any) -> Self:
         """Return the settings of one source; None leaves one open."""
-        said = {name: value for name, value in values.items() if value is not None}
-        return cls(**said, sources=dict.fromkeys(said, source))
+        settings = {name: value for name, value in values.items() if value is not None}
+        return cls(**settings, sources=dict.fromkeys(settings, source))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
@@ -79,18 +79,18 @@ class RunConfig(RunSettings):
 
     def over(self, other: Self) -> Self:
         """Return this configuration, with the values of another one where it leaves them open."""
-        mine = {name: getattr(self, name) for name in self.options() if getattr(self, name) is not None}
-        return replace(other, **mine, sources={**other.sources, **{n: s for n, s in self.sources.items() if n in mine}})
+        own = {name: getattr(self, name) for name in self.options() if getattr(self, name) is not None}
+        return replace(other, **own, sources={**other.sources, **{n: s for n, s in self.sources.items() if n in own}})
 
     def changed(self, source: str | None = None, /, **changes: Any) -> Self:
         """Return a copy with some fields changed; without `source` the sources stay."""
-        told = {} if source is None else dict.fromkeys(changes, source)
-        return replace(self, **changes, sources={**self.sources, **told})
+        sources = {} if source is None else dict.fromkeys(changes, source)
+        return replace(self, **changes, sources={**self.sources, **sources})
 
     def transport_options(self) -> dict[str, object]:
         """Return the given options of the transport between processes."""
-        told = {name: getattr(self, name) for name, one in self.options().items() if one.wire}
-        return {name: value for name, value in told.items() if value is not None}
+        wires = {name: getattr(self, name) for name, option in self.options().items() if option.wire}
+        return {name: value for name, value in wires.items() if value is not None}
 
     def tls_files(self) -> tuple[str, str, str] | None:
         """Return the files of the certificate, its key and the trusted authorities; None without encryption.
@@ -117,23 +117,23 @@ class RunConfig(RunSettings):
                 try:
                     one.check(getattr(self, name))
                 except UsageError as error:
-                    raise UsageError(f"{error}{self.told(name)}") from None
+                    raise UsageError(f"{error}{self.origin(name)}") from None
         self.tls_files()
 
-    def told(self, *names: str) -> str:
-        """Return, for the end of an error, the sources of some fields; nothing if it is the program itself."""
-        said = {name: self.sources[name] for name in names if name in self.sources}
-        if set(said.values()) <= {ARGUMENT}:
+    def origin(self, *names: str) -> str:
+        """Return the sources of some fields for the end of an error; nothing if all are the program itself."""
+        sources = {name: self.sources[name] for name in names if name in self.sources}
+        if set(sources.values()) <= {ARGUMENT}:
             return ""
-        return f" ({', '.join(f'{name}: {source}' for name, source in said.items())})"
+        return f" ({', '.join(f'{name}: {source}' for name, source in sources.items())})"
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each field that text can set: its name, its value and its source."""
         for name, one in self.options().items():
             if one.read is not None and not one.hidden:
                 value = getattr(self, name)
-                text = one.default if value is None else text_of(getattr(value, "name", value))
-                yield f"{name:<16} {text:<32} {self.sources.get(name, 'default')}".rstrip()
+                text = one.default_text if value is None else text_of(getattr(value, "name", value))
+                yield f"{name:<17} {text:<50} {self.sources.get(name, 'default')}".rstrip()
 
 
 def variable_of(name: str) -> str:
@@ -154,9 +154,9 @@ _imposed: list[RunConfig] = []  # by `imposed`, the innermost last; they know th
 
 
 def _source(name: str, environ: Mapping[str, str], variable: str) -> str:
-    said = _imposed[-1] if _imposed else RunConfig()
-    same = getattr(said, name, None) is not None and text_of(getattr(said, name)) == environ[variable]
-    return said.sources.get(name, variable) if same else variable
+    config = _imposed[-1] if _imposed else RunConfig()
+    same = getattr(config, name, None) is not None and text_of(getattr(config, name)) == environ[variable]
+    return config.sources.get(name, variable) if same else variable
 
 
 @contextmanager
@@ -164,17 +164,17 @@ def imposed(config: RunConfig) -> Iterator[None]:
     """Make the environment describe exactly `config` for the block, and number its traces from the start."""
     names = [variable_of(name) for name, one in config.options().items() if one.variable]
     before = {name: os.environ[name] for name in names if name in os.environ}
-    _say(names, config.variables())
+    _set_environment(names, config.variables())
     _imposed.append(config)
-    trace_files.forget()
+    trace_files.clear()
     try:
         yield
     finally:
         _imposed.pop()
-        _say(names, before)
+        _set_environment(names, before)
 
 
-def _say(names: list[str], variables: Mapping[str, str]) -> None:
+def _set_environment(names: list[str], variables: Mapping[str, str]) -> None:
     for name in names:
         if name in variables:
             os.environ[name] = variables[name]
@@ -217,11 +217,11 @@ def overriding(
 
     outer = _overriding.get()
 
-    def overrule(asked: RunConfig) -> RunConfig:
-        wanted = asked if outer is None else outer(asked)
-        wanted = wanted if revise is None else revise(wanted)
-        wanted = wanted if watcher is None else replace(wanted, watcher=watcher)
-        return wanted if pulse is None else replace(wanted, pulse=pulse)
+    def overrule(config: RunConfig) -> RunConfig:
+        config = config if outer is None else outer(config)
+        config = config if revise is None else revise(config)
+        config = config if watcher is None else replace(config, watcher=watcher)
+        return config if pulse is None else replace(config, pulse=pulse)
 
     token = _overriding.set(overrule)
     try:
@@ -296,21 +296,21 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
     Processes that a launcher has started return nothing: the launcher has checked their variables.
     """
-    known = {*_FURTHER, *(variable_of(name) for name, one in RunConfig.options().items() if one.variable)}
-    unknown = sorted(name for name in environ if name.startswith("OVERLAP_") and name not in known)
     if environ.get("OVERLAP_MEMBER_PID"):
         return []
-    return [f"{name} is no setting, and says nothing{_meant(name, known)}" for name in unknown]
+    valid = {*_FURTHER, *(variable_of(name) for name, option in RunConfig.options().items() if option.variable)}
+    unknown = sorted(name for name in environ if name.startswith("OVERLAP_") and name not in valid)
+    return [f"{name} is no setting, and has no effect{_suggestion(name, valid)}" for name in unknown]
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
-    own = sorted(each.removeprefix("OVERLAP_") for each in known)  # the common prefix would make all names similar
-    close = get_close_matches(name.removeprefix("OVERLAP_"), own, n=1, cutoff=0.7)
+def _suggestion(name: str, valid: Iterable[str]) -> str:
+    stems = sorted(other.removeprefix("OVERLAP_") for other in valid)  # the common prefix would make all names similar
+    close = get_close_matches(name.removeprefix("OVERLAP_"), stems, n=1, cutoff=0.7)
     return f"; did you mean OVERLAP_{close[0]}?" if close else ""
 
 
 def warn_of_unknown_variables() -> None:
-    """Tell the user about unknown variables, once in a process."""
+    """Report unknown variables, each once in a process."""
     for line in unknown_variables():
         if line not in _warned:
             _warned.add(line)

@@ -28,7 +28,7 @@ from .threads import frames_of, without_collector
 
 T = TypeVar("T")
 
-_TYPED = ("<stdin>", "<ipython-input")  # Programs that people type have no file, and are told all the same
+_TYPED_PROGRAMS = ("<stdin>", "<ipython-input")  # File names of typed programs, which count as programs
 
 _HERE = os.path.dirname(__file__)
 _OURS = tuple(
@@ -49,31 +49,26 @@ def only(group: BaseException) -> BaseException:
     return error
 
 
-def parted(
+def split_stops(
     error: BaseException, *, stops: tuple[type[BaseException], ...]
 ) -> tuple[BaseException | None, BaseException | None]:
-    """Separate a program's own error from one that only stopped it, such as a cancellation; None for a missing part.
-
-    Args:
-        error: The error, alone or in groups.
-        stops: The kinds that only stop.
-    """
+    """Separate a program's own error from the kinds in `stops`, such as cancellations; None for a missing part."""
     if isinstance(error, BaseExceptionGroup):
         stopped, failed = error.split(stops)
         return failed, stopped
     return (None, error) if isinstance(error, stops) else (error, None)
 
 
-def tellable(error: BaseException) -> BaseException:
-    """Return an error of a program, or one in its place that nurseries and reports can handle.
+def presentable(error: BaseException) -> BaseException:
+    """Return an error of a program, or a substitute that nurseries and reports can handle.
 
     A GeneratorExit would look like the end of the task that raises it. A nursery shows the error that ends it, and
     loses its place if that raises another one.
     """
     if isinstance(error, BaseExceptionGroup):
-        told = [tellable(each) for each in error.exceptions]
-        same = all(map(is_, told, error.exceptions))
-        return error if same else BaseExceptionGroup(error.message, told).with_traceback(error.__traceback__)
+        inner = [presentable(member) for member in error.exceptions]
+        same = all(map(is_, inner, error.exceptions))
+        return error if same else BaseExceptionGroup(error.message, inner).with_traceback(error.__traceback__)
     if isinstance(error, GeneratorExit):
         frames = extract_tb(error.__traceback__)
         if frames and frames[-1].filename.startswith(_TASKS):  # thrown in by a loop that closes the task
@@ -82,10 +77,10 @@ def tellable(error: BaseException) -> BaseException:
     try:
         str(error), repr(error)
     except Exception:
-        told_instead = RuntimeError(f"{type(error).__name__}: {text_of(error)}").with_traceback(error.__traceback__)
+        substitute = RuntimeError(f"{type(error).__name__}: {text_of(error)}").with_traceback(error.__traceback__)
         for note in getattr(error, "__notes__", ()):
-            told_instead.add_note(note)
-        return told_instead
+            substitute.add_note(note)
+        return substitute
     return error
 
 
@@ -116,18 +111,23 @@ def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
 def where(error: BaseException) -> str:
     """Return " at file:line" of the innermost frame of the program; if it has none, of any but ours and Python's.
 
-    An operation's error that others have heard of before its own rank has been given it is where it was issued. Python
-    puts another error in the place of a StopIteration, whose frames are those of its cause.
+    An operation's error that its own rank has not raised yet has the line of its call. Python replaces a StopIteration
+    by another error; the frames are those of its cause.
     """
     if isinstance(error, BaseExceptionGroup):
-        return where(error.exceptions[0]) or _where(error)
+        return where(error.exceptions[0]) or _innermost_line(error)
     if isinstance(error, RemoteError):
         return error.place
     issued = f" at {os.path.basename(error.call_site)}" if isinstance(error, (NonFiniteError, DeadlineError)) else ""
-    return _where(error) or issued or (_where(error.__cause__) if isinstance(error.__cause__, StopIteration) else "")
+    return (
+        _innermost_line(error)
+        or issued
+        or (_innermost_line(error.__cause__) if isinstance(error.__cause__, StopIteration) else "")
+    )
 
 
-def _where(error: BaseException) -> str:
+def _innermost_line(error: BaseException) -> str:
+    """Return " at file:line" of the innermost frame of the program in an error's traceback, or ""."""
     frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame)]
     own = _programs(frames, lambda frame: frame.filename)
     own = own or [frame for frame in frames if not _runs_programs(frame.filename)]
@@ -135,6 +135,7 @@ def _where(error: BaseException) -> str:
 
 
 def _is_ours(frame: FrameSummary) -> bool:
+    """Whether a frame is of this package, or of a class's generated `__init__`."""
     return frame.filename.startswith(_OURS) or (frame.filename == "<string>" and frame.name == "__init__")
 
 
@@ -159,19 +160,21 @@ def program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int
     return own[-1] if own else None
 
 
-def _programs(places: Sequence[T], path: Callable[[T], str]) -> list[T]:
-    """Return the places that are of the program.
+def _programs(points: Sequence[T], path: Callable[[T], str]) -> list[T]:
+    """Return the points that are in files of the program.
 
     Code that is made from text, as by `eval` and for a dataclass, has no file that people can open: it counts where
     there is nothing else, as in `python -c`.
     """
-    found = [place for place in places if not path(place).startswith((*_libraries(), "<frozen ", "<attrs "))]
-    files = [place for place in found if not path(place).startswith("<") or path(place).startswith(_TYPED)]
-    return files or found
+    of_program = [point for point in points if not path(point).startswith((*_libraries(), "<frozen ", "<attrs "))]
+    files = [
+        point for point in of_program if not path(point).startswith("<") or path(point).startswith(_TYPED_PROGRAMS)
+    ]
+    return files or of_program
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether it is Ctrl-C, or a group with it."""
+    """Whether an error is Ctrl-C, or a group with it."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(KeyboardInterrupt) is not None
     return isinstance(error, KeyboardInterrupt)
@@ -185,14 +188,13 @@ def all_notes(error: BaseException) -> list[str]:
 
 def place_of(thread: int) -> str:
     """Return "file:line" of the innermost frame of the program in a thread; if it has none, of any."""
-    return _place((frame, frame.f_lineno) for frame in reversed(frames_of(thread)))
+    return _line_in_frames((frame, frame.f_lineno) for frame in reversed(frames_of(thread)))
 
 
 def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: str = "") -> Iterator[str]:
     """Yield a line for a task, with its file and line of the program, and lines for its child tasks.
 
     Args:
-        task: The task.
         thread: Ident of its event loop's thread, which may be inside the task, and keep all others waiting.
         name: Its name; by default the name of its function.
         indent: The beginning of each line.
@@ -200,24 +202,25 @@ def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: 
     parts = [part for part in task.name.split(".") if part not in ("__main__", "<locals>")]
     running = getattr(task.coro, "cr_running", False)
     with without_collector():
-        place = place_of(thread) if running else _place(task.iter_await_frames())
+        place = place_of(thread) if running else _line_in_frames(task.iter_await_frames())
     yield f"{indent}{name or '.'.join(parts[-2:])} at {place}{', which keeps the event loop' if running else ''}"
     for nursery in task.child_nurseries:
         for child in sorted(nursery.child_tasks, key=lambda child: child.name):
             yield from task_tree(child, thread, indent=f"{indent}  ")
 
 
-def _place(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Name the innermost place of the program; of ours if it has none, and only then of any library."""
-    places = [(frame.f_code.co_filename, line) for frame, line in frames]
-    own = _programs([place for place in places if not place[0].startswith(_OURS)], itemgetter(0))
-    ours = [place for place in places if place[0].startswith(_OURS)]
-    file, line = (own or ours or places or [("?", 0)])[-1]
+def _line_in_frames(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Return "file:line" of the innermost frame of the program; without one, of ours, then of any library."""
+    points = [(frame.f_code.co_filename, line) for frame, line in frames]
+    of_program = _programs([point for point in points if not point[0].startswith(_OURS)], itemgetter(0))
+    of_package = [point for point in points if point[0].startswith(_OURS)]
+    file, line = (of_program or of_package or points or [("?", 0)])[-1]
     return f"{os.path.basename(file)}:{line}"
 
 
 @cache
 def _libraries() -> tuple[str, ...]:
+    """Return the folders of Python's library and of installed packages."""
     return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -228,7 +231,7 @@ def _runs_programs(path: str) -> bool:
 
 
 def calling() -> tuple[FrameType, int]:
-    """Return the innermost frame that is not ours, and how many frames above the caller's it is."""
+    """Return the innermost frame that is not ours, and its distance in frames from the caller's."""
     frame, level = _getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame, level = frame.f_back, level + 1

@@ -4,7 +4,7 @@
 
     OverlapError
      +- UsageError               the caller's arguments; raised at the call, names the argument and both values
-     +- NonFiniteError           a rank that would have sent a NaN or an infinity, where `run(check="nan")` asks
+     +- NonFiniteError           a rank that would have sent a NaN or an infinity, under `run(check="nan")`
      +- CollectiveMismatchError  ranks that disagree about one collective; raised on every rank of the group
      +- ReplicaError             ranks whose weights should be equal, and are not
      +- PeerError                another rank is the culprit (`culprit` says which)
@@ -16,7 +16,7 @@
      +- RankFailedError          raised by `overlap.run`: the first culprit, its error, and its unfinished operations
      +- StallError               it takes too long, or never ends; says which rank waits for which
      +- DeadlineError            an operation that has not ended within its `timeout_s`
-     +- FutureCancelledError     an operation that `cancel` has withdrawn; raised where it is awaited
+     +- FutureCancelledError     an operation that `cancel` has ended; raised where it is awaited
      +- ScheduleError            a schedule that does not compute its collective; it is never run
      +- JoinError, ListenError, MemberLostError, InboxFullError
                                  processes that do not come together, or are lost (`overlap.processes`)
@@ -34,7 +34,7 @@ from concurrent.futures import CancelledError
 from typing import Any, Self
 
 _SHOWN = 80  # characters of a value that a message repeats: a line
-_LONGEST_LINE = 2000  # characters of an error's first line that a message repeats: some errors tell whole arrays
+_LONGEST_LINE = 2000  # characters of an error's first line that a message repeats: some errors contain whole arrays
 
 
 class OverlapError(Exception):
@@ -47,29 +47,30 @@ class OverlapError(Exception):
     agreed = False  # Whether all ranks of a group raise it: each of them is given it at its await
 
     def __reduce__(self) -> tuple[object, ...]:
-        fields = {name: _portable(value) for name, value in self.__dict__.items()}
-        return _restored, (type(self), self.args, fields, _portable(self.__cause__), self.__suppress_context__)
+        fields = {name: _picklable(value) for name, value in self.__dict__.items()}
+        return _rebuild, (type(self), self.args, fields, _picklable(self.__cause__), self.__suppress_context__)
 
 
 def agreed(error: OverlapError) -> OverlapError:
-    """Mark an error that all ranks of a group raise, so that none of them ends of it before the others have it."""
+    """Mark an error that all ranks of a group raise: none of them ends before the others have it."""
     error.agreed = True
     return error
 
 
-def portable(error: OverlapError) -> OverlapError:
-    """Return a copy of an error that any means of pickling can send: also one that looks at its cause by itself."""
-    made: OverlapError = _restored(*error.__reduce__()[1])  # type: ignore[misc]
-    return made
+def picklable_copy(error: OverlapError) -> OverlapError:
+    """Return a copy of an error that every pickler can send, with causes that can be pickled."""
+    copy: OverlapError = _rebuild(*error.__reduce__()[1])  # type: ignore[misc]
+    return copy
 
 
-def _restored(
+def _rebuild(
     kind: type[OverlapError],
     args: tuple[object, ...],
     fields: dict[str, object],
     cause: BaseException | None,
     suppress_context: bool,
 ) -> OverlapError:
+    """Make an error from its parts, as unpickled."""
     error: OverlapError = kind.__new__(kind, *args)
     Exception.__init__(error, *args)  # not by its own arguments: the message is complete
     error.__dict__.update(fields)
@@ -77,10 +78,10 @@ def _restored(
     return error
 
 
-def _portable(value: Any) -> Any:
+def _picklable(value: Any) -> Any:
     """Return a value that can be pickled, in place of an error or of a dict of errors that may not."""
     if isinstance(value, dict):
-        return {key: _portable(each) for key, each in value.items()}
+        return {key: _picklable(item) for key, item in value.items()}
     if not isinstance(value, BaseException) or isinstance(value, OverlapError):
         return value
     try:
@@ -91,7 +92,7 @@ def _portable(value: Any) -> Any:
 
 
 class UsageError(OverlapError):
-    """The caller passed something that cannot be meant; nothing has been started."""
+    """Invalid arguments of the caller; nothing has been started."""
 
 
 class TraceWarning(UserWarning):
@@ -126,15 +127,15 @@ class CollectiveMismatchError(OverlapError):
     ) -> None:
         self.group, self.seq = group, seq
         self.ranks, self.calls, self.call_sites = ranks, calls, call_sites
-        told = [f"rank {r} called {c} at {s}" for r, c, s in zip(ranks, calls, call_sites, strict=True)]
+        sides = [f"rank {r} called {c} at {s}" for r, c, s in zip(ranks, calls, call_sites, strict=True)]
         advice = "every rank of a group must issue the same operations in the same order"
         if all(call.startswith("send/recv(") for call in calls):
             advice = "a message is received with the shape and dtype with which it was sent"
-        super().__init__(f"operation #{seq} on group '{group}' differs between ranks: {told[0]}, {told[1]}; {advice}")
+        super().__init__(f"operation #{seq} on group '{group}' differs between ranks: {sides[0]}, {sides[1]}; {advice}")
 
 
 class NonFiniteError(OverlapError):
-    """A rank was about to send a NaN or an infinity; `run(check="nan")` looks at all that is sent.
+    """A rank was about to send a NaN or an infinity; `run(check="nan")` checks all sent data.
 
     Attributes:
         rank: World rank of the sender, the first to send one.
@@ -176,17 +177,17 @@ class NonFiniteError(OverlapError):
         more = f", the first of {count} that are not finite," if count > 1 else ""
         super().__init__(
             f"rank {rank} was about to send {value} by {operation} at {call_site}{when}: {element}{more} is {value}; "
-            "nobody has received it, so what computed it is on this rank"
+            "no rank has received it: look for its cause in the computes of this rank"
         )
 
 
 class ReplicaError(OverlapError):
-    """Ranks that should have the same weights have not.
+    """Ranks that should have equal weights have different ones.
 
     Attributes:
         ranks: World ranks with other weights than most ranks.
         parameter: The first that differs.
-        step: After which it was seen, from 1.
+        step: Number of the step after which it was found, from 1.
     """
 
     ranks: tuple[int, ...]
@@ -195,11 +196,11 @@ class ReplicaError(OverlapError):
 
     def __init__(self, *, ranks: Sequence[int], of: int, parameter: str, step: int) -> None:
         self.ranks, self.parameter, self.step = tuple(ranks), parameter, step
-        who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-        doubt = "; of two halves, nobody knows which is right" if 2 * len(ranks) >= of else ""
+        odd_ranks = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        caveat = "; with two halves, either may be right" if 2 * len(ranks) >= of else ""
         super().__init__(
-            f"after step {step} {who} of {of} {'has' if len(ranks) == 1 else 'have'} other weights than the rest, "
-            f"first in {parameter!r}{doubt}: the program wrote to them there, or memory or a processor failed"
+            f"after step {step} {odd_ranks} of {of} {'has' if len(ranks) == 1 else 'have'} other weights than the rest"
+            f", first in {parameter!r}{caveat}: the program wrote to them there, or memory or a processor failed"
         )
 
 
@@ -227,7 +228,7 @@ class PeerFailedError(PeerError):
 
 
 class GroupAbortedError(PeerError):
-    """A rank has aborted the group of an operation: nothing of that group goes on, on any rank; the world does."""
+    """A rank has aborted the group of an operation: its operations fail on all ranks; the world goes on."""
 
 
 class RankLeftError(PeerError):
@@ -238,7 +239,7 @@ class RankLeftError(PeerError):
 
 
 class PeerLostError(PeerError):
-    """The process of another rank is gone without a goodbye, or silent for too long."""
+    """The process of another rank has ended without leaving the world, or is silent for too long."""
 
 
 class RemoteError(OverlapError):
@@ -276,13 +277,13 @@ def in_one_line(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
-def narrowed(line: str, most: int) -> str:
+def narrowed(line: str, limit: int) -> str:
     """Return a line of at most so many characters: of a longer one the beginning and the end, and a note.
 
     >>> narrowed("abcdefgh", 4)
     'ab ... 4 characters left out ... gh'
     """
-    left_out, half = len(line) - most, most // 2
+    left_out, half = len(line) - limit, limit // 2
     return f"{line[:half]} ... {left_out} characters left out ... {line[-half:]}" if left_out > 0 else line
 
 
@@ -292,21 +293,22 @@ def type_name(error: BaseException) -> str:
 
 
 def _first(error: BaseException) -> BaseException:
+    """Return the first error of nested groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def text_of(error: BaseException) -> str:
-    """Return `str(error)`, also of an error whose own text cannot be had."""
+    """Return `str(error)`, or a note if the error's own `__str__` raises."""
     try:
         return str(error)
-    except Exception as failed:
-        return f"(its text cannot be had: {type(failed).__name__})"
+    except Exception as failure:
+        return f"(its text cannot be had: {type(failure).__name__})"
 
 
 def printable(line: str) -> str:
-    r"""Return a line without what would make a terminal do something else than show it.
+    r"""Return a line with its control characters escaped, so that a terminal only shows it.
 
     >>> printable("red \x1b[31m\0")
     'red \\x1b[31m\\x00'
@@ -333,8 +335,8 @@ def shown(value: object) -> str:
     return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """Name some ranks, ascending, as ranges."""
+def _rank_ranges(ranks: Sequence[int]) -> str:
+    """Return ascending ranks in words, as ranges."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -374,20 +376,20 @@ class RankFailedError(OverlapError):
     ) -> None:
         self.rank, self.cause, self.doing, self.others = rank, cause, tuple(doing), dict(others)
         busy = f"; unfinished there: {', '.join(self.doing)}" if self.doing else ""
-        rest = f"; also failed: {_ranks(sorted(self.others))}" if self.others else ""
+        rest = f"; also failed: {_rank_ranges(sorted(self.others))}" if self.others else ""
         ended = world_size - 1 - len(self.others) - finished
         stopped = f"; the other {ended} ranks were stopped" if ended > 1 else ""
-        who = f"rank {rank} failed{where}"
-        told = (type_name(cause), type_name(_first(cause)))
-        if CollectiveMismatchError.__name__ in told:
-            who, busy = "ranks disagree", ""  # the error names both, and where; who has noticed it is not to blame
-        elif RankLeftError.__name__ in told and f"rank {rank} finished" in in_one_line(cause):
-            who = f"rank {rank} left too early"  # and was nowhere: the place is that of who waits
-        super().__init__(f"{who}: {in_one_line(cause)}{busy}{rest}{stopped}")
+        subject = f"rank {rank} failed{where}"
+        kinds = (type_name(cause), type_name(_first(cause)))
+        if CollectiveMismatchError.__name__ in kinds:
+            subject, busy = "ranks disagree", ""  # the error names both, and where; who has noticed it is not to blame
+        elif RankLeftError.__name__ in kinds and f"rank {rank} finished" in in_one_line(cause):
+            subject = f"rank {rank} left too early"  # and was nowhere: the place is that of who waits
+        super().__init__(f"{subject}: {in_one_line(cause)}{busy}{rest}{stopped}")
 
 
 class StallError(OverlapError):
-    """The world made no end of it within `timeout_s`, made no progress for too long, or never will.
+    """The world has not ended within `timeout_s`, has made no progress for too long, or never will.
 
     Attributes:
         timeout_s: How long it was given, if that is why it was ended; else None.
@@ -400,17 +402,10 @@ class StallError(OverlapError):
     sentence: str
 
     def __init__(self, timeout_s: float | None, report: Sequence[str], *, reason: str = "", sentence: str = "") -> None:
-        """Make one.
-
-        Args:
-            timeout_s: As the attribute.
-            report: As the attribute.
-            reason: Why it was ended; by default `timeout_s`.
-            sentence: As the attribute.
-        """
+        """Make one; `reason` says why the world was ended, by default `timeout_s`."""
         self.timeout_s, self.report, self.sentence = timeout_s, tuple(report), sentence
-        what = reason or f"did not finish within timeout_s={timeout_s:g}"
-        super().__init__("\n  ".join([f"the world {what}{': ' if sentence else ''}{sentence}", *self.report]))
+        end = reason or f"did not finish within timeout_s={timeout_s:g}"
+        super().__init__("\n  ".join([f"the world {end}{': ' if sentence else ''}{sentence}", *self.report]))
 
 
 class DeadlineError(OverlapError, TimeoutError):
@@ -433,7 +428,7 @@ class DeadlineError(OverlapError, TimeoutError):
 
 
 class FutureCancelledError(OverlapError, CancelledError):
-    """An operation was withdrawn by `Future.cancel`, or used the result of one that was; raised at the await."""
+    """An operation was cancelled by `Future.cancel`, or used the result of a cancelled one; raised at the await."""
 
 
 class ScheduleError(OverlapError):

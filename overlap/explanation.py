@@ -12,7 +12,7 @@ from .timeline.why.report import Why
 
 
 def why(path: str | os.PathLike[str], *more: str | os.PathLike[str], step: int | None = None) -> Why:
-    """Say why a job is slow or stuck, in one sentence, with its causes and what to change.
+    """Explain why a job is slow or stuck: one sentence, its causes, and changes that help.
 
     Args:
         path: A trace of PyTorch's profiler (packed or not), of ours or of another tool, a dump of a flight recorder,
@@ -34,17 +34,17 @@ def explanation(
     whole: bool = False,
 ) -> Why:
     """Explain the files of one job, as `why` does, with progress; `whole` names every rank of a stuck one."""
-    return _hang([Path(path) for path in paths], in_full=whole) or explain(paths, step=step, progress=progress)
+    return _hang([Path(path) for path in paths], names_all_ranks=whole) or explain(paths, step=step, progress=progress)
 
 
-def _hang(paths: Sequence[Path], *, in_full: bool) -> Why | None:
+def _hang(paths: Sequence[Path], *, names_all_ranks: bool) -> Why | None:
     """Return the judgement on dumps and flight records; None for other paths."""
     from .flight import hang  # which most programs never need
 
     if not all(hang.is_dump(path) for path in paths):
         return None
-    found = hang.judge(paths)
+    judgement = hang.judge(paths)
     return Why(
-        verdict=found.sentence, origin="flight recorder", ranks=(), world_size=0, step=None, step_ns=0, steps_ns={},
-        causes=(), advice=(), undecided=(), hang={"page": found.page(full=in_full), **found.as_dict()},
+        verdict=judgement.sentence, origin="flight recorder", ranks=(), world_size=0, step=None, step_ns=0, steps_ns={},
+        causes=(), advice=(), undecided=(), hang={"page": judgement.page(full=names_all_ranks), **judgement.as_dict()},
     )  # fmt: skip

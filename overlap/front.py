@@ -1,6 +1,6 @@
-"""Front doors: `run` and `run_async` set up a world, let it live, and keep its timeline.
+"""`run` and `run_async`: they start a world, wait for its end, and write its timeline.
 
-Not `run.py`: a module of that name would take the place of the function `overlap.run` as soon as it is imported.
+Not `run.py`: a module of that name would replace the function `overlap.run` as soon as it is imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .runtime.ending import ended_by_its_loop
 from .runtime.rank import Rank
 from .runtime.world import World
 from .settings import Wires
-from .signals import living, obeying
+from .signals import handling_signals, registered_life
 from .timeline.recording import KeptSteps
 from .uncaught import report_uncaught
 
@@ -42,7 +42,7 @@ Engine: TypeAlias = Callable[[Callable[..., Awaitable[object]], tuple[object, ..
 
 _engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
 
-_SIGNS = {"OVERLAP_NODE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}
+_LAUNCHER_VARIABLES = {"OVERLAP_NODE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}
 
 
 @suggesting
@@ -72,7 +72,7 @@ def run(
         trace: Where to write the timeline as a Chrome trace-event file when the run ends, well or badly.
         trace_steps: Which steps of a run of days it keeps: "last:100", "every:10", or "last:100,every:10"; by default
             what fits into 20,000 spans a rank.
-        timeout_s: Give up after that many seconds and say who waits for whom.
+        timeout_s: Give up after that many seconds, with a report of the ranks that wait for each other.
         transport: What carries the bytes; by default `NeuronLink`, which joins the ranks inside this process, and
             sockets between processes. A function is given that default and returns what to put around it, such as
             `lambda wires: Paced(wires, links=...)`.
@@ -86,7 +86,7 @@ def run(
             one by one.
 
     Raises:
-        UsageError: At once, for arguments that cannot be meant.
+        UsageError: At once, for invalid arguments.
         RankFailedError: When a rank raises; names the first culprit, its error is the `__cause__`.
         SystemExit: With code 143 when the process was told to end by SIGTERM (129: SIGHUP) and nobody else handles
             that: the ranks are cancelled, so that their `finally` runs, and the timeline is written.
@@ -94,22 +94,22 @@ def run(
             `--stall-timeout`); in virtual time also when every rank is blocked and nothing is due.
     """
     report_uncaught()
-    asked = _asked(
+    arguments = _arguments_as_config(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
         algorithm=algorithm, check=check, survive=survive,
     )  # fmt: skip
-    wanted = requested(main, args, asked)
+    config = requested(main, args, arguments)
     if (engine := _engine.get()) is not None:
-        return cast("list[T]", engine(main, args, wanted))
+        return cast("list[T]", engine(main, args, config))
     if trio.lowlevel.in_trio_run():
         raise UsageError("run: a Trio program runs already; use `await overlap.run_async(...)` in it")
-    keeper = Keeper(wanted)
+    keeper = Keeper(config)
     try:
-        with obeying(), keeper.noting():
-            if wanted.virtual is None:
-                results = trio.run(_live, main, args, wanted, keeper)
+        with handling_signals(), keeper.noting():
+            if config.virtual is None:
+                results = trio.run(_live, main, args, config, keeper)
             else:
-                results = _simulate(main, args, wanted, keeper)
+                results = _simulate(main, args, config, keeper)
     except trio.TrioInternalError as internal:
         if (failed := ended_by_its_loop(internal)) is None:
             raise
@@ -139,34 +139,34 @@ async def run_async(
     check: str | None = None,
     survive: bool | None = None,
 ) -> list[T]:
-    """Do what `run` does, inside a Trio program. Cancelling it ends all ranks and leaves nothing behind.
+    """Run like `run`, inside a Trio program. Cancelling it ends all ranks and leaves nothing behind.
 
     What a launcher has put in the environment (see `overlap.config`) wins over the arguments.
 
     Raises:
-        UsageError: At once, for arguments that cannot be meant, and for virtual time, for which Trio must be started
+        UsageError: At once, for invalid arguments, and for virtual time, for which Trio must be started
             on a clock of its own.
     """
     report_uncaught()
     if not trio.lowlevel.in_trio_run():
         raise UsageError("run_async: no Trio program runs here; use overlap.run, or overlap.connect beside asyncio")
-    asked = _asked(
+    arguments = _arguments_as_config(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
         algorithm=algorithm, check=check, survive=survive,
     )  # fmt: skip
-    wanted = requested(main, args, asked)
-    if wanted.virtual is not None:
+    config = requested(main, args, arguments)
+    if config.virtual is not None:
         raise UsageError("clock: a Trio program that runs already has real time; use overlap.run for virtual time")
-    keeper = Keeper(wanted)
+    keeper = Keeper(config)
     with keeper.noting():
-        results = await _live(main, args, wanted, keeper)
+        results = await _live(main, args, config, keeper)
     keeper.warn()
     return results
 
 
 @contextmanager
 def running_on(engine: Engine) -> Iterator[None]:
-    """Let every `run` in the block take place on an engine; its results come back as if all ranks were here."""
+    """Run every `run` in the block on an engine; its results come back as if all ranks were here."""
     token = _engine.set(engine)
     try:
         yield
@@ -174,82 +174,88 @@ def running_on(engine: Engine) -> Iterator[None]:
         _engine.reset(token)
 
 
-def _asked(clock: str | Virtual, cluster: str | topology.Cluster, **said: Any) -> RunConfig:
-    """Return what the program asks for; the local machine is what it gets without asking."""
-    asked = RunConfig.given(cluster=None if cluster == "local" else cluster, **said)
+def _arguments_as_config(clock: str | Virtual, cluster: str | topology.Cluster, **settings: Any) -> RunConfig:
+    """Return the arguments of a run as settings; the local machine is the default."""
+    arguments = RunConfig.given(cluster=None if cluster == "local" else cluster, **settings)
     if clock == "real":
-        return asked
+        return arguments
     from .simulation.simulated_backend import virtual_of  # and with it the model of the machines
 
-    return asked.changed(ARGUMENT, virtual=virtual_of(clock))
+    return arguments.changed(ARGUMENT, virtual=virtual_of(clock))
 
 
 async def _live(
-    main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: Keeper
+    main: Callable[..., Awaitable[T]], args: tuple[object, ...], config: RunConfig, keeper: Keeper
 ) -> list[T]:
-    """Let a world live in real time, until it ends or a signal ends it."""
-    with living() as life:
+    """Run a world in real time, until it ends or a signal ends it."""
+    with registered_life() as life:
 
-        def begun(world: World) -> None:
+        def set_world(world: World) -> None:
             life.world = world
 
-        place = _place(wanted.ranks)
-        if place is not None and wanted.survive:
+        own_place = _find_own_place(config.ranks)
+        if own_place is not None and config.survive:
             from .survival.epochs import live_epochs  # few runs go on after a loss
 
             return await live_epochs(
-                place, main, args, wanted, keeper, begun, has_signal=lambda: life.scope.cancel_called
+                own_place, main, args, config, keeper, set_world, has_signal=lambda: life.scope.cancel_called
             )
-        opened = alone(wanted) if place is None else among(place, wanted.changed(place.source, ranks=place.world_size))
-        return await live(opened, place, main, args, wanted, keeper, begun, has_signal=lambda: life.scope.cancel_called)
+        opened = (
+            alone(config)
+            if own_place is None
+            else among(own_place, config.changed(own_place.source, ranks=own_place.world_size))
+        )
+        return await live(
+            opened, own_place, main, args, config, keeper, set_world, has_signal=lambda: life.scope.cancel_called
+        )
     raise AssertionError("a world that ends early has raised why")
 
 
 def _simulate(
-    main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: Keeper
+    main: Callable[..., Awaitable[T]], args: tuple[object, ...], config: RunConfig, keeper: Keeper
 ) -> list[T]:
-    """Let a world live in virtual time."""
+    """Run a world in virtual time."""
     from .simulation.simulated_backend import SimulatedBackend
 
-    assert wanted.virtual is not None
-    if wanted.wires is not None:
+    assert config.virtual is not None
+    if config.wires is not None:
         raise UsageError("transport: nothing travels in virtual time; give the links' figures in a cluster file")
-    if wanted.check is not None and wanted.virtual.shapes_only:
-        raise UsageError("check: with shapes_only, arrays have no data that could be looked at")
-    placed = cluster_of(wanted.cluster, wanted.ranks, told=wanted.told("ranks", "cluster"))
-    size, steps = wanted.ranks or placed.world_size, KeptSteps.given(wanted.trace_steps)
+    if config.check is not None and config.virtual.shapes_only:
+        raise UsageError("check: with shapes_only, arrays have no data to check; leave out one of them")
+    placed = cluster_of(config.cluster, config.ranks, told=config.origin("ranks", "cluster"))
+    size, steps = config.ranks or placed.world_size, KeptSteps.given(config.trace_steps)
 
     async def live(
         clock: SimulatedBackend, size: int, epochs: Sequence[Epoch], described: Mapping[str, str]
     ) -> list[T]:
-        world = clock.world(size, placed, algorithm=wanted.algorithm, check=wanted.check, steps=steps, epochs=epochs)
+        world = clock.world(size, placed, algorithm=config.algorithm, check=config.check, steps=steps, epochs=epochs)
         world.described.update(described)
         clock.kernel.on_stall = world.deadlock
-        if wanted.pulse is not None:
-            clock.beat(wanted.pulse)
+        if config.pulse is not None:
+            clock.beat(config.pulse)
         try:
-            return await world.live(main, args, wanted.timeout_s)
+            return await world.live(main, args, config.timeout_s)
         finally:
             keeper.keep_now(world.timeline)
 
-    if wanted.virtual.faults is not None and wanted.virtual.faults.survive:
+    if config.virtual.faults is not None and config.virtual.faults.survive:
         from .survival.virtual import live_virtual_epochs  # few runs go on after a loss
 
-        return live_virtual_epochs(live, wanted.virtual, placed, size)
-    clock = SimulatedBackend(wanted.virtual, placed)
+        return live_virtual_epochs(live, config.virtual, placed, size)
+    clock = SimulatedBackend(config.virtual, placed)
     with clock.going_wrong():
         return clock.kernel.run(live, clock, size, (), {})
 
 
-def _place(ranks: int | None) -> Place | None:
-    """Ask the environment, if it looks as if anybody had started several processes.
+def _find_own_place(ranks: int | None) -> Place | None:
+    """Return the place of this process in the world of a launcher; None without a launcher.
 
     Args:
         ranks: How many the program says.
     """
-    if _SIGNS.isdisjoint(os.environ):
+    if _LAUNCHER_VARIABLES.isdisjoint(os.environ):
         return None
     from .processes.place import find_place, sized  # and with it all that processes need to meet
 
-    place = find_place()
-    return None if place is None else sized(place, ranks)
+    own_place = find_place()
+    return None if own_place is None else sized(own_place, ranks)

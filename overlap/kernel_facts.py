@@ -83,7 +83,7 @@ def state_letter(pid: int) -> str:
 
 
 def stat_of(pid: int) -> tuple[str, str]:
-    """Return the state of a process as a letter, and the time of its start."""
+    """Return the state of a process as a letter, and its start time in clock ticks."""
     fields = _fields_of(pid)
     return fields[0], fields[19]
 
@@ -98,15 +98,15 @@ def _fields_of(pid: int) -> list[str]:
     return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
-def born(pid: int) -> str:
-    """Return the time of the start of a process, as its system counts; "" if that is not known."""
+def start_of(pid: int) -> str:
+    """Return the start time of a process, as its system counts; "" if it is unknown."""
     with suppress(OSError, IndexError):
         return stat_of(pid)[1]
     return ""
 
 
 def queued_ns(thread: int) -> int:
-    """Return how long a thread has waited for a processor, though it could run; 0 if the kernel does not count.
+    """Return the nanoseconds that a thread has waited for a processor; 0 if the system does not count them.
 
     Linux does: Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat".
 
@@ -121,7 +121,7 @@ def queued_ns(thread: int) -> int:
 def waits_in_kernel(pid: int) -> str:
     """Return the function of the kernel in which a process sleeps: proc(5), "/proc/pid/wchan"; "" if unknown."""
     with suppress(OSError):
-        return (PROC / str(pid) / "wchan").read_text().strip().removeprefix("0")  # "0": it runs, or that is a secret
+        return (PROC / str(pid) / "wchan").read_text().strip().removeprefix("0")  # "0": it runs, or we may not know
     return ""
 
 

@@ -9,12 +9,12 @@ from .errors import printable
 
 
 def notify(text: str) -> None:
-    """Tell the user something that is not the program's output, in one line or several."""
-    say("\n".join(map(printable, f"overlap: {text}".split("\n"))) + "\n")
+    """Print a message for the user that is no output of the program, in one line or several."""
+    write_stderr("\n".join(map(printable, f"overlap: {text}".split("\n"))) + "\n")
 
 
-def say(text: str) -> None:
-    """Write to stderr, unless it is closed, full, or nobody reads it."""
+def write_stderr(text: str) -> None:
+    """Write to stderr, unless it is closed or full."""
     if sys.stderr is not None:  # as it is where the shell has closed it
         with suppress(OSError, ValueError):
             sys.stderr.write(text)

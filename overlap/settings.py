@@ -11,9 +11,7 @@ from math import inf
 from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
-
-from transports import Transport
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from .errors import UsageError
 from .timeline.recording import KeptSteps
@@ -22,28 +20,40 @@ from .units import count, index, parse_bytes, seconds, switch
 
 if TYPE_CHECKING:
     import topology
+    from transports import Transport
 
     from .simulation.simulated_backend import Virtual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """The way a setting is told: as an option of a command, and as an environment variable."""
+    """The spelling of a setting: an option of a command, and an environment variable."""
 
     # Converts text to a value, or raises `UsageError`; None: text cannot set it.
     read: Callable[[str], object] | None = None
     metavar: str | None = None  # The name of the value in the help; None for a switch
     help: str = ""  # One line
     off: str | None = None  # Help of `--no-...`, which sets a switch to False
-    default: str = "-"  # The value in words where nobody sets it; "-" is none
+    default: str | None = None  # The value in words where nobody sets it; None: as the help says
     flag: str | None = None  # The option, if it is not made of the field's name
     variable: bool = True  # Whether the environment variable `OVERLAP_<NAME>` sets it
     nodes: bool = False  # Whether it concerns several processes
     wire: bool = False  # Whether it is passed on to the transport that joins them
     hidden: bool = False  # Whether the help leaves it out
+    short: str | None = None  # The option with one letter
+    also: tuple[str, ...] = ()  # Further spellings, of other launchers
+    old: tuple[str, ...] = ()  # Spellings of the previous version, which say the new one
     rare: bool = False  # Whether only `--help-all` shows it
     repeated: bool = False  # Whether the option may be given several times; its value is a list
     check: Callable[[Any], object] | None = None  # Raises `UsageError` for values that cannot be used, from any source
+
+    @property
+    def default_text(self) -> str:
+        """The value in words where nobody sets it; "-" is none."""
+        named = re.search("default: ([^;]+)", self.help)
+        if self.default is not None or named is not None:
+            return self.default or (named[1] if named else "-")
+        return "1" if "(default)" in self.help else "0" if "(default)" in (self.off or "") else "-"
 
 
 def option(**details: Any) -> Any:
@@ -59,33 +69,33 @@ ENGINES = ("ray", "dask")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 
-class NodeCount(int):
-    """The largest number of nodes of a run, and the smallest number with which it may go on."""
+class CountRange(int):
+    """The largest number of hosts or processes of a run, and the smallest number with which it may go on."""
 
     fewest: int  # The smallest number
 
     def __new__(cls, most: int, fewest: int | None = None) -> Self:
-        """Return a count; by default all nodes are needed."""
-        made = super().__new__(cls, most)
-        made.fewest = most if fewest is None else fewest
-        return made
+        """Return a count; by default all are needed."""
+        counts = super().__new__(cls, most)
+        counts.fewest = most if fewest is None else fewest
+        return counts
 
     def __str__(self) -> str:
         return repr(int(self)) if self.fewest == self else f"{self.fewest}:{int(self)}"
 
 
-def parse_nodes(text: str) -> NodeCount:
-    """Read "4" as a number of nodes, and "2:4" as from two to four."""
+def parse_range(text: str) -> CountRange:
+    """Read "4" as a count, and "2:4" as from two to four."""
     fewest, colon, most = text.rpartition(":")
     if not colon:
-        return NodeCount(count(text))
+        return CountRange(count(text))
     try:
-        found = NodeCount(count(most), count(fewest))
+        counts = CountRange(count(most), count(fewest))
     except UsageError:
         raise UsageError(f"expected a positive integer, or a range such as 2:4, got {text!r}") from None
-    if found.fewest > found:
+    if counts.fewest > counts:
         raise UsageError(f"expected a range such as 2:4, the smaller number first, got {text!r}")
-    return found
+    return counts
 
 
 def parse_rails(text: str) -> int | tuple[str, ...]:
@@ -126,7 +136,7 @@ def text_of(value: object) -> str:
 
 # -- checks of values ------------------------------------------------------------------------------------------------
 
-_SHORTEST_SILENCE_S = 2  # four signs of life
+_SHORTEST_SILENCE_S = 2  # time of four signs of life
 _LONGEST_OUTAGE_S = 15  # seconds after which a process without rails is lost (`transports.efa`)
 
 
@@ -136,24 +146,13 @@ def check_ranks(ranks: object) -> None:
         raise UsageError(f"ranks: expected a positive integer, got {ranks!r}")
 
 
-def check_seconds(name: str, given_s: object) -> None:
-    """Refuse everything but a positive number of seconds."""
-    if not isinstance(given_s, Real) or isinstance(given_s, bool) or not float(given_s) > 0:
-        raise UsageError(f"{name}: expected a positive number of seconds, got {given_s!r}")
-
-
-def check_outage(given_s: object) -> None:
-    """Refuse outages that are longer than connections for data are dialled."""
-    check_seconds("outage_s", given_s)
-    if not 1 <= cast(float, given_s) <= _LONGEST_OUTAGE_S:
-        raise UsageError(f"outage_s: expected from 1 to {_LONGEST_OUTAGE_S} seconds, got {given_s:g}")
-
-
-def check_lost_after(given_s: object) -> None:
-    """Refuse limits of silence that are shorter than some signs of life."""
-    check_seconds("lost_after_s", given_s)
-    if not _SHORTEST_SILENCE_S <= cast(float, given_s) < inf:
-        raise UsageError(f"lost_after_s: expected at least {_SHORTEST_SILENCE_S} seconds, got {given_s:g}")
+def check_seconds(name: str, value_s: object, *, least_s: float | None = None, most_s: float = inf) -> None:
+    """Refuse everything but a positive number of seconds, within bounds."""
+    if not isinstance(value_s, Real) or isinstance(value_s, bool) or not float(value_s) > 0:
+        raise UsageError(f"{name}: expected a positive number of seconds, got {value_s!r}")
+    if least_s is not None and not (least_s <= float(value_s) <= most_s and float(value_s) < inf):
+        bounds = f"from {least_s:g} to {most_s:g}" if most_s < inf else f"at least {least_s:g}"
+        raise UsageError(f"{name}: expected {bounds} seconds, got {float(value_s):g}")
 
 
 def check_trace(trace: object) -> None:
@@ -173,7 +172,7 @@ def check_trace_steps(steps: object) -> None:
 
 
 def check_data_check(check: object) -> None:
-    """Refuse every check of sent data but "nan"."""
+    """Refuse checks of sent data other than "nan"."""
     if check != "nan":
         raise UsageError(f"check: expected 'nan', got {check!r}")
 
@@ -203,11 +202,11 @@ def check_algorithm(name: str) -> None:
 
 def check_wires(wires: object) -> None:
     """Refuse everything but a transport or a function that makes one."""
+    from transports import Transport  # not at the top: commands that read files load no transport
+
     if not isinstance(wires, Transport) and not callable(wires):
-        named = f"; those that have names are given by --transport {wires}" if isinstance(wires, str) else ""
-        raise UsageError(
-            f"transport: expected a transport, or a function that makes one of another, got {wires!r}{named}"
-        )
+        hint = f"; a name is given by --transport {wires}" if isinstance(wires, str) else ""
+        raise UsageError(f"transport: expected a transport, or a function that makes one, got {wires!r}{hint}")
 
 
 # -- the settings ----------------------------------------------------------------------------------------------------
@@ -224,14 +223,13 @@ class RunSettings:
     """
 
     ranks: int | None = option(
-        default="those of the cluster, or 2",
         read=count, metavar="N", check=check_ranks,
-        help="how many ranks; default: what the program says, or 1 for each of --nnodes",
+        help="how many ranks; default: what the program says, or 1 for each of --processes",
     )  # fmt: skip
     trace: str | PathLike[str] | None = option(
         default="none is kept",
         read=str, metavar="FILE", check=check_trace,
-        help="write the timeline there (.json or .json.gz)",
+        help="write the timeline there; .json or .json.gz",
     )  # fmt: skip
     trace_steps: str | None = option(
         rare=True,
@@ -240,9 +238,8 @@ class RunSettings:
         help="which steps of a long run the trace keeps: last:N, every:N, or both with a comma between",
     )  # fmt: skip
     cluster: str | topology.Cluster | None = option(
-        default="local",
         read=str, metavar="NAME", check=check_cluster,
-        help='machine to run as, such as "trn1.32xlarge" or "local"',
+        help='cluster of machines, such as trn1.32xlarge or "trn2.48xlarge x4"; default: the program\'s, or local',
     )  # fmt: skip
     timeout_s: float | None = option(
         default="no limit",
@@ -251,57 +248,47 @@ class RunSettings:
     )  # fmt: skip
     stall_s: float | None = option(
         rare=True,
-        default="10",
         read=seconds, metavar="S", flag="--stall-warning", check=partial(check_seconds, "stall_s"),
         help="say who waits for whom after S seconds without progress; default: 10",
     )  # fmt: skip
     give_up_s: float | None = option(
         rare=True,
-        default="300 if nobody can go on",
         read=seconds, metavar="S", flag="--stall-timeout", check=partial(check_seconds, "give_up_s"),
         help="end the run after S seconds without progress; default: 300, and only if no rank can ever go on",
     )  # fmt: skip
     outage_s: float | None = option(
         rare=True,
-        default="4",
-        read=seconds, metavar="S", flag="--outage", check=check_outage, nodes=True, wire=True,
+        read=seconds, metavar="S", flag="--outage", nodes=True, wire=True,
+        check=partial(check_seconds, "outage_s", least_s=1, most_s=_LONGEST_OUTAGE_S),
         help="outages of the network that the run lasts through, up to 15 s; who cannot be reached for longer is lost; "
         "default: 4",
     )  # fmt: skip
     algorithm: str | None = option(
         rare=True,
-        default="the fastest",
         read=str,
         metavar="A",
-        help="use this algorithm wherever it exists, such as ring",
+        help="use this algorithm wherever it exists, such as ring; default: the fastest",
         check=check_algorithm,
     )
-    nnodes: int | None = option(
-        default="1",
-        read=parse_nodes,
-        metavar="N",
-        help="how many nodes; default: 1, this process; 2:4: with --max-restarts, fewer if that gets further",
-        nodes=True,
-        variable=False,
-    )
-    ranks_per_process: int | None = option(
-        default="those of --ranks, or 1",
-        read=count, metavar="N", help="ranks of each node; default: what --ranks or --cluster say, or 1", nodes=True,
-        variable=False,
-    )  # fmt: skip
     processes: int | None = option(
-        default="1",
+        read=parse_range, metavar="N", nodes=True, variable=False, also=("--nproc-per-node",),
+        help="spread the ranks over N processes of this host, which share memory; default: 1; 2:4: with "
+        "--max-restarts, fewer if that gets further",
+    )  # fmt: skip
+    ranks_per_process: int | None = option(
         read=count, metavar="N", nodes=True, variable=False,
-        help="spread the ranks over N processes of this machine, which share memory; default: 1",
+        help="ranks of each process; default: those of --ranks or --cluster divided, or 1",
+    )  # fmt: skip
+    nnodes: int | None = option(
+        read=parse_range, metavar="N", nodes=True, variable=False,
+        help="hosts, each of which starts --processes of its own; needs --node-rank and --rdzv-endpoint; default: 1",
     )  # fmt: skip
     node_rank: int | None = option(
-        default="all of them",
-        read=index, metavar="I", help="start only node I; the others are started by hand elsewhere", nodes=True,
-        variable=False,
+        default="this host alone",
+        read=index, metavar="I", help="number of this host, from 0 to --nnodes - 1", nodes=True, variable=False,
     )  # fmt: skip
     rdzv_endpoint: str | None = option(
-        default="a free port of this machine",
-        read=str, metavar="HOST:PORT", help="where node 0 listens; default: a free port of this machine", nodes=True,
+        read=str, metavar="HOST:PORT", help="where host 0 listens; default: a free port of this host", nodes=True,
         variable=False,
     )  # fmt: skip
     job_id: str | None = option(
@@ -316,7 +303,7 @@ class RunSettings:
     transport: str | None = option(
         default="auto",
         read=parse_transport, metavar="NAME",
-        help="what joins the nodes: shared memory inside a machine and sockets beyond (auto), or one of sockets (or "
+        help="what joins the processes; shared memory inside a host and sockets beyond (auto), or one of sockets (or "
         "efa), shared_memory, mpi, one installed",
         nodes=True,
     )  # fmt: skip
@@ -325,31 +312,28 @@ class RunSettings:
         default="1",
         read=parse_rails,
         metavar="R",
-        help="connections for each pair of nodes: 4, or interfaces: eth0,eth1",
+        help="connections for each pair of processes; 4, or interfaces: eth0,eth1",
         nodes=True,
         wire=True,
     )
     peer_direct: bool | None = option(
         rare=True,
-        default="1",
         read=switch,
-        help="sockets read and write the arrays (default)",
-        off="through a bounce buffer",
+        help="arrays are sent and received where they are (default); by sockets",
+        off="through a copy; of sockets, a bounce buffer",
         nodes=True,
         wire=True,
     )
     checksums: bool | None = option(
         rare=True,
-        default="between hosts",
         read=switch,
-        help="sockets check all that arrives (default: between hosts)",
+        help="sockets check all that arrives; default: between hosts",
         off="only its headers",
         nodes=True,
         wire=True,
     )
     unix: bool | None = option(
         rare=True,
-        default="1",
         read=switch,
         help="Unix sockets inside one machine (default)",
         off="TCP there too",
@@ -366,7 +350,6 @@ class RunSettings:
     )  # fmt: skip
     mailbox: bool | None = option(
         rare=True,
-        default="1",
         read=switch,
         help="threads of PyTorch carry messages inside one machine themselves, where that is compiled (default)",
         off="the event loops do",
@@ -375,16 +358,15 @@ class RunSettings:
     )
     bind: bool | None = option(
         rare=True,
-        default="1",
         read=switch,
-        help="each node keeps to its share of this machine's cores (default)",
+        help="each process keeps to its share of this host's cores (default)",
         off="any core",
         nodes=True,
     )
     engine: str | None = option(
         default="this machine",
         read=parse_engine, metavar="NAME", nodes=True, variable=False,
-        help="place the nodes on a cluster of ray or dask, the one to which this machine is connected",
+        help="place the processes on a cluster of ray or dask, the one to which this machine is connected",
     )  # fmt: skip
     tls_cert: str | None = option(
         rare=True, default="no encryption", read=str, metavar="FILE", help="encrypt, with this certificate", nodes=True
@@ -397,12 +379,11 @@ class RunSettings:
         default="no encryption",
         read=str,
         metavar="FILE",
-        help="the authority that signed those of all nodes",
+        help="the authority that signed those of all processes",
         nodes=True,
     )
     join_timeout_s: float | None = option(
         rare=True,
-        default="60",
         read=seconds, metavar="S", flag="--join-timeout", help="all must have met after S seconds; default: 60",
         nodes=True,
     )  # fmt: skip
@@ -412,9 +393,8 @@ class RunSettings:
         nodes=True, variable=False,
     )  # fmt: skip
     survive: bool | None = option(
-        default="0",
         read=switch, nodes=True,
-        help="go on in a smaller world when a process is lost: the others meet again and call main again",
+        help="go on when a process is lost; the others meet again in a smaller world and call main again",
         off="the loss of a process ends the run (default)",
     )  # fmt: skip
     witness: str | None = option(
@@ -424,15 +404,15 @@ class RunSettings:
     )  # fmt: skip
     lost_after_s: float | None = option(
         rare=True,
-        default="15",
-        read=seconds, metavar="SECONDS", flag="--lost-after", check=check_lost_after, nodes=True,
+        read=seconds, metavar="S", flag="--lost-after", nodes=True,
+        check=partial(check_seconds, "lost_after_s", least_s=_SHORTEST_SILENCE_S),
         help="a process that is silent or stopped for so long is lost, at least 2 s; default: 15, on another "
         "host that answers 300",
     )  # fmt: skip
     spares: int | None = option(
         default="0",
-        read=index, metavar="K", nodes=True,
-        help="with --survive: K more processes wait, and take the places of processes that are lost",
+        read=index, metavar="N", nodes=True,
+        help="number of spares, which take the places of lost ones; processes that wait, with --survive",
     )  # fmt: skip
     log_dir: str | None = option(
         default="the terminal",
@@ -441,7 +421,7 @@ class RunSettings:
     )  # fmt: skip
     prefix: bool | None = option(
         rare=True,
-        default="1 with several nodes",
+        default="1 with several processes",
         read=switch, help="[process I] before each line (default with several, but for mpi)",
         off="lines as they are", nodes=True, variable=False,
     )  # fmt: skip
@@ -450,13 +430,12 @@ class RunSettings:
     )  # a command that starts this one reports the end
     grace_s: float | None = option(
         rare=True,
-        default="10",
         read=seconds, metavar="S", flag="--grace", help="from Ctrl-C to the hard end; default: 10", nodes=True,
         variable=False,
     )  # fmt: skip
     check: str | None = option(
         default="nothing", read=str, metavar="nan", check=check_data_check,
-        help="fail the first rank that sends a NaN or an infinity: nan",
+        help="fail the first rank that sends a NaN or an infinity; nan",
     )  # fmt: skip
     flight_dir: str | None = option(
         rare=True,

@@ -1,7 +1,7 @@
 """Signals of this process: SIGTERM and SIGHUP end it in order, SIGUSR1 prints the state of its worlds.
 
-Schedulers end jobs with SIGTERM and a grace. By default a process dies of it on the spot: no `finally` runs, and no
-trace is written. Here the worlds of this process are cancelled, those of other processes are told, and the process
+Schedulers end jobs with SIGTERM and a grace. By default a process ends at once: no `finally` runs, and no trace is
+written. Here the worlds of this process are cancelled, other processes are notified, and the process
 exits with 128 plus the number of the signal. A program that keeps the event loop for longer than a second gets a
 `KeyboardInterrupt` there, as of Ctrl-C. Asked again, it goes on ending: schedulers ask launchers and processes alike,
 so it comes twice.
@@ -36,14 +36,13 @@ if TYPE_CHECKING:
 ASKING = signal.SIGUSR1
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 # An event loop that runs obeys within milliseconds.
-_INSIST_S = 1.0
+_OBEY_S = 1.0
 
 
 class Terminated(SystemExit):
-    """The process was told to end, and has; the exit code is 128 plus the number of the signal, as shells count.
+    """A signal has ended the process in order; the exit code is 128 plus its number, as in shells.
 
     Attributes:
-        number: The signal.
         kept: The saved state of the world, as the end of a sentence; empty if there is none.
     """
 
@@ -56,11 +55,7 @@ class Terminated(SystemExit):
 
 
 class Life:
-    """A world on the event loop that runs here, from before it has met others to its end.
-
-    Attributes:
-        world: The world, once there is one.
-    """
+    """A world on this event loop, from before its rendezvous to its end; `world` is None before it exists."""
 
     def __init__(self) -> None:
         self.world: World | None = None
@@ -68,7 +63,7 @@ class Life:
         self.scope: trio.CancelScope = trio.CancelScope()
 
     def end(self, number: signal.Signals) -> None:
-        """Cancel it."""
+        """Cancel the world."""
         if self.world is not None:
             self.world.end_by_signal(number.name)
         self.scope.cancel(reason=f"told to end by {number.name}")
@@ -83,22 +78,24 @@ class Life:
 
 
 _lives: list[Life] = []
-_obedient: list[_Obedience] = []  # at most one
+_active: list[_SignalHandlers] = []  # at most one
 
 
 def _before_fork() -> None:
+    """Block our signals during a fork."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDING, ASKING})
 
 
 def _after_fork() -> None:
+    """Unblock our signals after a fork."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_ENDING, ASKING})
 
 
 def _in_fork() -> None:
-    """Let a fork of this process end of a signal at once, as it would without us: it is no rank."""
-    for obedience in _obedient:
-        obedience.release()
-    _obedient.clear()
+    """Let a fork of this process end at a signal, as it would without us: it is no rank."""
+    for handlers in _active:
+        handlers.release()
+    _active.clear()
     _after_fork()
 
 
@@ -107,11 +104,11 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 
 @contextmanager
-def living() -> Iterator[Life]:
-    """Let signals reach a world that lives on this event loop for the block.
+def registered_life() -> Iterator[Life]:
+    """Let signals reach a world that runs on this event loop within the block.
 
     Raises:
-        Terminated: If one has ended it.
+        Terminated: If a signal has ended the world.
     """
     life = Life()
     _lives.append(life)
@@ -120,44 +117,44 @@ def living() -> Iterator[Life]:
             yield life
     finally:
         _lives.remove(life)
-    _check()
+    _raise_if_ending()
 
 
 @contextmanager
-def obeying(*, quiet: bool = False) -> Iterator[None]:
-    """Obey signals while the main thread runs the block; inside another such block, that one does.
+def handling_signals(*, quiet: bool = False) -> Iterator[None]:
+    """Handle signals while the main thread runs the block; inside another such block, that one does.
 
     Args:
-        quiet: The caller tells the user that the process was told to end.
+        quiet: The caller reports the signal to the user.
 
     Raises:
-        Terminated: If it was.
+        Terminated: If a signal has ended the block.
     """
-    if _obedient or threading.current_thread() is not threading.main_thread():
+    if _active or threading.current_thread() is not threading.main_thread():
         yield
-        _check()
+        _raise_if_ending()
         return
-    obedience = _Obedience()
-    _obedient.append(obedience)
+    handlers = _SignalHandlers()
+    _active.append(handlers)
     try:
-        with obedience.handling():
+        with handlers.handling():
             yield
-        _check()
+        _raise_if_ending()
     except BaseException as error:
-        if obedience.asked is None or not _follows(error, obedience.asked):
+        if handlers.first_signal is None or not _follows(error, handlers.first_signal):
             raise
         if not quiet:
-            notify(f"ended by {obedience.asked.name}{obedience.where}{obedience.kept()}")
-        raise Terminated(obedience.asked, obedience.kept()) from None
+            notify(f"ended by {handlers.first_signal.name}{handlers.where}{handlers.kept()}")
+        raise Terminated(handlers.first_signal, handlers.kept()) from None
     finally:
-        _obedient.clear()
-        obedience.close()
+        _active.clear()
+        handlers.close()
 
 
-def _check() -> None:
-    """Raise if a signal asked this process to end, so that the program does not go on."""
-    if _obedient and _obedient[0].asked is not None:
-        raise Terminated(_obedient[0].asked)
+def _raise_if_ending() -> None:
+    """Raise if a signal has requested the end of this process, so that the program does not go on."""
+    if _active and _active[0].first_signal is not None:
+        raise Terminated(_active[0].first_signal)
 
 
 def _follows(error: BaseException, number: signal.Signals) -> bool:
@@ -169,31 +166,31 @@ def _follows(error: BaseException, number: signal.Signals) -> bool:
     return isinstance(error, Terminated) or is_interrupt(error)
 
 
-class _Obedience:
-    """Signals that this process has got, and their effect.
+class _SignalHandlers:
+    """Handlers of the signals of this process.
 
     Attributes:
-        asked: The signal that was the first to ask it to end.
-        where: In which step that was.
-        kept: Says what is saved by now.
+        first_signal: First signal that requested the end of the process.
+        where: Step of that moment, as text.
+        kept: Returns the saved states of this moment, as text.
     """
 
     def __init__(self) -> None:
-        self.asked: signal.Signals | None = None
+        self.first_signal: signal.Signals | None = None
         self.where = ""
         self.kept: Callable[[], str] = str
-        self._handlers = {**dict.fromkeys(_ENDING, self._end), ASKING: self._print_states}
-        self._taken: list[signal.Signals] = []
+        self._handlers = {**dict.fromkeys(_ENDING, self._on_end_signal), ASKING: self._on_state_signal}
+        self._handled: list[signal.Signals] = []
         self._insisting = False
         self._timers: list[threading.Timer] = []
 
     @contextmanager
     def handling(self) -> Iterator[None]:
         """Handle for the block the signals that have no handler."""
-        self._taken = [number for number in self._handlers if signal.getsignal(number) is signal.SIG_DFL]
-        for number in self._taken:
+        self._handled = [number for number in self._handlers if signal.getsignal(number) is signal.SIG_DFL]
+        for number in self._handled:
             signal.signal(number, self._handlers[number])
-        # a launcher has it held back until here: to a process that is still starting it would be the end
+        # a launcher blocks it until here: it would end a process that is still starting
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {ASKING})
         try:
             yield
@@ -201,8 +198,8 @@ class _Obedience:
             self.release()
 
     def release(self) -> None:
-        """Give the signals back."""
-        for number in self._taken:
+        """Restore the default handlers of the signals."""
+        for number in self._handled:
             if signal.getsignal(number) == self._handlers[number]:
                 signal.signal(number, signal.SIG_DFL)
 
@@ -212,52 +209,54 @@ class _Obedience:
             timer.cancel()
             timer.join()
 
-    def _end(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None:
-            self._insist()
+    def _on_end_signal(self, number: int, frame: FrameType | None) -> None:
+        """End all worlds at the first signal; interrupt the program at a repeated one."""
+        if self.first_signal is not None:
+            self._interrupt_program()
             return
-        self.asked = signal.Signals(number)
+        self.first_signal = signal.Signals(number)
         for life in _lives:
             if life.world is not None:
                 self.where = life.world.reports.steps()
                 self.kept = life.world.reports.kept
-            self._soon(life, partial(life.end, self.asked), partial(self._repeat, self.asked))
+            self._run_in_loop(life, partial(life.end, self.first_signal), partial(self._raise_again, self.first_signal))
         if not _lives:
-            self._end_here(self.asked)
+            self._end_here(self.first_signal)
 
-    def _repeat(self, number: signal.Signals) -> None:
-        """Let the main thread hear it again, now that it has not obeyed."""
+    def _raise_again(self, number: signal.Signals) -> None:
+        """Send the main thread the signal again, as it has not ended."""
         self._insisting = True
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
-    def _insist(self) -> None:
-        """Interrupt a program that blocks the event loop, in the loop's thread; Trio itself must not be interrupted."""
+    def _interrupt_program(self) -> None:
+        """Interrupt a program that blocks the event loop, but not Trio itself."""
         if self._insisting and not trio.lowlevel.currently_ki_protected():
             self._insisting = False
             raise KeyboardInterrupt
 
     def _end_here(self, signal_number: signal.Signals) -> None:
-        """End a process in which no world lives in real time."""
+        """End a process in which no world runs in real time."""
         if not trio.lowlevel.in_trio_run():
             raise Terminated(signal_number)
         if callable(signal.getsignal(signal.SIGINT)):  # its loop knows what to do with that
             signal.raise_signal(signal.SIGINT)
         else:
-            _as_if_unhandled(signal_number)
+            _raise_default(signal_number)
 
-    def _print_states(self, number: int, frame: FrameType | None) -> None:
+    def _on_state_signal(self, number: int, frame: FrameType | None) -> None:
+        """Print the state of each world, by its event loop or, if that is blocked, by a thread."""
         for life in _lives:
-            print_state = _once(life.print_state)
-            self._soon(life, print_state, print_state)
+            print_state = _call_once(life.print_state)
+            self._run_in_loop(life, print_state, print_state)
         if not _lives:
             where = f"its program is at {place_of(threading.get_ident())}" if frame else "its program runs"
             lines = [f"asked by {ASKING.name}, process {os.getpid()}:", f"no world lives here in real time; {where}"]
             # not here: what was interrupted may be about to write, too
             threading.Thread(target=_print_lines, args=(lines,), name="overlap answer").start()
 
-    def _soon(self, life: Life, do: Callable[[], None], otherwise: Callable[[], None]) -> None:
-        """Let the event loop do something; if it does not come to it, do something else from a thread."""
-        timer = threading.Timer(_INSIST_S, otherwise)
+    def _run_in_loop(self, life: Life, do: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        """Call `do` on the event loop; if that is blocked, call `otherwise` in a thread."""
+        timer = threading.Timer(_OBEY_S, otherwise)
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
@@ -270,15 +269,18 @@ class _Obedience:
             life.token.run_sync_soon(first)
 
 
-def _once(do: Callable[[], None]) -> Callable[[], None]:
+def _call_once(do: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls another one the first time only."""
     left = [do]
     return lambda: left.pop()() if left else None
 
 
-def _as_if_unhandled(number: int) -> None:
+def _raise_default(number: int) -> None:
+    """Raise a signal with its default handler, which ends the process."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
 
 
 def _print_lines(lines: Sequence[str]) -> None:
+    """Print lines for the user on stderr."""
     notify("\n  ".join(lines))

@@ -12,21 +12,15 @@ from types import FrameType
 
 from .errors import UsageError
 
-_looking = RLock()
+_reading_frames = RLock()
 # A fork waits for it: else the child's collector could stay off for ever.
-os.register_at_fork(before=_looking.acquire, after_in_parent=_looking.release, after_in_child=_looking.release)
+os.register_at_fork(
+    before=_reading_frames.acquire, after_in_parent=_reading_frames.release, after_in_child=_reading_frames.release
+)
 
 
 def start_thread(thread: Thread, need: str = "a world needs a few") -> None:
-    """Start a thread.
-
-    Args:
-        thread: Which has a name.
-        need: How many are needed, for the message.
-
-    Raises:
-        UsageError: If the system allows no more threads.
-    """
+    """Start a thread; where the system allows no more, raise a UsageError with the number that is needed."""
     try:
         thread.start()
     except RuntimeError as error:  # "can't start new thread"
@@ -35,16 +29,16 @@ def start_thread(thread: Thread, need: str = "a world needs a few") -> None:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Keep the garbage collector off while frames are asked for that another thread may leave.
+    """Disable the garbage collector while this thread reads frames of another one.
 
-    Python 3.11 makes a frame's object when somebody asks for it, and may collect garbage for that. A finalizer can then
-    let the other thread go on and leave the frame, and the object made for it overwrites what took the frame's place:
-    a crash, or worse. From 3.12 on, nothing is collected there.
+    Python 3.11 makes a frame's object at its first use, and may collect garbage for that. A finalizer can then let the
+    other thread leave the frame, and the new object overwrites the memory that follows it: a crash, or worse. From
+    3.12 on, nothing is collected there.
     """
     if sys.version_info >= (3, 12):
         yield
         return
-    with _looking:  # else one thread would turn the collector on while another still looks
+    with _reading_frames:  # else one thread would turn the collector on while another still looks
         was_on = gc.isenabled()
         gc.disable()
         try:
@@ -55,11 +49,7 @@ def without_collector() -> Iterator[None]:
 
 
 def frames_of(thread: int) -> list[FrameType]:
-    """Return the frames of a thread, innermost first; none if it has ended.
-
-    Args:
-        thread: Its ident.
-    """
+    """Return the frames of a thread, by its ident, innermost first; none if it has ended."""
     frames: list[FrameType] = []
     with without_collector():
         frame = sys._current_frames().get(thread)

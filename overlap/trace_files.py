@@ -7,8 +7,8 @@ from pathlib import Path
 
 _ENDINGS = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
 
-_given: dict[str, list[Path]] = {}  # the paths that `next_path` has returned, by the path asked for
-_kept: set[Path] = set()  # the paths of them that were written
+_paths_by_name: dict[str, list[Path]] = {}  # the paths that `next_path` has returned, by its argument
+_written_files: set[Path] = set()  # paths that were written
 
 
 def next_path(path: str) -> Path:
@@ -16,33 +16,34 @@ def next_path(path: str) -> Path:
 
     A program may call `run` several times; the numbers keep a later trace from writing over the first.
     """
-    given = _given.setdefault(path, [])
-    given.append(_numbered(path, len(given) + 1))
-    return given[-1]
+    paths = _paths_by_name.setdefault(path, [])
+    paths.append(_numbered(path, len(paths) + 1))
+    return paths[-1]
 
 
-def keep(file: str | os.PathLike[str]) -> None:
+def note_written(file: str | os.PathLike[str]) -> None:
     """Note that a run has written its trace."""
-    _kept.add(Path(file))
+    _written_files.add(Path(file))
 
 
-def asked(path: str) -> list[Path]:
-    """Return the files that `next_path(path)` has given: one for each run, in order."""
-    return list(_given.get(path, ()))
+def reserved_paths(path: str) -> list[Path]:
+    """Return the files that `next_path(path)` has returned: one for each run, in order."""
+    return list(_paths_by_name.get(path, ()))
 
 
-def written(path: str) -> list[Path]:
-    """Return the files that `next_path(path)` has given and runs have written."""
-    return [file for file in asked(path) if file in _kept]
+def written_paths(path: str) -> list[Path]:
+    """Return the files that `next_path(path)` has returned and runs have written."""
+    return [file for file in reserved_paths(path) if file in _written_files]
 
 
-def forget() -> None:
-    """Forget all paths, so that numbers begin with 1 again."""
-    _given.clear()
-    _kept.clear()
+def clear() -> None:
+    """Clear all paths, so that numbers begin with 1 again."""
+    _paths_by_name.clear()
+    _written_files.clear()
 
 
 def _numbered(path: str, number: int) -> Path:
+    """Return a path with a number before its ending; the first one has none."""
     if number == 1:
         return Path(path)
     folder, name = os.path.split(path)

@@ -17,48 +17,49 @@ from .errors import OverlapError
 def report_uncaught() -> None:
     """Show uncaught errors of worlds without the frames of this package, unless the program has a hook of its own."""
     if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _show
+        sys.excepthook = _show_error
     if "IPython" in sys.modules and os.environ.get("OVERLAP_TRACEBACK") != "full":
-        for kind in _kinds():
-            kind._render_traceback_ = _lines  # type: ignore[attr-defined]
+        for kind in _error_kinds():
+            kind._render_traceback_ = _error_lines  # type: ignore[attr-defined]
 
 
-def _kinds() -> tuple[type[Exception], ...]:
+def _error_kinds() -> tuple[type[Exception], ...]:
     """Return the kinds of errors that this package raises."""
     from topology import TopologyError  # not at the top: a program without errors needs no machines
 
     return OverlapError, TopologyError, TransportError
 
 
-def _lines(error: BaseException) -> list[str]:
+def _error_lines(error: BaseException) -> list[str]:
     """Return the lines that IPython shows for an error; it looks for a method of this kind."""
     from .launch.report import report
 
-    with redirect_stderr(StringIO()) as told:
+    with redirect_stderr(StringIO()) as stderr:
         report(error, command=False)
-    return told.getvalue().splitlines()
+    return stderr.getvalue().splitlines()
 
 
-def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+def _show_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Show an uncaught error: ours, and interrupts of a world, as `overlap run` does."""
     from .launch.report import innermost, report  # which a program without errors does not need
 
     shown = innermost(error)
-    ours = isinstance(shown, _kinds())
-    if ours or (isinstance(shown, KeyboardInterrupt) and _left_a_world(traceback)):
+    ours = isinstance(shown, _error_kinds())
+    if ours or (isinstance(shown, KeyboardInterrupt) and _passed_through_us(traceback)):
         report(error, command=False)
         if isinstance(shown, KeyboardInterrupt):
-            _die_of_it()
+            _end_by_interrupt()
     else:
         sys.__excepthook__(kind, error, traceback)
 
 
-def _die_of_it() -> None:
+def _end_by_interrupt() -> None:
     """Let Python end by SIGINT, as after any interrupt: it forgets that when a hook compiles something."""
     with suppress(KeyboardInterrupt):
         exec("raise KeyboardInterrupt")
 
 
-def _left_a_world(traceback: TracebackType | None) -> bool:
+def _passed_through_us(traceback: TracebackType | None) -> bool:
     """Whether an error went through this package on its way to the program."""
     package = f"{__package__}."
     return any(frame.f_globals.get("__name__", "").startswith(package) for frame, _ in walk_tb(traceback))

@@ -114,6 +114,7 @@ def columns(
 
 
 def _cell(text: str, wide: int, word: bool) -> str:
+    """Return a cell of a table: text to the left, cut at its beginning, and figures to the right."""
     if not word:
         return text.rjust(wide)
     return text.ljust(wide) if len(text) <= wide else ".." + text[len(text) - wide + 2 :]

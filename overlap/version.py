@@ -21,6 +21,7 @@ def version() -> str:
 
 
 def _of_checkout(root: Path) -> str:
+    """Return the version in the `pyproject.toml` of a checkout; "0+unknown" without one."""
     import tomllib
 
     try:

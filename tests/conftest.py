@@ -3,6 +3,7 @@
 import faulthandler
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -34,21 +35,26 @@ settings.load_profile("everyday")
 FEW = 2
 FEW_LOSSES = 3
 _OF_LOSSES = ("launch", "faults", "embedded", "efa", "engines")  # folders
-_LONG = ("slow", "faults", "kills", "soak", "torch", "engines")
+_MINUTES = ("faults", "kills", "soak", "torch", "engines")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow all cases of a test but a few."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow all cases of a test but a few; deselect tests of minutes whose marker `-m` does not name."""
     tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and not any(map(item.get_closest_marker, _LONG)):
+        if isinstance(item, pytest.Function) and not any(map(item.get_closest_marker, ("slow", *_MINUTES))):
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
         told = cases[0].get_closest_marker("everyday")
         usual = FEW_LOSSES if cases[0].path.parent.name in _OF_LOSSES else FEW
         for case in set(cases) - few(cases, told.args[0] if told else usual):
             case.add_marker("slow")
+    asked = set(re.findall(r"\w+", config.option.markexpr))
+    if asked and (unasked := [name for name in _MINUTES if name not in asked]):
+        long = {item for item in items if any(map(item.get_closest_marker, unasked))}
+        config.hook.pytest_deselected(items=list(long))
+        items[:] = [item for item in items if item not in long]
 
 
 def few(cases: Sequence[pytest.Function], count: int) -> set[pytest.Function]:
@@ -198,6 +204,20 @@ def _no_secret_is_remembered() -> Iterator[None]:
     yield
     if module := sys.modules.get("overlap.processes.secret"):
         module._removed.clear()
+
+
+_MANY_PLANS = 32  # of a machine of 256 ranks a collective's candidates take 40 MB
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _plans_are_forgotten() -> Iterator[None]:
+    """Drop the candidates of plans after a file that has made many: a worker with those of all files takes 8 GB."""
+    yield
+    modules = [sys.modules.get(f"overlap.cost.{name}") for name in ("candidates", "select")]
+    caches = [getattr(module, name) for module, name in zip(modules, ("candidates", "_plan"), strict=True) if module]
+    if any(cache.cache_info().currsize > _MANY_PLANS for cache in caches):
+        for cache in caches:
+            cache.cache_clear()
 
 
 # -- what is left ------------------------------------------------------------------------------------------------

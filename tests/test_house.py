@@ -17,6 +17,9 @@ from types import ModuleType
 
 import pytest
 
+from overlap import defaults
+from transports.common import PAYLOAD_BYTES
+
 ROOT = Path(__file__).parents[1]
 HOUSES = ("overlap", "topology", "transports")
 
@@ -394,7 +397,7 @@ def test_a_node_loads_nothing_that_is_used_by_few() -> None:
         "topology",
         "trio.testing",
     )
-    assert {"overlap.front", "overlap.cli.nodes"} <= loaded
+    assert {"overlap.front", "overlap.cli.processes"} <= loaded
     assert sorted(name for name in loaded if name.startswith(few)) == []
 
 
@@ -484,3 +487,17 @@ def test_an_sdist_has_all_that_its_tests_read() -> None:
     of_tools = {".git", ".git/", *ignored, "PKG-INFO", "setup.cfg"}
     kept = [name for name in found if not any(fnmatch(name, pattern) for pattern in of_tools)]
     assert [name for name in kept if name.rstrip("/") not in shipped] == []
+
+
+def test_limits_of_the_compiled_collectives_are_those_of_their_prices() -> None:
+    """The compiled code cannot import them, and a price with another limit would be of another way."""
+    native = ROOT / "transports/shared_memory/native/collectives.c"
+    text = native.read_text(encoding="utf-8")
+    limits = re.findall(r"^#define (\w+) +\(?(\d+)(?: << (\d+)\))?", text, re.MULTILINE)
+    limits_bytes = {name: int(number) << int(shift or 0) for name, number, shift in limits}
+    ours = {
+        "COPIED_BYTES": defaults.COPIED_BYTES,
+        "SLICED_BYTES": defaults.SLICED_BYTES,
+        "PAYLOAD_BYTES": PAYLOAD_BYTES,
+    }
+    assert {name: limits_bytes[name] for name in ours} == ours

@@ -79,6 +79,15 @@ def test_every_day_a_test_has_two_of_its_cases_or_as_many_as_it_says(tmp_path: P
     assert collected(tmp_path, "--randomly-seed", "7") == everyday, "whatever the order"
 
 
+@pytest.mark.everyday(1)
+@pytest.mark.parametrize(
+    ("expression", "long"),
+    [("not slow", False), ("slow or not slow", False), ("not slow or faults", True), ("faults", True), ("", True)],
+)
+def test_what_takes_minutes_runs_only_where_its_marker_is_named(tmp_path: Path, expression: str, long: bool) -> None:
+    assert ("test_long" in collected(tmp_path, "-m", expression)) is long
+
+
 @pytest.mark.slow
 def test_the_other_cases_are_slow_and_none_is_lost(tmp_path: Path) -> None:
     everyday, slow = collected(tmp_path), collected(tmp_path, "-m", "slow")

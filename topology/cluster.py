@@ -34,7 +34,7 @@ class Cluster(RankMap):
         strict: bool | None = None,
         edition: int | None = None,
     ) -> Cluster:
-        """Read a machine from a TOML file; the other arguments are those of `topology.cluster`.
+        """Make a cluster of a machine in a TOML file; the other arguments are as for `topology.cluster`.
 
         Raises:
             TopologyError: in one line, naming the file, the key and the expected value.
@@ -52,31 +52,31 @@ class Cluster(RankMap):
         strict: bool | None = None,
         edition: int | None = None,
     ) -> Cluster:
-        """Put nodes of a machine together; arguments and errors are those of `topology.cluster`."""
+        """Make a cluster of a machine; arguments and errors are as for `topology.cluster`."""
         coupled = machine.ultraserver
-        nodes = _at_least_one("nodes", nodes, coupled.servers[-1] if coupled else 1)
+        nodes = _positive_or_default("nodes", nodes, coupled.servers[-1] if coupled else 1)
         if coupled and nodes not in coupled.servers and nodes % coupled.servers[-1]:
             allowed = ", ".join(map(str, coupled.servers))
             raise TopologyError(
                 f"{machine.name}: nodes: expected {allowed} or a multiple of {coupled.servers[-1]}, found {nodes} "
                 f"[{coupled.source}]"
             )
-        lnc = _at_least_one("lnc", lnc, machine.chip.lnc[0])
+        lnc = _positive_or_default("lnc", lnc, machine.chip.lnc[0])
         if lnc not in machine.chip.lnc:
             raise TopologyError(f"{machine.name}: lnc: expected {' or '.join(map(str, machine.chip.lnc))}, found {lnc}")
-        devices, world_size = _fitted(machine, nodes, lnc, ranks)
+        devices, world_size = _fit_world(machine, nodes, lnc, ranks)
         return cls(
             machine=machine,
             nodes=nodes,
             lnc=lnc,
             world_size=world_size,
             strict=machine.strict if strict is None else strict,
-            edition=LATEST if edition is None else _known(machine, edition),
-            wiring=_wiring(machine, devices),
+            edition=LATEST if edition is None else _check_edition(machine, edition),
+            wiring=_make_wiring(machine, devices),
         )
 
     def route(self, a: int, b: int) -> tuple[Link, ...]:
-        """List the directed links that bytes cross from rank a to rank b; none if a equals b.
+        """Return the directed links that bytes cross from rank a to rank b; none if a equals b.
 
         Routes between devices are shortest (see `Wiring.path`). Inside an UltraServer bytes first move to the right
         device of their own server, then from server to server. Over the network they leave through the adapters of
@@ -88,7 +88,7 @@ class Cluster(RankMap):
         return routes.route(self, a, b)
 
     def nic_share_bytes_per_s(self, ranks: Iterable[int] | None = None) -> float:
-        """Give the network bandwidth of a rank, one way, when all ranks (or all of a group) send at once: the
+        """Return the network bandwidth of a rank, one way, when all ranks (or all of a group) send at once: the
         smallest share.
 
         50 Gbit/s on trn2.48xlarge with LNC=2; 0.0 without a network.
@@ -103,7 +103,7 @@ class Cluster(RankMap):
         return bandwidth / max(users.values(), default=1)
 
     def bisection_bytes_per_s(self) -> float:
-        """Give the bandwidth across the narrowest cut of the cluster into halves, one way, over any wires."""
+        """Return the bandwidth across the narrowest cut of the cluster into halves, one way, over any wires."""
         return groups.bisection_bytes_per_s(self)
 
     @property
@@ -113,7 +113,7 @@ class Cluster(RankMap):
         return int(figure.value) // self.ranks_per_device if figure else 0
 
     def flops_per_s(self, dtype: str) -> float:
-        """Give the peak of one rank for a dtype ("bf16", "fp8", "fp32", ...).
+        """Return the peak rate of one rank for a dtype ("bf16", "fp8", "fp32", ...).
 
         Raises:
             TopologyError: if no figure is known for that dtype; it lists the known ones.
@@ -124,19 +124,20 @@ class Cluster(RankMap):
         return peaks[dtype].value / self.ranks_per_device
 
     def memory_bytes_per_s(self) -> float | None:
-        """Give a rank's even share of its device's memory bandwidth, None if unknown."""
+        """Return a rank's even share of its device's memory bandwidth, None if unknown."""
         return self._share(self.machine.chip.memory_bytes_per_s)
 
     def rank_memory_bytes_per_s(self) -> float | None:
-        """Give the bandwidth of the memory a rank copies in: its share of its device's, or one that all ranks use."""
+        """Return the bandwidth of a rank's copies: its share of its device's, or one that all ranks use."""
         shared = self.machine.collectives.usual.memory_bytes_per_s
         return self.memory_bytes_per_s() or (shared.value if shared else None)
 
     def memory_bytes(self) -> float | None:
-        """Give a rank's even share of its device's memory, None if unknown."""
+        """Return a rank's even share of its device's memory, None if unknown."""
         return self._share(self.machine.chip.memory_bytes)
 
     def _share(self, figure: Figure | None) -> float | None:
+        """Return a rank's even share of a figure of its device, None if unknown."""
         return figure.value / self.ranks_per_device if figure else None
 
     @property
@@ -191,7 +192,7 @@ class Cluster(RankMap):
         return groups.ring_order(self, range(self.world_size) if ranks is None else ranks)
 
     def grid(self, ranks: Iterable[int] | None = None) -> Grid | None:
-        """Give the sides of the torus or grid that the devices of some ranks fill, None if they fill none."""
+        """Return the sides of the torus or grid that the devices of some ranks fill, None if they fill none."""
         return groups.grid(self, range(self.world_size) if ranks is None else ranks)
 
     def hypercube_axes(self, ranks: Iterable[int] | None = None) -> tuple[Axis, ...]:
@@ -199,7 +200,7 @@ class Cluster(RankMap):
         return groups.hypercube_axes(self, range(self.world_size) if ranks is None else ranks)
 
     def whole_devices(self, ranks: Iterable[int]) -> bool:
-        """Tell whether some ranks use every core of every device that they touch, which KangaRing needs."""
+        """Whether some ranks use every core of every device that they touch, which KangaRing needs."""
         used: dict[tuple[int, int], set[int]] = {}
         for rank in ranks:
             place = self.place(rank)
@@ -207,7 +208,7 @@ class Cluster(RankMap):
         return all(len(cores) == self.ranks_per_device for cores in used.values())
 
 
-def _known(machine: Machine, edition: int) -> int:
+def _check_edition(machine: Machine, edition: int) -> int:
     """Refuse a year before the machine's oldest rules; a year after the newest has the newest rules."""
     years = sorted({year for rule in machine.rules for year in (rule.since, rule.until)} - {0, LATEST})
     if years and edition < years[0]:
@@ -215,25 +216,26 @@ def _known(machine: Machine, edition: int) -> int:
     return edition
 
 
-def _at_least_one(key: str, value: int | None, default: int) -> int:
+def _positive_or_default(key: str, value: int | None, default: int) -> int:
+    """Return a number, or its default; refuse numbers below 1."""
     if value is not None and value < 1:
         raise TopologyError(f"{key}: expected 1 or more, found {value}")
     return default if value is None else value
 
 
-def _fitted(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tuple[int, int]:
-    """Give devices per node and the size of the world."""
+def _fit_world(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tuple[int, int]:
+    """Return the devices of a node and the size of the world."""
     per_device = machine.chip.cores // lnc
     if machine.devices is None:
-        ranks = _at_least_one("ranks", ranks, nodes * per_device)
+        ranks = _positive_or_default("ranks", ranks, nodes * per_device)
         capacity = ranks // nodes if ranks % nodes == 0 else ranks // nodes + 1
         devices = -(-capacity // per_device)
     else:
         devices, capacity = machine.devices, machine.devices * per_device
-        ranks = _at_least_one("ranks", ranks, nodes * capacity)
+        ranks = _positive_or_default("ranks", ranks, nodes * capacity)
     if ranks > MAX_RANKS:
         raise TopologyError(
-            f"{machine.name} x{nodes}: {ranks} ranks are more than any cluster has: at most {MAX_RANKS}"
+            f"{machine.name} x{nodes}: {ranks} ranks are more than any cluster has; pass at most ranks={MAX_RANKS}"
         )
     if ranks > nodes * capacity:
         raise TopologyError(
@@ -248,7 +250,8 @@ def _fitted(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tuple[
 
 
 @lru_cache(maxsize=256)
-def _wiring(machine: Machine, devices: int) -> Wiring:
+def _make_wiring(machine: Machine, devices: int) -> Wiring:
+    """Return the wires between the devices of a node; made once for each machine."""
     return Wiring.of(machine.wires, devices)
 
 
@@ -279,9 +282,9 @@ def cluster(
     """
     if not isinstance(name, str):
         raise TopologyError(f"name: expected the name of a cluster, got {name!r}")
-    name, suffixes = _split(name)
-    nodes = _agreed("nodes", suffixes.get("nodes"), nodes)
-    lnc = _agreed("lnc", suffixes.get("lnc"), lnc)
+    name, suffixes = _parse_name(name)
+    nodes = _agree_on("nodes", suffixes.get("nodes"), nodes)
+    lnc = _agree_on("lnc", suffixes.get("lnc"), lnc)
     machine = machinefile.load(name) if name.endswith(".toml") else machinefile.builtin(name)
     return Cluster.of(machine, nodes=nodes, lnc=lnc, ranks=ranks, strict=strict, edition=edition)
 
@@ -291,13 +294,14 @@ def names() -> tuple[str, ...]:
     return machinefile.builtin_names()
 
 
-def _split(name: str) -> tuple[str, dict[str, int]]:
+def _parse_name(name: str) -> tuple[str, dict[str, int]]:
+    """Return the name of a cluster without its suffixes, and their numbers: " x4", " lnc=1"."""
     suffixes: dict[str, int] = {}
     rest = name.strip()
     while match := _SUFFIX.fullmatch(rest):
         for key in ("nodes", "lnc"):
             if match[key] is not None:
-                suffixes[key] = _agreed(key, suffixes.get(key), int(match[key])) or 0
+                suffixes[key] = _agree_on(key, suffixes.get(key), int(match[key])) or 0
         rest = match["rest"]
     first, _, more = rest.partition(" ")
     if more and (first in names() or first.endswith(".toml")):
@@ -307,7 +311,8 @@ def _split(name: str) -> tuple[str, dict[str, int]]:
     return rest, suffixes
 
 
-def _agreed(key: str, first: int | None, second: int | None) -> int | None:
+def _agree_on(key: str, first: int | None, second: int | None) -> int | None:
+    """Return a number that the name or an argument gives; refuse two different ones."""
     if first is not None and second is not None and first != second:
         raise TopologyError(f"{key} is given twice: {first} and {second}")
     return second if first is None else first

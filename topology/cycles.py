@@ -51,24 +51,25 @@ def disjoint_cycles(graph: Graph, factors: Sequence[Sequence[Cycle]] = ()) -> tu
     if len(vertices) < 3:
         return (tuple(vertices),) if len(vertices) == 1 or vertices[1] in graph[vertices[0]] else ()
     if len(vertices) > _SEARCH_VERTICES and factors:
-        return _merged(graph, factors)
+        return _merge_rings(graph, factors)
     for count in range(min(map(len, graph.values())) // 2, 0, -1):
         budget = [_SEARCH_STEPS]
-        if cycles := _search({vertex: set(others) for vertex, others in graph.items()}, count, budget):
+        if cycles := _find_disjoint({vertex: set(neighbours) for vertex, neighbours in graph.items()}, count, budget):
             return tuple(cycles)
     return ()
 
 
-def _search(graph: dict[int, set[int]], count: int, budget: list[int]) -> list[Cycle] | None:
+def _find_disjoint(graph: dict[int, set[int]], count: int, budget: list[int]) -> list[Cycle] | None:
+    """Return `count` edge-disjoint Hamiltonian cycles of a graph, or None; `budget` limits the steps."""
     if count == 0:
         return []
     for cycle in _cycles(graph, [min(graph)], budget):
-        rest = {vertex: set(others) for vertex, others in graph.items()}
+        rest = {vertex: set(neighbours) for vertex, neighbours in graph.items()}
         for a, b in edges(cycle):
             rest[a].discard(b)
             rest[b].discard(a)
-        if (others := _search(rest, count - 1, budget)) is not None:
-            return [cycle, *others]
+        if (cycles := _find_disjoint(rest, count - 1, budget)) is not None:
+            return [cycle, *cycles]
     return None
 
 
@@ -95,7 +96,7 @@ def edges(cycle: Cycle) -> list[tuple[int, int]]:
 Colours = dict[frozenset[int], int]
 
 
-def _merged(graph: Graph, factors: Sequence[Sequence[Cycle]]) -> tuple[Cycle, ...]:
+def _merge_rings(graph: Graph, factors: Sequence[Sequence[Cycle]]) -> tuple[Cycle, ...]:
     """Merge the rings of each factor into one by recolouring squares.
 
     In a square of colours A, B, A, B, exchanging the colours leaves every vertex its two
@@ -111,13 +112,16 @@ def _merged(graph: Graph, factors: Sequence[Sequence[Cycle]]) -> tuple[Cycle, ..
     for _ in range(_MERGE_STEPS):
         if all(count == 1 for count in counts):
             break
-        counts = _exchanged(colours, pick.choice(squares), counts, graph)
+        counts = _exchange_colours(colours, pick.choice(squares), counts, graph)
     return tuple(
-        cycle for colour in range(len(factors)) if len(cycle := _walk(colours, colour, min(graph), graph)) == len(graph)
+        cycle
+        for colour in range(len(factors))
+        if len(cycle := _follow_colour(colours, colour, min(graph), graph)) == len(graph)
     )
 
 
 def _squares(graph: Graph) -> list[tuple[frozenset[int], ...]]:
+    """Return the squares of a graph, each as its four edges in order."""
     corners = {
         (a, b, c, d)
         for a in graph
@@ -129,12 +133,17 @@ def _squares(graph: Graph) -> list[tuple[frozenset[int], ...]]:
     return [tuple(frozenset(side) for side in edges(square)) for square in sorted(corners)]
 
 
-def _exchanged(colours: Colours, square: tuple[frozenset[int], ...], counts: list[int], graph: Graph) -> list[int]:
+def _exchange_colours(
+    colours: Colours, square: tuple[frozenset[int], ...], counts: list[int], graph: Graph
+) -> list[int]:
+    """Exchange the two colours of a square, unless that makes more rings; return the rings of each colour."""
     even, odd, even2, odd2 = (colours.get(side) for side in square)
     if even != even2 or odd != odd2 or even == odd:
         return counts
     _paint(colours, square, odd, even)
-    new = [_rings(colours, colour, graph) if colour in (even, odd) else count for colour, count in enumerate(counts)]
+    new = [
+        _count_rings(colours, colour, graph) if colour in (even, odd) else count for colour, count in enumerate(counts)
+    ]
     if sum(new) <= sum(counts):
         return new
     _paint(colours, square, even, odd)
@@ -142,6 +151,7 @@ def _exchanged(colours: Colours, square: tuple[frozenset[int], ...], counts: lis
 
 
 def _paint(colours: Colours, square: tuple[frozenset[int], ...], even: int | None, odd: int | None) -> None:
+    """Give the edges of a square two colours in turn; None removes an edge."""
     for side, colour in zip(square, (even, odd, even, odd), strict=True):
         if colour is None:
             colours.pop(side, None)
@@ -149,20 +159,22 @@ def _paint(colours: Colours, square: tuple[frozenset[int], ...], even: int | Non
             colours[side] = colour
 
 
-def _rings(colours: Colours, colour: int, graph: Graph) -> int:
+def _count_rings(colours: Colours, colour: int, graph: Graph) -> int:
+    """Return the number of rings of one colour."""
     remaining, count = set(graph), 0
     while remaining:
-        remaining -= set(_walk(colours, colour, next(iter(remaining)), graph))
+        remaining -= set(_follow_colour(colours, colour, next(iter(remaining)), graph))
         count += 1
     return count
 
 
-def _walk(colours: Colours, colour: int, start: int, graph: Graph) -> Cycle:
-    way, before = [start], -1
+def _follow_colour(colours: Colours, colour: int, start: int, graph: Graph) -> Cycle:
+    """Return the ring of one colour from a vertex."""
+    cycle, previous = [start], -1
     while True:
-        here = way[-1]
-        step = min(v for v in graph[here] if v != before and colours.get(frozenset((here, v))) == colour)
-        if step == start:
-            return tuple(way)
-        before = here
-        way.append(step)
+        vertex = cycle[-1]
+        following = min(v for v in graph[vertex] if v != previous and colours.get(frozenset((vertex, v))) == colour)
+        if following == start:
+            return tuple(cycle)
+        previous = vertex
+        cycle.append(following)

@@ -60,15 +60,15 @@ class TopologyWarning(UserWarning):
     """A group runs, but leaves part of the machine unused or is not known to be supported."""
 
 
-def unknown(kind: str, name: str, known: Sequence[str]) -> TopologyError:
+def unknown(kind: str, name: str, names: Sequence[str]) -> TopologyError:
     """Build the error for a misspelt name: it lists the known names and guesses the right one.
 
     Names that begin with the text come before similar ones.
     """
-    begin = [candidate for candidate in known if name and candidate.startswith(name)][:_MOST_SUGGESTIONS]
-    meant = begin or get_close_matches(name, known, n=1, cutoff=0.5)
+    begin = [candidate for candidate in names if name and candidate.startswith(name)][:_MOST_SUGGESTIONS]
+    meant = begin or get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ";"
-    return TopologyError(f"unknown {kind} {name!r}{hint} known: {', '.join(known)}", known=known)
+    return TopologyError(f"unknown {kind} {name!r}{hint} known: {', '.join(names)}", known=names)
 
 
 def format_ranks(ranks: Sequence[int], *, most: int | None = None) -> str:
@@ -105,6 +105,8 @@ def parse_ranks(text: str) -> tuple[int, ...]:
                 f"{text!r} is not a list of ranks: the range {part.strip()} runs backwards; write the lower rank first"
             )
         if stop - int(first) + len(ranks) >= MAX_RANKS:
-            raise TopologyError(f"{text!r} is not a list of ranks: it names more than {MAX_RANKS}")
+            raise TopologyError(
+                f"{text!r} is not a list of ranks: it names more than {MAX_RANKS}, the most that a world has"
+            )
         ranks.extend(range(int(first), stop + 1))
     return tuple(ranks)

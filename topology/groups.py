@@ -29,7 +29,7 @@ class Axis:
 
 
 def by_device(cluster: RankMap, ranks: Iterable[int]) -> Devices:
-    """Sort ranks by the device that they sit on; devices and ranks ascending.
+    """Return ranks by their device; devices and ranks ascending.
 
     Raises:
         TopologyError: if there is no rank, or one that does not exist.
@@ -39,7 +39,7 @@ def by_device(cluster: RankMap, ranks: Iterable[int]) -> Devices:
         place = cluster.place(rank)
         by_device.setdefault(place.node * cluster.devices_per_node + place.device, []).append(rank)
     if not by_device:
-        raise TopologyError("a group needs at least one rank, by_device none")
+        raise TopologyError("a group needs at least one rank, found none; pass ranks")
     return {device: tuple(members) for device, members in by_device.items()}
 
 
@@ -67,18 +67,19 @@ def ring_order(cluster: RankMap, ranks: Iterable[int]) -> Cycle:
     The walk visits a spanning tree of each unit's devices depth first; going round it crosses every tree wire once
     each way. Devices that the group itself does not connect follow in the order of their numbers.
     """
-    if found := rings(cluster, ranks):
-        return found[0]
+    if disjoint_rings := rings(cluster, ranks):
+        return disjoint_rings[0]
     devices = by_device(cluster, ranks)
     order: list[int] = []
     for unit in _units(cluster, devices):
         graph = _graph(cluster, unit)
         for start in unit:
-            _visit(graph, start, order)
+            _visit_depth_first(graph, start, order)
     return tuple(rank for device in order for rank in devices[device])
 
 
-def _visit(graph: dict[int, tuple[int, ...]], start: int, order: list[int]) -> None:
+def _visit_depth_first(graph: dict[int, tuple[int, ...]], start: int, order: list[int]) -> None:
+    """Append the devices that wires reach from a device to an order, depth first."""
     stack = [start]
     while stack:
         if (device := stack.pop()) not in order:
@@ -87,6 +88,7 @@ def _visit(graph: dict[int, tuple[int, ...]], start: int, order: list[int]) -> N
 
 
 def _units(cluster: RankMap, devices: Iterable[int]) -> list[list[int]]:
+    """Return devices by their unit."""
     size, units = cluster.devices_per_node * cluster.servers, dict[int, list[int]]()
     for device in devices:
         units.setdefault(device // size, []).append(device)
@@ -94,6 +96,7 @@ def _units(cluster: RankMap, devices: Iterable[int]) -> list[list[int]]:
 
 
 def _unit_rings(cluster: RankMap, devices: list[int]) -> tuple[Cycle, ...]:
+    """Return edge-disjoint rings of the devices of one unit."""
     if cluster.wiring.complete and cluster.servers == 1:
         # Behind a switch every ring of a device shares its one port, so a second ring adds nothing.
         return zigzag_cycles(devices)[: 1 if cluster.wiring.switched else None]
@@ -101,11 +104,13 @@ def _unit_rings(cluster: RankMap, devices: list[int]) -> tuple[Cycle, ...]:
 
 
 def _graph(cluster: RankMap, devices: list[int]) -> dict[int, tuple[int, ...]]:
+    """Return the wired neighbours of each device among some devices."""
     used = set(devices)
-    return {device: tuple(sorted(used.intersection(_wired(cluster, device)))) for device in devices}
+    return {device: tuple(sorted(used.intersection(_neighbours(cluster, device)))) for device in devices}
 
 
-def _wired(cluster: RankMap, device: int) -> list[int]:
+def _neighbours(cluster: RankMap, device: int) -> list[int]:
+    """Return the devices that wires join to a device, in its node and in other servers."""
     per_node = cluster.devices_per_node
     node, inside = divmod(device, per_node)
     first, server = node - node % cluster.servers, node % cluster.servers
@@ -114,12 +119,13 @@ def _wired(cluster: RankMap, device: int) -> list[int]:
 
 
 def _axis_rings(cluster: RankMap, devices: list[int]) -> list[list[Cycle]]:
+    """Return the rings along each axis of the torus that some devices fill."""
     shape = _box(cluster, devices)
     if shape is None:
         return []
     return [
         [
-            tuple(devices[_moved(shape, start, axis, step)] for step in range(side))
+            tuple(devices[_move(shape, start, axis, step)] for step in range(side))
             for start in range(shape.size)
             if shape.coordinates(start)[axis] == 0
         ]
@@ -128,14 +134,15 @@ def _axis_rings(cluster: RankMap, devices: list[int]) -> list[list[Cycle]]:
     ]
 
 
-def _moved(shape: Grid, start: int, axis: int, by: int) -> int:
-    moved = shape.moved(start, axis, by)
-    assert moved is not None
-    return moved
+def _move(shape: Grid, start: int, axis: int, by: int) -> int:
+    """Return the device some steps along an axis that wraps."""
+    device = shape.moved(start, axis, by)
+    assert device is not None
+    return device
 
 
 def grid(cluster: RankMap, ranks: Iterable[int]) -> Grid | None:
-    """Give the grid that the devices of some ranks fill, in ascending order row by row.
+    """Return the grid that the devices of some ranks fill, in ascending order row by row.
 
     (4, 4) for a whole trn2.48xlarge, (2, 4) for two neighbouring rows (its first side open, its second a ring), (4,
     4, 4) for an UltraServer. Sides of one device are left out.
@@ -150,6 +157,7 @@ def grid(cluster: RankMap, ranks: Iterable[int]) -> Grid | None:
 
 
 def _box(cluster: RankMap, devices: list[int]) -> Grid | None:
+    """Return the grid that devices of one unit fill, None if they fill none."""
     inside = cluster.wiring.grid
     if inside is None:
         return None
@@ -170,6 +178,7 @@ def _box(cluster: RankMap, devices: list[int]) -> Grid | None:
 
 
 def _walkable(side: list[int], length: int, *, wraps: bool) -> bool:
+    """Whether devices follow each other along a side; two at its ends do if it wraps."""
     around = wraps and len(side) == 2 and side[1] - side[0] == length - 1
     return around or side == list(range(side[0], side[0] + len(side)))
 
@@ -199,6 +208,7 @@ def hypercube_axes(cluster: RankMap, ranks: Iterable[int]) -> tuple[Axis, ...]:
 
 
 def _axis(cluster: RankMap, group: list[int], bit: int) -> Axis:
+    """Return the exchange of ranks with indices that differ in one bit."""
     partners = tuple(group[index ^ (1 << bit)] for index in range(len(group)))
     links_of_pairs = [
         (route(cluster, rank, partner), cluster.link_kind(rank, partner))
@@ -209,7 +219,7 @@ def _axis(cluster: RankMap, group: list[int], bit: int) -> Axis:
 
 
 def bisection_bytes_per_s(cluster: RankMap) -> float:
-    """Give the bandwidth across the narrowest cut of a cluster into halves, one way.
+    """Return the bandwidth across the narrowest cut of a cluster into halves, one way.
 
     Several units are cut between units, through the adapters of the smaller half; one UltraServer either between
     servers or through all of them; a node through its device wires; a single device between its cores.
@@ -227,6 +237,7 @@ def bisection_bytes_per_s(cluster: RankMap) -> float:
 
 
 def _node_cut_bytes_per_s(cluster: RankMap) -> float:
+    """Return the bandwidth across the narrowest cut of one node into halves, one way."""
     if cluster.devices_per_node > 1:
         return cluster.wiring.bisection_wires() * cluster.bandwidth_bytes_per_s(cluster.machine.wires.link)
     half = cluster.ranks_per_device // 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
+from warnings import warn
 
 from .keys import ByName, Count, Numbers, Pairs, Texts, Words, wrong
 
@@ -27,7 +28,7 @@ _VERSION = re.compile(r"\d+(\.\d+)*")
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """Return a version in a form that compares: "2.18" is after "2.4"."""
+    """Return a version as numbers that compare: "2.18" is after "2.4"."""
     return tuple(int(part) for part in text.split("."))
 
 
@@ -144,11 +145,11 @@ class Library:
 
     @property
     def label(self) -> str:
-        """Name and version."""
+        """Name and version of the library."""
         return self.name if self.version == "0" else f"{self.name} {self.version}"
 
     def has(self, operation: str) -> tuple[LibraryAlgorithm, ...]:
-        """Return the algorithms of its version for an operation."""
+        """Return the algorithms of the library's version for an operation."""
         now = version_of(self.version)
         return tuple(model for model in self.models if operation in model.operations and version_of(model.since) <= now)
 
@@ -157,10 +158,15 @@ class Library:
         """Size in bytes of the pieces in which trees of its version pass data on; None if it suits the vector."""
         return self.chunk_bytes if version_of(self.version) >= version_of(self.chunk_since) else None
 
-    def speaks_of(self, operation: str) -> bool:
+    def covers(self, operation: str) -> bool:
         """Whether the record covers the library's algorithms for an operation."""
         listed = bool(self.algorithms) and (not self.operations or operation in self.operations)
         return listed or any(operation in model.operations for model in self.models)
+
+    def speaks_of(self, operation: str) -> bool:
+        """Old name of `covers`."""
+        warn("Library.speaks_of is now covers; the old name goes with the next version", DeprecationWarning, 2)
+        return self.covers(operation)
 
     def runs(self, operation: str, schedules: tuple[str, ...]) -> bool:
         """Whether the library has a schedule of ours, given the names of its phases."""

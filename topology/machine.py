@@ -71,7 +71,7 @@ class Rule:
             raise wrong("until", f"a year not before since = {self.since}", self.until)
 
     def in_force(self, *, edition: int, lnc: int) -> bool:
-        """Tell whether the documents of a year have this rule for a logical-core setting."""
+        """Whether the documents of a year have this rule for a logical-core setting."""
         return self.since <= edition <= self.until and self.lnc in (None, lnc)
 
 

@@ -32,7 +32,7 @@ _DATA = Path(__file__).parent / "data"
 
 @cache
 def builtin_names() -> tuple[str, ...]:
-    """Names of the machines that come with the package, sorted."""
+    """Return the names of the machines that come with the package, sorted."""
     return tuple(sorted(path.name.removesuffix(".toml") for path in _DATA.glob("*.toml")))
 
 
@@ -56,53 +56,60 @@ def load(path: str | Path) -> Machine:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise TopologyError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise TopologyError(
+            f"{path}: cannot be read: {error.strerror or error}; pass the path of a TOML file"
+        ) from None
     except UnicodeDecodeError:
         raise TopologyError(f"{path}: is not UTF-8 text: expected a TOML file") from None
-    return parse(_extended(_parsed(text, str(path)), where=path.name), where=path.name)
+    return parse(_resolve_extends(_parse_toml(text, str(path)), where=path.name), where=path.name)
 
 
 def _builtin_table(name: str) -> Table:
+    """Return the table of a machine that comes with the package, with the machine that it extends."""
     if name not in builtin_names():
         raise unknown("cluster", name, builtin_names())
     text = (_DATA / f"{name}.toml").read_text(encoding="utf-8")
-    return _extended(_parsed(text, name), where=f"{name}.toml")
+    return _resolve_extends(_parse_toml(text, name), where=f"{name}.toml")
 
 
-def _parsed(text: str, where: str) -> Table:
+def _parse_toml(text: str, where: str) -> Table:
+    """Return the table of a TOML document."""
     import tomllib  # here, because it takes 15 ms to import, which programs without a machine should not pay
 
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise TopologyError(f"{where}: is not TOML: {error}") from None
+        raise TopologyError(f"{where}: is not TOML: {error}; correct the file") from None
 
 
-def _extended(table: Table, *, where: str) -> Table:
+def _resolve_extends(table: Table, *, where: str) -> Table:
+    """Return a table merged with the built-in machine that it extends, if any."""
     base = table.pop("extends", None)
     if base is None:
         return table
     if not isinstance(base, str) or base not in builtin_names():
         raise TopologyError(f"{where}: extends: expected one of {', '.join(builtin_names())}, found {base!r}")
-    return _merged(_builtin_table(base), table)
+    return _merge_tables(_builtin_table(base), table)
 
 
-def _merged(base: Table, over: Table) -> Table:
+def _merge_tables(base: Table, changes: Table) -> Table:
+    """Return a table with some keys changed."""
     result = dict(base)
-    for key, value in over.items():
-        result[key] = _merged_value(key, result.get(key), value)
+    for key, value in changes.items():
+        result[key] = _merge_values(key, result.get(key), value)
     return result
 
 
-def _merged_value(key: str, old: object, new: object) -> object:
+def _merge_values(key: str, old: object, new: object) -> object:
+    """Return the merged value of one key: tables and rules are merged, other values replaced."""
     if key == "rules" and isinstance(old, list) and isinstance(new, list):
-        return _merged_rules(old, new)
+        return _merge_rules(old, new)
     if isinstance(old, dict) and isinstance(new, dict) and not _WHOLE & new.keys():
-        return _merged(cast("Table", old), cast("Table", new))
+        return _merge_tables(cast("Table", old), cast("Table", new))
     return new
 
 
-def _merged_rules(old: list[object], new: list[object]) -> list[object]:
+def _merge_rules(old: list[object], new: list[object]) -> list[object]:
     """Replace rules of equal id in place, and add the others at the end."""
     result = list(old)
     places = {_id(rule): index for index, rule in enumerate(old)}
@@ -123,7 +130,7 @@ def _id(rule: object) -> str | None:
 
 
 def parse(table: Table, *, where: str) -> Machine:
-    """Turn a parsed TOML document into a machine.
+    """Return the machine of a parsed TOML document.
 
     Args:
         table: The document, `extends` already resolved.
@@ -139,9 +146,9 @@ def parse(table: Table, *, where: str) -> Machine:
     try:
         wires = table.get("wires")
         link = wires.get("link") if isinstance(wires, dict) else None
-        given = {"collectives": _collectives(collectives, where, link)}
-        machine = record(Machine, rest, "", where, defaults=given)
-        _check(machine)
+        defaults = {"collectives": _collectives(collectives, where, link)}
+        machine = record(Machine, rest, "", where, defaults=defaults)
+        _check_tables(machine)
     except ValueError as error:
         raise TopologyError(f"{where}: {error}") from None
     return machine
@@ -160,13 +167,13 @@ def _collectives(table: object, where: str, link: object) -> Collectives:
         return record(Collectives, table, key, where)
     parts = {name: table[name] for name in Collectives.__slots__ if name in table}
     if isinstance(library := parts.get("library"), dict):
-        parts["library"] = _library(library)
+        parts["library"] = _resolve_library(library)
         _check_library(parts["library"], link)
     usual = {name: value for name, value in table.items() if name not in parts}
     given = {"usual": record(Overheads, usual, key, where)}
     for name in ("host_copies", "between_nodes"):
         if isinstance(parts.get(name), dict):
-            parts[name] = _merged(usual, parts[name])
+            parts[name] = _merge_tables(usual, parts[name])
     return record(Collectives, parts, key, where, defaults=given)
 
 
@@ -177,8 +184,8 @@ _UNLISTED = {
 """Libraries without a published list of algorithms, and the reason."""
 
 
-def _library(table: Table) -> Table:
-    """Add a table of a library to the file that it uses."""
+def _resolve_library(table: Table) -> Table:
+    """Return the table of a library, merged with the file that it uses."""
     rest = dict(table)
     name = rest.pop("use", None)
     if name is None:
@@ -188,7 +195,7 @@ def _library(table: Table) -> Table:
         why = f": {_UNLISTED[name.lower()]}" if isinstance(name, str) and name.lower() in _UNLISTED else ""
         raise ValueError(f"collectives.library.use: expected one of {', '.join(known)}, found {name!r}{why}")
     path = _DATA / "libraries" / f"{name}.toml"
-    return _merged(_parsed(path.read_text(encoding="utf-8"), path.name), rest)
+    return _merge_tables(_parse_toml(path.read_text(encoding="utf-8"), path.name), rest)
 
 
 def _check_library(table: Table, link: object) -> None:
@@ -196,10 +203,13 @@ def _check_library(table: Table, link: object) -> None:
     wires = table.get("wires")
     if isinstance(wires, list) and wires and link is not None and link not in wires:
         name, kinds = table.get("name", "the machine's library"), " or ".join(map(str, wires))
-        raise ValueError(f"collectives.library: {name} runs over {kinds} inside a node, and wires.link is {link!r}")
+        raise ValueError(
+            f"collectives.library: {name} runs over {kinds} inside a node, and wires.link is {link!r}; "
+            "change one of them"
+        )
 
 
-def _check(machine: Machine) -> None:
+def _check_tables(machine: Machine) -> None:
     """Refuse tables that contradict each other."""
     if machine.fabric and machine.network is None:
         raise ValueError("fabric: expected a [network], whose nodes its switches join, found none")
@@ -221,6 +231,7 @@ def _check(machine: Machine) -> None:
 
 
 def _overheads(collectives: Collectives) -> Iterator[tuple[str, Overheads]]:
+    """Yield the overheads of a machine's collectives, with their keys."""
     yield "collectives", collectives.usual
     for name in ("host_copies", "between_nodes"):
         if (overheads := getattr(collectives, name)) is not None:

@@ -52,6 +52,7 @@ def draw(cluster: Cluster, *, ascii: bool = False, width: int = 80) -> str:
 
 
 def _title(cluster: Cluster, width: int) -> str:
+    """Return name, description and size of a cluster as lines."""
     size = f"{cluster.world_size} rank{'s' * (cluster.world_size > 1)}"
     if cluster.nodes > 1:
         size = f"{cluster.nodes} nodes of {cluster.ranks_per_node} ranks, {size} in all; node 0 is shown"
@@ -77,19 +78,21 @@ def picture(cluster: Cluster, *, width: int = 80) -> str:
 
 
 def _picture_lines(cluster: Cluster, rows: list[list[int]], style: _Style, columns: int) -> list[str]:
+    """Return the rows of devices as boxes joined by wires, with notes at their ends where there is room."""
     cells = {device: _cell(cluster, device, short=style.short) for row in rows for device in row}
     width = max(len(line) for cell in cells.values() for line in cell)
     lines = [
         line.rstrip() for index in range(len(rows)) for line in _row_lines(cluster, rows, index, cells, width, style)
     ]
     notes = [_numa(cluster, row) for row in rows]
-    for at, note in zip(_last_of_cells(lines), notes, strict=True):
+    for at, note in zip(_bottom_lines(lines), notes, strict=True):
         if len(lines[at]) + len(note) <= columns:
             lines[at] += note
     return lines
 
 
-def _last_of_cells(lines: Sequence[str]) -> list[int]:
+def _bottom_lines(lines: Sequence[str]) -> list[int]:
+    """Return the numbers of the lines before the bottoms of boxes."""
     return [at - 1 for at, line in enumerate(lines) if "└" in line]
 
 
@@ -109,6 +112,7 @@ def _rows(cluster: Cluster) -> list[list[int]]:
 
 
 def _cell(cluster: Cluster, device: int, *, short: bool) -> list[str]:
+    """Return the texts of a device's box: number, ranks, adapter."""
     lines = [f"dev {device}" if short else f"device {device}", _ranks(cluster, device)]
     if short:
         lines[1] = lines[1].replace("ranks ", "r ").replace("rank ", "r ")
@@ -118,6 +122,7 @@ def _cell(cluster: Cluster, device: int, *, short: bool) -> list[str]:
 
 
 def _ranks(cluster: Cluster, device: int) -> str:
+    """Return the ranks of a device in words."""
     first = device * cluster.ranks_per_device
     ranks = range(first, min(first + cluster.ranks_per_device, cluster.ranks_per_node))
     return f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}" if ranks else "no rank"
@@ -130,25 +135,26 @@ def _nic(cluster: Cluster, device: int) -> int:
 def _row_lines(
     cluster: Cluster, rows: list[list[int]], index: int, cells: dict[int, list[str]], width: int, style: _Style
 ) -> list[str]:
+    """Return the lines of one row of boxes, with wires to its neighbours, to the next row, and around."""
     row, gap = rows[index], style.gap
-    above = [_joined(cluster, rows, index - 1, index, column) for column in range(len(row))]
-    below = [_joined(cluster, rows, index, index + 1, column) for column in range(len(row))]
+    above = [_has_wire(cluster, rows, index - 1, index, column) for column in range(len(row))]
+    below = [_has_wire(cluster, rows, index, index + 1, column) for column in range(len(row))]
     sides = [cluster.wiring.grid is not None and cluster.wiring.linked(a, b) for a, b in pairwise(row)]
     closes = len(rows[0]) > 2 and cluster.wiring.grid is not None and cluster.wiring.linked(row[0], row[-1])
     stubs = _edge_line(["│" if up else " " for up in above], width, gap) if index == 0 and any(above) else None
     lines = [stubs] if stubs else []
-    lines.append(_boxes([_border("┌", "┴" if up else "─", "┐", width) for up in above], gap))
+    lines.append(_join_boxes([_border("┌", "┴" if up else "─", "┐", width) for up in above], gap))
     for number in range(max(len(cells[device]) for device in row)):
         texts = [cells[device][number].ljust(width) for device in row]
         wired = number == 0
-        lines.append(_wired(texts, sides if wired else [False] * len(sides), gap, closes=wired and closes))
-    lines.append(_boxes([_border("└", "┬" if down else "─", "┘", width) for down in below], gap))
+        lines.append(_text_line(texts, sides if wired else [False] * len(sides), gap, closes=wired and closes))
+    lines.append(_join_boxes([_border("└", "┬" if down else "─", "┘", width) for down in below], gap))
     if any(below):
         lines.append(_edge_line(["│" if down else " " for down in below], width, gap))
     return lines
 
 
-def _joined(cluster: Cluster, rows: list[list[int]], upper: int, lower: int, column: int) -> bool:
+def _has_wire(cluster: Cluster, rows: list[list[int]], upper: int, lower: int, column: int) -> bool:
     """Tell whether a wire runs between two rows; beyond the first and last row it is the wire that wraps round."""
     if cluster.wiring.grid is None or len(rows) < 2:
         return False
@@ -169,16 +175,18 @@ def _border(left: str, middle: str, right: str, width: int) -> str:
     return left + "─" * half + middle + "─" * (width + 1 - half) + right
 
 
-def _boxes(boxes: Sequence[str], gap: int) -> str:
+def _join_boxes(boxes: Sequence[str], gap: int) -> str:
     return " " * gap + (" " * gap).join(boxes)
 
 
 def _edge_line(marks: Sequence[str], width: int, gap: int) -> str:
+    """Return a line with a mark in the middle of each box."""
     half = (width + 2) // 2 + 1
-    return _boxes([" " * half + mark + " " * (width + 3 - half) for mark in marks], gap)
+    return _join_boxes([" " * half + mark + " " * (width + 3 - half) for mark in marks], gap)
 
 
-def _wired(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes: bool) -> str:
+def _text_line(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes: bool) -> str:
+    """Return one line of a row of boxes, with wires between boxes that are joined."""
     wire, blank = "─" * gap, " " * gap
     line = f"{wire}┤" if closes else f"{blank}│"
     for text, joined in zip(texts, [*sides, None], strict=True):
@@ -189,6 +197,7 @@ def _wired(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes: boo
 
 
 def _remark(cluster: Cluster, width: int) -> list[str]:
+    """Return lines on wires that the picture does not draw."""
     kind, remark = cluster.machine.wires.link, ""
     if cluster.wiring.complete and cluster.devices_per_node > 1:
         remark = f"{kind} from every device to {'one switch' if cluster.wiring.switched else 'every other'}"
@@ -198,12 +207,14 @@ def _remark(cluster: Cluster, width: int) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table with a head and left-aligned columns as text."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (head, *rows)]
     return "\n".join([lines[0], "─" * len(lines[0].rstrip()), *lines[1:]])
 
 
 def _device_table(cluster: Cluster) -> str:
+    """Return a table of the devices of a node; "" for more than a page of them."""
     if cluster.devices_per_node > _LISTED_DEVICES:
         return ""
     numa, pcie = cluster.machine.numa, cluster.machine.pcie
@@ -222,6 +233,7 @@ def _device_table(cluster: Cluster) -> str:
 
 
 def _neighbours(cluster: Cluster, device: int) -> str:
+    """Return the devices wired to a device as text."""
     devices = cluster.wiring.adjacent(device)
     if len(devices) > _WIDEST_ROW and len(devices) == cluster.devices_per_node - 1:
         return "all others"
@@ -229,6 +241,7 @@ def _neighbours(cluster: Cluster, device: int) -> str:
 
 
 def _link_table(cluster: Cluster, width: int) -> str:
+    """Return a table of the links, with the sources of their figures."""
     rows = [
         [
             spec.kind,
@@ -267,6 +280,7 @@ def _fabric(cluster: Cluster, width: int) -> str:
 
 
 def _summary(cluster: Cluster, width: int) -> str:
+    """Return bandwidths and processors of the cluster as text."""
     facts = [f"bisection {cluster.bisection_bytes_per_s() / 1e9:.1f} GB/s one way"]
     if cluster.nics_per_node:
         facts.append(f"network {cluster.nic_share_bytes_per_s() / 1e9:.2f} GB/s per rank")

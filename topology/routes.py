@@ -190,7 +190,7 @@ def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:
         return ()
     if kind == "chip":
         ends = [Port("core", source.node, rank % cluster.ranks_per_node) for rank in (a, b)]
-        return _wired(cluster, kind, ends)
+        return _links_between(cluster, kind, ends)
     if source.node == target.node:
         return _between_devices(cluster, source.node, source.device, target.device)
     if source.node // cluster.servers == target.node // cluster.servers:
@@ -199,28 +199,33 @@ def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:
     if cluster.machine.network is None:
         raise TopologyError(
             f"no wire joins node {source.node} and node {target.node}: "
-            f"{cluster.machine.name} has no network for collectives"
+            f"{cluster.machine.name} has no network for collectives; use one node, or another machine"
         )
     src, dst = (Port("nic", place.node, cluster.nic_of(rank)) for rank, place in ((a, source), (b, target)))
     return _through(cluster, kind, src, FABRIC, dst)
 
 
 def _between_devices(cluster: RankMap, node: int, src: int, dst: int) -> tuple[Link, ...]:
+    """Return the links between two devices of a node, through the switch if there is one."""
     ports = [Port("device", node, device) for device in cluster.wiring.path(src, dst)]
     kind = cluster.machine.wires.link
     if cluster.wiring.switched and src != dst:
         return _through(cluster, kind, ports[0], Port("switch", node, 0), ports[1])
-    return _wired(cluster, kind, ports)
+    return _links_between(cluster, kind, ports)
 
 
 def _between_servers(cluster: RankMap, src: int, dst: int, device: int) -> tuple[Link, ...]:
+    """Return the links of a device from server to server of an UltraServer."""
     first = src - src % cluster.servers
     way = torus(cluster.servers).path(src - first, dst - first)
     assert cluster.machine.ultraserver is not None
-    return _wired(cluster, cluster.machine.ultraserver.link, [Port("device", first + server, device) for server in way])
+    return _links_between(
+        cluster, cluster.machine.ultraserver.link, [Port("device", first + server, device) for server in way]
+    )
 
 
-def _wired(cluster: RankMap, kind: LinkKind, ports: list[Port]) -> tuple[Link, ...]:
+def _links_between(cluster: RankMap, kind: LinkKind, ports: list[Port]) -> tuple[Link, ...]:
+    """Return the links of one kind from port to port."""
     if len(ports) < 2:
         return ()
     latency_s, rate = cluster.latency_s(kind), cluster.bandwidth_bytes_per_s(kind)
@@ -228,5 +233,6 @@ def _wired(cluster: RankMap, kind: LinkKind, ports: list[Port]) -> tuple[Link, .
 
 
 def _through(cluster: RankMap, kind: LinkKind, src: Port, middle: Port, dst: Port) -> tuple[Link, ...]:
+    """Return the two links through a switch or the network; the latency counts once."""
     rate = cluster.bandwidth_bytes_per_s(kind) * (cluster.nics_per_bundle if middle == FABRIC else 1)
     return (Link(kind, src, middle, cluster.latency_s(kind), rate), Link(kind, middle, dst, 0.0, rate))

@@ -46,18 +46,21 @@ class Finding:
 
 def _violations(cluster: RankMap, group: Local) -> Iterator[Rule]:
     """Yield the rules that a group breaks, in the order of the file."""
-    rules, local = cluster.rules, _parts(cluster, group)
+    rules, local = cluster.rules, _indices_by_node(cluster, group)
     parts = sorted(set(local.values()))
     peers = [rule for rule in rules if rule.kind == "peers" and all(is_peers(rule, part, cluster) for part in parts)]
     exempt = {kind for rule in peers for kind in rule.exempts}
     for rule in rules:
         if rule.kind in exempt or (rule.kind == "peers" and rule not in peers):
             continue
-        if not (_WHOLE[rule.kind](rule, local, cluster) if rule.kind in _WHOLE else _holds(rule, parts, cluster)):
+        if not (
+            _WHOLE[rule.kind](rule, local, cluster) if rule.kind in _WHOLE else _all_parts_obey(rule, parts, cluster)
+        ):
             yield rule
 
 
-def _holds(rule: Rule, parts: list[Local], cluster: RankMap) -> bool:
+def _all_parts_obey(rule: Rule, parts: list[Local], cluster: RankMap) -> bool:
+    """Whether every local part of a group obeys a rule; a single rank on a node always does."""
     return all(
         len(part) == 1 or (rule.for_sizes and len(part) not in rule.for_sizes) or _LOCAL[rule.kind](rule, part, cluster)
         for part in parts
@@ -85,38 +88,43 @@ def is_peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
 
 
 def _tiles(rule: Rule, part: Local, cluster: RankMap) -> bool:
+    """Whether a part is a run of ranks that starts at a multiple of its length."""
     return part == tuple(range(part[0], part[0] + len(part))) and part[0] % len(part) == 0
 
 
 def _devices(rule: Rule, part: Local, cluster: RankMap) -> bool:
+    """Whether a part is all ranks of consecutive devices."""
     first, last, cores = part[0], part[-1] + 1, cluster.ranks_per_device
     return part == tuple(range(first, last)) and first % cores == 0 and last % cores == 0
 
 
 def _peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
+    """Whether links between peers join all ranks of a local part."""
     reached, remaining = [part[0]], set(part[1:])
     for rank in reached:
-        near = {other for other in remaining if _linked(cluster, rank, other)}
+        near = {other for other in remaining if _are_linked(cluster, rank, other)}
         remaining -= near
         reached.extend(sorted(near))
     return not remaining
 
 
-def _linked(cluster: RankMap, a: int, b: int) -> bool:
+def _are_linked(cluster: RankMap, a: int, b: int) -> bool:
     """Return whether two local indices share a device or a wire."""
     device_a, device_b = a // cluster.ranks_per_device, b // cluster.ranks_per_device
     return device_a == device_b or cluster.wiring.linked(device_a, device_b)
 
 
 def _servers(rule: Rule, local: Parts, cluster: RankMap) -> bool:
+    """Whether the nodes of a group are allowed numbers of neighbouring servers of each UltraServer."""
     servers = cluster.machine.ultraserver.servers[-1] if cluster.machine.ultraserver else 1
     touched: dict[int, list[int]] = {}
     for node in sorted(local):
         touched.setdefault(node // servers, []).append(node % servers)
-    return all(_coupled(nodes, rule.sizes, servers) for nodes in touched.values())
+    return all(_are_coupled(nodes, rule.sizes, servers) for nodes in touched.values())
 
 
-def _coupled(nodes: list[int], allowed: tuple[int, ...], servers: int) -> bool:
+def _are_coupled(nodes: list[int], allowed: tuple[int, ...], servers: int) -> bool:
+    """Whether nodes are an allowed number of servers, two of them neighbours in the ring."""
     neighbours = len(nodes) != 2 or (nodes[1] - nodes[0]) % servers in (1, servers - 1)
     return len(nodes) in allowed and neighbours
 
@@ -138,7 +146,7 @@ _WHOLE: dict[RuleKind, Callable[[Rule, Parts, RankMap], bool]] = {
 
 def judge(cluster: RankMap, ranks: Sequence[int]) -> tuple[Finding, ...]:
     """List the rules that a group breaks; see `Cluster.judge`."""
-    group = _group(cluster, ranks)
+    group = _sorted_group(cluster, ranks)
     return tuple(Finding(rule=rule, severity=rule.severity, ranks=group) for rule in _violations(cluster, group))
 
 
@@ -147,7 +155,7 @@ def check_group(cluster: RankMap, ranks: Sequence[int], *, strict: bool, warn: b
     findings = judge(cluster, ranks)
     for finding in findings:
         if strict and finding.severity == "error":
-            raise _refusal(cluster, finding)
+            raise _rule_error(cluster, finding)
     for finding in findings if warn else ():
         finding.warn(stacklevel=3)
     return findings
@@ -158,7 +166,9 @@ def check_groups(cluster: RankMap, partition: Sequence[Sequence[int]], *, strict
     owner: dict[int, int] = {}
     for index, group in enumerate(partition):
         if len(group) != len(partition[0]):
-            raise TopologyError(f"groups 0 and {index} differ in length: {len(partition[0])} and {len(group)} ranks")
+            raise TopologyError(
+                f"groups 0 and {index} differ in length: {len(partition[0])} and {len(group)} ranks; use one length"
+            )
         for rank in group:
             if owner.setdefault(rank, index) != index:
                 raise TopologyError(
@@ -167,9 +177,10 @@ def check_groups(cluster: RankMap, partition: Sequence[Sequence[int]], *, strict
     return tuple(finding for group in partition for finding in check_group(cluster, group, strict=strict))
 
 
-def _group(cluster: RankMap, ranks: Sequence[int]) -> Local:
+def _sorted_group(cluster: RankMap, ranks: Sequence[int]) -> Local:
+    """Return a group in ascending order; refuse empty ones, ranks that do not exist, and repeated ranks."""
     if not ranks:
-        raise TopologyError("a group needs at least one rank, found none")
+        raise TopologyError("a group needs at least one rank, found none; pass ranks")
     for rank in ranks:
         cluster.place(rank)
     group = tuple(sorted(ranks))
@@ -179,7 +190,8 @@ def _group(cluster: RankMap, ranks: Sequence[int]) -> Local:
     return group
 
 
-def _parts(cluster: RankMap, group: Local) -> Parts:
+def _indices_by_node(cluster: RankMap, group: Local) -> Parts:
+    """Return the local indices of a group by node."""
     parts: dict[int, list[int]] = {}
     for rank in group:
         node, index = divmod(rank, cluster.ranks_per_node)
@@ -187,7 +199,8 @@ def _parts(cluster: RankMap, group: Local) -> Parts:
     return {node: tuple(indices) for node, indices in parts.items()}
 
 
-def _refusal(cluster: RankMap, finding: Finding) -> TopologyError:
+def _rule_error(cluster: RankMap, finding: Finding) -> TopologyError:
+    """Return the error of a broken rule, with the nearest legal groups."""
     rule, group = finding.rule, finding.ranks
     return TopologyError(
         f"group {format_ranks(group, most=SHOWN_RANGES)} of {len(group)} ranks is not legal on {cluster.name}",
@@ -199,7 +212,7 @@ def _refusal(cluster: RankMap, finding: Finding) -> TopologyError:
 
 
 def nearest(cluster: RankMap, group: Local) -> tuple[Local, ...]:
-    """Find at most three legal groups nearest in size to a group and, among equal sizes, with most ranks of it.
+    """Return at most three legal groups nearest in size to a group and, among equal sizes, with most ranks of it.
 
     Candidates are runs of consecutive ranks and the sets that rules name, on the nodes of the group, on its first
     node alone, and on that node and the next.
@@ -230,6 +243,7 @@ def legal_groups(cluster: RankMap, size: int) -> tuple[Local, ...]:
 
 
 def _passes(cluster: RankMap, group: Local) -> bool:
+    """Whether a group breaks no rule of the severity "error"."""
     return not any(rule.severity == "error" for rule in _violations(cluster, group))
 
 
@@ -239,6 +253,7 @@ def _legal_local(cluster: RankMap) -> tuple[Local, ...]:
 
 
 def _local_candidates(cluster: RankMap) -> Iterator[Local]:
+    """Yield the groups of one node that rules name or may allow, the shortest first."""
     ranks, rules = cluster.ranks_per_node, cluster.rules
     named = {members for rule in rules if rule.kind == "sets" for members in rule.sets if members[-1] < ranks}
     listed = [

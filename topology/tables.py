@@ -37,7 +37,7 @@ def record(
     Raises:
         ValueError: Something is missing, unknown, wrong or contradictory.
     """
-    return _record(kind, table, key, where, _annotations(cast("type", kind)), defaults or {})
+    return _read_record(kind, table, key, where, _annotations(cast("type", kind)), defaults or {})
 
 
 @cache
@@ -45,49 +45,51 @@ def _annotations(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _record(
+def _read_record(
     kind: type[Record],
     table: object,
     key: str,
     where: str,
     annotations: Mapping[str, Any],
-    given: Mapping[str, object],
+    defaults: Mapping[str, object],
 ) -> Record:
+    """Return the record of a table; each key is read by the annotation of its field."""
     if not isinstance(table, dict):
         raise _mistake(key, "a table", table)
-    annotations = {name: annotation for name, annotation in annotations.items() if name not in given}
+    annotations = {name: annotation for name, annotation in annotations.items() if name not in defaults}
     origin = {"source": where, **_ORIGIN}
-    values = {name: origin[name] for name in annotations if name in origin} | dict(given)
+    values = {name: origin[name] for name in annotations if name in origin} | dict(defaults)
     for name, value in table.items():
-        inside = _joined(key, name)
+        inside = _join_key(key, name)
         if name not in annotations:
-            raise _unknown(inside, name, annotations)
+            raise _unknown_key(inside, name, annotations)
         if name != "source" or value != "":
-            values[name] = _value(annotations[name], value, inside, where)
+            values[name] = _read_value(annotations[name], value, inside, where)
     for field in fields(cast("Any", kind)):
         if field.name not in values and field.default is MISSING:
-            raise ValueError(f"{_joined(key, field.name)}: missing, expected {_words(annotations[field.name])}")
+            raise ValueError(f"{_join_key(key, field.name)}: missing, expected {_words(annotations[field.name])}")
     try:
         return kind(**values)
     except ValueError as error:
-        raise ValueError(_joined(key, str(error))) from None
+        raise ValueError(_join_key(key, str(error))) from None
 
 
-def _value(annotation: Any, value: object, key: str, where: str) -> object:
+def _read_value(annotation: Any, value: object, key: str, where: str) -> object:
+    """Return the value of a key in the form that its annotation asks for."""
     kinds, words = _read(annotation)
     kind = kinds[0]
     if kind is Figure:
-        return _figure(kinds, cast("Numbers", words), value, key, where)
+        return _read_figure(kinds, cast("Numbers", words), value, key, where)
     if isinstance(words, Numbers):
-        return _number(kind, words, value, key)
+        return _read_number(kind, words, value, key)
     if isinstance(words, Parsed):
-        return _parsed(words, value, key)
+        return _read_text(words, value, key)
     if isinstance(words, ByName):
-        return _by_name(get_args(kind)[0], words, value, key, where)
+        return _read_by_name(get_args(kind)[0], words, value, key, where)
     if is_dataclass(kind):
         return record(cast("type", kind), value, key, where)
     if get_origin(kind) is tuple:
-        return _items(kind, annotation, value, key, where)
+        return _read_items(kind, annotation, value, key, where)
     known = get_args(kind) if get_origin(kind) is Literal else None
     if type(value) is not kind if known is None else not isinstance(value, str) or value not in known:
         raise _mistake(key, _words(annotation), value)
@@ -120,7 +122,8 @@ def _words(annotation: Any) -> str:
     return _PLAIN.get(kind, "a table" if is_dataclass(kind) else "a list")
 
 
-def _figure(kinds: tuple[Any, ...], numbers: Numbers, value: object, key: str, where: str) -> Figure | Curve:
+def _read_figure(kinds: tuple[Any, ...], numbers: Numbers, value: object, key: str, where: str) -> Figure | Curve:
+    """Return a figure or a curve; a bare number is a figure of the user's own."""
     if not isinstance(value, dict):
         if not numbers.allow(value):
             raise _mistake(key, _words(Annotated[Figure, numbers]), value)
@@ -130,10 +133,11 @@ def _figure(kinds: tuple[Any, ...], numbers: Numbers, value: object, key: str, w
             raise ValueError(f"{key}.value: expected a share, or points = [[bytes, share], ...], one of the two")
         if "points" in value:
             return record(Curve, value, key, where)
-    return _record(Figure, value, key, where, _annotations(Figure) | {"value": Annotated[float, numbers]}, {})
+    return _read_record(Figure, value, key, where, _annotations(Figure) | {"value": Annotated[float, numbers]}, {})
 
 
-def _number(kind: type, numbers: Numbers, value: object, key: str) -> float | None:
+def _read_number(kind: type, numbers: Numbers, value: object, key: str) -> float | None:
+    """Return a number within its limits; None for the word that may be written instead."""
     if numbers.text is not None and value == numbers.text:
         return None
     if not numbers.allow(value):
@@ -142,7 +146,8 @@ def _number(kind: type, numbers: Numbers, value: object, key: str) -> float | No
     return number if kind is int else float(number)
 
 
-def _parsed(words: Parsed, value: object, key: str) -> object:
+def _read_text(words: Parsed, value: object, key: str) -> object:
+    """Return the converted text of a key."""
     if not isinstance(value, str):
         raise _mistake(key, words.expected, value)
     try:
@@ -151,41 +156,45 @@ def _parsed(words: Parsed, value: object, key: str) -> object:
         raise ValueError(f"{key}: {error}") from None
 
 
-def _by_name(item: Any, words: ByName, value: object, key: str, where: str) -> tuple[object, ...]:
+def _read_by_name(item: Any, words: ByName, value: object, key: str, where: str) -> tuple[object, ...]:
+    """Return the records, or names with figures, of a table by names."""
     if not isinstance(value, dict):
         raise _mistake(key, words.expected, value)
     for name in value:
         if words.known and name not in words.known:
-            raise _unknown(_joined(key, name), name, words.known)
+            raise _unknown_key(_join_key(key, name), name, words.known)
     names = [name for name in words.known or value if name in value]
-    inside = ((name, value[name], _joined(key, name)) for name in names)
+    inside = ((name, value[name], _join_key(key, name)) for name in names)
     if is_dataclass(item):
         kind = cast("type", item)
         return tuple(record(kind, entry, at, where, defaults={"kind": name}) for name, entry, at in inside)
-    return tuple((name, _value(get_args(item)[1], entry, at, where)) for name, entry, at in inside)
+    return tuple((name, _read_value(get_args(item)[1], entry, at, where)) for name, entry, at in inside)
 
 
-def _items(kind: Any, annotation: Any, value: object, key: str, where: str) -> tuple[object, ...]:
+def _read_items(kind: Any, annotation: Any, value: object, key: str, where: str) -> tuple[object, ...]:
+    """Return the items of a list, each read by its annotation."""
     items = get_args(kind)
     many = items[-1] is Ellipsis
     if not isinstance(value, list) or (not many and len(value) != len(items)):
         raise _mistake(key, _words(annotation), value)
     return tuple(
-        _value(items[0 if many else index], item, f"{key}[{index}]", where) for index, item in enumerate(value)
+        _read_value(items[0 if many else index], item, f"{key}[{index}]", where) for index, item in enumerate(value)
     )
 
 
-def _joined(path: str, key: str) -> str:
+def _join_key(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
 def _mistake(key: str, expected: str, found: object) -> ValueError:
+    """Return the error of a value, with the expected and the found one."""
     shown = repr(as_written(found))
     shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
     return ValueError(f"{key}: expected {expected}, found {shown}")
 
 
-def _unknown(key: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> ValueError:
+def _unknown_key(key: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> ValueError:
+    """Return the error of an unknown key, with the known ones."""
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return ValueError(f"{key}: unknown key; {hint}known here: {', '.join(known)}")

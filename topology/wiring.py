@@ -81,6 +81,7 @@ class Grid:
         )
 
     def _delta(self, axis: int, start: int, goal: int) -> int:
+        """Return the steps along an axis from start to goal, the shorter way where the axis wraps."""
         side, straight = self.dims[axis], goal - start
         if not self.wraps[axis]:
             return straight
@@ -201,11 +202,13 @@ class Wiring:
         return min(self._cut(frozenset(part)) for part in combinations(range(self.devices), half))
 
     def _cut(self, part: frozenset[int]) -> int:
+        """Return the number of wires out of a part of the devices."""
         return sum(other not in part for device in part for other in self.neighbours[device])
 
 
 @lru_cache(maxsize=4096)
 def _distances(wiring: Wiring, goal: int) -> tuple[int, ...]:
+    """Return the hops from each device to a goal; -1 where no wire leads."""
     hops = [-1] * wiring.devices
     hops[goal], reached = 0, [goal]
     for device in reached:

@@ -10,7 +10,7 @@ from ..config import RunConfig
 from ..errors import UsageError
 from ..front import running_on
 
-_LOCAL = ("node_rank", "rdzv_endpoint", "processes", "log_dir", "bind")
+_LOCAL = ("nnodes", "node_rank", "rdzv_endpoint", "log_dir", "bind")
 
 
 def on_engine(config: RunConfig) -> AbstractContextManager[None]:
@@ -28,9 +28,10 @@ def on_engine(config: RunConfig) -> AbstractContextManager[None]:
     def elsewhere(
         main: Callable[..., Awaitable[object]], args: tuple[object, ...], run_config: RunConfig
     ) -> list[object]:
-        each = config.ranks_per_process or (max(1, (run_config.ranks or 1) // config.nnodes) if config.nnodes else 1)
+        shared = max(1, (run_config.ranks or 1) // config.processes) if config.processes else 1
+        ranks_each = config.ranks_per_process or shared
         try:
-            return _run(str(config.engine), main, args, run_config, each, config.max_restarts or 0)
+            return _run(str(config.engine), main, args, run_config, ranks_each, config.max_restarts or 0)
         except ImportError as error:
             raise UsageError(f"--engine: {error}") from error
 
@@ -46,11 +47,11 @@ def _run(
     max_restarts: int,
 ) -> list[object]:
     if engine == "ray":
-        from ..ray.door import run_wanted as run_on_ray
+        from ..ray.door import run_configured as run_on_ray
 
         return run_on_ray(main, args, run_config, ranks_per_actor=ranks_each, max_restarts=max_restarts)
-    from ..dask.door import connected
-    from ..dask.door import run_wanted as run_on_dask
+    from ..dask.door import default_client
+    from ..dask.door import run_configured as run_on_dask
 
-    with connected(os.environ.get("DASK_SCHEDULER_ADDRESS")) as client:
+    with default_client(os.environ.get("DASK_SCHEDULER_ADDRESS")) as client:
         return run_on_dask(client, main, args, run_config, ranks_per_worker=ranks_each, max_restarts=max_restarts)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from .. import units
 from ..config import RunConfig, variable_of
 from ..errors import UsageError
 from ..settings import Option, parse_transport
-from .parser import HelpAll, mark_rare
+from .parser import HelpAll, Renamed, mark_rare
 
 T = TypeVar("T")
+
+_HIDDEN = argparse.SUPPRESS
 
 
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
@@ -35,8 +36,43 @@ seconds: Callable[[str], float] = as_argument(units.seconds)
 transport: Callable[[str], str] = as_argument(parse_transport)
 
 
+# -- options that several commands have ------------------------------------------------------------------------------
+
 LEAST_WIDTH = 40
 """Columns that pages and pictures need."""
+
+SHARED: Mapping[str, Option] = {
+    "all": Option(read=units.switch, help="show every rank"),
+    "ascii": Option(read=units.switch, help="draw with plain characters only"),
+    "chunks": Option(read=units.count, metavar="N", help="stages on each rank; of interleaved-1f1b; default: 2"),
+    "compare": Option(read=str, metavar="OTHER", help="compare with another run", old=("--against",)),
+    "dtype": Option(read=str, metavar="TYPE", help="data type of arrays"),
+    "fail_if": Option(read=str, metavar="TEST", repeated=True, help="exit with 1 if so"),
+    "group": Option(read=str, metavar="LIST", help="ranks of a group, such as 0-7 or 0-3,8-11"),
+    "json": Option(read=units.switch, help="print the result as JSON; not the page"),
+    "json_file": Option(read=str, metavar="FILE", help="write the result as JSON there, too"),
+    "lnc": Option(read=units.count, metavar="N", help="physical cores per logical core; 1 or 2"),
+    "nodes": Option(read=units.count, metavar="N", help="hosts of the cluster"),
+    "output": Option(read=str, metavar="FILE", short="-o", help="write the result there"),
+    "root": Option(read=units.integer, metavar="RANK", help="root of the collective; default: 0"),
+    "seed": Option(read=units.integer, metavar="N", help="seed of everything random"),
+    "step": Option(read=str, metavar="N", help="step to show; default: the median one"),
+    "width": Option(read=units.count, metavar="N", help=f"columns, at least {LEAST_WIDTH}; default: the terminal's"),
+}
+"""Options of several commands that are no settings of a run. Each means the same in all of them."""
+
+
+def shared(name: str, remark: str = "", **details: Any) -> Option:
+    """Return an option that several commands have: one of `SHARED`, or a setting of a run.
+
+    Args:
+        name: Its name there.
+        remark: Meaning in this command alone, which replaces the help after the first semicolon.
+        details: Changed fields of the option.
+    """
+    one = SHARED[name] if name in SHARED else replace(RunConfig.options()[name], rare=False)
+    help = f"{one.help.partition(';')[0]}; {remark}" if remark else one.help
+    return replace(one, help=help, **details)
 
 
 def check_width(width: int | None) -> None:
@@ -70,8 +106,8 @@ def add_options(
 
 def values(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
     """Return the values of the given options by name."""
-    told = {name: getattr(args, name) for name, one in options.items() if one.read is not None}
-    return {name: value for name, value in told.items() if value is not None}
+    every = {name: getattr(args, name) for name, one in options.items() if one.read is not None}
+    return {name: value for name, value in every.items() if value is not None}
 
 
 def flag_of(name: str, one: Option) -> str:
@@ -80,24 +116,30 @@ def flag_of(name: str, one: Option) -> str:
 
 
 def _add(add: Callable[..., argparse.Action], name: str, option: Option) -> None:
-    help = argparse.SUPPRESS if option.hidden else option.help
-    flag, put = flag_of(name, option), partial(_put, add, rare=option.rare, dest=name)
-    if option.metavar is None:
-        put(flag, action="store_true", default=None, help=help)
-        if option.off is not None:
-            put(f"--no-{flag[2:]}", action="store_false", default=None, help=option.off)
-    else:
+    help, flag = _HIDDEN if option.hidden else option.help, flag_of(name, option)
+    details: dict[str, Any] = {"action": "store_true", "default": None}
+    if option.metavar is not None:
         assert option.read is not None
         action = "append" if option.repeated else "store"
-        put(flag, type=as_argument(option.read), metavar=option.metavar, action=action, help=help)
+        details = {"action": action, "type": as_argument(option.read), "metavar": option.metavar}
+    flags = [flag] if option.short is None else [option.short, flag]
+    written = add(*flags, dest=name, help=help, **details)
+    hidden = [*option.also, *_underscored(flag, *option.also)]
+    if option.off is not None:
+        off = f"--no-{flag[2:]}"
+        negative = add(off, dest=name, action="store_false", default=None, help=option.off)
+        mark_rare(negative, rare=option.rare)
+        for spelling in _underscored(off):
+            add(spelling, dest=name, action="store_false", default=None, help=_HIDDEN)
+    mark_rare(written, rare=option.rare)
+    if hidden:
+        add(*hidden, dest=name, help=_HIDDEN, **details)
+    if option.old:
+        add(*option.old, action=Renamed, now=written)
 
 
-def _put(add: Callable[..., argparse.Action], flag: str, *, rare: bool, **details: Any) -> None:
-    action = add(flag, **details)
-    if rare:
-        mark_rare(action)
-    if "-" in flag[2:]:
-        add(f"--{flag[2:].replace('-', '_')}", **details | {"help": argparse.SUPPRESS})
+def _underscored(*flags: str) -> list[str]:
+    return [f"--{flag[2:].replace('-', '_')}" for flag in flags if "-" in flag[2:]]
 
 
 # -- settings of a run -----------------------------------------------------------------------------------------------
@@ -111,14 +153,14 @@ def add_settings(parser: argparse.ArgumentParser, config: type[RunConfig] = RunC
     )
     parser.add_argument("--help-all", action=HelpAll, more=f"Variables: {variables}.\n")
     add_options(parser, {name: option for name, option in options.items() if not option.nodes})
-    group = parser.add_argument_group("several processes, one for each node")
+    group = parser.add_argument_group("several processes")
     add_options(group, {name: option for name, option in options.items() if option.nodes})
 
 
 def given(args: argparse.Namespace, config: type[RunConfig] = RunConfig) -> RunConfig:
     """Return the settings that options give, with the options as their sources."""
-    told = config.options()
-    said = values(args, told)
-    flags = {name: flag_of(name, one) for name, one in told.items()}
-    negated = {name: f"--no-{flags[name][2:]}" for name, value in said.items() if value is False}
-    return replace(config.given(**said), sources={name: negated.get(name, flags[name]) for name in said})
+    options = config.options()
+    settings = values(args, options)
+    flags = {name: flag_of(name, options[name]) for name in settings}
+    sources = {name: f"--no-{flags[name][2:]}" if value is False else flags[name] for name, value in settings.items()}
+    return replace(config.given(**settings), sources=sources)

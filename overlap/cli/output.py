@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..errors import UsageError
 from ..notice import notify
 from ..units import wrapped
-
-STDOUT = "-"
-"""Name of a file that means stdout."""
 
 # -- standard streams ------------------------------------------------------------------------------------------------
 
@@ -39,7 +37,7 @@ def open_missing() -> None:
 
 
 def output_path(path: str | os.PathLike[str] | None, *, option: str = "--trace") -> str | None:
-    """Return the absolute path of a file to write at the end of a run; the program may change its directory meanwhile.
+    """Return the absolute path of a file to write at the end of a run: the program may change its directory.
 
     Raises:
         UsageError: If the file could not be written, with the reason.
@@ -58,21 +56,13 @@ def output_path(path: str | os.PathLike[str] | None, *, option: str = "--trace")
     return os.path.abspath(path)
 
 
-def result_path(path: str | None, *, option: str) -> str | None:
-    """Return the absolute path of a file for a result, or `-` for stdout; raises like `output_path`."""
-    return path if path == STDOUT else output_path(path, option=option)
+def write_file(text: str, path: str, *, option: str) -> bool:
+    """Write a text to a file; if that fails, say why on stderr and return False."""
+    return attempt(lambda: Path(path).write_text(text, encoding="utf-8"), path, option=option)
 
 
-def written(text: str, path: str, *, option: str) -> bool:
-    """Write a text to a file or, for `-`, to stdout; or say on stderr why that failed, and return False."""
-    if path == STDOUT:
-        sys.stdout.write(text)
-        return True
-    return kept(lambda: Path(path).write_text(text, encoding="utf-8"), path, option=option)
-
-
-def kept(write: Callable[[], object], path: str, *, option: str) -> bool:
-    """Call a function that writes a file; or say on stderr why it failed, and return False."""
+def attempt(write: Callable[[], object], path: str, *, option: str) -> bool:
+    """Call a function that writes a file; if that fails, say why on stderr and return False."""
     try:
         write()
     except (OSError, UsageError) as error:
@@ -82,19 +72,44 @@ def kept(write: Callable[[], object], path: str, *, option: str) -> bool:
 
 
 def _reason(error: OSError | UsageError) -> str:
-    found = error if isinstance(error, OSError) else error.__cause__
-    return (found.strerror if isinstance(found, OSError) else None) or str(error)
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return (cause.strerror if isinstance(cause, OSError) else None) or str(error)
 
 
 # -- pages -----------------------------------------------------------------------------------------------------------
 
 
-def field(name: str, text: str, *, label: int = 16) -> list[str]:
+def field(name: str, text: str, *, label: int = 16, width: int = 80) -> list[str]:
     """Return the lines of a figure with its name before it, in a column of `label` characters."""
-    return wrapped(text, first=f"  {name:<{label}}", rest=" " * (label + 2))
+    return wrapped(text, width, first=f"  {name:<{label}}", rest=" " * (label + 2))
 
 
-# -- JSON ------------------------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------------------------
+
+
+def print_result(
+    args: argparse.Namespace,
+    document: Callable[[], Mapping[str, object]],
+    page: Callable[[], Iterable[str]],
+    *,
+    version: int = 1,
+) -> bool:
+    """Print a result as its page or, with `--json`, as JSON; write it to `--json-file`. Return whether that is written.
+
+    Args:
+        args: Options of a command that has `--json`, and perhaps `--json-file`.
+        document: Returns the result for JSON.
+        page: Returns the lines of the page; it may print them itself.
+        version: Version of the document.
+    """
+    path: str | None = getattr(args, "json_file", None)
+    text = as_json(document(), version=version) if args.json or path is not None else ""
+    if args.json:
+        sys.stdout.write(text)
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in page())
+        sys.stdout.flush()
+    return path is None or write_file(text, path, option="--json-file")
 
 
 def as_json(document: Mapping[str, object], *, version: int = 1) -> str:

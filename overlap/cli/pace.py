@@ -8,7 +8,7 @@ from time import monotonic
 from warnings import catch_warnings, filterwarnings
 
 from ..notice import notify
-from ..signals import obeying
+from ..signals import handling_signals
 from ..units import format_s
 
 _FIRST_S = 2.0
@@ -41,7 +41,7 @@ def pace(clock_s: Callable[[], float] = monotonic) -> Iterator[Callable[[int, in
         return True
 
     try:
-        with catch_warnings(), obeying():
+        with catch_warnings(), handling_signals():
             _ignore_interrupted()
             yield print_pace
     except (KeyboardInterrupt, SystemExit):

@@ -12,10 +12,14 @@ from itertools import groupby
 from typing import Any, NoReturn
 
 from ..errors import UsageError
+from ..notice import notify
 from ..units import wrapped
 
 _BESIDE = re.compile(r"(?<=\S) {2,}(?=\S)")
 """The gap between an example and its explanation."""
+
+_JSON_FILE = re.compile(r"(arguments: .*(\.json|-)|--json: ignored explicit argument .*)$")
+"""Messages about `--json FILE`, as some commands of the previous version had it."""
 
 _DEEPEST = 6
 """Largest indentation of a wrapped line: an explanation on a line of its own may have stood further right."""
@@ -24,14 +28,16 @@ _DEEPEST = 6
 _OF_OTHERS = dict.fromkeys(
     ("-n", "-np", "--n", "--np", "--num-processes", "--num-proc", "--world-size", "--num-ranks"),
     ("--ranks", "--processes"),
-) | dict.fromkeys(("--master-addr", "--master-port"), ("--rdzv-endpoint",))
-_OF_OTHERS |= {"--stall": ("--stall-warning",), "--give-up": ("--stall-timeout",)}
+) | {"--stall": ("--stall-warning",), "--give-up": ("--stall-timeout",)}
 """Options of other launchers and of earlier versions, and ours."""
 
 _INSTEAD = {
+    **dict.fromkeys(
+        ("--master-addr", "--master-port"), "--rdzv-endpoint HOST:PORT is both, and a run on one host needs none"
+    ),
     "--standalone": "leave it out: a run on one host needs no rendezvous",
     "--model": "a model's step is predicted by `overlap model NAME`",
-    "--nproc-per-node": "--ranks N --processes N starts N processes here; --ranks-per-process N gives each N ranks",
+    "--vs": "`python -m tests.benchmarks.versus` of a checkout compares with other libraries",
 }
 """Options of torchrun and of earlier versions that mean nothing here, and what to do."""
 
@@ -39,13 +45,24 @@ _INSTEAD = {
 class Parser(argparse.ArgumentParser):
     """Parser of a command line that reports mistakes in one line."""
 
+    doubles_separator = False
+    """Whether `--` ends the options of a command behind its program: argparse drops the first after a positional."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, with each `--` twice where the command needs one of them."""
+        if self.doubles_separator and "--" in args:
+            args = [*args[: args.index("--")], "--", *args[args.index("--") :]]
+        return super().parse_known_args(args, namespace)
+
     def print_help(self, file: object = None) -> None:
         """Print the help; argparse would hide that stdout cannot be written."""
         sys.stdout.write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
-        """Raise a `UsageError`; an option that does not exist is told with the one that was probably meant."""
+        """Raise a `UsageError`; for an unknown option it names the one that was probably meant."""
         meant = self._meant(message.partition("unrecognized arguments: ")[2])
+        if not meant and "--json-file" in self.flags() and _JSON_FILE.search(message):
+            meant = "; --json prints the result on stdout, --json-file FILE writes it to a file"
         raise UsageError(f"{self.prog.removeprefix('overlap ')}: {message}{meant} (`{self.prog} --help` explains)")
 
     def flags(self) -> set[str]:
@@ -117,9 +134,27 @@ class HelpAll(argparse.Action):
         parser.exit()
 
 
-def mark_rare(action: argparse.Action) -> None:
+class Renamed(argparse.Action):
+    """A spelling of the previous version: the option works, with a notice that names its new spelling."""
+
+    def __init__(self, option_strings: list[str], dest: str, *, now: argparse.Action, **_: object) -> None:
+        self._now = now
+        details: dict[str, Any] = {
+            name: getattr(now, name) for name in ("nargs", "const", "type", "choices", "metavar")
+        }
+        super().__init__(option_strings, now.dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **details)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Take the value as the new spelling does."""
+        notify(f"{option} is now {self._now.option_strings[-1]}; the old spelling goes with the next version")
+        self._now(parser, namespace, values, option)
+
+
+def mark_rare(action: argparse.Action, *, rare: bool = True) -> None:
     """Let only `--help-all` show an option."""
-    action.rare = True  # type: ignore[attr-defined]
+    action.rare = rare  # type: ignore[attr-defined]
 
 
 def is_rare(action: argparse.Action) -> bool:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
@@ -106,6 +107,16 @@ def report_late_options(args: argparse.Namespace, command: str) -> None:
 
 
 def _run_module(name: str, command: str) -> dict[str, object]:
+    module_spec(name, command)
+    return runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def module_spec(name: str, command: str) -> ModuleSpec:
+    """Return the specification of the module, or of the `__main__` of the package, that `-m` names.
+
+    Raises:
+        UsageError: If there is none.
+    """
     try:
         spec = find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -116,7 +127,7 @@ def _run_module(name: str, command: str) -> dict[str, object]:
         raise UsageError(f"{command}: -m {name}: {error}") from None
     if spec is None:
         raise UsageError(f"{command}: -m {name}: there is no such module to run")
-    return runpy.run_module(name, run_name="__main__", alter_sys=True)
+    return spec
 
 
 def _with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str, object]:
@@ -159,10 +170,10 @@ def report_traces(name: str | None, path: str | os.PathLike[str] | None, *, verd
     try:
         yield
         well = True
-        if path is not None and not trace_files.asked(str(path)):
+        if path is not None and not trace_files.reserved_paths(str(path)):
             _note(f"no trace in {shown_path}: the program did not call overlap.run")
     finally:
-        if path is not None and (files := trace_files.written(str(path))):
+        if path is not None and (files := trace_files.written_paths(str(path))):
             more = f" (and {', '.join(file.name for file in files[1:])})" if len(files) > 1 else ""
             _note(f"trace in {shown_path}{more}; look at it with `overlap timeline {shown_path}` or at ui.perfetto.dev")
             if well and verdict and (told := _verdict(files[-1])):

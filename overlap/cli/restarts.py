@@ -15,7 +15,7 @@ import trio
 from transports.tls import Tls
 
 from ..config import RunConfig
-from ..engines.progress import kept_step, latest_step, reached_step
+from ..engines.progress import latest_step, reached_step, saved_step
 from ..flight.autopsy import last_signs_of
 from ..flight.folder import ENDING, default_folder
 from ..launch.nodeprocess import LaunchSpec
@@ -23,50 +23,51 @@ from ..launch.processes import LaunchOutcome, launch
 from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, numbered
 from ..processes.identity import RendezvousConfig
 from ..processes.roll_call import call_roll
+from .world_size import fewest_processes, process_count
 
 
-def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
+def run_again(spec: LaunchSpec, config: RunConfig) -> LaunchOutcome:
     """Launch a world, and again after failures; the flight records of failed attempts stay."""
     assert config.max_restarts
-    fewest = getattr(config.nnodes, "fewest", config.nnodes)
-    elastic = config.node_rank is not None and fewest != config.nnodes
+    fewest = fewest_processes(config)
+    elastic = config.node_rank is not None and fewest < process_count(config)
     records = Path(config.flight_dir or default_folder())
     restarts = Restarts(
         most=config.max_restarts,
         latest=partial(latest_step, config.state_dir),
         reached=partial(_reached, records),
-        kept=lambda pids: kept_step(_of(records, pids)),
+        kept=lambda pids: saved_step(_of(records, pids)),
         place=_shown(config.state_dir),
-        sleep=_no_pause if elastic and config.node_rank else time.sleep,  # only node 0 pauses; the others wait for it
+        sleep=_no_pause if elastic and config.node_rank else time.sleep,  # only host 0 pauses; the others wait for it
         fewest=None if elastic else fewest,
         signs=lambda pid: last_signs_of(pid, config.flight_dir),
         agree=partial(_agree, config) if elastic else None,
     )
-    return launch_again(what, restarts, lambda attempt: trio.run(launch, attempt))
+    return launch_again(spec, restarts, lambda attempt: trio.run(launch, attempt))
 
 
-def _agree(config: RunConfig, what: LaunchSpec, attempt: int) -> LaunchSpec:
-    """Agree with the launchers of other machines on the nodes of an attempt, and return what to start here."""
+def _agree(config: RunConfig, spec: LaunchSpec, attempt: int) -> LaunchSpec:
+    """Agree with the launchers of other hosts on the members of an attempt, and return the launch of this host."""
     from ..processes.connect import JOIN_TIMEOUT_S
 
     tls = config.tls_files()
-    listener = None if what.listener is None else socket.socket(fileno=os.dup(what.listener))
+    listener = None if spec.listener is None else socket.socket(fileno=os.dup(spec.listener))
     own_launcher = RendezvousConfig(
-        job=what.job,
+        job=spec.job,
         member=config.node_rank or 0,
-        members=int(what.nodes),  # a range would be written as a range
-        fewest=getattr(config.nnodes, "fewest", what.nodes),
+        members=int(spec.nodes),  # a range would be written as a range
+        fewest=fewest_processes(config),
         epoch=attempt if listener else 0,
-        endpoint=what.endpoint,
+        endpoint=spec.endpoint,
         listener=listener,
-        secret=what.secret,
+        secret=spec.secret,
         timeout_s=config.join_timeout_s or JOIN_TIMEOUT_S,
         tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
     )
     with listener or nullcontext():
-        calling = partial(call_roll, own_launcher, what.ranks_per_node, what.report, pause_s=LONGEST_PAUSE_S)
+        calling = partial(call_roll, own_launcher, spec.ranks_per_node, spec.report, pause_s=LONGEST_PAUSE_S)
         part = trio.run(calling)
-    return numbered(what, part.attempt, part.nodes, [part.index])
+    return numbered(spec, part.attempt, part.nodes, [part.index])
 
 
 def _no_pause(seconds: float) -> None:

@@ -12,20 +12,21 @@ from ..config import RunConfig, imposed, warn_of_unknown_variables
 from ..errors import UsageError
 from ..launch.lifeline import take
 from ..launch.report import report
-from ..notice import say
+from ..notice import write_stderr
 from ..processes.place import find_place
 from ..processes.status import Status, report_to_launcher, status_of
-from ..signals import Terminated, obeying
+from ..signals import Terminated, handling_signals
 from .engine import on_engine
-from .nodes import among_nodes, fitted, run_nodes, starts_nodes
 from .options import add_settings, given
 from .output import output_path
 from .parser import Parser
+from .processes import on_hosts, run_processes
 from .program import add_program, as_main, named, report_late_options, report_traces
+from .world_size import starts_processes, with_ranks
 
 _DESCRIPTION = """\
-Run a program: all ranks in this process, or with --nnodes in one process for each node. Options win over the arguments
-of its overlap.run(...), so the same file runs with other ranks, on another machine or with a trace, unchanged.
+Run a program: all ranks in this process, or with --processes in several. Options win over the arguments of its
+overlap.run(...), so the same file runs with other ranks, on another machine or with a trace, unchanged.
 """
 
 _EPILOG = """\
@@ -33,20 +34,20 @@ examples:
   overlap run --ranks 4 train.py --epochs 3                 what follows the script is the script's
   overlap run --trace run.json --timeout 60 -m mypackage.train
   overlap timeline run.json                                 look at the trace
-  overlap run --nnodes 2 --ranks-per-process 4 train.py        two processes with four ranks each, on this machine
-  overlap run --ranks 8 --processes 8 train.py              a process for each rank, on this machine
+  overlap run --processes 2 --ranks 8 train.py              two processes with four ranks each, on this host
+  overlap run --processes 8 train.py                        a process for each rank, or those that the program says
   overlap run --survive --processes 8 train.py              the others go on when a process is lost
   overlap run --max-restarts 3 --state-dir state train.py   started again if it fails, from its last rank.state.save
-  overlap run --nnodes 2 --ranks-per-process 4 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 train.py
-                                                            the first of two machines; the other has --node-rank 1
+  overlap run --nnodes 2 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 --processes 4 train.py
+                                                            the first of two hosts; the other has --node-rank 1
 
 Settings can also be environment variables, such as OVERLAP_TRACE, which --help-all lists; the option wins.
 
-Nodes on several machines need the same OVERLAP_SECRET, or OVERLAP_SECRET_FILE.
+Several hosts need the same OVERLAP_SECRET, or OVERLAP_SECRET_FILE.
 
 The exit code is the program's: 0, what it gives to sys.exit, or 1 if a rank fails; 2 for bad usage, 128 plus the
-number for signals (130 for Ctrl-C). Of several processes it is that of the one at fault, whose error is told last.
-Ctrl-C lets the nodes end in peace, a second one ends them at once.
+number for signals (130 for Ctrl-C). Of several processes it is that of the one at fault, whose error is printed last.
+Ctrl-C lets the processes end in peace, a second one ends them at once.
 """
 
 
@@ -75,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _run_obeying(args: argparse.Namespace, *, launched: bool) -> int:
     try:
-        with obeying(quiet=launched):
+        with handling_signals(quiet=launched):
             return _run(args, launched=launched)
     except Terminated as end:  # the launcher has asked for it, or reads the exit code
         if launched and end.kept:
@@ -84,11 +85,11 @@ def _run_obeying(args: argparse.Namespace, *, launched: bool) -> int:
     except BaseException as error:
         if not launched or (isinstance(error, SystemExit) and not error.code):
             raise
-        return _tell(error)
+        return _send_to_launcher(error)
 
 
 def _run(args: argparse.Namespace, *, launched: bool) -> int:
-    config = fitted(_config(args))
+    config = with_ranks(_config(args))
     if args.show_config:
         _show(config)
         return 0
@@ -99,12 +100,12 @@ def _run(args: argparse.Namespace, *, launched: bool) -> int:
         with imposed(config), as_main(), report_traces(args.trace, config.trace), on_engine(config):
             program()
         return 0
-    if starts_nodes(config):
+    if starts_processes(config):
         _check_readable_twice(args.script)
-        return run_nodes(config, [args.script, *args.args] if args.module is None else ["-m", *args.module])
+        return run_processes(config, [args.script, *args.args] if args.module is None else ["-m", *args.module])
     with (
         imposed(config),
-        among_nodes(config),
+        on_hosts(config),
         as_main(),
         report_traces(args.trace, config.trace),
     ):
@@ -113,19 +114,19 @@ def _run(args: argparse.Namespace, *, launched: bool) -> int:
 
 
 def _check_readable_twice(script: str | None) -> None:
-    """Refuse programs that only one process could read, such as our stdin, which belongs to the first node."""
+    """Refuse programs that only one process could read, such as our stdin, which belongs to the first process."""
     if script is not None and os.path.abspath(script).startswith(("/dev/", "/proc/")):
-        raise UsageError(f"run: {script}: every node reads the program for itself; with --nnodes name a file")
+        raise UsageError(f"run: {script}: every process reads the program for itself; with --processes name a file")
 
 
-def _tell(error: BaseException) -> int:
-    """Hand the error to the launcher, which prints it last, and return the exit code."""
+def _send_to_launcher(error: BaseException) -> int:
+    """Send the error to the launcher, which prints it last, and return the exit code."""
     place = find_place()
-    with redirect_stderr(StringIO()) as told:
+    with redirect_stderr(StringIO()) as text:
         code = report(error)
     local = place.ranks if place else range(sys.maxsize)
-    if not report_to_launcher(status_of(error, local=local, text=told.getvalue(), code=code)):
-        say(told.getvalue())
+    if not report_to_launcher(status_of(error, local=local, text=text.getvalue(), code=code)):
+        write_stderr(text.getvalue())
     return code
 
 

@@ -11,11 +11,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..units import count, seconds
+from ..settings import Option
+from ..units import count, switch
+from .options import add_options, shared
 from .parser import Parser
+from .program import module_spec
 
 if TYPE_CHECKING:
     from ..testing.run import Run
@@ -39,46 +43,45 @@ examples:
 """
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
+OPTIONS = {
+    "ranks": shared("ranks", "default: 2"),
+    "seeds": Option(read=count, metavar="N", help="how many seeds; default: 1"),
+    "seed": shared("seed", "the first one; 0 disturbs nothing; default: 0"),
+    "cluster": shared("cluster", "whose wires are modelled; default: local"),
+    "faults": Option(read=str, metavar="WHICH", help="kinds of faults that seeds draw, or faults as data"),
+    "same": Option(read=switch, help="fail unless all ranks end with the same weights"),
+    "timeout": shared("timeout_s", "of real time, for a run; default: 60"),
+    "operations": Option(
+        read=str, metavar="FILE", help="write the operations of the first seed there, a line each", old=("--trace",)
+    ),
+}
+
+
+def fill(parser: Parser) -> None:
     """Declare the command line."""
-    parser.usage = f"{parser.prog} [options] PROGRAM [options] [-- ARGS ...]"
+    parser.doubles_separator = True
+    parser.usage = f"{parser.prog} [options] (SCRIPT | -m MODULE) [options] [-- ARGS ...]"
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     _fill_options(parser)
-    parser.add_argument("program", metavar="PROGRAM", help="file of the program")
+    parser.add_argument("-m", dest="module", action="store_true", help="run MODULE, as python -m does")
+    parser.add_argument("program", metavar="SCRIPT", help="Python file")
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments of the program, after `--`")
 
 
 def _fill_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=count, default=2, metavar="N", help="how many ranks; default: 2")
-    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="how many seeds; default: 1")
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="the first seed; 0 disturbs nothing; default: 0"
-    )
-    parser.add_argument(
-        "--cluster", default="local", metavar="NAME", help='machine whose wires are modelled, such as "trn2.48xlarge"'
-    )
-    parser.add_argument(
-        "--faults", default="", metavar="WHICH", help="kinds of faults that seeds draw, or faults as data"
-    )
-    parser.add_argument("--same", action="store_true", help="fail unless all ranks end with the same weights")
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=60.0,
-        metavar="S",
-        help="seconds, real ones, that a run may take; default: 60",
-    )
-    parser.add_argument("--trace", metavar="FILE", help="write the operations of the first seed there, a line each")
+    add_options(parser, OPTIONS)
+    parser.set_defaults(ranks=2, seeds=1, seed=0, cluster="local", faults="", timeout=60.0)
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the ranks print")
 
 
 def _options_after_the_program(args: argparse.Namespace) -> list[str]:
     """Read the options that stand behind the program's name, and return the program's own arguments."""
-    at = args.rest.index("--") if "--" in args.rest else len(args.rest)
+    words = args.rest
     later = Parser(prog="overlap test")
     _fill_options(later)
-    theirs = list(args.rest[at + 1 :])
-    _, unknown = later.parse_known_args(args.rest[:at], args)
+    end = words.index("--") if "--" in words else len(words)
+    theirs = [word for number, word in enumerate(words[end:]) if number > 1 or word != "--"]
+    _, unknown = later.parse_known_args(words[:end], args)
     if unknown:
         last = shlex.join([*unknown, *theirs])
         later.error(
@@ -92,21 +95,26 @@ def main(args: argparse.Namespace) -> int:
     from ..testing import Ranks, RanksFailed
 
     arguments, began_s = _options_after_the_program(args), time.perf_counter()
+    path, package = args.program, None
+    if args.module:
+        sys.path.insert(0, os.getcwd())
+        spec = module_spec(args.program, "test")
+        path, package = spec.origin, spec.parent
     try:
         with _ending_by_force(args.timeout + _LOCKED_S):
-            run = Ranks(repeating=_repeating).program(
-                args.program, arguments, ranks=args.ranks, seeds=args.seeds, seed=args.seed, cluster=args.cluster,
-                faults=args.faults or (), real_timeout_s=args.timeout,
+            run = Ranks(repeating=partial(_repeating, ["-m", args.program] if args.module else None)).program(
+                path, arguments, package=package, ranks=args.ranks, seeds=args.seeds, seed=args.seed,
+                cluster=args.cluster, faults=args.faults or (), real_timeout_s=args.timeout,
             )  # fmt: skip
     except RanksFailed as failed:
         print(f"{args.program} is wrong with {failed.run.size} ranks, seed {failed.run.seed}\n{failed}")
         return 1
-    if args.trace:
+    if args.operations:
         try:
-            with open(args.trace, "w", encoding="utf-8") as file:
+            with open(args.operations, "w", encoding="utf-8") as file:
                 file.write(run.trace)
         except OSError as error:
-            raise UsageError(f"trace: cannot write {args.trace}: {error.strerror}") from None
+            raise UsageError(f"--operations: cannot write {args.operations}: {error.strerror}") from None
     if args.verbose:
         for rank, text in enumerate(run.output):
             sys.stdout.writelines(f"[r{rank}] {line}\n" for line in text.splitlines())
@@ -153,9 +161,11 @@ def _faults(run: Run) -> str:
     return f"{', '.join(map(str, run.faults))} happened{ended}"
 
 
-def _repeating(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
+def _repeating(
+    module: Sequence[str] | None, path: str | os.PathLike[str], args: Sequence[str], setting: Setting
+) -> str:
     """Return the command that repeats a run."""
-    words = ["overlap", "test", os.fspath(path), "--ranks", str(setting.ranks)]
+    words = ["overlap", "test", *(module or [os.fspath(path)]), "--ranks", str(setting.ranks)]
     words += ["--cluster", str(setting.cluster)] if setting.cluster != "local" else []
     words += ["--seed", str(setting.seed)] if setting.seed else []
     words += ["--faults", ", ".join(map(str, setting.faults))] if setting.faults else []

@@ -11,9 +11,11 @@ from time import time
 
 from ..errors import UsageError
 from ..live.worlds import RunningWorld, Sampler, chosen, running
-from ..units import columns
+from ..settings import Option
+from ..units import columns, number, switch
 from .console import Console
 from .livescreen import Show, is_terminal
+from .options import add_options, shared
 
 EVERY_S = 1.0
 ON_PAPER_S = 10.0  # between lines where nothing can be drawn
@@ -39,6 +41,15 @@ examples:
 """
 
 
+OPTIONS = {
+    "list": Option(read=switch, help="list jobs, one a line; the default without JOB"),
+    "json": shared("json", "of the list"),
+    "every": Option(read=number, metavar="S", help="look every S seconds; default: 1, or 10 in a pipe"),
+    "once": Option(read=switch, help="look once"),
+    "ascii": shared("ascii"),
+}
+
+
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
@@ -46,11 +57,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "job", nargs="?", metavar="JOB",
         help="name of a job, its program, or id of a process; default: with --every or --once the newest job",
     )  # fmt: skip
-    parser.add_argument("--list", action="store_true", help="list jobs, one a line; the default without JOB")
-    parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    parser.add_argument("--every", type=float, metavar="S", help="look every S seconds; default: 1, or 10 in a pipe")
-    parser.add_argument("--once", action="store_true", help="look once")
-    parser.add_argument("--ascii", action="store_true", help="draw with # = ~ ! only")
+    add_options(parser, OPTIONS)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -71,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
     drawn = is_terminal(sys.stdout)
     try:
         looks = Sampler(world, every_s=args.every or (EVERY_S if drawn or args.once else ON_PAPER_S))
-        show = Show(world, looks, sys.stdout, ascii=args.ascii)
+        show = Show(world, looks, sys.stdout, ascii=bool(args.ascii))
         if args.once:
             show.once()
         elif drawn:
@@ -140,7 +147,7 @@ def _entry(world: RunningWorld) -> _Entry:
 _HEADS = ("job", "program", "ranks", "processes", "step", "for/s", "process ids")
 
 
-def _row(one: _Entry) -> list[str]:
-    here = str(one.processes) if one.here == one.processes else f"{one.here} of {one.processes}"
-    step = "" if one.step is None else str(one.step)
-    return [one.job, one.script or "?", str(one.ranks), here, step, str(one.age_s), ", ".join(map(str, one.pids))]
+def _row(entry: _Entry) -> list[str]:
+    here = str(entry.processes) if entry.here == entry.processes else f"{entry.here} of {entry.processes}"
+    step, pids = "" if entry.step is None else str(entry.step), ", ".join(map(str, entry.pids))
+    return [entry.job, entry.script or "?", str(entry.ranks), here, step, str(entry.age_s), pids]

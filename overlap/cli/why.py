@@ -14,6 +14,8 @@ from ..timeline.why.mcp import serve
 from ..timeline.why.page import markdown, text
 from ..timeline.why.report import SCHEMA_VERSION, Why
 from ..timeline.why.verdict import Limit, parse_limit
+from ..units import integer
+from .options import add_options, shared
 from .output import as_json
 
 _DESCRIPTION = """\
@@ -28,12 +30,21 @@ _EPILOG = """\
 examples:
   overlap why rank0.json.gz                      a trace of PyTorch's profiler
   overlap why traces/                            the traces of several ranks of one job
-  overlap why new/ --against old/                regression or noise, from the steps of both
-  overlap why new/ --against old.json --fail-if regression --fail-if "sync > 5%"
+  overlap why new/ --compare old/                regression or noise, from the steps of both
+  overlap why new/ --compare old.json --fail-if regression --fail-if "sync > 5%"
   overlap why traces/ --json > why.json          as data; `overlap why why.json` shows it again
 """
 
 REGRESSION = "regression"
+
+OPTIONS = {
+    "all": shared("all", "of a stuck job"),
+    "step": shared("step", read=integer),
+    "compare": shared("compare", "say whether the steps of this one are longer"),
+    "fail_if": shared(
+        "fail_if", "'regression' (needs --compare), 'step > 40ms', 'launch > 20%%'; names are the causes'"
+    ),
+}
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
@@ -43,15 +54,9 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "paths", nargs="*", metavar="PATH",
         help="traces, dumps or flight records of one job, or a folder with them; default: the last flight record here",
     )  # fmt: skip
-    parser.add_argument("--all", action="store_true", help="of a stuck job, show every rank")
-    parser.add_argument("--step", type=int, metavar="N", help="step to show; default: the median one")
-    parser.add_argument("--against", metavar="OTHER", help="say whether the steps are longer than those of another job")
-    parser.add_argument(
-        "--fail-if", action="append", metavar="TEST",
-        help="exit with 1 if so: 'regression' (needs --against), 'step > 40ms', 'launch > 20%%'; names are the causes'",
-    )  # fmt: skip
+    add_options(parser, OPTIONS)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print the report as JSON, of a versioned schema")
+    add_options(form, {"json": shared("json")})
     form.add_argument("--markdown", action="store_true", help="print it as Markdown, for a pull request")
     form.add_argument("--mcp", action="store_true", help="serve agents: one tool, `why`, of the Model Context Protocol")
 
@@ -65,19 +70,19 @@ def main(args: argparse.Namespace) -> int:
     if args.mcp:
         serve(sys.stdin, sys.stdout, why)
         return 0
-    tests = [_parsed(test, against=args.against is not None) for test in args.fail_if or ()]
-    found = explanation(args.paths, step=args.step, progress=_progress, whole=args.all)
-    comparison = None if args.against is None else compare(found, explanation([args.against], progress=_progress))
+    tests = [_parsed(test, comparing=args.compare is not None) for test in args.fail_if or ()]
+    report = explanation(args.paths, step=args.step, progress=_progress, whole=bool(args.all))
+    comparison = None if args.compare is None else compare(report, explanation([args.compare], progress=_progress))
     if args.json:
-        told = found.as_dict()
+        document = report.as_dict()
         if comparison is not None:
-            told["against"] = {"judgement": comparison.judgement, "sentence": comparison.sentence}
-        print(as_json(told, version=SCHEMA_VERSION), end="")
+            document["against"] = {"judgement": comparison.judgement, "sentence": comparison.sentence}
+        print(as_json(document, version=SCHEMA_VERSION), end="")
     elif args.markdown:
-        print(*([f"**{comparison.sentence}**", ""] if comparison else []), markdown(found), sep="\n", end="")
+        print(*([f"**{comparison.sentence}**", ""] if comparison else []), markdown(report), sep="\n", end="")
     else:
-        print(*([comparison.sentence, ""] if comparison else []), *text(found), sep="\n")
-    failed = [sentence for test in tests if (sentence := _failure(test, found, comparison))]
+        print(*([comparison.sentence, ""] if comparison else []), *text(report), sep="\n")
+    failed = [sentence for test in tests if (sentence := _failure(test, report, comparison))]
     for sentence in failed:
         notify(f"why: --fail-if: {sentence}")
     return 1 if failed else 0
@@ -90,7 +95,7 @@ def _progress(done: int, count: int) -> None:
         print(f"reading file {done + 1} of {count}", end=end, file=sys.stderr, flush=True)
 
 
-def _parsed(test: str, *, against: bool) -> Limit | None:
+def _parsed(test: str, *, comparing: bool) -> Limit | None:
     """Return a condition on a figure; None for `regression`.
 
     Raises:
@@ -98,16 +103,16 @@ def _parsed(test: str, *, against: bool) -> Limit | None:
     """
     if test.strip() != REGRESSION:
         return parse_limit(test, ("step", *WORDING))
-    if not against:
-        raise UsageError("--fail-if: regression needs --against OTHER")
+    if not comparing:
+        raise UsageError("--fail-if: regression needs --compare OTHER")
     return None
 
 
-def _failure(limit: Limit | None, found: Why, comparison: Comparison | None) -> str:
+def _failure(limit: Limit | None, report: Why, comparison: Comparison | None) -> str:
     """Return how a condition is met; "" if it is not."""
     if limit is None:
         return comparison.sentence if comparison and comparison.judgement == REGRESSION else ""
-    value: float = found.step_ns if limit.name == "step" else found.cost_ns(limit.name)
+    value: float = report.step_ns if limit.name == "step" else report.cost_ns(limit.name)
     if limit.unit == "%":
-        value = 100 * value / (sum(cause.duration_ns for cause in found.causes) or 1)
+        value = 100 * value / (sum(cause.duration_ns for cause in report.causes) or 1)
     return limit.described(value) if limit.is_met(value) else ""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .kinds import Collective, Counts, Shape, check_input, described, result_rows, result_shape, whole_rows
+from .kinds import Collective, Counts, Shape, check_input, describe_counts, result_rows, result_shape, whole_rows
 from .reduce import Reducer, check_dtype, reducer
 
 Pairs = tuple[tuple[int, int], ...]
@@ -98,7 +98,7 @@ class Call:
         if self.kind is Collective.PERMUTE:
             arguments += f", pairs={list(self.pairs)}"
         if self.counts:
-            arguments += f", counts={described(self.counts, self.kind, self.size)}"
+            arguments += f", counts={describe_counts(self.counts, self.kind, self.size)}"
         if self.exact:
             arguments += ", exact=True"
         if self.shared:
@@ -108,7 +108,7 @@ class Call:
         return f"{self.kind.value}({arguments})"
 
 
-def _checked(
+def _check_arguments(
     kind: str,
     op: str | None,
     dtype: np.dtype[np.generic] | None,
@@ -153,6 +153,6 @@ def _checked(
     )  # fmt: skip
 
 
-call: Callable[..., Call] = lru_cache(maxsize=4096)(_checked)
+call: Callable[..., Call] = lru_cache(maxsize=4096)(_check_arguments)
 # Cache of calls with counts: a table of 64 ranks takes 100 KiB, and the counts of routed experts never repeat.
-uneven_call: Callable[..., Call] = lru_cache(maxsize=64)(_checked)
+uneven_call: Callable[..., Call] = lru_cache(maxsize=64)(_check_arguments)

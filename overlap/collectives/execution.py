@@ -51,6 +51,7 @@ class Replay:
             at = upto
 
     def _run_chunk(self, bounds: Ints) -> None:
+        """Run consecutive phases; phases of independent runs wait for each other, and run together."""
         check_rows(self.schedule, int(bounds[0]), int(bounds[-1]))
         batch = prepare(self.schedule, self.layout, bounds)
         steps = self.schedule.step[bounds[:-1]].tolist()
@@ -83,6 +84,7 @@ class Replay:
 
     def _run_runs(self, runs: list[CellRun]) -> None:
         # One memory after the other: a step reads what the one before wrote, from the first-level cache.
+        """Run transfers of consecutive cells, one memory after the other."""
         for memory in self.memories:
             bases = memory.bases
             for read, write, cells, sbuf, dbuf, add, lower in runs:
@@ -94,6 +96,7 @@ class Replay:
                     memory.move(source, target)
 
     def _run_cells(self, batch: Batch, cells: slice, first: int) -> None:
+        """Run the transfers of one phase cell by cell, additions to one cell in waves."""
         waves = self._check_cells(batch, cells, first)
         if waves is None:
             adds = np.flatnonzero(batch.add[cells])
@@ -105,7 +108,7 @@ class Replay:
         read, write, sbuf, dbuf = batch.read[cells], batch.write[cells], batch.sbuf[cells], batch.dbuf[cells]
         moves, lower = np.flatnonzero(~batch.add[cells]), batch.lower[cells]
         for memory in self.memories:
-            source, target = _based(read, sbuf, memory.bases), _based(write, dbuf, memory.bases)
+            source, target = _add_bases(read, sbuf, memory.bases), _add_bases(write, dbuf, memory.bases)
             if len(moves) == len(read):
                 memory.move(source, target)
             elif len(moves):
@@ -116,8 +119,8 @@ class Replay:
     def _check_cells(self, batch: Batch, cells: slice, first: int) -> list[NDArray[np.intp]] | None:
         """Refuse hazards within a phase; return the waves of its fan-ins, if there are any."""
         stamp, waves, step, row = self._stamp, None, int(self.schedule.step[first]), batch.row[cells]
-        read = _based(batch.read[cells], batch.sbuf[cells], self.layout.shared)
-        write = _based(batch.write[cells], batch.dbuf[cells], self.layout.shared)
+        read = _add_bases(batch.read[cells], batch.sbuf[cells], self.layout.shared)
+        write = _add_bases(batch.write[cells], batch.dbuf[cells], self.layout.shared)
         stamp[write] = row + 1
         if (stamp[write] != row + 1).any():
             waves = self._fan_in(row, write)
@@ -189,7 +192,7 @@ class Replay:
             if first is not None:
                 expected = first[piece.slot]
             else:
-                find = fingerprint.folded if memory.ordered else fingerprint.result
+                find = fingerprint.fold_in_order if memory.ordered else fingerprint.result
                 expected = find(piece.rank, piece.slot)
             wrong = memory.lane(lane)[cells] != expected
             if wrong.any():
@@ -202,7 +205,7 @@ class Replay:
         return None
 
 
-def _based(cells: Ints, buffer: NDArray[np.uint8], bases: Bases) -> Ints:
+def _add_bases(cells: Ints, buffer: NDArray[np.uint8], bases: Bases) -> Ints:
     """Return cells plus the bases of their buffers, in numpy's own index type."""
     alike = (buffer == buffer[0]).all()
     based: Ints = cells + (np.intp(bases[buffer[0]]) if alike else np.array(bases, np.intp)[buffer])

@@ -37,7 +37,7 @@ def contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
     return Counter({Origin(r, Buffer(b), at): times for (r, b, at), times in demand.items() if times})
 
 
-def expected(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
+def expected_contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
     """Return the contributors that the definition of the collective requires."""
     k, size = schedule.slots_per_block, schedule.size
     block, index = divmod(slot, k)
@@ -73,7 +73,7 @@ def hazard(schedule: Schedule, row: int, conflict: str) -> ScheduleError:
 
 def explain(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
     """Return the error for a result that is wrong, by tracing where it comes from."""
-    got, want = contributors(schedule, rank, slot), expected(schedule, rank, slot)
+    got, want = contributors(schedule, rank, slot), expected_contributors(schedule, rank, slot)
     step = _last_write(schedule, rank, slot)
     subject = f"{schedule!r}: slot {slot} of the result of rank {rank}, last written in step {step},"
     missing, surplus = sorted(want - got), sorted(got - want)
@@ -98,6 +98,7 @@ def explain(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
 
 
 def _last_write(schedule: Schedule, rank: int, slot: int) -> int | None:
+    """Return the step that writes a slot of OUT last; None if none does."""
     s = schedule
     rows = (s.dst == rank) & (s.dbuf == Buffer.OUT) & (s.dslot <= slot) & (slot < s.dslot + s.count)
     return int(s.step[np.flatnonzero(rows)[-1]]) if rows.any() else None

@@ -39,7 +39,6 @@ def fuse(schedule: Schedule, selected: Flags) -> Fused:
     """Find local copies into SCRATCH that the ADDs behind them make needless, by reading the source themselves.
 
     Args:
-        schedule: A schedule.
         selected: (size,) Whether each rank is of interest; rows of other ranks stay as they are.
     """
     rows = len(schedule)

@@ -60,7 +60,6 @@ def waits_of(
     """Return for every step the (lane, number of its first steps) that must have finished before.
 
     Args:
-        schedule: The schedule.
         row: Table row of each step; steps are sorted by queue, then row.
         queue: Number of the queue of each step, `rank * lanes + lane`.
         lanes: Queues per rank.
@@ -97,6 +96,7 @@ class _Timeline(NamedTuple):
 
 
 def _timeline(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _Timeline:
+    """Return all accesses of cells, ordered by cell and then by row."""
     columns: list[tuple[NDArray[np.generic], ...]] = []
     for access in accesses:
         cell, owner = unroll(cell_numbers(schedule, access.rank, access.buffer, access.slot, shared=True), access.count)

@@ -82,7 +82,9 @@ def check_input(kind: Collective, shape: Shape, ranks: int) -> None:
     if (traits.scatters or traits.gathers) and not shape:
         raise UsageError(f"x: {kind.value} works along axis 0, got a 0-dimensional array; pass x.reshape(1)")
     if traits.scatters and shape[0] % ranks:
-        raise UsageError(f"x: {kind.value} needs axis 0 divisible by the group's {ranks} ranks, got shape {shape}")
+        raise UsageError(
+            f"x: {kind.value} needs axis 0 divisible by the group's {ranks} ranks, got shape {shape}; pad it"
+        )
 
 
 def result_shape(kind: Collective, shape: Shape, ranks: int) -> Shape:
@@ -131,7 +133,9 @@ def check_counts(kind: Collective, counts: object, ranks: int) -> Counts:
         raise UsageError(f"counts: {kind.value} on {ranks} ranks needs {numbers} of rows, got {shown(counts)}")
     flat = tuple(rows.reshape(-1).tolist())
     if min(flat) < 0:
-        raise UsageError(f"counts: expected numbers of rows from 0, got {min(flat)} in {described(flat, kind, ranks)}")
+        raise UsageError(
+            f"counts: expected numbers of rows from 0, got {min(flat)} in {describe_counts(flat, kind, ranks)}"
+        )
     return flat
 
 
@@ -148,7 +152,7 @@ def agreed_shape(kind: Collective, shape: Shape, counts: Counts, ranks: int, ran
     given = blocks_given(kind, ranks, rank)
     rows = sum(counts[given.start : given.stop])
     if shape[0] != rows:
-        raise UsageError(f"x: counts says {rows} rows for rank {rank}, got shape {shape}")
+        raise UsageError(f"x: counts says {rows} rows for rank {rank}, got shape {shape}; pass that many rows")
     if min(counts) == max(counts):
         return shape, ()
     return (sum(counts), *shape[1:]), counts
@@ -169,7 +173,8 @@ def whole_rows(kind: Collective, shape: Shape, counts: Counts, ranks: int) -> in
     fits = len(counts) == (ranks * ranks if kind is Collective.ALL_TO_ALL else ranks)
     if kind not in _TAKING or not fits or min(counts) < 0 or not shape or shape[0] != sum(counts):
         raise UsageError(
-            f"counts: {described(counts, kind, ranks)} do not make {kind.value} of {shape} on {ranks} ranks"
+            f"counts: {describe_counts(counts, kind, ranks)} do not make {kind.value} of {shape} on {ranks} ranks; "
+            "they must be 0 or more, and add up to axis 0"
         )
     if kind is not Collective.ALL_TO_ALL:
         return shape[0]
@@ -180,7 +185,7 @@ def whole_rows(kind: Collective, shape: Shape, counts: Counts, ranks: int) -> in
 _TAKING = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
 
 
-def described(counts: Counts, kind: Collective, ranks: int) -> str:
+def describe_counts(counts: Counts, kind: Collective, ranks: int) -> str:
     """Return counts as text; long lists are cut, and end in a checksum."""
     if len(counts) > _SHOWN:
         first = ", ".join(map(str, counts[:_SHOWN]))

@@ -56,10 +56,10 @@ class Fingerprint:
         if s.collective == "all_to_all":
             return self.initial(slot // k, rank * k + slot % k)
         if s.collective == "permute":
-            return self._permuted(rank, slot)
+            return self._permute_values(rank, slot)
         return self.initial(np.full(1, s.root), rank * k + slot if s.collective == "scatter" else slot)
 
-    def folded(self, rank: Ints, slot: Ints) -> Words:
+    def fold_in_order(self, rank: Ints, slot: Ints) -> Words:
         """Return the values of output slots where each element is combined in the order of ranks."""
         s = self.schedule
         slot = np.minimum(slot, s.slots[1] - 1)
@@ -73,7 +73,7 @@ class Fingerprint:
         sums: Words = self.of_rank.sum(dtype=np.uint64) * self.of_slot
         return sums
 
-    def _permuted(self, rank: Ints, slot: Ints) -> Words:
+    def _permute_values(self, rank: Ints, slot: Ints) -> Words:
         """Return the values that a permute delivers; unwritten where a rank has no source."""
         source = np.full(self.schedule.size, -1)
         for src, dst in self.schedule.pairs:
@@ -190,6 +190,7 @@ class ReplayMemory:
         return twin
 
     def _fill(self, layout: SlotLayout, inputs: Words) -> None:
+        """Write the fingerprint of each rank and slot to the inputs, line after line."""
         lines, size = layout.lines, layout.size
         for lane, fingerprint in enumerate(self.prints):
             of_slot = np.zeros(lines, np.uint64)

@@ -17,7 +17,7 @@ WIDER = {"gather": "all_gather", "reduce": "all_reduce"}
 """Collectives with a result on one rank, and their counterparts with the same result on all."""
 
 
-def narrowed(wider: Schedule, root: int) -> Schedule:
+def narrow_to_root(wider: Schedule, root: int) -> Schedule:
     """Return the schedule that gives its result to one rank only.
 
     Args:
@@ -27,7 +27,7 @@ def narrowed(wider: Schedule, root: int) -> Schedule:
     Cost: no step takes longer than in the wider schedule, but a reduce has one more, of copies at the root.
     """
     collective = next(narrow for narrow, wide in WIDER.items() if wide == wider.collective)
-    needed = _needed(wider, root)
+    needed = _needed_rows(wider, root)
     columns = {name: getattr(wider, name)[needed].copy() for name in COLUMNS}
     moved = wider.slots[2]
     for rank, buffer, slot in (("src", "sbuf", "sslot"), ("dst", "dbuf", "dslot")):
@@ -49,7 +49,7 @@ def narrowed(wider: Schedule, root: int) -> Schedule:
     return Schedule(**(rest | columns | {"collective": collective, "root": root, "blocks": blocks}))
 
 
-def _needed(wider: Schedule, root: int) -> NDArray[np.bool_]:
+def _needed_rows(wider: Schedule, root: int) -> NDArray[np.bool_]:
     """Return the rows that the root's result depends on, found from the last step backwards."""
     first = np.cumsum((0, *wider.slots))
     need = np.zeros((wider.size, first[-1]), np.bool_)

@@ -56,6 +56,11 @@ def owners(size: int, parts: int = 1) -> Ints:
     return np.tile(np.arange(size, dtype=np.int32), parts)
 
 
+def flat_columns(*columns: Ints | int) -> list[Ints]:
+    """Return columns that broadcast against each other as flat ones of one length."""
+    return [column.reshape(-1).astype(np.int32) for column in np.broadcast_arrays(*columns)]
+
+
 def spread(
     size: int,
     owner: Ints,

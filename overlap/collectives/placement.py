@@ -112,7 +112,7 @@ class Numbering:
         self._way: dict[int, int] = {}  # index in `_ways`, by the pair of devices
         self._up: dict[int, int] = {}  # wires to the switch of a node and from it, by device
         self._down: dict[int, int] = {}
-        self._tabled: tuple[Ints, Ints] = np.zeros((0, 1), np.int64), np.zeros(0, np.int64)
+        self._padded_ways: tuple[Ints, Ints] = np.zeros((0, 1), np.int64), np.zeros(0, np.int64)
         self._wires: Wires | None = None
 
     def ways(self, a: Ints, b: Ints) -> tuple[Ints, Ints]:
@@ -130,12 +130,17 @@ class Numbering:
         rows = np.array([ways[key] for key in keys.tolist()], np.int64)[inverse]
         return table[rows], lengths[rows]
 
-    def _between(self, a: int, b: int, here: int, there: int) -> list[int]:
-        if here in self._up and there in self._down and here // self._per_node == there // self._per_node:
-            return [self._up[here], self._down[there]]
-        wires = [self._numbered(link) for link in self.cluster.route(a, b)]
-        if self.cluster.wiring.switched and here // self._per_node == there // self._per_node:
-            self._up[here], self._down[there] = wires
+    def _between(self, a: int, b: int, src_device: int, dst_device: int) -> list[int]:
+        """Return the wires between two ranks of different devices; wires of a switch are looked up by device."""
+        if (
+            src_device in self._up
+            and dst_device in self._down
+            and src_device // self._per_node == dst_device // self._per_node
+        ):
+            return [self._up[src_device], self._down[dst_device]]
+        wires = [self._number_of(link) for link in self.cluster.route(a, b)]
+        if self.cluster.wiring.switched and src_device // self._per_node == dst_device // self._per_node:
+            self._up[src_device], self._down[dst_device] = wires
         return wires
 
     @property
@@ -143,14 +148,16 @@ class Numbering:
         return self.cluster.devices_per_node
 
     def _table(self) -> tuple[Ints, Ints]:
-        if len(self._tabled[1]) < len(self._ways):
+        """Return the numbered wires of all routes as one table with -1 for missing ones, and the lengths."""
+        if len(self._padded_ways[1]) < len(self._ways):
             lengths = np.array([len(way) for way in self._ways], np.int64)
-            most = int(lengths.max(initial=1))
-            table = np.array([way + [-1] * (most - len(way)) for way in self._ways], np.int64)
-            self._tabled = table, lengths
-        return self._tabled
+            longest = int(lengths.max(initial=1))
+            table = np.array([way + [-1] * (longest - len(way)) for way in self._ways], np.int64)
+            self._padded_ways = table, lengths
+        return self._padded_ways
 
-    def _numbered(self, link: Link) -> int:
+    def _number_of(self, link: Link) -> int:
+        """Return the number of a link; a new link gets the next one."""
         if link not in self._number:
             self._number[link] = self.first_link + len(self.links)
             self.links.append(link)
@@ -172,7 +179,7 @@ class Numbering:
         moved = wires + np.multiply.outer(units, np.where(wires < self.first_nic, chip, nic))
         for index in np.flatnonzero(wires >= self.first_link).tolist():
             link = self.links[int(wires[index]) - self.first_link]
-            moved[:, index] = [self._numbered(_moved(link, unit * servers)) for unit in units.tolist()]
+            moved[:, index] = [self._number_of(_move(link, unit * servers)) for unit in units.tolist()]
         return moved
 
     def link(self, wire: int) -> Link:
@@ -202,6 +209,7 @@ class Numbering:
         return self._wires
 
     def _all_wires(self) -> Wires:
+        """Return kind, latency and bandwidth of all wires, in the order of their numbers."""
         cluster, network = self.cluster, self.cluster.machine.network
         chips, nics, outer = self.first_nic, self.first_link - self.first_nic, network.link if network else "none"
         kind = np.concatenate(
@@ -225,7 +233,8 @@ def _places(cluster: Cluster, ranks: Ints) -> tuple[Ints, Ints, Ints]:
     return node, device, core
 
 
-def _moved(link: Link, nodes: int) -> Link:
+def _move(link: Link, nodes: int) -> Link:
+    """Return the same link some nodes further on."""
     src, dst = (replace(port, node=port.node + nodes) for port in (link.src, link.dst))
     return replace(link, src=src, dst=dst)
 
@@ -270,11 +279,13 @@ class _OnCluster(Placement):
         return self._numbering.first_of(wires)
 
     def describe(self, wire: int) -> str:
+        """Return a wire as text, by its ends."""
         link = self._numbering.link(wire)
         ends = (f"{p.role} {p.node}.{p.index}" if p.role != "fabric" else "fabric" for p in (link.src, link.dst))
         return " -> ".join(ends)
 
     def routes(self, src: Ints, dst: Ints, far: NDArray[np.bool_] | None = None) -> Routes:
+        """Return the wires that each message crosses, in columns; `far` has messages between units."""
         wires, a, b = self._numbering, self._world[src], self._world[dst]
         far = wires.unit[a] != wires.unit[b] if far is None else far
         chip = (wires.device[a] == wires.device[b]) & ~far

@@ -75,12 +75,12 @@ def project(schedule: Schedule, rank: int) -> Program:
 
 def project_all(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[Program]:
     """Return the programs of several ranks (by default all), sharing the work."""
-    with _uncollected():
-        return _projected(schedule, ranks)
+    with _without_collection():
+        return _make_programs(schedule, ranks)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_collection() -> Iterator[None]:
     """Make many objects without garbage collection in between: half the time in a program that has many others."""
     collects = gc.isenabled()
     gc.disable()
@@ -91,12 +91,13 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _projected(schedule: Schedule, ranks: Sequence[int] | None) -> list[Program]:
+def _make_programs(schedule: Schedule, ranks: Sequence[int] | None) -> list[Program]:
+    """Return the programs of some ranks, or of all, from the rows of a schedule."""
     selected = list(range(schedule.size)) if ranks is None else list(ranks)
-    tasks = _tasks(schedule, selected)
+    tasks = _select_tasks(schedule, selected)
     lanes = 2 * schedule.channels
     queues: list[list[tuple[Step, ...]]] = [[()] * lanes for _ in range(schedule.size)]
-    steps = _steps(schedule, tasks, lanes)
+    steps = _make_steps(schedule, tasks, lanes)
     bounds = [0, *(np.flatnonzero(np.diff(tasks.queue)) + 1).tolist(), len(steps)]
     for start, stop in pairwise(bounds):
         if stop > start:
@@ -120,7 +121,8 @@ _KINDS = (StepKind.SEND, StepKind.RECV, StepKind.LOCAL)
 _SEND, _RECV, _LOCAL = range(3)
 
 
-def _tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
+def _select_tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
+    """Return the tasks of ranks: sends, receives and local moves, ordered by queue and row."""
     selected = np.zeros(schedule.size, np.bool_)
     selected[list(ranks)] = True
     fused = fuse(schedule, selected)
@@ -144,7 +146,13 @@ def _accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
     sides = (
         (reads, schedule.sbuf[row[reads]], schedule.sslot[row[reads]], False, None),
         (based, *base, False, None),
-        (writes, schedule.dbuf[row[writes]], schedule.dslot[row[writes]], True, _copied(schedule, tasks, writes)),
+        (
+            writes,
+            schedule.dbuf[row[writes]],
+            schedule.dslot[row[writes]],
+            True,
+            _copies_itself(schedule, tasks, writes),
+        ),
     )
     return [
         Access(task, tasks.rank[task], buffer, slot, schedule.count[row[task]], write, copied)
@@ -152,7 +160,7 @@ def _accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
     ]
 
 
-def _copied(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -> NDArray[np.bool_]:
+def _copies_itself(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Return whether each step copies a cell onto itself, if buffers share memory."""
     row, rank = tasks.row[steps], tasks.rank[steps]
     source = cell_numbers(schedule, rank, schedule.sbuf[row], schedule.sslot[row], shared=True)
@@ -161,7 +169,8 @@ def _copied(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -> NDArr
     return copies
 
 
-def _steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
+def _make_steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
+    """Return the step of each task, with the tasks that it waits for."""
     row, kind = tasks.row, tasks.kind
     waits = waits_of(schedule, row, tasks.queue, lanes, _accesses(schedule, tasks))
     count = schedule.count[row]

@@ -53,6 +53,7 @@ def verify(schedule: Schedule, *, routable: Routable | None = None) -> None:
 
 
 def _memories(schedule: Schedule, layout: SlotLayout, prints: list[Fingerprint]) -> list[ReplayMemory]:
+    """Return the memories in which a proof runs: inputs apart from results, and shared where layouts differ."""
     if layout.shared == layout.apart:
         return [ReplayMemory(layout, layout.apart, prints)]
     # Two layouts, one seed each.

@@ -106,6 +106,7 @@ def check_rows(schedule: Schedule, start: int, stop: int) -> None:
 def _check_slots(
     schedule: Schedule, start: int, sslot: NDArray[np.int32], dslot: NDArray[np.int32], count: NDArray[np.int32]
 ) -> None:
+    """Refuse rows with slots that do not exist, or with ends in different places of a block."""
     s, rows = schedule, slice(start, start + len(sslot))
     if min(int(count.min()) - 1, int(sslot.min()), int(dslot.min())) < 0:
         _refuse(s, start, (count < 1) | (sslot < 0) | (dslot < 0), "slots that do not exist")
@@ -134,6 +135,7 @@ def _check_root(
 
 
 def _refuse(schedule: Schedule, start: int, bad: Flags, problem: str) -> None:
+    """Raise the error of the first bad row, if there is one."""
     if bad.any():
         row = start + int(bad.argmax())
         rank, slot, step = int(schedule.dst[row]), int(schedule.dslot[row]), int(schedule.step[row])

@@ -22,13 +22,12 @@ from .tablewriter import TableWriter, adjacent_runs
 Columns: TypeAlias = dict[str, NDArray[np.integer]]
 
 
-def pipelined(schedule: Schedule, stages: Sequence[int], slices: int) -> Schedule:
+def pipeline(schedule: Schedule, stages: Sequence[int], slices: int) -> Schedule:
     """Return the schedule on data cut in slices: while a slice is in one stage, the next one is in the stage before.
 
     Every stage gets channels of its own, so that stages over different links run side by side.
 
     Args:
-        schedule: Any schedule.
         stages: The first step of each stage, ascending from 0.
         slices: Number of slices, at least 1.
     """
@@ -48,7 +47,7 @@ def pipelined(schedule: Schedule, stages: Sequence[int], slices: int) -> Schedul
             rows[name] = (cells[name] // k * slices + number) * k + cells[name] % k
         grouped = cells["group"] >= 0
         rows["group"] = np.where(grouped, cells["group"] * slices + number, -1)
-        blocks.append(joined(rows))
+        blocks.append(join_rows(rows))
     return with_rows(schedule, blocks, slots_per_block=k * slices)
 
 
@@ -79,7 +78,7 @@ def single_slots(schedule: Schedule) -> Columns:
     return {**single, "sslot": sslot, "dslot": dslot, "count": np.ones(len(row), np.int32)}
 
 
-def joined(rows: Columns) -> Columns:
+def join_rows(rows: Columns) -> Columns:
     """Return rows of one slot each with neighbours joined again."""
     fixed: tuple[Ints, ...] = tuple(
         np.asarray(rows[name], np.int64) for name in ("src", "dst", "step", "op", "sbuf", "dbuf", "channel", "group")
@@ -102,7 +101,6 @@ def message_bytes(schedule: Schedule, nbytes: int) -> float:
     """Return the length of the longest message between ranks.
 
     Args:
-        schedule: The schedule.
         nbytes: Bytes of the whole vector: the larger one of a rank's input and output.
     """
     remote = schedule.count[schedule.src != schedule.dst]
@@ -122,22 +120,21 @@ def in_slices(schedule: Schedule, nbytes: int) -> Schedule:
     """Return a proved schedule with its long messages cut in slices, and proved again.
 
     Args:
-        schedule: The schedule.
         nbytes: Bytes of the whole vector, see `message_bytes`.
     """
-    result = sliced(schedule, slices_of(schedule, nbytes))
+    result = slice_rows(schedule, slices_of(schedule, nbytes))
     if result is schedule:
         return schedule
     try:
         verify(result)
     except ScheduleError:  # rows of different lengths touch the same slots: a slice of one is not a slice of the other
         single = with_rows(schedule, [single_slots(schedule)], slots_per_block=schedule.slots_per_block)
-        result = sliced(single, slices_of(single, nbytes))
+        result = slice_rows(single, slices_of(single, nbytes))
         verify(result)
     return result
 
 
-def sliced(schedule: Schedule, slices: int) -> Schedule:
+def slice_rows(schedule: Schedule, slices: int) -> Schedule:
     """Return the schedule with every row cut in slices: a step's slices come before the next step's.
 
     Messages of a lane keep their order, so its first slice is received, reduced and passed on while the others follow.
@@ -151,6 +148,7 @@ def sliced(schedule: Schedule, slices: int) -> Schedule:
 
 
 def _slice(schedule: Schedule, number: int, slices: int) -> Columns:
+    """Return the rows of one slice of a schedule: its steps, slots and groups among all slices."""
     rows: Columns = {name: getattr(schedule, name) for name in COLUMNS}
     local = rows["src"] == rows["dst"]  # a local row works on each slice as soon as it arrives
     rows["step"] = np.maximum(0, rows["step"] * slices + number - np.where(local, slices - 1, 0))

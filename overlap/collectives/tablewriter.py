@@ -49,6 +49,7 @@ class TableWriter:
         target: Cells,
         margins: Mapping[str, Column],
     ) -> None:
+        """Add a block of rows, given by columns that broadcast against each other."""
         fixed = {"step": step, "op": int(op), "src": src, "dst": dst}
         cells = {"sbuf": source[0], "sslot": source[1], "dbuf": target[0], "dslot": target[1]}
         columns = {name: np.asarray(value) for name, value in {**fixed, **cells, **_MARGINS, **margins}.items()}
@@ -97,6 +98,7 @@ class TableWriter:
         )
 
     def _column(self, name: str, dtype: type[np.integer]) -> NDArray[np.integer]:
+        """Return a column of all blocks as one array."""
         parts = [block[name] for block in self._blocks]
         column = np.empty(sum(part.size for part in parts), dtype)
         start = 0

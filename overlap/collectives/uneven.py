@@ -68,7 +68,7 @@ def uneven(schedule: Schedule) -> UnevenSchedule:
     read = block >= 0  # no row reads the other cells
     cells, block = cells.select(read), block[read]
     moved, held = _assign_scratch(schedule, cells, block)
-    return _joined(schedule, moved, held)
+    return _join_cells(schedule, moved, held)
 
 
 def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) -> tuple[list[int], ...]:
@@ -76,7 +76,6 @@ def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) 
 
     Args:
         schedule: Schedule to carry out.
-        rank: Group rank.
         counts: Rows of every block.
         row: Elements in a row.
     """
@@ -98,7 +97,7 @@ def slots_moved(schedule: UnevenSchedule, counts: Counts) -> Floats:
     total_rows = whole_rows(kind, (sum(counts),), counts, size)
     rows = np.array([*counts, 0], np.float64)  # the last one: where a rank has less SCRATCH than others
     moved = np.empty(len(schedule))
-    for buffer, held in zip(Buffer, (*_natural(schedule.collective, size), _padded(schedule.held)), strict=True):
+    for buffer, held in zip(Buffer, (*_natural(schedule.collective, size), _pad(schedule.held)), strict=True):
         into = np.flatnonzero(schedule.dbuf == buffer)
         rank, first, count = schedule.dst[into], schedule.dslot[into], schedule.count[into]
         before = np.cumsum(np.repeat(rows[held], k, axis=1), axis=1)
@@ -107,7 +106,8 @@ def slots_moved(schedule: UnevenSchedule, counts: Counts) -> Floats:
     return moved * (size / total_rows)
 
 
-def _padded(held: tuple[tuple[int, ...], ...]) -> Ints:
+def _pad(held: tuple[tuple[int, ...], ...]) -> Ints:
+    """Return lists of different lengths as one table, filled up with -1."""
     longest = max(map(len, held))
     return np.array([[*each, *[-1] * (longest - len(each))] for each in held], np.int64).reshape(len(held), longest)
 
@@ -120,6 +120,7 @@ def _natural(collective: str, size: int) -> tuple[Ints, Ints]:
 
 
 def _cells(schedule: Schedule) -> _Cells:
+    """Return each cell that a row of the schedule reads and writes, row after row."""
     count = schedule.count.astype(np.int64)
     row = np.repeat(np.arange(len(schedule)), count)
     offset = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
@@ -165,6 +166,7 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
     stays = _natural(s.collective, s.size)[1]
 
     def passing(rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints) -> NDArray[np.bool_]:
+        """Return the cells in which a block only passes through a rank."""
         in_out = np.where(buffer == Buffer.OUT, slot // k, 0)
         passes: NDArray[np.bool_] = (buffer == Buffer.SCRATCH) | (
             (buffer == Buffer.OUT) & (stays[rank, in_out] != block)
@@ -198,7 +200,7 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
     return placed, tuple(tuple(held[start:stop].tolist()) for start, stop in pairwise(begins.tolist()))
 
 
-def _joined(schedule: Schedule, cells: _Cells, held: tuple[tuple[int, ...], ...]) -> UnevenSchedule:
+def _join_cells(schedule: Schedule, cells: _Cells, held: tuple[tuple[int, ...], ...]) -> UnevenSchedule:
     """Join cells to rows again, where they are neighbours at both ends."""
     again = np.ones(max(len(cells.row) - 1, 0), np.bool_)
     for column, step in ((cells.row, 0), (cells.sbuf, 0), (cells.dbuf, 0), (cells.sslot, 1), (cells.dslot, 1)):

@@ -15,10 +15,9 @@ from ..errors import UsageError
 from .composed import rooted_options, two_level_options
 from .flat import PlanRequest, flat_options
 from .geometry import Geometry
-from .levels import Levelled, crossings, held_up_s_per_byte
+from .levels import block_exits
 from .library import library_options
-from .narrow import NARROWED, Narrowed, narrowed_options
-from .option import AlgorithmOption, Flat, Rejected
+from .option import NARROWED, AlgorithmOption, Flat, Rejected
 from .parameters import CostParameters, parameters
 from .placed import Placed, on
 from .rounds import Rounds, rounds
@@ -68,21 +67,17 @@ def candidates(
         short_cut_options(request),
         library_options(request, placement, figures),
     ]
+    options = [option for options, _ in groups for option in options]
+    if cluster.machine.fabric is not None and cluster.machine.fabric.levels:
+        for option in options:
+            option.exits = block_exits(option, cluster, ranks)
     wider = WIDER.get(op)
     if wider is not None and algorithm in (None, NARROWED) and size > 1:
         of_all, _ = candidates(wider, cluster, ranks, 0, None, peer_direct, None, False)
-        groups.append((narrowed_options(of_all, wider, request.root), []))
+        options += [option.narrowed(wider, request.root) for option in of_all if option.tabled]
     # Sliced options search for their best number of slices: they come last, when the price to beat is known.
-    options = sorted((option for options, _ in groups for option in options), key=lambda option: option.searches)
-    if cluster.machine.fabric is not None and cluster.machine.fabric.levels:
-        options = [option if isinstance(option, Narrowed) else _levelled(option, cluster, ranks) for option in options]
+    options.sort(key=lambda option: option.searches)
     return options, [rejection for _, rejected in groups for rejection in rejected]
-
-
-def _levelled(option: AlgorithmOption, cluster: Cluster, ranks: Sequence[int]) -> Levelled:
-    """Let an option wait for the ways out of blocks. A library's option has no steps, only its busiest way."""
-    longer_s = 0.0 if option.of_library else held_up_s_per_byte(cluster, ranks, option.parts)
-    return Levelled(option, crossings(cluster, ranks, option.parts), longer_s)
 
 
 def figures_of(geometry: Geometry, *, peer_direct: bool) -> CostParameters:

@@ -17,12 +17,12 @@ from ..collectives.generators.families import READINGS, SPREADING
 from ..collectives.generators.scattered import SCATTERS, scatter_steps
 from ..collectives.placement import Placement
 from ..collectives.schedule import ROOTED, Schedule
-from ..collectives.slicing import pipelined
+from ..collectives.slicing import pipeline
 from .flat import WIDE, PlanRequest, expanded, fitted, rings_of, too_wide
 from .geometry import Geometry
-from .option import PricedPhase, Rejected
+from .option import Phased, Rejected
 from .parameters import CostParameters
-from .phased import Phased
+from .phase import PricedPhase
 from .placed import Placed, on
 from .regular import regular_rounds
 from .rounds import Rounds
@@ -55,7 +55,7 @@ def two_level_options(
     """
     if request.collective not in PHASES or not request.considers("hierarchical"):
         return [], []
-    if (why := request.geometry.why_not_by_node()) is not None:
+    if (why := request.geometry.why_not_by_node) is not None:
         return [], [Rejected(algorithm="hierarchical", why=why)]
     nodes = request.geometry.nodes
     return _Levels(request=request, placement=placement, parameters=parameters, nodes=nodes).options(), []
@@ -274,7 +274,7 @@ class _Levels:
         whole = make(gather=gather, scatter=scatter, gather_options=fitted(gather, self.inside)[1], rings=rings)
         scattering = scatter_steps(size, scatter, root, rings)
         steps = {Scope.HOME: (scattering,), Scope.INSIDE: (whole.steps - scattering,)}
-        return pipelined(whole, starts(collective, steps), slices)
+        return pipeline(whole, starts(collective, steps), slices)
 
     def _on_two_levels(self, names: _Names, slices: int) -> Schedule:
         collective, inter = self.request.collective, names[Scope.BETWEEN]

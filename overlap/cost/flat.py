@@ -86,7 +86,7 @@ def too_wide(request: PlanRequest) -> bool:
     """Return whether a group is so large that only two-level algorithms are considered, and has two levels."""
     g = request.geometry
     named = request.algorithm is not None or request.exact
-    return not named and request.collective in PHASES and g.size > _MOST_LEVEL and g.why_not_by_node() is None
+    return not named and request.collective in PHASES and g.size > _MOST_LEVEL and g.why_not_by_node is None
 
 
 WIDE = f"beyond {_MOST_LEVEL} ranks only two-level algorithms are considered"
@@ -163,7 +163,7 @@ def fitted(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, object]]:
         return "", {"order": g.ring_order}
     if algorithm == "multi_ring":
         return _count(len(g.rings), "ring"), {"orders": g.rings}
-    if algorithm == "rdh" and g.why_no_cube() is None:
+    if algorithm == "rdh" and g.why_no_cube is None:
         return f"over {len(g.devices)} devices as a cube", {"devices": g.devices}
     if algorithm == "kangaring":
         orders = _pair_orders(g)

@@ -51,7 +51,8 @@ class Geometry:
         return tuple(tuple(part.tolist()) for part in np.split(order, bounds))
 
     @cached_property
-    def _why_not_by_node(self) -> str | None:
+    def why_not_by_node(self) -> str | None:
+        """Reason why the group is not the same ranks of several nodes, numbered node by node; None if it is."""
         if len(self.nodes) < 2:
             return "all ranks are on one node"
         if len({len(node) for node in self.nodes}) > 1:
@@ -62,16 +63,9 @@ class Geometry:
             return "ranks are not numbered node by node"
         return None
 
-    def why_not_by_node(self) -> str | None:
-        """Return why the group is not the same ranks of several nodes, numbered node by node; None if it is."""
-        return self._why_not_by_node
-
-    def why_no_cube(self) -> str | None:
-        """Return why devices are no corners of a cube; None if they are."""
-        return self._why_no_cube
-
     @cached_property
-    def _why_no_cube(self) -> str | None:
+    def why_no_cube(self) -> str | None:
+        """Reason why devices are no corners of a cube; None if they are."""
         if len(self.units) > 1:
             return "only the network joins its nodes"
         try:

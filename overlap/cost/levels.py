@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass
 
 import numpy as np
 
 from topology import Cluster
 
 from ..collectives.placement import Floats, Ints
-from .maxplus import CostBreakdown
-from .option import AlgorithmOption, Price, PricedPhase, Wrapped
+from .option import AlgorithmOption, BlockExits
+from .phase import PricedPhase
 from .placed import PlacedRound
 
 
@@ -47,14 +46,20 @@ def crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhas
     return tuple(crossed)
 
 
-def held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhase]) -> float:
-    """Return the delay of steps by the ways out of blocks, beyond their wires, for each byte of the vector.
+def block_exits(option: AlgorithmOption, cluster: Cluster, ranks: Sequence[int]) -> BlockExits:
+    """Return the waits of an option for the ways out of blocks.
 
-    Args:
-        cluster: The machine.
-        ranks: World ranks in group order.
-        parts: The phases of an algorithm on that group.
+    Of a library's option only the busiest way out is known, no steps.
     """
+    crossed = crossings(cluster, ranks, option.parts)
+    return BlockExits(
+        s_per_byte=max((crossing.s_per_byte for crossing in crossed), default=0.0),
+        held_up_s_per_byte=0.0 if option.of_library else _held_up_s_per_byte(cluster, ranks, option.parts),
+    )
+
+
+def _held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhase]) -> float:
+    """Return the delay of steps by the ways out of blocks, beyond their wires, for each byte of the vector."""
     levels, total_s = list(_blocks(cluster, ranks)), 0.0
     for part in parts:
         for placed in part.placed.each:
@@ -87,31 +92,3 @@ def _leaving(block: Ints, part: PricedPhase, placed: PlacedRound) -> Floats:
     sent = placed.round.sent[across] * (placed.round.repeat * part.share / part.placed.rounds.slots)
     out: Floats = np.bincount(block[src[across]], sent, _count(block)).astype(np.float64)
     return out
-
-
-class Levelled(Wrapped):
-    """An option with steps that wait for the ways out of the blocks of a fabric.
-
-    Args:
-        option: The option.
-        crossed: Crossings of each level.
-        held_up_s_per_byte: Delay of its steps beyond their wires.
-    """
-
-    def __init__(self, option: AlgorithmOption, crossed: tuple[Crossing, ...], held_up_s_per_byte: float) -> None:
-        super().__init__(option)
-        self._s_per_byte = max((crossing.s_per_byte for crossing in crossed), default=0.0)
-        self._held_up_s_per_byte = held_up_s_per_byte
-
-    def price(self, nbytes: float, *, below_s: float = inf) -> Price:
-        """Return the cost for a vector of `nbytes`; slices pass the ways out while others are inside."""
-        price = self.option.price(nbytes, below_s=below_s)
-        longer_s = self._held_up_s_per_byte * nbytes if price.slices == 1 else 0.0
-        least_s = self.option.price(0).total_s + self._s_per_byte * nbytes
-        return replace(price, total_s=max(price.total_s + longer_s, least_s))
-
-    def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return where the time goes; the time on the fabric is one of bytes on wires."""
-        breakdown = self.option.breakdown(nbytes, slices)
-        beyond_s = self.price(nbytes).total_s - self.option.price(nbytes).total_s
-        return replace(breakdown, wire_s=breakdown.wire_s + beyond_s)

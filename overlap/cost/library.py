@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, inf, log2, sqrt
 
 import numpy as np
@@ -20,13 +20,11 @@ import numpy as np
 from topology import Library, LibraryAlgorithm, Protocol
 
 from ..collectives.placement import Floats, Ints, Placement
-from ..collectives.schedule import Schedule
-from ..errors import ScheduleError
 from .flat import PlanRequest
 from .geometry import Geometry
-from .maxplus import CostBreakdown
-from .option import AlgorithmOption, Price, PricedPhase, Rejected
+from .option import Formula, FormulaTerms, Rejected
 from .parameters import CostParameters
+from .phase import PricedPhase
 from .placed import on
 from .rounds import Round, Rounds
 
@@ -48,7 +46,11 @@ class Way:
     # (bytes in flight at once, least bytes of a vector that is cut so), the largest first
     pieces: tuple[tuple[float, float], ...] = ()
 
-    def filling_s(self, nbytes: float) -> float:
+    def terms(self, launch_s: float, nbytes: float) -> FormulaTerms:
+        """Return the terms of the time of an operation."""
+        return FormulaTerms(launch_s, self.latency_s, self.s_per_byte * nbytes, self._filling_s(nbytes))
+
+    def _filling_s(self, nbytes: float) -> float:
         """Return the time that a pipeline loses to its filling and to the starts of its pieces."""
         if not self.piped:
             return 0.0
@@ -220,51 +222,6 @@ class _Group:
         return fewest * bundle * self._efficiency(network.link)
 
 
-class Carried(AlgorithmOption):
-    """An algorithm of the machine's own library, with one of its protocols."""
-
-    tabled = False
-    of_library = True
-
-    def __init__(self, model: LibraryAlgorithm, protocol: Protocol, group: _Group, placement: Placement) -> None:
-        self.algorithm: str = f"{group.library.name} {model.name}"
-        self.detail: str = f"protocol {protocol.kind}"
-        self._way, self._launch_s = group.way(model, protocol), group.parameters.launch_s
-        rounds = _loads(group.geometry, self._way)
-        self.parts: tuple[PricedPhase, ...] = (PricedPhase(on(placement, rounds, parameters=group.parameters)),)
-
-    def price(self, nbytes: float, *, below_s: float = inf) -> Price:
-        """Return the cost for a vector of `nbytes`."""
-        way = self._way
-        return Price(total_s=self._launch_s + way.latency_s + way.s_per_byte * nbytes + way.filling_s(nbytes))
-
-    def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return where the time goes; the filling of pipelines counts as latency."""
-        way = self._way
-        return CostBreakdown(
-            waiting_s=0.0,
-            launch_s=self._launch_s,
-            start_s=0.0,
-            latency_s=way.latency_s + way.filling_s(nbytes),
-            wire_s=way.s_per_byte * nbytes,
-            memory_s=0.0,
-            reduction_s=0.0,
-        )
-
-    @property
-    def steps(self) -> int:
-        """Hops one after the other."""
-        return self._way.steps
-
-    def schedule(self, slices: int = 1) -> Schedule:
-        """Refuse: only the library has the algorithm.
-
-        Raises:
-            ScheduleError: Always.
-        """
-        raise ScheduleError(f"{self.algorithm}: only the machine's library can run it; choose another algorithm")
-
-
 def _loads(g: Geometry, way: Way) -> Rounds:
     """Return messages with the load of an algorithm on wires: around each node, and from node to node."""
     none = np.zeros(g.size)
@@ -304,14 +261,14 @@ def _across(g: Geometry, load: float) -> tuple[Ints, Floats]:
 
 def library_options(
     request: PlanRequest, placement: Placement, parameters: CostParameters
-) -> tuple[list[AlgorithmOption], list[Rejected]]:
+) -> tuple[list[Formula], list[Rejected]]:
     """Price every algorithm that the machine's own library has for a collective.
 
     Returns:
         Options that apply, and the reasons of the other algorithms.
     """
     library = request.geometry.cluster.machine.collectives.library
-    options: list[AlgorithmOption] = []
+    options: list[Formula] = []
     rejected: list[Rejected] = []
     if library is None or request.exact:
         return options, rejected
@@ -323,11 +280,23 @@ def library_options(
         if (why := group.why_not(model)) is not None:
             rejected.append(Rejected(algorithm=name, why=why))
             continue
-        options += _carried(model, group, placement)
+        options += _priced(model, group, placement)
     return options, rejected
 
 
-def _carried(model: LibraryAlgorithm, group: _Group, placement: Placement) -> Iterator[AlgorithmOption]:
+def _priced(model: LibraryAlgorithm, group: _Group, placement: Placement) -> Iterator[Formula]:
+    """Yield an option for each protocol of an algorithm that runs over the wires of the group."""
+    name, launch_s = f"{group.library.name} {model.name}", group.parameters.launch_s
     for protocol in model.protocols:
         if group.carries(protocol):
-            yield Carried(model, protocol, group, placement)
+            way = group.way(model, protocol)
+            loads = on(placement, _loads(group.geometry, way), parameters=group.parameters)
+            yield Formula(
+                name,
+                f"protocol {protocol.kind}",
+                partial(way.terms, launch_s),
+                f"{name}: only the machine's library can run it; choose another algorithm",
+                parts=(PricedPhase(loads),),
+                steps=way.steps,
+                of_library=True,
+            )

@@ -1,22 +1,37 @@
-"""Options that a collective could become: the price for a number of bytes, and the schedule."""
+"""Options that a collective could become: the price for a number of bytes, and the schedule.
+
+An option is one schedule over all ranks (`Flat`), phases one after the other (`Phased`), or has no schedule and is
+priced by a formula (`Formula`).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from math import inf
+from typing import NamedTuple
 
-from ..collectives.placement import Floats
+from ..collectives.narrowing import narrow_to_root
 from ..collectives.schedule import Schedule
-from .maxplus import CostBreakdown, cost
+from ..errors import ScheduleError
+from .clocks import CostBreakdown
+from .parameters import CostParameters
+from .phase import PricedPhase
+from .pipeline import Uses, in_slices_s, uses
 from .placed import Placed
 
-# Most slices of a schedule: twice as many would gain at most 1 / 64 of the time of the bytes.
-_MOST_SLICES = 64
+NARROWED = "narrowed"
+"""Name of the algorithm of collectives for one rank that are made of wider ones."""
 
-# Sizes with a remembered time in each phase: a plan asks for every number of slices.
-_REMEMBERED = 64
+# Most slices of a flat schedule: twice as many would gain at most 1 / 64 of the time of the bytes.
+_MOST_SLICES = 64
+# Further slices of phases must save more than another order of addition does.
+_ROUNDING = 1e-12
+# Up to this many slices of phases every number is tried, and beyond it powers of two.
+_FEW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,131 +50,84 @@ class Rejected:
     why: str  # the reason
 
 
-class PricedPhase:
-    """A phase on a machine. Options that have it in common share its times.
+class BlockExits(NamedTuple):
+    """Waits of an option's steps for the ways out of the blocks of a fabric."""
 
-    Attributes:
-        model: rounds that suffice to compute the time: if all nodes do the same, those of one node.
-        share: share of the vector's bytes that the phase works on.
-    """
-
-    share: float
-
-    def __init__(
-        self, placed: Placed | Callable[[], Placed], share: float = 1.0, *, model: Placed | None = None
-    ) -> None:
-        """Make a phase.
-
-        Args:
-            placed: Rounds of all ranks, or a function that makes them; then there is a model.
-            share: Share of the vector's bytes that the phase works on.
-            model: Rounds that represent all; None if `placed` does.
-        """
-        self._placed, self.share = placed, share
-        if model is None:
-            assert isinstance(placed, Placed)
-            model = placed
-        self.model = model
-        # Steps overlap if ranks are not in step with each other: shared resources bound the whole nevertheless.
-        dma_s_per_byte = model.parameters.dma_s_per_byte * model.rounds.sent_share
-        self._least_s_per_byte = max(model.memory_s_per_byte(), dma_s_per_byte)
-        self._wire_s_per_byte, self._delay_s = model.busiest_s_per_byte(), model.least_delay_s()
-        self._times_s: dict[float, float] = {}
-        self._busy: Floats | None = None
-
-    @property
-    def busy_s_per_slot(self) -> Floats:
-        """Busy time of each reducer, memory and wire, for each byte of a slot."""
-        if self._busy is None:
-            self._busy = self.model.busy_s_per_slot()
-        return self._busy
-
-    @property
-    def placed(self) -> Placed:
-        """Rounds of all ranks on the machine."""
-        if not isinstance(self._placed, Placed):
-            self._placed = self._placed()
-        return self._placed
-
-    def total_s(self, nbytes: float) -> float:
-        """Return the time for a vector of `nbytes`."""
-        if nbytes not in self._times_s:
-            if len(self._times_s) >= _REMEMBERED:
-                self._times_s.clear()
-            least_s = max(self._least_s(nbytes), self._processors_s(nbytes))
-            self._times_s[nbytes] = max(cost(self.model, self.share * nbytes).total_s, least_s)
-        return self._times_s[nbytes]
-
-    def _least_s(self, nbytes: float) -> float:
-        memory_s = self.model.parameters.launch_s + self._least_s_per_byte * self.share * nbytes
-        return max(memory_s, self._least_wire_s(nbytes))
-
-    def _least_wire_s(self, nbytes: float) -> float:
-        """Return the time at which the busiest wire has carried all bytes, including the delay of its first message."""
-        return self.model.parameters.launch_s + self._delay_s + self._wire_s_per_byte * self.share * nbytes
-
-    def _processors_s(self, nbytes: float) -> float:
-        """Return the time at which shared processors have done all work."""
-        parameters = self.model.parameters
-        busy_s = 0.0 if parameters.cores is None else self.placed.processors_s(self.share * nbytes)
-        return parameters.launch_s + busy_s
-
-    def breakdown(self, nbytes: float) -> CostBreakdown:
-        """Return the terms of the time."""
-        breakdown = cost(self.model, self.share * nbytes, explain=True).breakdown
-        assert breakdown is not None
-        total_s = sum(getattr(breakdown, term.name) for term in fields(breakdown))
-        wire_s = _beyond(self._least_wire_s(nbytes), total_s)
-        memory_s = _beyond(self._least_s(nbytes), total_s + wire_s)
-        # Excess time of shared processors: their time without bytes counts as starts of messages, the rest as memory.
-        rest_s = _beyond(self._processors_s(nbytes), total_s + wire_s + memory_s)
-        start_s = min(rest_s, self._processors_s(0.0) - self.model.parameters.launch_s)
-        return replace(
-            breakdown,
-            wire_s=breakdown.wire_s + wire_s,
-            memory_s=breakdown.memory_s + memory_s + rest_s - start_s,
-            start_s=breakdown.start_s + start_s,
-        )
-
-
-def _beyond(bound_s: float, counted_s: float) -> float:
-    """Return the part of a bound beyond the counted time; clocks have ticks of a picosecond."""
-    return bound_s - counted_s if bound_s - counted_s > _TICK_S else 0.0
-
-
-_TICK_S = 1e-11
+    s_per_byte: float  # time of all bytes on the busiest way out, for each byte of the vector
+    held_up_s_per_byte: float  # delay of steps beyond their wires, for each byte of the vector
 
 
 class AlgorithmOption(ABC):
-    """An algorithm fitted to a group's placement."""
+    """An algorithm fitted to a group's placement.
 
-    algorithm: str  # name of the algorithm
-    detail: str  # its parts, or its place; may be empty
-    parts: tuple[PricedPhase, ...]  # its phases, one after the other
+    Attributes:
+        algorithm: Name of the algorithm.
+        detail: Its parts, or its place; may be empty.
+        parts: Its phases, one after the other.
+        make: Generates the table, not yet proved, with the data in a number of slices.
+        made_of: Names of the algorithms that make up the option.
+        exits: Waits for the ways out of blocks; None where the machine's file has no levels of a fabric.
+    """
+
     tabled = True  # whether it has a table, so that it can run here
     of_library = False  # whether the machine's own library prices it
 
-    @property
-    def made_of(self) -> tuple[str, ...]:
-        """Names of the algorithms that make up the option."""
-        return (self.algorithm,)
+    def __init__(
+        self,
+        algorithm: str,
+        detail: str,
+        parts: tuple[PricedPhase, ...],
+        make: Callable[[int], Schedule],
+        made_of: Sequence[str] = (),
+    ) -> None:
+        self.algorithm, self.detail, self.parts, self.make = algorithm, detail, parts, make
+        self.made_of: tuple[str, ...] = (algorithm, *made_of)
+        self.exits: BlockExits | None = None
 
-    @abstractmethod
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
-        """Return the cost for a vector of `nbytes`.
+        """Return the cost for a vector of `nbytes`; slices pass the ways out of blocks while others are inside.
 
         Args:
             nbytes: Bytes of the whole vector.
             below_s: Price of another option: an option that cannot be cheaper need not search its best form.
         """
+        price = self._price(nbytes, below_s)
+        if self.exits is None:
+            return price
+        longer_s = self.exits.held_up_s_per_byte * nbytes if price.slices == 1 else 0.0
+        least_s = self._price(0, inf).total_s + self.exits.s_per_byte * nbytes
+        return replace(price, total_s=max(price.total_s + longer_s, least_s))
 
-    @abstractmethod
     def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return the terms of the time."""
+        """Return the terms of the time; the time on a fabric is one of bytes on wires."""
+        breakdown = self._breakdown(nbytes, slices)
+        if self.exits is None:
+            return breakdown
+        beyond_s = self.price(nbytes).total_s - self._price(nbytes, inf).total_s
+        return replace(breakdown, wire_s=breakdown.wire_s + beyond_s)
 
     @abstractmethod
+    def _price(self, nbytes: float, below_s: float) -> Price:
+        """Return the cost without a fabric."""
+
+    @abstractmethod
+    def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
+        """Return the terms of the time without a fabric."""
+
     def schedule(self, slices: int = 1) -> Schedule:
-        """Return the table, not yet proved."""
+        """Return the table, not yet proved.
+
+        Raises:
+            ScheduleError: If there is none.
+        """
+        return self.make(slices)
+
+    def narrowed(self, collective: str, root: int) -> AlgorithmOption:
+        """Return this option of a wider collective for one rank alone; its price, the same, is an upper bound."""
+        option = copy(self)
+        option.algorithm, option.detail = NARROWED, f"{self.label} of {collective}, for the root alone"
+        option.made_of, option.make = (NARROWED, *self.made_of), partial(_narrowed_table, self, root)
+        return option
 
     @property
     def searches(self) -> bool:
@@ -205,59 +173,20 @@ class AlgorithmOption(ABC):
         return None if part is None or wire is None else (part.model, wire, busy_s[part])
 
 
-class Wrapped(AlgorithmOption):
-    """An option that changes some properties of another one."""
-
-    def __init__(self, option: AlgorithmOption) -> None:
-        self.option = option
-        self.algorithm: str = option.algorithm
-        self.detail: str = option.detail
-        self.parts: tuple[PricedPhase, ...] = option.parts
-        self.tabled: bool = option.tabled
-        self.of_library: bool = option.of_library
-
-    @property
-    def made_of(self) -> tuple[str, ...]:
-        """Names of the algorithms that make up the option."""
-        return self.option.made_of
-
-    @property
-    def searches(self) -> bool:
-        """Whether a price is the best of several forms."""
-        return self.option.searches
-
-    @property
-    def steps(self) -> int:
-        """Number of steps with messages."""
-        return self.option.steps
-
-    def price(self, nbytes: float, *, below_s: float = inf) -> Price:
-        """Return the cost for a vector of `nbytes`."""
-        return self.option.price(nbytes, below_s=below_s)
-
-    def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return the terms of the time."""
-        return self.option.breakdown(nbytes, slices)
-
-    def phases(self, slices: int) -> tuple[PricedPhase, ...]:
-        """Return its phases with the data cut in slices."""
-        return self.option.phases(slices)
-
-    def in_slices_s(self, phases_s: Sequence[float], slices: int) -> float:
-        """Return the time of all slices, without the launch, if phases take `phases_s` for each slice."""
-        return self.option.in_slices_s(phases_s, slices)
-
-    def schedule(self, slices: int = 1) -> Schedule:
-        """Return the table, not yet proved."""
-        return self.option.schedule(slices)
+def _narrowed_table(wider: AlgorithmOption, root: int, slices: int) -> Schedule:
+    return replace(narrow_to_root(wider.schedule(slices), root), algorithm=NARROWED)
 
 
 class Flat(AlgorithmOption):
-    """One schedule over all ranks, with the data in one piece or in the best number of slices."""
+    """One schedule over all ranks, with the data in one piece or in the best number of slices.
 
-    algorithm: str
-    detail: str
-    parts: tuple[PricedPhase]
+    Args:
+        algorithm: Name of the algorithm.
+        detail: Difference from the same algorithm on other groups; may be empty.
+        placed: The schedule on the machine, with the data in one piece.
+        make: Generates the table; takes `slices` if the algorithm sends slices.
+        sliced: Puts the schedule with some number of slices on the machine; None if the algorithm sends none.
+    """
 
     def __init__(
         self,
@@ -268,17 +197,8 @@ class Flat(AlgorithmOption):
         *,
         sliced: Callable[[int], Placed] | None = None,
     ) -> None:
-        """Make an option.
-
-        Args:
-            algorithm: Name of the algorithm.
-            detail: Difference from the same algorithm on other groups; may be empty.
-            placed: The schedule on the machine, with the data in one piece.
-            make: Generates the table; takes `slices` if the algorithm sends slices.
-            sliced: Puts the schedule with some number of slices on the machine; None if the algorithm sends none.
-        """
-        self.algorithm, self.detail, self.parts = algorithm, detail, (PricedPhase(placed),)
         self._make, self._sliced = make, sliced
+        super().__init__(algorithm, detail, (PricedPhase(placed),), partial(_flat_table, algorithm, make, bool(sliced)))
         self._phases = {1: self.parts[0]}
 
     @property
@@ -286,7 +206,7 @@ class Flat(AlgorithmOption):
         """Whether a price is the best of several numbers of slices."""
         return self._sliced is not None
 
-    def price(self, nbytes: float, *, below_s: float = inf) -> Price:
+    def _price(self, nbytes: float, below_s: float) -> Price:
         """Return the cost with the best number of slices, a power of two.
 
         The time falls with the number of slices as long as bytes count for more than starts, then it rises. The time
@@ -305,21 +225,148 @@ class Flat(AlgorithmOption):
             best, slices = more, 2 * slices
         return best
 
+    def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
+        return self._part(slices).breakdown(nbytes)
+
     def phases(self, slices: int) -> tuple[PricedPhase, ...]:
         """Return its only phase, with the data cut in slices."""
         return (self._part(slices),)
-
-    def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return the terms of the time."""
-        return self._part(slices).breakdown(nbytes)
-
-    def schedule(self, slices: int = 1) -> Schedule:
-        """Return the table under the option's name, not yet proved."""
-        schedule = self._make() if self._sliced is None else self._make(slices=slices)
-        return replace(schedule, algorithm=self.algorithm)
 
     def _part(self, slices: int) -> PricedPhase:
         if slices not in self._phases:
             assert self._sliced is not None, f"{self.algorithm} sends no slices"
             self._phases[slices] = PricedPhase(self._sliced(slices))
         return self._phases[slices]
+
+
+def _flat_table(algorithm: str, make: Callable[..., Schedule], sends_slices: bool, slices: int) -> Schedule:
+    """Return a table under the name of its option."""
+    return replace(make(slices=slices) if sends_slices else make(), algorithm=algorithm)
+
+
+class Phased(AlgorithmOption):
+    """Phases one after the other, with the data in the best number of slices, pipelined where their wires allow it.
+
+    Args:
+        algorithm: Name of the algorithm.
+        detail: Names of its phases.
+        parts: The phases, without the launch of the collective.
+        parameters: Parameters of the cost model.
+        make: Generates the table with the data in a number of slices.
+        made_of: Names of the algorithms of its phases.
+    """
+
+    def __init__(
+        self,
+        algorithm: str,
+        detail: str,
+        parts: tuple[PricedPhase, ...],
+        parameters: CostParameters,
+        make: Callable[[int], Schedule],
+        made_of: Sequence[str] = (),
+    ) -> None:
+        super().__init__(algorithm, detail, parts, make, made_of)
+        self._parameters = parameters
+        self._uses: Uses | None = None
+
+    def _price(self, nbytes: float, below_s: float) -> Price:
+        """Return the cost with the best number of slices, of equal ones the smallest."""
+        prices = (self._price_of(slices, nbytes) for slices in self._counts(nbytes))
+        return min(prices, key=lambda price: price.total_s * (1 + _ROUNDING * price.slices))
+
+    def _counts(self, nbytes: float) -> Iterator[int]:
+        """Yield the numbers of slices that are worth a look: all small ones, then powers of two."""
+        yield 1
+        least, slices = self._parameters.slice_bytes, 2
+        while slices <= self._parameters.most_slices and nbytes >= slices * least:
+            yield slices
+            slices += 1 if slices < _FEW else slices
+
+    def _price_of(self, slices: int, nbytes: float) -> Price:
+        phases_s = [part.total_s(nbytes / slices) for part in self.parts]
+        return Price(total_s=self._parameters.launch_s + self.in_slices_s(phases_s, slices), slices=slices)
+
+    def in_slices_s(self, phases_s: Sequence[float], slices: int) -> float:
+        """Return the time of all slices, without the launch, if phases take `phases_s` for each slice."""
+        if slices == 1:
+            return sum(phases_s)
+        if self._uses is None:
+            self._uses = uses(self.parts)
+        return in_slices_s(phases_s, slices, self._uses)
+
+    def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
+        """Return the terms of the time: each phase counts once, and further slices count for the slowest phase."""
+        phases_s = [part.total_s(nbytes / slices) for part in self.parts]
+        slowest = max(range(len(phases_s)), key=lambda phase: phases_s[phase])
+        further_s = self.in_slices_s(phases_s, slices) - sum(phases_s)
+        total = dict.fromkeys((term.name for term in fields(CostBreakdown)), 0.0)
+        for number, part in enumerate(self.parts):
+            times = 1 + further_s / phases_s[slowest] if number == slowest and phases_s[slowest] else 1.0
+            for name, duration_s in asdict(part.breakdown(nbytes / slices)).items():
+                total[name] += duration_s * times
+        total["launch_s"] += self._parameters.launch_s
+        return CostBreakdown(**total)
+
+
+class FormulaTerms(NamedTuple):
+    """Terms of a time that a formula gives."""
+
+    launch_s: float = 0.0  # to start the operation, or to meet
+    latency_s: float = 0.0  # latency of the wires
+    wire_s: float = 0.0  # bytes on the busiest wires
+    filling_s: float = 0.0  # filling of pipelines, which a breakdown counts as latency
+    memory_s: float = 0.0  # reads and writes of memory
+
+
+class Formula(AlgorithmOption):
+    """An option without a table, with a price that a formula gives.
+
+    Args:
+        algorithm: Name of the algorithm.
+        detail: Its place; may be empty.
+        terms: Formula of the terms for a number of bytes.
+        refusal: Reason why there is no table.
+        parts: Its load on wires.
+        steps: Number of steps with messages.
+        of_library: Whether the machine's own library has the algorithm.
+    """
+
+    tabled = False
+
+    def __init__(
+        self,
+        algorithm: str,
+        detail: str,
+        terms: Callable[[float], FormulaTerms],
+        refusal: str,
+        *,
+        parts: tuple[PricedPhase, ...] = (),
+        steps: int = 0,
+        of_library: bool = False,
+    ) -> None:
+        super().__init__(algorithm, detail, parts, partial(_refused_table, refusal))
+        self._terms, self._steps, self.of_library = terms, steps, of_library
+
+    @property
+    def steps(self) -> int:
+        """Number of steps with messages."""
+        return self._steps
+
+    def _price(self, nbytes: float, below_s: float) -> Price:
+        return Price(total_s=sum(self._terms(nbytes)))
+
+    def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
+        terms = self._terms(nbytes)
+        return CostBreakdown(
+            waiting_s=0.0,
+            launch_s=terms.launch_s,
+            start_s=0.0,
+            latency_s=terms.latency_s + terms.filling_s,
+            wire_s=terms.wire_s,
+            memory_s=terms.memory_s,
+            reduction_s=0.0,
+        )
+
+
+def _refused_table(refusal: str, slices: int) -> Schedule:
+    raise ScheduleError(refusal)

@@ -13,7 +13,7 @@ from ..collectives.proof import verify
 from ..collectives.schedule import EXACT, IN_RANK_ORDER, Schedule
 from ..errors import ScheduleError, UsageError, shown
 from ..units import format_ns
-from .maxplus import CostBreakdown
+from .clocks import CostBreakdown
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -201,7 +201,7 @@ def _plan(
 ) -> Plan:
     from .candidates import candidates
     from .levels import crossings
-    from .narrow import NARROWED
+    from .option import NARROWED
     from .parameters import itemsize_of, measured
 
     _check(op, nbytes, exact)
@@ -261,7 +261,7 @@ def _ranked(options: list[AlgorithmOption], nbytes: int) -> list[tuple[Price, Al
 
     Options that narrow a wider collective are left out unless one is chosen: each option of the wider one has its own.
     """
-    from .narrow import NARROWED
+    from .option import NARROWED
 
     priced = _priced(options, size_class(nbytes))
     best = priced[0][1]
@@ -282,7 +282,7 @@ def _by_library(
         are not known, or if it has none for the group.
     """
     library = cluster.machine.collectives.library
-    if library is None or not library.speaks_of(op):
+    if library is None or not library.covers(op):
         return "", options, []
     has = [option for option in options if option.of_library or library.runs(op, option.made_of)]
     if not has:

@@ -10,11 +10,11 @@
 Dask 2026.8 or later: `pip install ".[dask]"`. Tested with 2026.8.
 """
 
-# The map of this room:
+# The map of this folder:
 #
 #   door       run(): one world on workers, from a client
 #   gang       one attempt: tasks that are pinned to workers, started all or none, watched and cancelled together
-#   tasks      a member of a gang as a task, and what else runs on a worker
+#   tasks      a member of a gang as a task, and other functions for workers
 #   variables  the store in which members meet
 #   data       partitions of a collection, and the workers that hold them
 
@@ -31,7 +31,7 @@ from ..errors import OverlapError as _OverlapError
 from .door import run
 
 
-def _let_errors_travel(kind: type[_OverlapError]) -> None:
+def _use_own_pickling(kind: type[_OverlapError]) -> None:
     """Let errors of ours be pickled as they say themselves.
 
     The import of distributed registers a function for every error there is, by which the cause of one is pickled as it
@@ -39,9 +39,9 @@ def _let_errors_travel(kind: type[_OverlapError]) -> None:
     """
     _copyreg.dispatch_table.pop(kind, None)
     for each in kind.__subclasses__():
-        _let_errors_travel(each)
+        _use_own_pickling(each)
 
 
-_let_errors_travel(_OverlapError)
+_use_own_pickling(_OverlapError)
 
 __all__ = ["run"]

@@ -11,20 +11,12 @@ from ..errors import UsageError
 
 
 def partitions_of(data: object, client: distributed.Client) -> list[distributed.Future]:
-    """Return the partitions of a collection as futures, in order, once all are computed on the cluster.
-
-    Args:
-        data: A Dask collection, or a sequence of futures.
-        client: The cluster.
-
-    Raises:
-        UsageError: If it is something else.
-    """
+    """Return the partitions of a collection, or of futures, in order, once all are computed on the cluster."""
     import dask
 
     if dask.is_dask_collection(data):
         futures = distributed.futures_of(client.persist(data))
-    elif isinstance(data, Sequence) and all(isinstance(each, distributed.Future) for each in data):
+    elif isinstance(data, Sequence) and all(isinstance(future, distributed.Future) for future in data):
         futures = list(data)
     else:
         raise UsageError(f"data: expected a Dask collection or a sequence of futures, got {type(data).__name__}")
@@ -41,20 +33,17 @@ def holders(partitions: Sequence[distributed.Future], client: distributed.Client
     return [list(held.get(future.key, ())) for future in partitions]
 
 
-def shared_out(held: Sequence[Sequence[str]], workers: Sequence[str], ranks_each: int) -> list[list[list[int]]]:
-    """Return the partitions of each rank of each worker: where they lie, else where there are fewest. Pure.
+def assign_partitions(held: Sequence[Sequence[str]], workers: Sequence[str], ranks_each: int) -> list[list[list[int]]]:
+    """Return the partitions of each rank of each worker: on a worker that has them, else on the emptiest. Pure.
 
-    >>> shared_out([["a"], ["a"], ["b"], [], ["a", "b"]], ["a", "b"], 1)
+    `held` has the workers that hold each partition, `workers` those of the gang.
+
+    >>> assign_partitions([["a"], ["a"], ["b"], [], ["a", "b"]], ["a", "b"], 1)
     [[[0, 1]], [[2, 3, 4]]]
-
-    Args:
-        held: The workers that hold each partition.
-        workers: Those of the gang.
-        ranks_each: Ranks of each.
     """
     of_worker: dict[str, list[int]] = {worker: [] for worker in workers}
-    free = [number for number, at in enumerate(held) if not any(worker in of_worker for worker in at)]
-    for number in [*(n for n in range(len(held)) if n not in free), *free]:
-        near = [worker for worker in held[number] if worker in of_worker] or list(workers)
-        of_worker[min(near, key=lambda worker: len(of_worker[worker]))].append(number)
+    unplaced = [number for number, having in enumerate(held) if not any(worker in of_worker for worker in having)]
+    for number in [*(n for n in range(len(held)) if n not in unplaced), *unplaced]:
+        candidates = [worker for worker in held[number] if worker in of_worker] or list(workers)
+        of_worker[min(candidates, key=lambda worker: len(of_worker[worker]))].append(number)
     return [[sorted(of_worker[worker])[rank::ranks_each] for rank in range(ranks_each)] for worker in workers]

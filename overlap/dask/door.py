@@ -13,7 +13,7 @@ import distributed
 
 from ..config import RunConfig
 from ..engines.gang import GangOutcome, GangSpec
-from ..engines.job import WAIT_S, asked, name_is_taken, run_gang
+from ..engines.job import WAIT_S, config_of_arguments, name_error, run_gang
 from ..errors import UsageError
 from .data import partitions_of
 from .gang import DaskGang
@@ -64,16 +64,16 @@ def run(
             after the rank: those that its worker holds already; workers that hold more are chosen first.
         workers: Addresses of the workers that may be chosen; by default all.
         max_restarts: How often the world may be started again.
-        wait_s: How long to wait for workers, and for one of their threads. After a second a line says what is missing.
+        wait_s: How long to wait for workers, and for one of their threads. After a second a line names missing ones.
         name: Name of the job, for `overlap top`; two jobs of one name do not run at once. By default a new one.
         cluster: As for `overlap.run`.
         trace: Where this process writes the timeline of all ranks.
         trace_steps: As for `overlap.run`.
         timeout_s: As for `overlap.run`; of each attempt.
-        transport: Name of what joins the processes, as for `overlap run --transport`.
+        transport: Name of the transport between processes, as for `overlap run --transport`.
         algorithm: As for `overlap.run`.
         check: As for `overlap.run`.
-        state_dir: Where `rank.state` keeps what a restart goes on from: a folder that all machines share.
+        state_dir: Folder of the states of `rank.state`, for restarts, that all machines share.
         flight_dir: Where this process puts the flight records of a run that fails.
 
     Raises:
@@ -85,19 +85,19 @@ def run(
     """
     if not isinstance(client, distributed.Client) or client.asynchronous:
         raise UsageError(f"client: expected a distributed.Client that is not asynchronous, got {client!r}")
-    config = asked(
+    config = config_of_arguments(
         main, args if data is None else ({}, *args), ranks=ranks, cluster=cluster, trace=trace,
         trace_steps=trace_steps, timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check,
         state_dir=state_dir, flight_dir=flight_dir,
     )  # fmt: skip
-    results = run_wanted(
+    results = run_configured(
         client, main, args, config, ranks_per_worker=ranks_per_worker, data=data, workers=workers,
         max_restarts=max_restarts, wait_s=wait_s, name=name,
     )  # fmt: skip
     return cast("list[T]", results)
 
 
-def run_wanted(
+def run_configured(
     client: distributed.Client,
     main: Callable[..., Awaitable[object]],
     args: tuple[object, ...],
@@ -110,40 +110,40 @@ def run_wanted(
     wait_s: float = WAIT_S,
     name: str | None = None,
 ) -> list[object]:
-    """Run like `run`, with the settings of a run."""
+    """Run `main` as `run` does, with settings that are checked already."""
 
     @contextmanager
-    def held(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
-        with _named(spec, client):
+    def reserve(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
+        with _reserved_name(spec, client):
             partitions = None if data is None else partitions_of(data, client)
-            yield DaskGang(client=client, workers=workers, wait_s=wait_s, partitions=partitions).once
+            yield DaskGang(client=client, workers=workers, wait_s=wait_s, partitions=partitions).run_attempt
 
     return run_gang(
-        main, args, config, held,
+        main, args, config, reserve,
         engine="Dask", cloudpickle=cloudpickle, ranks_each=ranks_per_worker, argument="ranks_per_worker", name=name,
         wait_s=wait_s, max_restarts=max_restarts, import_path=sys.path[:1],
     )  # fmt: skip
 
 
 @contextmanager
-def connected(address: str | None) -> Iterator[distributed.Client]:
-    """Give the client of this process, or for the block one of the cluster at an address, or of a new local one."""
+def default_client(address: str | None) -> Iterator[distributed.Client]:
+    """Yield the client of this process, or a new one of the cluster at an address, or of a new local cluster."""
     try:
-        here = nullcontext(distributed.Client.current())
+        context = nullcontext(distributed.Client.current())
     except ValueError:
-        here = distributed.Client(address)
-    with here as client:
+        context = distributed.Client(address)
+    with context as client:
         yield client
 
 
 @contextmanager
-def _named(spec: GangSpec, client: distributed.Client) -> Iterator[None]:
-    """Hold the name of a job for the block; the lease ends with its driver."""
+def _reserved_name(spec: GangSpec, client: distributed.Client) -> Iterator[None]:
+    """Reserve the name of a job for the block; the lease ends with its driver."""
     lease = distributed.Semaphore(
         max_leases=1, name=f"overlap job {spec.job}", scheduler_rpc=client.scheduler, loop=client.loop
     )
     if not lease.acquire(timeout=1):
-        raise name_is_taken(spec)
+        raise name_error(spec)
     try:
         yield
     finally:

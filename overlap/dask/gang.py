@@ -12,13 +12,14 @@ from typing import Any
 import distributed
 
 from ..embedded.rendezvous import answer_key, ask_key
-from ..engines.demand import awaited
+from ..engines.demand import wait_for_resources
 from ..engines.gang import GangOutcome, GangSpec, MemberEnd
-from ..engines.verdict import lost_member
+from ..engines.home import take_records
+from ..engines.verdict import blamed_members
 from ..errors import UsageError
-from .data import holders, shared_out
-from .tasks import here_key, imports_of_ours, left_behind, live
-from .variables import known, removed
+from .data import assign_partitions, holders
+from .tasks import here_key, import_check, run_member
+from .variables import find_value, remove_values
 
 # From the first failure to the moment at which the driver stops waiting for the others.
 GRACE_S = 10.0
@@ -29,7 +30,7 @@ _MISSING_MODULE = re.compile(r"No module named '([^']+)'")
 
 @dataclass(kw_only=True)
 class DaskGang:
-    """The way in which the tasks of a job are placed."""
+    """Placement of the tasks of a job, and the run of one attempt."""
 
     client: distributed.Client  # The cluster
     workers: Sequence[str] | None  # Where they may be; None: anywhere
@@ -37,15 +38,15 @@ class DaskGang:
     partitions: Sequence[distributed.Future] | None  # Data of the program
     lost: set[str] = field(default_factory=set)  # Workers that were lost
 
-    def once(self, spec: GangSpec) -> GangOutcome:
-        """Run one attempt, and return how it has ended; no task of it is left then."""
+    def run_attempt(self, spec: GangSpec) -> GangOutcome:
+        """Run one attempt, and return its outcome; no task is left then."""
         deadline_s = time.monotonic() + self.wait_s
-        with placing(self.client, spec, self.wait_s) as placed:
-            chosen = self._chosen(spec, deadline_s)
+        with exclusive_start(self.client, spec, self.wait_s) as placed:
+            chosen = self._choose_workers(spec, deadline_s)
             self._check_imports(chosen)
-            watch = _TaskWatch(self.client, spec, chosen, self._submitted(spec, chosen))
+            watch = _TaskWatch(self.client, spec, chosen, self._submit_tasks(spec, chosen))
             try:
-                watch.until_all_run(max(0.1, deadline_s - time.monotonic()))
+                watch.wait_until_all_run(max(0.1, deadline_s - time.monotonic()))
                 placed()
                 outcome = watch.outcome()
             finally:
@@ -54,56 +55,61 @@ class DaskGang:
 
     # -- placement -----------------------------------------------------------------------------------------------------
 
-    def _chosen(self, spec: GangSpec, deadline_s: float) -> list[str]:
-        """Wait until there are enough workers, and return the workers of the members, in the order of machines."""
+    def _choose_workers(self, spec: GangSpec, deadline_s: float) -> list[str]:
+        """Wait until there are enough workers, and return one for each member, in the order of machines."""
 
         def enough(seconds: float) -> bool:
             until_s = time.monotonic() + seconds
-            while len(self._known()) < spec.members:
+            while len(self._usable_workers()) < spec.members:
                 if time.monotonic() >= until_s:
                     return False
                 time.sleep(min(_LOOK_S, max(0.0, until_s - time.monotonic())))
             return True
 
         def missing() -> str:
-            there = len(self._known())
-            return f"{spec.members - there} more worker{'s' * (spec.members - there != 1)}; there are {there}"
+            usable = len(self._usable_workers())
+            return f"{spec.members - usable} more worker{'s' * (spec.members - usable != 1)}; there are {usable}"
 
-        awaited(f"job {spec.job!r}, {spec.members} workers", max(0.0, deadline_s - time.monotonic()), enough, missing)
-        there = self._known()
-        held = [worker for at in self._held() for worker in at]
-        best = sorted(there, key=lambda worker: (-held.count(worker), there[worker], worker))[: spec.members]
-        return sorted(best, key=lambda worker: (there[worker], worker))
+        wait_for_resources(
+            f"job {spec.job!r}, {spec.members} workers", max(0.0, deadline_s - time.monotonic()), enough, missing
+        )
+        usable = self._usable_workers()
+        held = [worker for at in self._partition_holders() for worker in at]
+        best = sorted(usable, key=lambda worker: (-held.count(worker), usable[worker], worker))[: spec.members]
+        return sorted(best, key=lambda worker: (usable[worker], worker))
 
     def _check_imports(self, chosen: Sequence[str]) -> None:
-        told = self.client.run(imports_of_ours(), workers=list(chosen), on_error="return")
-        for worker, refused in told.items():
-            if isinstance(refused, str):
+        """Refuse workers that cannot import this package."""
+        answers = self.client.run(import_check(), workers=list(chosen), on_error="return")
+        for worker, reason in answers.items():
+            if isinstance(reason, str):
                 raise UsageError(
-                    f"worker {worker} cannot import overlap: {refused}; install it, and what it needs, on every worker"
+                    f"worker {worker} cannot import overlap: {reason}; install it, and what it needs, on every worker"
                 )
 
-    def _known(self) -> dict[str, str]:
+    def _usable_workers(self) -> dict[str, str]:
         """Return the usable workers and their hosts."""
-        found = {address: told["host"] for address, told in workers_of(self.client).items()}
-        wanted = None if self.workers is None else set(self.workers)
+        hosts = {address: worker["host"] for address, worker in workers_of(self.client).items()}
+        allowed = None if self.workers is None else set(self.workers)
         return {
             address: host
-            for address, host in found.items()
-            if address not in self.lost and (wanted is None or address in wanted)
+            for address, host in hosts.items()
+            if address not in self.lost and (allowed is None or address in allowed)
         }
 
-    def _held(self) -> list[list[str]]:
+    def _partition_holders(self) -> list[list[str]]:
+        """Return the workers that have each partition; nothing without data."""
         return holders(self.partitions, self.client) if self.partitions is not None else []
 
-    def _submitted(self, spec: GangSpec, chosen: Sequence[str]) -> list[distributed.Future]:
+    def _submit_tasks(self, spec: GangSpec, chosen: Sequence[str]) -> list[distributed.Future]:
+        """Submit the task of each member, pinned to its worker, with its partitions."""
         shares: Sequence[Any] = [None] * spec.members
         if self.partitions is not None:
-            numbers = shared_out(self._held(), chosen, spec.ranks_each)
-            shares = [[{n: self.partitions[n] for n in of_rank} for of_rank in each] for each in numbers]
+            numbers = assign_partitions(self._partition_holders(), chosen, spec.ranks_each)
+            shares = [[{n: self.partitions[n] for n in of_rank} for of_rank in of_member] for of_member in numbers]
         return [
             self.client.submit(
-                live, spec, member, shares[member], key=f"overlap-{spec.label}-{member}",
+                run_member, spec, member, shares[member], key=f"overlap-{spec.label}-{member}",
                 workers=[worker], allow_other_workers=False, pure=False, retries=0,
             )
             for member, worker in enumerate(chosen)
@@ -112,19 +118,19 @@ class DaskGang:
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def _with_files(self, spec: GangSpec, outcome: GangOutcome, chosen: Sequence[str]) -> GangOutcome:
-        """Bring the flight records of members that could not bring theirs, and remember the workers that are gone."""
+        """Return an outcome with flight records of lost members, and note the workers that are lost."""
         if not outcome.lost:
             return outcome
-        there = workers_of(self.client)
-        self.lost.update(chosen[member] for member in outcome.lost if chosen[member] not in there)
+        usable = workers_of(self.client)
+        self.lost.update(chosen[member] for member in outcome.lost if chosen[member] not in usable)
         hosts = {_host(chosen[member]) for member in outcome.lost}
-        near = {told["host"]: address for address, told in there.items() if told["host"] in hosts}
+        near = {worker["host"]: address for address, worker in usable.items() if worker["host"] in hosts}
         files: dict[str, bytes] = {}
         with suppress(Exception):  # whatever it is, the error of the run is what counts
-            for each in self.client.run(
-                left_behind, spec.token, workers=list(near.values()), on_error="ignore"
+            for records in self.client.run(
+                take_records, spec.token, workers=list(near.values()), on_error="ignore"
             ).values():
-                files.update(each)
+                files.update(records)
         return replace(outcome, files=files)
 
 
@@ -141,17 +147,17 @@ class _TaskWatch:
         self._lost: dict[int, str] = {}
         self._absent: set[int] = set()
 
-    def until_all_run(self, limit_s: float) -> None:
+    def wait_until_all_run(self, limit_s: float) -> None:
         """Return when all tasks have begun, or one has ended."""
 
         def ready(seconds: float) -> bool:
             until_s = time.monotonic() + seconds
             for member in range(self._spec.members):
-                while member not in self._running and not self._gone() and not self._done():
+                while member not in self._running and not self._lost_members() and not self._ended_members():
                     left_s = until_s - time.monotonic()
                     if left_s <= 0:
                         return False
-                    if known(here_key(self._spec, member), self._client, min(_LOOK_S, left_s)) is not None:
+                    if find_value(here_key(self._spec, member), self._client, min(_LOOK_S, left_s)) is not None:
                         self._running.add(member)
             return True
 
@@ -159,27 +165,27 @@ class _TaskWatch:
             waiting = [self._chosen[member] for member in range(self._spec.members) if member not in self._running]
             return f"{len(waiting)} of them run other tasks: {', '.join(waiting[:4])}{', ...' * (len(waiting) > 4)}"
 
-        awaited(f"job {self._spec.job!r}, {self._spec.members} workers", limit_s, ready, missing)
+        wait_for_resources(f"job {self._spec.job!r}, {self._spec.members} workers", limit_s, ready, missing)
 
     def outcome(self) -> GangOutcome:
-        """Return how they have ended."""
+        """Wait for the ends of all members; once one has failed, only as long as the others may need."""
         until_s, met = None, True
         while self._pending and (until_s is None or time.monotonic() < until_s):
             with suppress(TimeoutError, distributed.TimeoutError):
                 distributed.wait(list(self._pending.values()), timeout=_LOOK_S, return_when="FIRST_COMPLETED")
-            for member in self._done():
-                self._take(member, self._pending.pop(member))
-            for member in self._gone():
+            for member in self._ended_members():
+                self._note_end(member, self._pending.pop(member))
+            for member in self._lost_members():
                 self._lost[member] = "is gone: its worker has ended"
                 del self._pending[member]
-            if self._blamed().issuperset(self._pending):
+            if blamed_members(self._spec, self._ends).issuperset(self._pending):
                 break
             if until_s is None and (self._lost or any(end.results is None for end in self._ends.values())):
                 met = any(end.begun_s for end in self._ends.values()) or bool(self._lost)
                 until_s = time.monotonic() + (GRACE_S if met else 0.0)
         late = f"did not end within {GRACE_S:g} s, and is cancelled" if met else "had met no other, and was ended"
         for member in self._pending:
-            self._lost[member] = "is gone" if member in self._blamed() else late
+            self._lost[member] = "is gone" if member in blamed_members(self._spec, self._ends) else late
         return GangOutcome(ends=self._ends, lost=self._lost)
 
     def end(self) -> None:
@@ -188,7 +194,7 @@ class _TaskWatch:
             self._client.cancel(list(self._tasks), force=True)
             for task in self._tasks:
                 task.release()
-            removed(self._keys_of_the_lost(), self._client)
+            remove_values(self._keys_of_the_lost(), self._client)
 
     def _keys_of_the_lost(self) -> set[str]:
         """Return the keys that the store may hold of lost members; the others remove theirs."""
@@ -196,54 +202,52 @@ class _TaskWatch:
         for member in self._lost:
             asking = ask_key(self._spec.label, member)
             keys |= {here_key(self._spec, member), asking}
-            if (ask := known(asking, self._client, 0.1)) is not None:
+            if (ask := find_value(asking, self._client, 0.1)) is not None:
                 keys.add(answer_key(self._spec.label, member, ask.decode()))
         return keys
 
-    def _done(self) -> list[int]:
+    def _ended_members(self) -> list[int]:
+        """Return the members with ended tasks."""
         return [member for member, task in self._pending.items() if task.done()]
 
-    def _take(self, member: int, task: distributed.Future) -> None:
+    def _note_end(self, member: int, task: distributed.Future) -> None:
+        """Note the end of a member that its task returned, or the reason of its loss."""
         error = task.exception() if task.status == "error" else None
         if error is not None or task.cancelled():
-            self._lost[member] = why(error)
+            self._lost[member] = loss_reason(error)
             return
         self._ends[member] = task.result()
 
-    def _gone(self) -> list[int]:
+    def _lost_members(self) -> list[int]:
         """Return the members with lost workers: a task that is pinned there waits for ever.
 
         A worker counts as lost when two polls in a row do not find it.
         """
-        there = workers_of(self._client)
-        absent = {member for member in self._pending if self._chosen[member] not in there}
-        gone, self._absent = absent & self._absent, absent
-        return sorted(gone)
-
-    def _blamed(self) -> set[int]:
-        blamed = {lost_member(self._spec, end) for end in self._ends.values()}
-        return {member for member in blamed if member is not None and member not in self._ends}
+        present = workers_of(self._client)
+        absent = {member for member in self._pending if self._chosen[member] not in present}
+        lost, self._absent = absent & self._absent, absent
+        return sorted(lost)
 
 
 @contextmanager
-def placing(client: distributed.Client, spec: GangSpec, wait_s: float) -> Iterator[Any]:
-    """Be the only gang that starts tasks, until the yielded function is called, or the block ends.
+def exclusive_start(client: distributed.Client, spec: GangSpec, wait_s: float) -> Iterator[Any]:
+    """Let no other gang start tasks until the yielded function is called, or the block ends.
 
     Two gangs that have each started half of their tasks could wait for each other for ever. The lease ends with its
     driver.
     """
     lock = distributed.Semaphore(max_leases=1, name=_PLACING, scheduler_rpc=client.scheduler, loop=client.loop)
-    awaited(
+    wait_for_resources(
         f"job {spec.job!r}",
         wait_s,
         lambda seconds: bool(lock.acquire(timeout=seconds)),
         lambda: "another gang waits for its workers",
     )
-    held = [lock]
+    leases = [lock]
 
     def release() -> None:
-        if held:
-            held.pop().release()
+        if leases:
+            leases.pop().release()
 
     try:
         yield release
@@ -258,8 +262,8 @@ def workers_of(client: distributed.Client) -> Mapping[str, Mapping[str, Any]]:
     return workers
 
 
-def why(error: BaseException | None) -> str:
-    """Say why a task has told nothing, as the end of a sentence."""
+def loss_reason(error: BaseException | None) -> str:
+    """Return why a task has sent no report, as the end of a sentence."""
     if error is None:
         return "was cancelled"
     if missing := _MISSING_MODULE.search(str(error)):
@@ -270,4 +274,5 @@ def why(error: BaseException | None) -> str:
 
 
 def _host(address: str) -> str:
+    """Return the host of a worker's address."""
     return address.rpartition("://")[2].rpartition(":")[0]

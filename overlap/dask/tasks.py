@@ -10,41 +10,38 @@ import cloudpickle
 import distributed
 
 from ..engines.gang import GangSpec, MemberEnd
-from ..engines.home import take_records
 from ..engines.member import GangMember
 from ..engines.pickling import Pickling
-from .variables import VariableStore, removed
+from .variables import VariableStore, remove_values
 
-# How often a member looks whether its task is still wanted.
+# Interval at which a member checks whether its task was cancelled.
 _LOOK_S = 0.2
 
 
-def live(spec: GangSpec, member: int, partitions: Sequence[dict[int, object]] | None) -> MemberEnd:
-    """Be a member of a gang, in a thread of a worker, and leave nothing in the store: the driver may be gone.
+def run_member(spec: GangSpec, member: int, partitions: Sequence[dict[int, object]] | None) -> MemberEnd:
+    """Run a member of a gang in a thread of a worker, and remove its values from the store: the driver may be lost.
 
     Args:
-        spec: The gang.
-        member: Index of this member.
         partitions: Partitions of each rank here, if the program is given data.
     """
     worker = distributed.get_worker()
-    one = GangMember(spec, member, Pickling(cloudpickle))
-    with _ending_with_its_task(worker, str(worker.get_current_task()), one) as over:
-        store = VariableStore(client := distributed.get_client(), over.is_set)
+    gang_member = GangMember(spec, member, Pickling(cloudpickle))
+    with _ended_with_task(worker, str(worker.get_current_task()), gang_member) as cancelled:
+        store = VariableStore(client := distributed.get_client(), cancelled.is_set)
         store.set(here_key(spec, member), b"")
-        end = one.run(store, () if partitions is None else (partitions,))
+        end = gang_member.run(store, () if partitions is None else (partitions,))
     with suppress(OSError, TimeoutError):  # the scheduler is gone, and all of it
-        removed(store.touched, client)
+        remove_values(store.touched, client)
     return end
 
 
-def imports_of_ours() -> Callable[[], Awaitable[str | None]]:
-    """Return a function for workers that says why one cannot import this module, or None. Dask pickles it by value.
+def import_check() -> Callable[[], Awaitable[str | None]]:
+    """Return a function for workers, pickled by value, that returns why this module cannot be imported, or None.
 
-    A worker that cannot read a task ends its connection to the scheduler, and says nothing.
+    A worker that cannot read a task ends its connection to the scheduler without an error.
     """
 
-    async def refused() -> str | None:
+    async def find_import_error() -> str | None:
         import asyncio
         import importlib
 
@@ -54,7 +51,7 @@ def imports_of_ours() -> Callable[[], Awaitable[str | None]]:
             return f"{type(error).__name__}: {error}"
         return None
 
-    return refused
+    return find_import_error
 
 
 def here_key(spec: GangSpec, member: int) -> str:
@@ -63,30 +60,25 @@ def here_key(spec: GangSpec, member: int) -> str:
 
 
 @contextmanager
-def _ending_with_its_task(worker: distributed.Worker, key: str, member: GangMember) -> Iterator[threading.Event]:
+def _ended_with_task(worker: distributed.Worker, key: str, member: GangMember) -> Iterator[threading.Event]:
     """Stop a member in the block when its task is cancelled; Dask cannot end a thread.
 
-    It is cancelled by the driver, and by the scheduler when the driver is gone. The event that is given is set then.
+    The driver cancels it, and the scheduler when the driver is lost. The yielded event is set then.
     """
-    done, over = threading.Event(), threading.Event()
+    ended, cancelled = threading.Event(), threading.Event()
 
     def watch() -> None:
-        while not done.wait(_LOOK_S):
+        while not ended.wait(_LOOK_S):
             task = worker.state.tasks.get(key)
             if task is None or task.state == "cancelled":
-                over.set()
+                cancelled.set()
                 member.stop()
                 return
 
     watcher = threading.Thread(target=watch, name="overlap task", daemon=True)
     watcher.start()
     try:
-        yield over
+        yield cancelled
     finally:
-        done.set()
+        ended.set()
         watcher.join()
-
-
-def left_behind(token: str) -> dict[str, bytes]:
-    """Return the flight records of members of this machine that could not bring theirs, and remove the folder."""
-    return take_records(token)

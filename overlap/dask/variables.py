@@ -1,4 +1,4 @@
-"""Store of a gang on Dask: each value is a `Variable` of the scheduler, with an `Event` for its coming."""
+"""Store of a gang on Dask: each value is a `Variable` of the scheduler, with an `Event` for its arrival."""
 
 from __future__ import annotations
 
@@ -12,22 +12,14 @@ _LOOK_S = 0.5
 
 
 class VariableStore:
-    """A store with values in the scheduler.
-
-    Args:
-        client: Speaks to the scheduler.
-        stopped: Whether nobody wants a value any more.
-
-    Attributes:
-        touched: The keys that were set or asked for.
-    """
+    """A store with values in the scheduler; waits end when `stopped` is true. `touched` has the used keys."""
 
     def __init__(self, client: distributed.Client, stopped: Callable[[], bool]) -> None:
         self._client, self._stopped = client, stopped
         self.touched: set[str] = set()
 
     def set(self, key: str, value: bytes) -> None:
-        """Keep a value."""
+        """Store a value."""
         self.touched.add(key)
         _variable(key, self._client).set(bytes(value))
         _event(key, self._client).set()
@@ -40,20 +32,20 @@ class VariableStore:
         """
         self.touched.add(key)
         while not self._stopped():
-            if (value := known(key, self._client, _LOOK_S)) is not None:
+            if (value := find_value(key, self._client, _LOOK_S)) is not None:
                 return value
         raise OverlapError("store: the task was cancelled while it waited for other ranks")
 
 
-def removed(keys: Iterable[str], client: distributed.Client) -> None:
+def remove_values(keys: Iterable[str], client: distributed.Client) -> None:
     """Remove values from the scheduler."""
     for key in keys:
         _event(key, client).clear()
         _variable(key, client).delete()
 
 
-def known(key: str, client: distributed.Client, wait_s: float) -> bytes | None:
-    """Return a value if there is one within so many seconds."""
+def find_value(key: str, client: distributed.Client, wait_s: float) -> bytes | None:
+    """Return a value if there is one within that many seconds."""
     if not _event(key, client).wait(timeout=wait_s):
         return None
     try:
@@ -63,6 +55,7 @@ def known(key: str, client: distributed.Client, wait_s: float) -> bytes | None:
 
 
 def _variable(key: str, client: distributed.Client) -> distributed.Variable:
+    """Return the variable of a key."""
     return distributed.Variable(key, client=client)
 
 

@@ -1,7 +1,7 @@
 """A world in a thread of its own, for programs that own their main thread: notebooks, servers, PyTorch, pytest."""
 
-# The map of this room:
+# The map of this folder:
 #
-#   door          connect(): what it is asked to be, and whom it meets
+#   door          connect(): its arguments, and its rendezvous
 #   connection    Connection: the handle, the thread behind it, and their end
-#   meeting       from an endpoint or a store to where the processes meet
+#   rendezvous    from an endpoint or a store to the place where the processes meet

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
+from warnings import warn
 
 import trio
 
@@ -23,7 +24,7 @@ from ..threads import start_thread
 
 T = TypeVar("T")
 
-# How long `fail` waits for its thread: the others have been told long before, and a compute may still run.
+# Longest wait of `fail` for its thread, in which a compute may still run; the other ranks have the error before.
 _FAIL_S = 10.0
 
 _Live = Callable[[Callable[[World], None], Callable[[Rank], Awaitable[None]]], Awaitable[object]]
@@ -45,15 +46,15 @@ class Connection:
     def __init__(self, index: int, size: int, live: _Live) -> None:
         self.size, self._index = size, index
         self._live, self._owner = live, threading.get_ident()
-        self._met, self._ended = threading.Event(), threading.Event()
+        self._has_joined, self._ended = threading.Event(), threading.Event()
         self._world: World | None = None
         self._error: BaseException | None = None  # of the program, with which the rank is to end
         self._failure: BaseException | None = None  # with which the world has ended
         self._forked = self._reported = False
-        self._lived = False  # whether the world has started, even if it has failed since
+        self._has_started = False  # whether the world has started, even if it has failed since
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
-        self._thread = threading.Thread(target=self._run, name=f"overlap rank {index}", daemon=True)
+        self._thread = threading.Thread(target=self._thread_main, name=f"overlap rank {index}", daemon=True)
 
     def __repr__(self) -> str:
         state = "failed" if self._failure is not None else "closed" if self._ended.is_set() else "open"
@@ -92,14 +93,14 @@ class Connection:
     def split(
         self, color: int | None, key: int = 0, *, within: Group | None = None, name: str | None = None
     ) -> Group | None:
-        """Cut the world, or a group, into one group for each color. A collective, which waits for all its ranks.
+        """Split the world, or a group, into one group for each color. A collective, which waits for all its ranks.
 
             rows = connection.split(connection.rank.rank // 4)
 
         Args:
             color: Ranks of one color form a group; with None, this rank is in none.
-            key: Where this rank stands in its group; by default in the order of the group that is cut.
-            within: The group that is cut; by default the world.
+            key: Position of this rank in its group; by default in the order of the group that is split.
+            within: The group that is split; by default the world.
             name: Name of the groups, for messages and timelines.
 
         Returns:
@@ -107,14 +108,14 @@ class Connection:
 
         Raises:
             UsageError: If `color` or `key` is no integer of 64 bits, or this is the thread of the event loop.
-            PeerFailedError: If the world has ended, also meanwhile.
+            PeerFailedError: If the world has ended, or ends in the meantime.
         """
-        whole = within or self.rank.world
+        parent_group = within or self.rank.world
 
-        async def cut() -> Group | None:
-            return await whole.split(color, key, name=name)
+        async def split_in_loop() -> Group | None:
+            return await parent_group.split(color, key, name=name)
 
-        return self.run(cut)
+        return self.run(split_in_loop)
 
     def run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
         """Await `function(*args)` in the thread of the event loop.
@@ -126,11 +127,11 @@ class Connection:
             args: Its arguments.
 
         Returns:
-            What it returns.
+            The result of the function.
 
         Raises:
             UsageError: On that thread.
-            PeerFailedError: If the world has ended, also meanwhile.
+            PeerFailedError: If the world has ended, or ends in the meantime.
         """
         if self._token is None or self._thread is threading.current_thread():
             raise UsageError("run: this is the thread of the event loop; await the function instead")
@@ -159,7 +160,8 @@ class Connection:
             self._ended.wait(_FAIL_S)
             awaited = ", ".join(unfinished) or "the other ranks"
             raise TimeoutError(
-                f"close: rank {self._index} has not been done within {timeout_s:g} s: it waits for {awaited}"
+                f"close: rank {self._index} has not been done within {timeout_s:g} s: it waits for {awaited}; "
+                "let all ranks close, or pass a longer timeout_s"
             )
         self._thread.join()
         if self._failure is not None and not self._reported:
@@ -186,7 +188,7 @@ class Connection:
 
     @property
     def error(self) -> BaseException | None:
-        """With which the world has ended, once it has; None as long as all is well."""
+        """Error with which the world has ended; None while it goes on, or if it ended well."""
         return self._failure
 
     def failure(self, timeout_s: float) -> BaseException | None:
@@ -203,24 +205,33 @@ class Connection:
         return self._failure
 
     @property
-    def unreported(self) -> BaseException | None:
-        """With which the world has ended, if no operation was left to fail with it: ranks took different roots."""
-        return self._failure if self._world is not None and self._world.communicators.unreported else None
+    def unraised_failure(self) -> BaseException | None:
+        """Error with which the world has ended, if no operation was left to raise it: ranks took other roots."""
+        return self._failure if self._world is not None and self._world.communicators.unraised else None
+
+    @property
+    def unheard(self) -> BaseException | None:
+        """Old name of `unraised_failure`."""
+        warn("Connection.unheard is now unraised_failure; it goes with the next version", DeprecationWarning, 2)
+        return self.unraised_failure
 
     def _end(self) -> None:
+        """Ask the rank's task to end."""
         if self._token is not None and not self._ended.is_set():
-            self._soon(self._closing.set)
+            self._run_in_loop(self._closing.set)
 
     def _cancel(self) -> None:
-        self._soon(self._scope.cancel)
+        """Cancel the world on the event loop."""
+        self._run_in_loop(self._scope.cancel)
 
-    def _soon(self, function: Callable[[], object]) -> None:
+    def _run_in_loop(self, function: Callable[[], object]) -> None:
+        """Call a function in the thread of the event loop, unless the loop has ended."""
         with suppress(trio.RunFinishedError):
             if self._token is not None:
                 self._token.run_sync_soon(function)
 
     def forked(self) -> None:
-        """Let go of the world: this process is a fork of the one that has connected."""
+        """Detach from the world: this process is a fork of the one that has connected."""
         self._forked = True
         self._token = None
         self._ended.set()
@@ -231,42 +242,46 @@ class Connection:
         """Start the thread, and return when the world lives. Called by `overlap.connect`."""
         start_thread(self._thread)
         try:
-            self._met.wait()
+            self._has_joined.wait()
         except BaseException:  # Ctrl-C
             self._cancel()
             raise
-        if self._failure is not None and not self._lived:
+        if self._failure is not None and not self._has_started:
             self._thread.join()
             raise self._failure
         register_for_forks(self)
         atexit.register(_at_exit, weakref.ref(self), _last_error())
 
-    def _run(self) -> None:
+    def _thread_main(self) -> None:
+        """Run the world in the thread of the event loop, and note its error."""
         try:
-            trio.run(self._live_here)
+            trio.run(self._run_world)
         except BaseException as error:
             self._failure = first(error)
         finally:
             self._ended.set()
-            self._met.set()
+            self._has_joined.set()
 
-    async def _live_here(self) -> None:
+    async def _run_world(self) -> None:
+        """Run the world in a scope that `close` can cancel."""
         self._token, self._closing = trio.lowlevel.current_trio_token(), trio.Event()
         with self._scope:
-            await self._live(self._begun, self._main)
+            await self._live(self._on_start, self._main)
 
-    def _begun(self, world: World) -> None:
+    def _on_start(self, world: World) -> None:
+        """Let other threads issue on the world that has started."""
         self._world = world
         world.let_threads_in()
-        world.runs_elsewhere(self._place)
+        world.runs_elsewhere(self._owner_line)
 
-    def _place(self) -> str:
-        """Return where the thread is that has connected, for reports of ranks that wait for this one."""
+    def _owner_line(self) -> str:
+        """Return the line of the thread that has connected, for reports of ranks that wait for this one."""
         return place_of(self._owner)
 
     async def _main(self, rank: Rank) -> None:
-        self.rank, self._lived = rank, True
-        self._met.set()
+        """Run this rank until `close` or `fail` ends it."""
+        self.rank, self._has_started = rank, True
+        self._has_joined.set()
         await self._closing.wait()
         if self._error is not None:
             raise self._error
@@ -275,7 +290,7 @@ class Connection:
 
 
 def _last_error() -> BaseException | None:
-    """Return the last error that nobody has caught."""
+    """Return the last error that the program has not caught."""
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 

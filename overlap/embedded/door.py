@@ -21,7 +21,7 @@ from ..runtime.world import World
 from ..settings import Wires
 from ..uncaught import report_uncaught
 from .connection import Connection
-from .rendezvous import Met, Store, at_endpoint, through_store
+from .rendezvous import Meeting, Store, at_endpoint, through_store
 
 if TYPE_CHECKING:
     import topology
@@ -45,15 +45,15 @@ def connect(
     algorithm: str | None = None,
     check: str | None = None,
 ) -> Connection:
-    """Be one rank of a world, in a program that owns its main thread, and return when all ranks have joined.
+    """Join a world as one rank, in a program that owns its main thread, and return when all ranks have joined.
 
     The event loop runs in a thread of its own; any thread issues on `.rank` and waits with `future.result()`, also one
     that runs asyncio, where futures can be awaited as well. A process may have several connections, of one job or of
     different ones, and beside them `overlap.run`. Nothing is taken from or put into the environment but settings
     (`OVERLAP_TRACE` and so on: see `overlap.config`).
 
-    A fork of this process is no rank: there, what is issued raises, and what was pending has failed. Start workers that
-    need no rank by any means; those that do connect on their own.
+    A fork of this process is no rank: calls there raise, and pending operations have failed. Workers that are ranks
+    connect on their own.
 
         with overlap.connect(rank=index, size=4, endpoint="127.0.0.1:29500") as connection:
             total = connection.rank.all_reduce(np.ones(8)).result()
@@ -62,12 +62,12 @@ def connect(
         rank: Index of this rank.
         size: How many ranks there are.
         endpoint: Where rank 0 listens, as "HOST:PORT"; the same on all ranks.
-        store: Instead: something with `set(key, value)` and a `get(key)` that waits, such as a store of
+        store: Instead: an object with `set(key, value)` and a `get(key)` that waits, such as a store of
             `torch.distributed`. Rank 0 then finds a free port and a new secret by itself.
-        secret: What proves membership, at least 8 bytes; the same on all ranks. By default that of the store; or, where
+        secret: Proof of membership, at least 8 bytes; the same on all ranks. By default that of the store; or, where
             the endpoint is on the loopback interface, one that all processes of this user share.
-        transport: Name of what joins the ranks, or a transport, as for `overlap.run`.
-        timeout_s: How long to wait for all ranks to come; by default 60 s.
+        transport: Name of the transport between ranks, or a transport, as for `overlap.run`.
+        timeout_s: How long to wait for all ranks; by default 60 s.
         job: Only ranks of one job meet.
         host: Name or address of rank 0 that the others reach, with a store; by default it is found.
         nodes: How many machines; each has equally many ranks, in order. By default that is found, if there is a store.
@@ -81,7 +81,7 @@ def connect(
 
     Raises:
         UsageError: For arguments that cannot be meant.
-        JoinError: If not all ranks have come in time.
+        JoinError: If not all ranks have joined in time.
     """
     report_uncaught()
     _check_rank(rank, size)
@@ -89,8 +89,8 @@ def connect(
         raise UsageError("endpoint: give either endpoint= or store=, where the ranks find each other")
     if not isinstance(job, str) or not job or len(job) > LONGEST_JOB - 17 or not job.isprintable():
         raise UsageError(f"job: expected 1 to {LONGEST_JOB - 17} printable characters, got {job!r}")
-    proof = None if secret is None else strong_secret("secret", secret)
-    run_config = _wanted(cluster, transport, trace=trace, algorithm=algorithm, check=check, ranks=size)
+    strong = None if secret is None else strong_secret("secret", secret)
+    run_config = _run_config(cluster, transport, trace=trace, algorithm=algorithm, check=check, ranks=size)
     if run_config.survive and endpoint is not None:
         raise UsageError(
             "survive: after a loss, a program that owns its main thread cannot be called again; start it with "
@@ -98,35 +98,39 @@ def connect(
         )
     limit_s = timeout_s or run_config.join_timeout_s or JOIN_TIMEOUT_S
     if size == 1:
-        return _opened(rank, size, None, run_config, limit_s)
+        return _open_connection(rank, size, None, run_config, limit_s)
     if store is None:
-        met = at_endpoint(str(endpoint), rank, size, secret=proof, job=job, nodes=nodes)
-        return _opened(rank, size, met, run_config, limit_s)
-    with through_store(store, rank, size, secret=proof, job=job, nodes=nodes, host=host) as met:
-        return _opened(rank, size, met, run_config, limit_s)
+        meeting = at_endpoint(str(endpoint), rank, size, secret=strong, job=job, nodes=nodes)
+        return _open_connection(rank, size, meeting, run_config, limit_s)
+    with through_store(store, rank, size, secret=strong, job=job, nodes=nodes, host=host) as meeting:
+        return _open_connection(rank, size, meeting, run_config, limit_s)
 
 
-def _opened(rank: int, size: int, met: Met | None, run_config: RunConfig, timeout_s: float) -> Connection:
+def _open_connection(
+    rank: int, size: int, meeting: Meeting | None, run_config: RunConfig, timeout_s: float
+) -> Connection:
+    """Start a world, and return its connection."""
     keeper = Keeper(run_config)
 
-    async def life(on_start: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
-        process_place, around = None, alone(run_config)
-        if met is not None:
+    async def run_world(on_start: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
+        process_place, setup = None, alone(run_config)
+        if meeting is not None:
             machine = getattr(run_config.cluster, "name", run_config.cluster or "local")
-            detail = f"overlap.connect, {machine}, ranks on {met[1]} node{'s' * (met[1] != 1)}"
-            config = replace(met[0], detail=detail, process=process_identity(), timeout_s=timeout_s, ranks_each=1)
-            process_place = _place(config, met[1])
-            around = among(process_place, run_config, meeting=config)
+            detail = f"overlap.connect, {machine}, ranks on {meeting[1]} node{'s' * (meeting[1] != 1)}"
+            config = replace(meeting[0], detail=detail, process=process_identity(), timeout_s=timeout_s, ranks_each=1)
+            process_place = _place_of(config, meeting[1])
+            setup = among(process_place, run_config, meeting=config)
         with keeper.noting():
-            await live(around, process_place, main, (), run_config, keeper, on_start)
+            await live(setup, process_place, main, (), run_config, keeper, on_start)
         keeper.warn()
 
-    connection = Connection(rank, size, life)
+    connection = Connection(rank, size, run_world)
     connection.open()
     return connection
 
 
-def _place(config: RendezvousConfig, nodes: int) -> Place:
+def _place_of(config: RendezvousConfig, nodes: int) -> Place:
+    """Return the place of this process in the world: one rank each, equally many on each node."""
     return Place(
         source="overlap.connect",
         process=config.member,
@@ -141,17 +145,18 @@ def _place(config: RendezvousConfig, nodes: int) -> Place:
 
 
 def _check_rank(rank: int, size: int) -> None:
+    """Refuse impossible sizes and ranks of a world."""
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise UsageError(f"size: expected a positive integer, got {size!r}")
     if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < size:
         raise UsageError(f"rank: expected 0 to {size - 1}, got {rank!r}")
 
 
-def _wanted(cluster: str | topology.Cluster, transport: str | Wires | None, **said: Any) -> RunConfig:
+def _run_config(cluster: str | topology.Cluster, transport: str | Wires | None, **settings: Any) -> RunConfig:
+    """Return the settings of a connection, from its arguments and the environment, after their checks."""
     name, wires = (transport, None) if isinstance(transport, str) else (None, transport)
-    plain = isinstance(cluster, str) and cluster == "local"
-    asked = RunConfig.given(cluster=None if plain else cluster, transport=name, wires=wires, **said)
-    told = RunConfig.from_environment()
-    wanted = told.over(asked).changed(ARGUMENT, ranks=asked.ranks)
-    wanted.verify()
-    return wanted
+    is_default = isinstance(cluster, str) and cluster == "local"
+    arguments = RunConfig.given(cluster=None if is_default else cluster, transport=name, wires=wires, **settings)
+    config = RunConfig.from_environment().over(arguments).changed(ARGUMENT, ranks=arguments.ranks)
+    config.verify()
+    return config

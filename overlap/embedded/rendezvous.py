@@ -24,28 +24,28 @@ from ..threads import start_thread
 _turns: Counter[object] = Counter()
 """Connections so far, by place and rank: connections that follow each other at one place must not mix."""
 
-# How often rank 0 looks for questions that replace those of an earlier attempt.
+# Interval at which rank 0 looks for requests that replace those of an earlier attempt.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 LATE_S = 10.0
-"""Seconds after which a rank that does not come is named, as of a run without progress."""
+"""Seconds after which a late rank is named, as in a run without progress."""
 
 
 #: How a process joins the others, and how many machines there are; each has equally many ranks, in order.
-Met: TypeAlias = "tuple[RendezvousConfig, int]"
+Meeting: TypeAlias = "tuple[RendezvousConfig, int]"
 
 
 class Store(Protocol):
     """A store of small values shared by several processes, such as a store of `torch.distributed`."""
 
     def set(self, key: str, value: bytes, /) -> object:
-        """Keep a value."""
+        """Store a value."""
 
     def get(self, key: str, /) -> bytes:
-        """Return the value, waiting until there is one."""
+        """Return a value, waiting until there is one."""
 
 
-def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None) -> Met:
-    """Meet at an endpoint that all processes were told.
+def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None) -> Meeting:
+    """Return the rendezvous at an endpoint that all processes know.
 
     Raises:
         UsageError: If it is no endpoint, or others could join there.
@@ -59,10 +59,10 @@ def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: s
         raise UsageError(
             f"secret: whoever reaches {format_endpoint(endpoint)} could join; give every process the same secret="
         )
-    machines = _checked_nodes(nodes or (1 if is_loopback(endpoint[0]) else size), size)
+    machines = _check_nodes(nodes or (1 if is_loopback(endpoint[0]) else size), size)
     config = RendezvousConfig(
         job=job,
-        epoch=_turn(endpoint, job, rank, size),
+        epoch=_next_turn(endpoint, job, rank, size),
         member=rank,
         members=size,
         secret=secret or user_secret(),
@@ -74,56 +74,56 @@ def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: s
 @contextmanager
 def through_store(
     store: Store, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None, host: str | None
-) -> Iterator[Met]:
-    """Meet at a free port of rank 0, which tells it through the store, with a secret for this connection alone.
+) -> Iterator[Meeting]:
+    """Yield the rendezvous at a free port of rank 0, which the store passes on with a secret for this connection.
 
     A store may outlive processes, as that of an elastic agent does, and then holds the values of an earlier attempt. So
     each rank asks with a number of its own, and rank 0 answers that number: an answer is never from an earlier attempt.
     Rank 0 answers for the length of the block, because the first question that it reads may be an old one.
 
     Raises:
-        JoinError: If what is in the store cannot be meant.
+        JoinError: If the store has a value of another program.
     """
-    turn = _turn("store", job, rank, size)
+    turn = _next_turn("store", job, rank, size)
     try:
         if rank:
             ask = f"{secrets.token_hex(8)} {network_namespace()}"
             store.set(ask_key(job, rank, turn), ask.encode())
             key = answer_key(job, rank, ask, turn)
-            with _named_if_late(rank, 0):
+            with _warn_if_late(rank, 0):
                 answer = store.get(key)
         else:
             asks: dict[int, str] = {}
             for other in range(1, size):
-                with _named_if_late(rank, other):
+                with _warn_if_late(rank, other):
                     asks[other] = bytes(store.get(ask_key(job, other, turn))).decode()
     except BaseException:
         _turns["store", job, rank, size] -= 1  # nobody was met: the next attempt asks where the others wait
         raise
     if rank:
-        yield _read(answer, key, rank, size, secret)
+        yield _parse_answer(answer, key, rank, size, secret)
         return
     machines = [network_namespace(), *(ask.partition(" ")[2] for ask in asks.values())]
-    address = host or ("127.0.0.1" if len(set(machines)) == 1 else _outward())
+    address = host or ("127.0.0.1" if len(set(machines)) == 1 else _outward_address())
     try:
         listener = listening(address)
     except ListenError as error:
-        raise UsageError(f"host: rank 0 {error}") from error
-    card = {
+        raise UsageError(f"host: rank 0 {error}; pass host= an address of its machine") from error
+    rendezvous = {
         "endpoint": [address, listener.getsockname()[1]],
         "secret": (secret or generate()).hex(),
         "job": f"{job}-{secrets.token_hex(8)}",
-        "nodes": _checked_nodes(nodes, size) if nodes else _nodes_of(machines),
+        "nodes": _check_nodes(nodes, size) if nodes else _count_nodes(machines),
     }
-    written = json.dumps(card).encode()
-    config, nodes = _read(written, job, rank, size, secret)
-    with _answering(store, job, turn, asks, written):
+    answer = json.dumps(rendezvous).encode()
+    config, nodes = _parse_answer(answer, job, rank, size, secret)
+    with _answer_requests(store, job, turn, asks, answer):
         yield replace(config, listener=listener), nodes
 
 
 @contextmanager
-def _named_if_late(rank: int, other: int) -> Iterator[None]:
-    """Name a rank that does not come to the store for long: the store's own time-out may be half an hour."""
+def _warn_if_late(rank: int, other: int) -> Iterator[None]:
+    """Name a rank that does not arrive at the store in time: the store's own time-out may be half an hour."""
     why = "which has not connected, or is stopped" if other else "which has not connected, or waits for others"
     message = (
         f"rank {rank} has waited {LATE_S:g} s at the store for rank {other}, {why}; the store's time-out ends that"
@@ -138,7 +138,7 @@ def _named_if_late(rank: int, other: int) -> Iterator[None]:
 
 
 def ask_key(job: str, rank: int, turn: int = 0) -> str:
-    """Return the key under which a rank asks where the ranks meet; `turn` counts the connections of one job."""
+    """Return the key under which a rank requests the rendezvous; `turn` counts the connections of one job."""
     return f"overlap/{job}/{turn}/asks/{rank}"
 
 
@@ -148,26 +148,26 @@ def answer_key(job: str, rank: int, ask: str, turn: int = 0) -> str:
 
 
 @contextmanager
-def _answering(store: Store, job: str, turn: int, asks: dict[int, str], answer: bytes) -> Iterator[None]:
-    """Answer the question of each rank, and every later one for the length of the block."""
-    over = threading.Event()
+def _answer_requests(store: Store, job: str, turn: int, asks: dict[int, str], answer: bytes) -> Iterator[None]:
+    """Answer the request of each rank, and every later one for the length of the block."""
+    ended = threading.Event()
 
     def reply(rank: int, ask: str) -> None:
         store.set(answer_key(job, rank, ask, turn), answer)
 
-    def look_again() -> None:
-        for rank, known in asks.items():
+    def answer_new() -> None:
+        for rank, last_ask in asks.items():
             ask = bytes(store.get(ask_key(job, rank, turn))).decode()
-            if ask != known:
+            if ask != last_ask:
                 asks[rank] = ask
                 reply(rank, ask)
 
     def watch() -> None:
         pause_s = _FIRST_PAUSE_S
         with suppress(Exception):  # the store is closed; the call of a rank that still asks raises that error
-            while not over.wait(pause_s):
+            while not ended.wait(pause_s):
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                look_again()
+                answer_new()
 
     for rank, ask in asks.items():
         reply(rank, ask)
@@ -176,13 +176,14 @@ def _answering(store: Store, job: str, turn: int, asks: dict[int, str], answer: 
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         watcher.join()
 
 
-def _read(written: bytes, key: str, rank: int, size: int, secret: bytes | None) -> Met:
+def _parse_answer(answer_bytes: bytes, key: str, rank: int, size: int, secret: bytes | None) -> Meeting:
+    """Return the rendezvous that rank 0 has written to a store."""
     try:
-        answer = json.loads(bytes(written))
+        answer = json.loads(bytes(answer_bytes))
         host, port = answer["endpoint"]
         config = RendezvousConfig(
             job=str(answer["job"]),
@@ -193,31 +194,35 @@ def _read(written: bytes, key: str, rank: int, size: int, secret: bytes | None) 
         )
         return config, int(answer["nodes"])
     except (ValueError, KeyError, TypeError) as error:
-        raise JoinError(f"store: what is under {key!r} was not written by rank 0 of overlap.connect") from error
+        raise JoinError(
+            f"store: rank 0 of overlap.connect did not write the value of {key!r}; use a new store, or another job="
+        ) from error
 
 
-def _turn(where: object, job: str, rank: int, size: int) -> int:
-    key = (where, job, rank, size)
+def _next_turn(place: object, job: str, rank: int, size: int) -> int:
+    """Return the number of this connection among the connections of a rank at one place, from 0."""
+    key = (place, job, rank, size)
     _turns[key] += 1
     return _turns[key] - 1
 
 
-def _checked_nodes(nodes: int, size: int) -> int:
+def _check_nodes(nodes: int, size: int) -> int:
+    """Refuse numbers of machines that do not divide the ranks."""
     if not isinstance(nodes, int) or nodes < 1 or size % nodes:
         raise UsageError(f"nodes: expected a number of machines that divides the {size} ranks, got {nodes!r}")
     return nodes
 
 
-def _nodes_of(machines: Sequence[str]) -> int:
-    """Return how many machines there are, if they have equally many ranks in order; else each rank counts as one."""
-    several = len(set(machines))
-    each = len(machines) // several
-    blocks = [machines[start] for start in range(0, len(machines), each)]
-    in_order = [machine for machine in blocks for _ in range(each)] == list(machines)
-    return several if in_order and len(set(blocks)) == several == len(blocks) else len(machines)
+def _count_nodes(machines: Sequence[str]) -> int:
+    """Return the number of machines, if they have equally many ranks in order; else each rank counts as one."""
+    machine_count = len(set(machines))
+    ranks_per_machine = len(machines) // machine_count
+    blocks = [machines[start] for start in range(0, len(machines), ranks_per_machine)]
+    in_order = [machine for machine in blocks for _ in range(ranks_per_machine)] == list(machines)
+    return machine_count if in_order and len(set(blocks)) == machine_count == len(blocks) else len(machines)
 
 
-def _outward() -> str:
+def _outward_address() -> str:
     """Return the address of this machine that others probably reach."""
     with suppress(OSError):
         return local_address(("192.0.2.1", 9))  # RFC 5737: an address for documentation, on no host

@@ -1,6 +1,6 @@
 """Worlds on engines that place processes: the parts that Ray and Dask share."""
 
-# The map of this room, in the order data flows:
+# The map of this folder, in the order data flows:
 #
 #   job        the part of `run` that is the same on all engines
 #   gang       GangSpec: a program and its settings, as every process of a gang is given them; MemberEnd: how one ended
@@ -9,4 +9,4 @@
 #   verdict    from the ends of all members to the first failure
 #   attempts   attempts until one ends well, and the files that the driver brings home
 #   progress   the step that an attempt has reached
-#   demand     waiting for resources, said with what is missing
+#   demand     the wait for resources, with a report of missing ones

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ..errors import OverlapError
 from ..notice import notify
 
-# Free resources are found within moments; what takes longer is told, and then rarely.
+# Moments of the first report of a wait for resources, and of later ones.
 FIRST_S, EVERY_S = 1.0, 30.0
 
 
@@ -29,31 +29,30 @@ class ResourcesError(OverlapError):
         super().__init__(message)
 
 
-def awaited(demand: str, limit_s: float, ready: Callable[[float], bool], missing: Callable[[], str]) -> None:
+def wait_for_resources(demand: str, limit_s: float, ready: Callable[[float], bool], missing: Callable[[], str]) -> None:
     """Wait until an engine has the resources of a gang, and report the missing ones to the user.
 
-    Args:
-        demand: The gang and its demand, for messages.
-        limit_s: Longest wait, in seconds.
-        ready: Waits up to a number of seconds, and returns whether all resources are available.
-        missing: Returns the missing resources as text.
+    `ready` waits up to a number of seconds, and returns whether all resources are available; `missing` returns the
+    missing ones as text.
 
     Raises:
-        ResourcesError: If it takes longer.
+        ResourcesError: If it takes longer than `limit_s`.
     """
-    begun, next_report_s = time.monotonic(), FIRST_S
+    begun_s, next_report_s = time.monotonic(), FIRST_S
     while True:
-        waited_s = time.monotonic() - begun
+        waited_s = time.monotonic() - begun_s
         if ready(max(0.0, min(next_report_s, limit_s) - waited_s)):
             return
-        waited_s = time.monotonic() - begun
+        waited_s = time.monotonic() - begun_s
         if waited_s >= next_report_s:
             notify(f"{demand}: waiting for resources, up to {limit_s:.3g} s: {missing()}")
             next_report_s += EVERY_S
         if waited_s >= limit_s:
-            lacking = missing()
+            missing_text = missing()
             raise ResourcesError(
-                f"{demand}: not there within {limit_s:.3g} s: {lacking}", missing=lacking, waited_s=limit_s
+                f"{demand}: not there within {limit_s:.3g} s: {missing_text}; free some, or pass a longer wait_s",
+                missing=missing_text,
+                waited_s=limit_s,
             )
 
 
@@ -65,7 +64,7 @@ def lacking(demands: Sequence[Mapping[str, float]], nodes: Mapping[str, Mapping[
     """
     free = {name: dict(resources) for name, resources in nodes.items()}
     unplaced: Counter[str] = Counter()
-    for demand in sorted(demands, key=lambda each: -sum(each.values())):
+    for demand in sorted(demands, key=lambda amounts: -sum(amounts.values())):
         for resources in free.values():
             if all(resources.get(name, 0) >= amount for name, amount in demand.items()):
                 for name, amount in demand.items():

@@ -18,6 +18,9 @@ from .pickling import Pickling
 LONGEST_NAME = LONGEST_JOB - 37
 
 
+_PICKLED = "pass values that can be pickled, and make the others in the program"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangSpec:
     """A program and its settings, as every process of a gang is given them."""
@@ -58,12 +61,12 @@ def own_version() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberEnd:
-    """The end of one process of a gang, in its own words."""
+    """End of one process of a gang, as the process reports it."""
 
     member: int  # Its index
     machine: str = ""  # Names the machine, equal for all processes that see its files
     results: Sequence[bytes] | None = None  # The pickled result of each of its ranks; None: it has failed
-    error: OverlapError | None = None  # Why it has failed; None: it has not, or was told to stop
+    error: OverlapError | None = None  # Its failure; None: it has not failed, or was stopped
     spans: bytes = b""  # Its part of the timeline, if one is kept
     files: Mapping[str, bytes] = field(default_factory=dict)  # Its flight records, by name
     latest: int | None = None  # The newest complete state or checkpoint that its machine sees
@@ -74,12 +77,12 @@ class MemberEnd:
 class GangOutcome:
     """The end of one attempt of a gang."""
 
-    ends: Mapping[int, MemberEnd]  # By member, in the order in which they told it
-    lost: Mapping[int, str]  # Why the others have told nothing, in the words of the engine
+    ends: Mapping[int, MemberEnd]  # By member, in the order of their reports
+    lost: Mapping[int, str]  # Reasons of members without a report, as clauses of the engine
     files: Mapping[str, bytes] = field(default_factory=dict)  # Flight records of these, by name
 
 
-def gang_of(
+def describe_gang(
     engine: str,
     main: Callable[..., Awaitable[object]],
     args: tuple[object, ...],
@@ -93,19 +96,10 @@ def gang_of(
 ) -> GangSpec:
     """Return the description of a gang, after a check of the user's arguments.
 
-    Args:
-        engine: Name of the engine.
-        main: The program of each rank.
-        args: Its further arguments.
-        config: Settings of the run, with the number of ranks.
-        ranks_each: Ranks of each process.
-        argument: The argument that gives that number.
-        name: Name of the job; None: a new one.
-        pickling: Packs the program.
-        import_path: Folders that the driver imports from first.
+    `argument` is the name of `ranks_each` in the engine's `run`; without a name of the job, it gets a new one.
 
     Raises:
-        UsageError: If a value cannot be meant, or the program cannot be sent.
+        UsageError: If a value is invalid, or the program cannot be sent.
     """
     if not isinstance(ranks_each, int) or isinstance(ranks_each, bool) or ranks_each < 1:
         raise UsageError(f"{argument}: expected a positive integer, got {ranks_each!r}")
@@ -126,24 +120,22 @@ def gang_of(
         members=ranks // ranks_each,
         ranks_each=ranks_each,
         config=config,
-        program=packed_program(main, args, pickling),
+        program=pickle_program(main, args, pickling),
         import_path=tuple(import_path),
     )
 
 
-def packed_program(main: object, args: tuple[object, ...], pickling: Pickling) -> bytes:
-    """Return the bytes of a program and its arguments.
-
-    Raises:
-        UsageError: If one of them cannot be pickled; names it.
-    """
+def pickle_program(main: object, args: tuple[object, ...], pickling: Pickling) -> bytes:
+    """Return the bytes of a program and its arguments; a UsageError names the one that cannot be pickled."""
     try:
         return pickling.dumps((main, args))
     except Exception as error:
-        refused = error
+        first_error = error
     for name, value in (("main", main), *((f"argument {index + 1} of main", arg) for index, arg in enumerate(args))):
         try:
             pickling.dumps(value)
         except Exception as error:
-            raise UsageError(f"{name}: cannot be sent to other processes: {in_one_line(error)}") from error
-    raise UsageError(f"main: cannot be sent to other processes: {in_one_line(refused)}") from refused
+            raise UsageError(f"{name}: cannot be sent to other processes: {in_one_line(error)}; {_PICKLED}") from error
+    raise UsageError(
+        f"main: cannot be sent to other processes: {in_one_line(first_error)}; {_PICKLED}"
+    ) from first_error

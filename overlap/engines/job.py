@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ..config import RunConfig, requested
 from ..errors import UsageError
 from ..settings import check_seconds
-from .attempts import attempted
-from .gang import GangOutcome, GangSpec, gang_of
+from .attempts import run_attempts
+from .gang import GangOutcome, GangSpec, describe_gang
 from .pickling import Pickling
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Gang = AbstractContextManager[Callable[[GangSpec], GangOutcome]]
 """Holds the name of a job on a cluster; its value runs one attempt."""
 
 
-def asked(
+def config_of_arguments(
     main: Callable[..., Awaitable[object]],
     args: tuple[object, ...],
     *,
@@ -41,25 +41,20 @@ def asked(
     state_dir: str | None,
     flight_dir: str | None,
 ) -> RunConfig:
-    """Return the settings of a run from the arguments of an engine's `run`, with the meanings of `overlap.run`.
-
-    Args:
-        main: The program of each rank.
-        args: Its arguments after the rank.
-    """
-    given = RunConfig.given(
+    """Return the settings of a run from the arguments of an engine's `run`, with the meanings of `overlap.run`."""
+    config = RunConfig.given(
         ranks=ranks, cluster=None if cluster == "local" else cluster, trace=trace, trace_steps=trace_steps,
-        timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check, state_dir=_absolute(state_dir),
-        flight_dir=_absolute(flight_dir),
+        timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check,
+        state_dir=_absolute_folder(state_dir), flight_dir=_absolute_folder(flight_dir),
     )  # fmt: skip
-    return requested(main, args, given)
+    return requested(main, args, config)
 
 
 def run_gang(
     main: Callable[..., Awaitable[object]],
     args: tuple[object, ...],
     config: RunConfig,
-    held: Callable[[GangSpec], Gang],
+    reserve: Callable[[GangSpec], Gang],
     *,
     engine: str,
     cloudpickle: ModuleType,
@@ -72,36 +67,26 @@ def run_gang(
 ) -> list[object]:
     """Run a program on an engine, and return the results of its ranks.
 
-    Args:
-        main: The program of each rank.
-        args: Its arguments after the rank.
-        config: Settings of the run.
-        held: Holds the name of the job, and runs attempts.
-        engine: Name of the engine.
-        cloudpickle: `cloudpickle`, or the engine's copy of it.
-        ranks_each: Ranks of each process.
-        argument: The argument that gives that number.
-        name: Name of the job; None: a new one.
-        wait_s: How long to wait for resources.
-        max_restarts: How often the world may be started again.
-        import_path: Folders that the driver imports from first.
+    `reserve` reserves the name of the job, and runs attempts; `argument` is the name of `ranks_each` in the engine's
+    `run`; `wait_s` limits the wait for resources; the driver imports from the folders of `import_path` first.
     """
     check_seconds("wait_s", wait_s)
     pickling = Pickling(cloudpickle)
-    spec = gang_of(
+    spec = describe_gang(
         engine, main, args, config,
         ranks_each=ranks_each, argument=argument, name=name, pickling=pickling, import_path=import_path,
     )  # fmt: skip
-    with held(spec) as once:
-        return attempted(spec, config, once, max_restarts=max_restarts, loads=pickling.loads)
+    with reserve(spec) as once:
+        return run_attempts(spec, config, once, max_restarts=max_restarts, loads=pickling.loads)
 
 
-def name_is_taken(spec: GangSpec) -> UsageError:
-    """Return the error of a job with the name of another one."""
+def name_error(spec: GangSpec) -> UsageError:
+    """Return the error of a job with the name of another running job."""
     return UsageError(
         f"name: a job named {spec.job!r} runs on this cluster already; wait for its end, or choose another name"
     )
 
 
-def _absolute(folder: str | None) -> str | None:
+def _absolute_folder(folder: str | None) -> str | None:
+    """Return the absolute path of a folder of this machine; None for none."""
     return None if folder is None else os.path.abspath(folder)

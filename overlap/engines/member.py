@@ -1,4 +1,4 @@
-"""Member: one process of a gang, from the store where it meets the others to the word on how it ended."""
+"""Member: one process of a gang, from the store where it meets the others to the report of its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..errors import (
     RemoteError,
     UsageError,
     in_one_line,
-    portable,
+    picklable_copy,
     shown,
     text_of,
     type_name,
@@ -38,7 +38,7 @@ from ..timeline.files.merge import on_clock
 from ..timeline.files.parts import pack_part
 from ..timeline.spans import Timeline
 from .gang import GangSpec, MemberEnd, own_version
-from .home import TRACE, open_home, take_records
+from .home import TRACE, make_gang_folder, take_records
 from .pickling import Pickling
 from .progress import latest_step
 
@@ -53,7 +53,6 @@ class GangMember:
     """One process of a gang. `run` blocks the thread that calls it; `stop` may be called from any other.
 
     Args:
-        spec: The gang.
         member: Index of this process.
         pickling: Reads the program, and packs its results.
     """
@@ -69,7 +68,7 @@ class GangMember:
 
     @property
     def lives(self) -> bool:
-        """Whether its world has started; it may have ended since."""
+        """Whether the world has started; it may have ended since."""
         return self._begun_s > 0
 
     def run(self, store: Store, own_arguments: tuple[Sequence[object], ...] = ()) -> MemberEnd:
@@ -80,15 +79,15 @@ class GangMember:
             own_arguments: Arguments of this process before the common ones; each has one value for each of its ranks.
         """
         try:
-            results = self._lived(store, own_arguments)
-            return self._end(results=self._packed(results) if results is not None else None)
+            results = self._run_program(store, own_arguments)
+            return self._make_end(results=self._pickle_results(results) if results is not None else None)
         except OverlapError as error:
-            return self._end(error=error)
+            return self._make_end(error=error)
         except BaseException as error:
-            return self._end(error=RemoteError(type_name(error), text_of(error), trace=_trace(error)))
+            return self._make_end(error=RemoteError(type_name(error), text_of(error), trace=_trace(error)))
 
     def stop(self) -> None:
-        """End its ranks, without an error of theirs; the other processes of the world lose them."""
+        """End the ranks of this process without an error; the other processes of the world lose them."""
         with self._lock:
             self._stopped = True
             if self._token is not None:
@@ -97,44 +96,46 @@ class GangMember:
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
-    def _lived(self, store: Store, own_arguments: tuple[Sequence[object], ...]) -> list[object] | None:
+    def _run_program(self, store: Store, own_arguments: tuple[Sequence[object], ...]) -> list[object] | None:
+        """Load the program, join the other members, and return the results of the ranks here."""
         self._check_version()
         spec = self._spec
         for folder in reversed(spec.import_path):
             if folder not in sys.path:
                 sys.path.insert(0, folder)
-        main, args = cast("tuple[Main, tuple[object, ...]]", self._loaded())
+        main, args = cast("tuple[Main, tuple[object, ...]]", self._load_program())
         if own_arguments:
-            main = _with_own(main, spec.ranks(self._member), own_arguments)
-        home = open_home(spec.token)
+            main = _with_own_arguments(main, spec.ranks(self._member), own_arguments)
+        home = make_gang_folder(spec.token)
         config = spec.config.changed(flight_dir=str(home))
         if config.trace is not None:
             config = config.changed(trace=home / TRACE)  # only for the spans of a process that is killed
         self._keeper = _SpanKeeper(config)
         with ExitStack() as meeting:
-            around, own_place = alone(config), None
+            setup, own_place = alone(config), None
             if spec.members > 1:
                 rendezvous = meeting.enter_context(
                     through_store(store, self._member, spec.members, secret=None, job=spec.label, nodes=None, host=None)
                 )
-                meeting_config, own_place = _meeting(spec, config, self._member, *rendezvous)
-                around = among(own_place, config, meeting=meeting_config)
+                meeting_config, own_place = _place_in_gang(spec, config, self._member, *rendezvous)
+                setup = among(own_place, config, meeting=meeting_config)
 
             def on_start(world: World) -> None:
                 meeting.close()  # all are there
                 self._begun_s = time.time()
 
-            return trio.run(self._live, around, own_place, main, args, config, on_start)
+            return trio.run(self._run_world, setup, own_place, main, args, config, on_start)
 
-    async def _live(
+    async def _run_world(
         self,
-        around: AbstractAsyncContextManager[WorldSetup],
+        setup: AbstractAsyncContextManager[WorldSetup],
         own_place: Place | None,
         main: Main,
         args: tuple[object, ...],
         config: RunConfig,
         on_start: Callable[[World], None],
     ) -> list[object] | None:
+        """Run the world on this thread's event loop, until it ends or `stop` cancels it; None: stopped."""
         with self._lock:
             self._token = trio.lowlevel.current_trio_token()
             if self._stopped:
@@ -142,18 +143,20 @@ class GangMember:
         assert self._keeper is not None
         with self._scope:
             return await live(
-                around, own_place, main, args, config, self._keeper, on_start, has_signal=lambda: self._stopped
+                setup, own_place, main, args, config, self._keeper, on_start, has_signal=lambda: self._stopped
             )
         return None
 
     def _check_version(self) -> None:
+        """Refuse to run with another version than the driver's."""
         if own_version() != self._spec.version:
             raise UsageError(
                 f"process {self._member} has {own_version()}, and the driver has {self._spec.version}: install one "
                 "version everywhere"
             )
 
-    def _loaded(self) -> object:
+    def _load_program(self) -> object:
+        """Return the program and its arguments."""
         try:
             return self._pickling.loads(self._spec.program)
         except Exception as error:
@@ -164,18 +167,21 @@ class GangMember:
 
     # -- its end -----------------------------------------------------------------------------------------------------
 
-    def _packed(self, results: Sequence[object]) -> list[bytes]:
+    def _pickle_results(self, results: Sequence[object]) -> list[bytes]:
+        """Return the pickled results of the ranks here."""
         packed = []
         for rank, result in zip(self._spec.ranks(self._member), results, strict=True):
             try:
                 packed.append(self._pickling.dumps(result))
             except Exception as error:
                 raise UsageError(
-                    f"rank {rank} returned {shown(result)}, which cannot be sent to the driver: {in_one_line(error)}"
+                    f"rank {rank} returned {shown(result)}, which cannot be sent to the driver: {in_one_line(error)}; "
+                    "return values that can be pickled"
                 ) from error
         return packed
 
-    def _end(self, *, results: list[bytes] | None = None, error: OverlapError | None = None) -> MemberEnd:
+    def _make_end(self, *, results: list[bytes] | None = None, error: OverlapError | None = None) -> MemberEnd:
+        """Return the end of this process, with its timeline and its flight records."""
         if isinstance(error, RankFailedError) and error.rank in self._spec.ranks(self._member):
             trace = _trace(error.cause)
             if trace and not isinstance(error.cause, RemoteError):
@@ -184,7 +190,7 @@ class GangMember:
             member=self._member,
             machine=network_namespace(),
             results=results,
-            error=None if error is None else portable(error),
+            error=None if error is None else picklable_copy(error),
             spans=self._keeper.part if self._keeper else b"",
             files=take_records(self._spec.token, pid=os.getpid()),
             latest=None if error is None else latest_step(self._spec.config.state_dir),
@@ -195,31 +201,32 @@ class GangMember:
 class _SpanKeeper(Keeper):
     """Packs the timeline of this process as bytes for the driver, which merges those of all members."""
 
-    def __init__(self, wanted: RunConfig) -> None:
-        super().__init__(wanted)
-        self._wants = wanted.trace is not None
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self._has_trace = config.trace is not None
         self.part = b""
 
     async def keep(
         self, timeline: Callable[[], Timeline], membership: Membership | None, failure: Exception | None = None
     ) -> None:
         """Pack the recorded spans, on the clock of process 0."""
-        if self._wants:
+        if self._has_trace:
             with trio.CancelScope(shield=True):
                 self.part = await trio.to_thread.run_sync(_packed_spans, timeline, membership)
 
 
 def _packed_spans(timeline: Callable[[], Timeline], membership: Membership | None) -> bytes:
+    """Return the timeline of this process as bytes, on the clock of process 0."""
     if membership is None:
         return pack_part(timeline())
     clock = membership.clock
     return pack_part(on_clock(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns)
 
 
-def _meeting(
+def _place_in_gang(
     spec: GangSpec, run_config: RunConfig, member: int, config: RendezvousConfig, machines: int
 ) -> tuple[RendezvousConfig, Place]:
-    """Return how a member meets the others, and its place among them."""
+    """Return the settings of a member's rendezvous, and its place among the members."""
     machine = getattr(run_config.cluster, "name", run_config.cluster or "local")
     config = replace(
         config,
@@ -243,18 +250,19 @@ def _meeting(
     return config, own_place
 
 
-def _with_own(main: Main, ranks: range, own_arguments: tuple[Sequence[object], ...]) -> Main:
+def _with_own_arguments(main: Main, ranks: range, own_arguments: tuple[Sequence[object], ...]) -> Main:
     """Return a program that gets each rank's own arguments before the common ones."""
 
-    def with_own(rank: Rank, *args: object) -> Awaitable[object]:
-        return main(rank, *(each[rank.rank - ranks.start] for each in own_arguments), *args)
+    def main_of_rank(rank: Rank, *args: object) -> Awaitable[object]:
+        return main(rank, *(values[rank.rank - ranks.start] for values in own_arguments), *args)
 
-    return with_own
+    return main_of_rank
 
 
 def _trace(error: BaseException) -> str:
-    told = traceback.format_exception(error) if error.__traceback__ is not None else []
-    return "".join(told).rstrip()
+    """Return the traceback of an error as text; "" if it has none."""
+    lines = traceback.format_exception(error) if error.__traceback__ is not None else []
+    return "".join(lines).rstrip()
 
 
 __all__ = ["GangMember"]

@@ -13,7 +13,7 @@ from typing import Any
 class Pickling:
     """Writes and reads objects that processes of one job send each other.
 
-    Newer versions of cloudpickle take the name of its file from a function; errors would name no place.
+    Newer versions of cloudpickle drop the name of a function's file; errors could name no line.
 
     Args:
         module: `cloudpickle`, or Ray's copy of it.

@@ -1,4 +1,4 @@
-"""Progress of a job: the newest step that is kept in a folder, and the last step that flight records tell of."""
+"""Progress of a job: the newest step saved in a folder, and the steps in flight records."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ def reached_step(records: Iterable[Path]) -> int | None:
     return max((step for file in records for step in _steps(file)), default=None)
 
 
-def kept_step(records: Iterable[Path]) -> int | None:
+def saved_step(records: Iterable[Path]) -> int | None:
     """Return the newest step with state or a checkpoint of all ranks on the disk, from flight records."""
-    return max((step for file in records for step in _kept(file)), default=None)
+    return max((step for file in records for step in _saved_steps(file)), default=None)
 
 
-def _kept(file: Path) -> Iterator[int]:
+def _saved_steps(file: Path) -> Iterator[int]:
+    """Yield the newest saved step of each rank in a flight record; nothing if it cannot be read."""
     try:
         flight: Flight = read_flight(file)
     except UsageError:
@@ -39,6 +40,7 @@ def _kept(file: Path) -> Iterator[int]:
 
 
 def _steps(file: Path) -> Iterator[int]:
+    """Yield the steps that the ranks of a flight record began; nothing if it cannot be read."""
     try:
         flight: Flight = read_flight(file)
     except UsageError:

@@ -19,7 +19,7 @@ from mmap import mmap
 from pathlib import Path
 from time import time_ns
 
-from ..kernel_facts import born, exists
+from ..kernel_facts import exists, start_of
 from ..notice import notify
 from .layout import file_bytes
 from .recorder import Writer
@@ -188,7 +188,7 @@ def began(
         "world_size": world_size,
         "host": platform.node()[:100],
         "pid": pid,
-        "born": born(pid),
+        "born": start_of(pid),
         "script": script[-_TEXT_CHARACTERS:],
         "folder": working_folder(),
     }
@@ -205,4 +205,4 @@ def working_folder() -> str:
 
 def runs(host: str, pid: int, since: str) -> bool:
     """Whether the process of a record runs on this machine, as far as that is known."""
-    return bool(since) and host == platform.node()[:100] and born(pid) == since
+    return bool(since) and host == platform.node()[:100] and start_of(pid) == since

@@ -23,7 +23,7 @@ import transports
 from transports import TransportError
 
 from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, narrowed
-from ..notice import notify, say
+from ..notice import notify, write_stderr
 from .output import OutputError, discard
 from .verdict import CARD_COLUMNS
 
@@ -63,7 +63,7 @@ def report(error: BaseException, *, command: bool = True) -> int:
         command: Whether the `overlap` command runs the program; its frames come before those of the program.
     """
     if os.environ.get("OVERLAP_TRACEBACK") == FULL and isinstance(error, (RankFailedError, BaseExceptionGroup)):
-        say("".join(format_exception(error)))
+        write_stderr("".join(format_exception(error)))
     error = innermost(error)
     cause = error.cause if isinstance(error, RankFailedError) else error
     if isinstance(cause, BrokenPipeError) and _nobody_reads_stdout():
@@ -87,7 +87,7 @@ def report(error: BaseException, *, command: bool = True) -> int:
     if isinstance(error, SystemExit):
         return _exit_code(error)
     if not _needs_no_traceback(cause):
-        say("\n".join(narrowed(line, CARD_COLUMNS) for line in "".join(_without_machinery(cause)).split("\n")))
+        write_stderr("\n".join(narrowed(line, CARD_COLUMNS) for line in "".join(_without_machinery(cause)).split("\n")))
         if not isinstance(error, RankFailedError):
             return EXIT_FAILED
     elif not isinstance(error, RankFailedError):  # the system has refused something to this package
@@ -139,7 +139,7 @@ def _exit_code(end: SystemExit) -> int:
     """Return the code as the interpreter does: print a text, take None as 0, and the last 8 bits of a number."""
     if end.code is None or isinstance(end.code, int):
         return (end.code or 0) & 0xFF
-    say(f"{end.code}\n")
+    write_stderr(f"{end.code}\n")
     return EXIT_FAILED
 
 

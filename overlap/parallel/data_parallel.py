@@ -22,12 +22,12 @@ from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .checkpoints.names import Own
 from .checkpoints.pieces import Shard, Tensors, divided
 from .optimizers import Optimizer, check_optimizer
-from .parameters import ModelMemory, Parameters
+from .parameters import ModelMemory, Parameters, memory_of
 from .settings import IN_FLIGHT, Batch, Order, Settings, Unused, check_count
 from .surviving import surviving
-from .tree import Params, Place, flatten
+from .tree import Params, Site, flatten
 from .tuning import CANDIDATES, RECORDED, Choice, Tuner
-from .work import users_frame
+from .work import nothing
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -136,7 +136,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         self._bucket_bytes = bucket_bytes
         self._backward = list(reversed(leaves))
         fresh = Parameters(rank, leaves, optimizer, order=self._backward)
-        self._surviving, self._parameters = surviving(rank, self.group, fresh, hook=hook)
+        self._surviving, self._parameters = surviving(rank, self._work, self.group, fresh, hook=hook)
         self.steps = rank.epoch.step
         self._stream = rank.stream(f"gradients of {self.group.name}", window=in_flight)
         self._factors: tuple[Future[object], ...] = ()  # of the gradients of the step that was sent last
@@ -146,21 +146,15 @@ class DataParallel(Bucketed[Averaged, Params]):
         joined = bool(rank.epoch.joined)  # ranks that need the weights and the state of the optimizer
         first = self._first_weights(self._parameters, state=joined) if joined or self._parameters is fresh else []
         if first:
-            begun = rank.compute(
-                lambda *_: self._parameters.views,
-                *first,
-                name=RoleName("first weights", "library"),
-                seconds=0.0,
-                call_site=users_frame(),
-            )
-            self._newest = dict.fromkeys(leaves, begun)
+            views = self._work.compute(lambda *_: self._parameters.views, *first, name="first weights")
+            self._newest = dict.fromkeys(leaves, views)
         self._plan()
 
     def _plan(self) -> None:
         """Make the buckets, for gradients that come in the order of `_backward`."""
         plans = plan_by_size(self._leaves, self._backward, self._bucket_bytes)
-        places = {name: place if self._order == "forward" else 0 for place, name in enumerate(self._leaves)}
-        priorities = [min(places[name] for name in plan.names) for plan in plans]
+        depths = {name: depth if self._order == "forward" else 0 for depth, name in enumerate(self._leaves)}
+        priorities = [min(depths[name] for name in plan.names) for plan in plans]
         last = max(range(len(plans)), key=lambda index: (priorities[index], index))
         self._use(
             [
@@ -183,12 +177,7 @@ class DataParallel(Bucketed[Averaged, Params]):
 
     def memory(self) -> ModelMemory:
         """Return the sizes of the arrays that the model keeps on this rank from step to step."""
-        kept = self._parameters
-        return ModelMemory(
-            parameters=sum(flat.nbytes for flat in kept.flat.values()),
-            gradients=sum(plan.nbytes for plan in self.plans),
-            optimizer=sum(each.nbytes for state in kept.state.values() for each in state.values()),
-        )
+        return memory_of(self._parameters.weights.values(), gradients=sum(plan.nbytes for plan in self.plans))
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -214,11 +203,11 @@ class DataParallel(Bucketed[Averaged, Params]):
             raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
         return self._home[name].views[name]
 
-    def _take(self, gradients: Mapping[str, object], place: Place) -> None:
+    def _take(self, gradients: Mapping[str, object], site: Site) -> None:
         if self._tuner is not None:
             for name, gradient in gradients.items():
                 self._tuner.handed_over(self.steps, name, gradient)
-        super()._take(gradients, place)
+        super()._take(gradients, site)
 
     def _prepare(self, bucket: Averaged) -> None:
         if bucket.waits:
@@ -234,14 +223,12 @@ class DataParallel(Bucketed[Averaged, Params]):
         self._factors = factors
         for bucket in self._buckets:
             bucket.sent = False
-        self.rank.compute(
-            partial(self._look, reduced), name=RoleName("look", "library"), seconds=0.0, call_site=users_frame()
-        )
+        self._work.compute(partial(self._look, reduced), name="look")
         compares = self._compare_every is not None and self.steps % self._compare_every == 0
         if self._order == "fifo" or self._all_hidden or compares:
             self._update_all()
         if compares:
-            compare_replicas(self.rank, self.group, self._parameters.views, self.steps)
+            compare_replicas(self._work, self.group, self._parameters.views, self.steps)
         return reduced
 
     def _after_step(self) -> Callable[[], Coroutine[object, object, None]] | None:
@@ -251,8 +238,9 @@ class DataParallel(Bucketed[Averaged, Params]):
         """Choose buckets and order, the same on all ranks."""
         assert self._tuner is not None
         await self.settle()
-        told = await self._tuner.choose() if self.group.rank == 0 else None
-        choice = Choice.from_array(await self.group.broadcast(told, name=RoleName("choice of buckets", "library")))
+        array = await self._tuner.choose() if self.group.rank == 0 else None
+        array = await self.group.broadcast(array, name=RoleName("choice of buckets", "library"))
+        choice = Choice.from_array(array)
         if self.group.rank == 0:
             notify(str(choice))
         self._take_over(choice)
@@ -272,7 +260,7 @@ class DataParallel(Bucketed[Averaged, Params]):
 
     def tensors(self) -> Tensors:
         """Return dtype and shape of the weights and of the optimizer's state, by name."""
-        return {piece.tensor: (piece.dtype.name, piece.shape) for piece in self._parameters.pieces()}
+        return self._parameters.tensors()
 
     def kept(self) -> list[Shard]:
         """Return the pieces that this rank saves in a checkpoint: its share of the weights and state of all."""
@@ -287,17 +275,17 @@ class DataParallel(Bucketed[Averaged, Params]):
         self._update_all()
         for update in [*self._issued, *set(self._newest.values())]:
             await update
-        await self.rank.compute(_nothing, name=RoleName("settle", "library"), seconds=0.0, call_site=users_frame())
+        await self._work.compute(nothing, name="settle")
 
     def notes(self) -> dict[str, object]:
         """Return the order in which buckets travel, and the choice of "auto"."""
         return super().notes() | ({} if self.choice is None else {"choice": self.choice.to_array().tolist()})
 
-    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+    def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
         """Go on from that step, with the choice that had been made; see `Bucketed`."""
         if self._tuner is not None and "choice" in notes:
             self._take_over(Choice.from_array(np.array(notes["choice"])))
-        return super().resume(steps, notes, own)
+        return super().resume(steps, notes, arrays)
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
@@ -332,7 +320,3 @@ class DataParallel(Bucketed[Averaged, Params]):
             self._update_all()
             self._backward = list(order)
             self._plan()
-
-
-def _nothing(*_: object, **__: object) -> None:
-    """Be done when all computes before it are."""

@@ -148,28 +148,28 @@ class Experts:
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the way back; waits for nothing."""
-        left = cast("LeftForBackward", kept)
-        there, back = self._ways(left["table"])
-        split = self._arrange("split gradient", _split, left["routed"], left["outputs"], dy)
+        saved = cast("LeftForBackward", kept)
+        there, back = self._ways(saved["table"])
+        split = self._arrange("split gradient", _split, saved["routed"], saved["outputs"], dy)
         received = self._exchange(split[0], there, "gradients to experts")
-        chosen = self._issue("route", self._route_backward, pick(w, ("router",)), left["routed"], left["load"], split)
+        chosen = self._issue("route", self._route_backward, pick(w, ("router",)), saved["routed"], saved["load"], split)
         dx_shared, dw_shared = None, None
         if self.shared is not None:
-            dx_shared, dw_shared = self.shared.backward(pick(w, ("shared",)), left["shared"], dy)
-        d_rows, dw = self._experts_backward(w, left, received, back)
-        dx = self._arrange("merge", _gradient, left["routed"], d_rows, chosen[0], dx_shared)
+            dx_shared, dw_shared = self.shared.backward(pick(w, ("shared",)), saved["shared"], dy)
+        d_rows, dw = self._experts_backward(w, saved, received, back)
+        dx = self._arrange("merge", _gradient, saved["routed"], d_rows, chosen[0], dx_shared)
         gradients = {"router": chosen[1], "experts": dw}
         return dx, gradients | ({} if self.shared is None else {"shared": dw_shared})
 
     def _experts_backward(self, w: object, left: LeftForBackward, received: object, back: Array) -> Pair:
         """Issue the experts' backward, and the gradients of their rows; with halves, rows travel under the second."""
-        weights, mine = pick(w, ("experts",)), left["table"][:, self._mine]
-        rows, saved = int(mine.sum()), left["saved"]
+        weights, table = pick(w, ("experts",)), left["table"][:, self._mine]
+        rows, saved = int(table.sum()), left["saved"]
         if self._backward_input is None:
-            both = self._issue("backward", self._whole_backward, mine, weights, saved, received, rows=rows)
+            both = self._issue("backward", self._whole_backward, table, weights, saved, received, rows=rows)
             return self._exchange(both[0], back, "gradients to tokens"), both[1]
         halves = partial(run_experts, self._backward_input)
-        first = self._issue("backward_input", halves, mine, weights, saved, received, rows=rows)
+        first = self._issue("backward_input", halves, table, weights, saved, received, rows=rows)
         d_rows = self._exchange(first[0], back, "gradients to tokens")
         return d_rows, self._issue("backward_weights", self._second_half, weights, first[1], rows=rows)
 
@@ -184,8 +184,8 @@ class Experts:
 
     def _exchange(self, rows: object, counts: Array, name: str) -> Future[object]:
         """Issue an all-to-all of as many rows as the counts tell."""
-        found = self.group.all_to_all(cast("Array", rows), counts=counts, name=name, call_site=users_frame())
-        return cast("Future[object]", found)
+        exchanged = self.group.all_to_all(cast("Array", rows), counts=counts, name=name, call_site=users_frame())
+        return cast("Future[object]", exchanged)
 
     def _arrange(self, name: str, function: Callable[..., object], *args: object) -> Future[object]:
         """Issue a compute that sorts and adds rows, which takes no time on the virtual clock."""

@@ -24,7 +24,8 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .returned import check_pair
-from .tree import add_up, has_no_data, leaves, pick, rebuild
+from .settings import check_count
+from .tree import RunningSum, has_no_data, leaves, pick, rebuild
 from .work import MemoryWork, users_frame
 
 if TYPE_CHECKING:
@@ -228,8 +229,7 @@ class Sequential:
     def __init__(self, rank: Rank, layers: Mapping[str, Layer], *, parts: int = 1, axis: int = 0) -> None:
         if not layers:
             raise UsageError("layers: there are none")
-        if not isinstance(parts, int) or parts < 1:
-            raise UsageError(f"parts: expected a whole number from 1, got {parts!r}")
+        check_count("parts", parts)
         self.rank, self.layers, self.parts, self.axis = rank, dict(layers), parts, axis
         self._work = MemoryWork(rank)
 
@@ -268,27 +268,29 @@ class Sequential:
         return {name: self._second_halves(name, w, halves[name]) for name in reversed(self.layers)}
 
     def _first_halves(self, name: str, w: object, kept: object, dys: list[object]) -> tuple[list[object], list[Half]]:
-        layer, mine = self.layers[name], _weights(w, name)
+        layer, weights = self.layers[name], _weights(w, name)
         parts = cast("Sequence[object]", pick(kept, (name,)))
-        each = [first_half(layer, mine, part, dy) for part, dy in zip(parts, dys, strict=True)]
+        each = [first_half(layer, weights, part, dy) for part, dy in zip(parts, dys, strict=True)]
         return [dx for dx, _ in each], [half for _, half in each]
 
     def _second_halves(self, name: str, w: object, halves: list[Half]) -> object:
-        layer, mine = self.layers[name], _weights(w, name)
-        return add_up(self._work, mine, [second_half(layer, mine, half) for half in halves])
+        layer, weights = self.layers[name], _weights(w, name)
+        if len(halves) == 1:
+            return second_half(layer, weights, halves[0])
+        total = RunningSum(self._work, weights)
+        return [total.add(second_half(layer, weights, half)) for half in halves][-1]
 
     def _cut(self, x: object) -> list[object]:
         if self.parts == 1:
             return [x]
-        place = users_frame()
-        cut = self.rank.compute(np.array_split, x, self.parts, self.axis, name="cut", seconds=0.0, call_site=place)
+        cut = self._work.compute(np.array_split, x, self.parts, self.axis, name="cut", role="program")
         return [cut[i] for i in range(self.parts)]
 
     def _join(self, parts: list[object]) -> object:
         """Put parts side by side; a copy of activations, which costs little beside the products that made them."""
         if self.parts == 1:
             return parts[0]
-        return self.rank.compute(_joined, parts, self.axis, name="join", seconds=0.0, call_site=users_frame())
+        return self._work.compute(_joined, parts, self.axis, name="join", role="program")
 
 
 def _weights(w: object, name: str) -> object:

@@ -12,20 +12,21 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from .buckets.gradients import check_gradient, is_finite, not_finite
-from .buckets.plan import BucketPlan, plan_buckets
+from .buckets.plan import plan_by_dtype
 from .checkpoints.names import Own
 from .checkpoints.pieces import Shard, Tensors, divided
 from .fragment import Fragment
 from .optimizers import SGD, Nesterov, Optimizer, check_optimizer
 from .parameters import Parameters
+from .settings import check_count
 from .strategy import Ahead, Strategy
-from .tree import Params, Place, flatten
+from .tree import Params, Site, flatten
 from .work import users_frame
 
 if TYPE_CHECKING:
     from .tree import Array
 
-_NO_LIMIT = 1 << 62  # bytes of a bucket
+_OUTER = "outer "  # begins the names of the outer optimizer's state
 
 
 class LocalSteps(Strategy[Params]):
@@ -86,31 +87,22 @@ class LocalSteps(Strategy[Params]):
         check_optimizer("outer", outer)
         super().__init__(rank, params, group, ahead)
         self.period, self.delay = period, delay
-        self._parameters = Parameters(rank, leaves, optimizer)
+        self._parameters, self._common = Parameters(rank, leaves, optimizer), Parameters(rank, leaves, outer)
         self._stream = rank.stream(f"outer steps of {self.group.name}")
-        self._plans = self._planned(leaves, list(leaves))
         self._fragments = [
-            Fragment(rank, plan, self._parameters, outer, sends_at=(number + 1) * period // fragments % period)
+            Fragment(plan, self._parameters, self._common, sends_at=(number + 1) * period // fragments % period)
             for number in range(fragments)
-            for plan in self._planned(leaves, list(leaves)[number::fragments])
+            for plan in plan_by_dtype(self._leaves, list(leaves)[number::fragments])
         ]
         self._handed: dict[str, object] = {}
-        self._places: dict[str, Place] = {}  # where they were handed over
-        self._newest: Future[dict[str, Array]] = self._work.compute(
-            self._begin,
-            *self._first_weights(self._parameters),
-            name=RoleName("first weights", "library"),
-            moved_bytes=0,
-        )
-
-    def _planned(self, leaves: dict[str, Array], names: list[str]) -> list[BucketPlan]:
-        """Return one bucket for all parameters of a dtype."""
-        told = {name: (leaves[name].shape, leaves[name].dtype) for name in names}
-        return list(plan_buckets(told, names, bucket_bytes=_NO_LIMIT, first_bytes=_NO_LIMIT, alone_bytes=None))
+        self._sites: dict[str, Site] = {}  # lines that handed them over
+        first = self._first_weights(self._parameters)
+        self._newest: Future[dict[str, Array]] = self._work.compute(self._begin, *first, name="first weights")
 
     def _begin(self, *_: object) -> dict[str, Array]:
-        for fragment in self._fragments:
-            fragment.begin()
+        if self._parameters.real:
+            for common, own in zip(self._common.weights.values(), self._parameters.weights.values(), strict=True):
+                common.flat[:] = own.flat
         return self._parameters.views
 
     # -- the loop ----------------------------------------------------------------------------------------------
@@ -119,11 +111,11 @@ class LocalSteps(Strategy[Params]):
         newest = self._newest
         return self._parameters.views[name] if newest.done and not newest.failed else newest[name]
 
-    def _take(self, gradients: Mapping[str, object], place: Place) -> None:
+    def _take(self, gradients: Mapping[str, object], site: Site) -> None:
         for name, gradient in gradients.items():
             if name in self._handed:
                 raise self._second(name)
-            self._handed[name], self._places[name] = gradient, place
+            self._handed[name], self._sites[name] = gradient, site
 
     def step(self) -> Ahead:
         """Let this rank's weights make an inner step; begin and end outer steps that are due. Issues, and never waits.
@@ -134,15 +126,15 @@ class LocalSteps(Strategy[Params]):
         Raises:
             UsageError: If a parameter has had no gradient.
         """
-        missing = [name for plan in self._plans for name in plan.names if name not in self._handed]
+        missing = [name for name in self._leaves if name not in self._handed]
         if missing:
             raise UsageError(f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}")
         self._note_step()
         self.steps += 1
-        moved_bytes = sum(self._parameters.moved_bytes(plan) for plan in self._plans)
+        moved_bytes = sum(self._parameters.moved_bytes(each.plan) for each in self._parameters.weights.values())
         gradients, self._handed = self._handed, {}
-        update, self._places = partial(self._update, self.steps, self._places), {}
-        self._newest = self._work.compute(update, gradients, name=RoleName("update", "update"), moved_bytes=moved_bytes)
+        update, self._sites = partial(self._update, self.steps, self._sites), {}
+        self._newest = self._work.compute(update, gradients, name="update", role="update", moved_bytes=moved_bytes)
         for fragment in self._fragments:
             self._apply_if_due(fragment)
             if self.steps % self.period == fragment.sends_at:
@@ -168,7 +160,7 @@ class LocalSteps(Strategy[Params]):
 
     def tensors(self) -> Tensors:
         """Return dtype and shape of the common weights and of the outer optimizer's state, by name."""
-        return {piece.tensor: (piece.dtype.name, piece.shape) for piece in self.wanted()}
+        return self._common.tensors(_OUTER)
 
     def kept(self) -> list[Shard]:
         """Return the pieces that this rank saves of the common weights and state."""
@@ -176,7 +168,7 @@ class LocalSteps(Strategy[Params]):
 
     def wanted(self) -> list[Shard]:
         """Return the pieces of the common weights and state, which all ranks read."""
-        return [piece for fragment in self._fragments for piece in fragment.pieces()]
+        return self._common.pieces(_OUTER)
 
     def notes(self) -> dict[str, object]:
         """Return when outer steps have been made, and which are under way."""
@@ -184,10 +176,10 @@ class LocalSteps(Strategy[Params]):
 
     def own(self) -> dict[str, Array]:
         """Return this rank's weights, the inner optimizer's state, and outer steps under way."""
-        mine = {f"weights:{piece.tensor}": piece.data for piece in self._parameters.pieces()}
+        arrays = {f"weights:{piece.tensor}": piece.data for piece in self._parameters.pieces()}
         for number, fragment in enumerate(self._fragments):
-            mine |= {f"fragment:{number}:{key}": array for key, array in fragment.own().items()}
-        return mine
+            arrays |= {f"fragment:{number}:{key}": array for key, array in fragment.own().items()}
+        return arrays
 
     async def settle(self) -> None:
         """Wait until all issued steps are made, and outer reductions under way are over."""
@@ -196,37 +188,38 @@ class LocalSteps(Strategy[Params]):
             if fragment.pending is not None:
                 await fragment.pending
 
-    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+    def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
         """Go on from that step, by the arguments of `Checkpointed`.
 
         If other ranks have saved it, all begin with the common weights, and inner optimizers anew.
         """
         self.steps = steps
-        told = cast("Sequence[Mapping[str, object]]", notes["fragments"])
-        if len(told) != len(self._fragments):
-            raise UsageError(f"fragments: expected {len(told)}, as in the checkpoint, got {len(self._fragments)}")
-        if own is not None:
+        saved = cast("Sequence[Mapping[str, object]]", notes["fragments"])
+        if len(saved) != len(self._fragments):
+            raise UsageError(f"fragments: expected {len(saved)}, as in the checkpoint, got {len(self._fragments)}")
+        if arrays is not None:
             for piece in self._parameters.pieces():
-                piece.data[:] = own[f"weights:{piece.tensor}"]
-        for number, (fragment, each) in enumerate(zip(self._fragments, told, strict=True)):
-            prefix = f"fragment:{number}:"
-            parts = own and {name.removeprefix(prefix): array for name, array in own.items() if name.startswith(prefix)}
-            fragment.resume(each, parts, self.rank)
-        return "what each rank has learned since its last outer step is lost" if own is None else ""
+                piece.data[:] = arrays[f"weights:{piece.tensor}"]
+        for number, (fragment, counters) in enumerate(zip(self._fragments, saved, strict=True)):
+            start, parts = f"fragment:{number}:", None
+            if arrays is not None:
+                parts = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
+            fragment.resume(counters, parts, self._work)
+        return "the progress of each rank since its last outer step is lost" if arrays is None else ""
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def _update(self, step: int, places: Mapping[str, Place], gradients: dict[str, Array]) -> dict[str, Array]:
+    def _update(self, step: int, sites: Mapping[str, Site], gradients: dict[str, Array]) -> dict[str, Array]:
         for name, gradient in gradients.items():
-            check_gradient(name, gradient, *self._leaves[name], step, places[name])
+            check_gradient(name, gradient, *self._leaves[name], step, sites[name])
             if self._parameters.real and not is_finite(gradient.reshape(-1)):
-                raise not_finite({name: gradient}, rank=self.rank.rank, step=step, place=places[name])
+                raise not_finite({name: gradient}, rank=self.rank.rank, step=step, site=sites[name])
         self._parameters.make_step(gradients, step)
         return self._parameters.views
 
     def _send(self, fragment: Fragment) -> None:
         nbytes = fragment.plan.nbytes
-        change = self._work.compute(fragment.change, name=RoleName("change", "library"), moved_bytes=4 * nbytes)
+        change = self._work.compute(fragment.change, name="change", moved_bytes=4 * nbytes)
         fragment.sent_at, fragment.due = self.steps, self.steps + self.delay
         fragment.pending = change
         if self.group.size > 1:
@@ -243,15 +236,10 @@ class LocalSteps(Strategy[Params]):
         if pending is None:
             return
         fragment.rounds += 1
-
-        step = partial(self._outer_step, fragment, fragment.rounds, fragment.sent_at < self.steps)
+        step = partial(fragment.apply, fragment.rounds, fragment.sent_at < self.steps)
         self._newest = self._work.compute(
-            step, pending, name=RoleName("outer update", "update"), moved_bytes=fragment.moved_bytes
+            step, pending, name="outer update", role="update", moved_bytes=4 * fragment.plan.nbytes
         )
-
-    def _outer_step(self, fragment: Fragment, round_: int, since: bool, mean: Array) -> dict[str, Array]:
-        fragment.apply(round_, since, mean)
-        return self._parameters.views
 
 
 class LocalSGD(LocalSteps[Params]):
@@ -309,10 +297,9 @@ class DiLoCo(LocalSteps[Params]):
 
 
 def _check(*, period: int, delay: int, fragments: int, ahead: int, parameters: int) -> None:
-    counts = (("period", period, 1), ("delay", delay, 0), ("fragments", fragments, 1), ("ahead", ahead, 0))
-    for name, value, least in counts:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{name}: expected a whole number from {least}, got {value!r}")
+    for name, value, least in (("period", period, 1), ("delay", delay, 0), ("fragments", fragments, 1)):
+        check_count(name, value, least=least)
+    check_count("ahead", ahead, least=0)
     if delay >= period:
         raise UsageError(f"delay: expected less than the period of {period}, got {delay}")
     if period % fragments:

@@ -185,19 +185,14 @@ def _adam(rule: Adam, param: Array, grad: Array, state: dict[str, Array], step: 
 
 
 @dataclass(frozen=True, slots=True)
-class Nesterov:
+class Nesterov(SGD):
     """Descent with Nesterov's momentum: v = momentum * v + g; p = p - lr * (g + momentum * v).
 
     The outer optimizer of DiLoCo, with its rate and momentum: Douillard et al., arXiv:2311.08105. State: one array.
     """
 
-    lr: float = 0.7  # Learning rate
+    lr: Rate = 0.7  # Learning rate
     momentum: float = 0.9  # Share of the last velocity that stays; at least 0, less than 1
-
-    def __post_init__(self) -> None:
-        if not self.lr >= 0:
-            raise UsageError(f"lr: expected a number from 0, got {self.lr!r}")
-        _check_share("momentum", self.momentum)
 
     def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
         """Return a velocity of zeros."""
@@ -208,4 +203,4 @@ class Nesterov:
         velocity = state["velocity"]
         velocity *= self.momentum
         velocity += grad
-        param -= self.lr * (grad + self.momentum * velocity)
+        param -= _rate(self.lr, step) * (grad + self.momentum * velocity)

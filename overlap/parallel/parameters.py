@@ -10,7 +10,7 @@ import numpy as np
 
 from ..runtime.rank import Rank
 from .buckets.gradients import is_finite
-from .buckets.plan import BucketPlan
+from .buckets.plan import BucketPlan, Slot, plan_by_dtype
 from .checkpoints.pieces import Shard, state_name
 from .optimizers import Optimizer
 
@@ -29,6 +29,85 @@ Run: TypeAlias = tuple[slice, slice]
 """Elements that lie side by side among the weights, and in a bucket: where in either."""
 
 
+class FlatWeights:
+    """Weights of one dtype side by side, with the optimizer's state: all of them, or the part that a rank has.
+
+    Args:
+        rank: The rank.
+        plan: Names, shapes and places of the weights.
+        optimizer: Makes the state.
+        part: Elements of the plan that this rank has; by default all.
+        flat: Memory of these weights; by default new memory.
+
+    Attributes:
+        plan: As given.
+        part: As given.
+        flat: The weights of the part.
+        state: The optimizer's state of the part: flat arrays by name.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        plan: BucketPlan,
+        optimizer: Optimizer,
+        *,
+        part: slice | None = None,
+        flat: Array | None = None,
+    ) -> None:
+        self.plan = plan
+        self.part: slice = part or slice(0, plan.size)
+        size = self.part.stop - self.part.start
+        self.flat: Array = rank.empty(size, plan.dtype) if flat is None else flat
+        real = self.flat.flags.writeable
+        state = optimizer.fresh(size if real else 0, plan.dtype)
+        self.state: dict[str, Array] = (
+            state if real else {key: rank.empty(size, array.dtype) for key, array in state.items()}
+        )
+
+    def arrays(self) -> list[Array]:
+        """Return the weights, and the state by the order of its names."""
+        return [self.flat, *(self.state[key] for key in sorted(self.state))]
+
+    def places(self) -> list[tuple[Slot, slice]]:
+        """Return each weight that has elements here, and the place of these in `flat`."""
+        begin, end, slots = self.part.start, self.part.stop, self.plan.slots
+        places = [(slot, slice(max(slot.start, begin) - begin, min(slot.stop, end) - begin)) for slot in slots]
+        return [(slot, place) for slot, place in places if place.start < place.stop]
+
+    def tensors(self, prefix: str = "") -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return dtype and shape of all weights of the plan and of their state, by name.
+
+        Args:
+            prefix: Prefix of the names of the state.
+        """
+        tensors = {slot.name: (self.plan.dtype.name, slot.shape) for slot in self.plan.slots}
+        for key, array in self.state.items():
+            for slot in self.plan.slots:
+                tensors[state_name(prefix + key, slot.name)] = (array.dtype.name, slot.shape)
+        return tensors
+
+    def pieces(self, *, whole: Array | None = None, prefix: str = "") -> list[Shard]:
+        """Return the weights and the state of the part, as they lie in memory.
+
+        Args:
+            whole: All weights of the plan, to be returned in the place of the part.
+            prefix: Prefix of the names of the state.
+        """
+        pieces: list[Shard] = []
+        if whole is not None:
+            pieces = [Shard.whole(slot.name, slot.shape, whole[slot.start : slot.stop]) for slot in self.plan.slots]
+        for slot, place in self.places():
+            arrays = {} if whole is not None else {slot.name: self.flat}
+            arrays |= {state_name(prefix + key, slot.name): array for key, array in self.state.items()}
+            start, stop = (at + self.part.start - slot.start for at in (place.start, place.stop))
+            pieces += [
+                Shard(tensor=name, shape=slot.shape, start=start, stop=stop, data=array[place])
+                for name, array in arrays.items()
+            ]
+        return pieces
+
+
 class Parameters:
     """The weights of a model on one rank, side by side in memory, in an order of choice.
 
@@ -36,45 +115,35 @@ class Parameters:
 
     Attributes:
         views: The weights by name, in the shapes that they were given in; read-only for everybody else.
-        flat: All weights of a dtype; written by `update` only.
-        state: The optimizer's state: flat arrays by name.
+        weights: All weights of a dtype, and the optimizer's state; written by `update` only.
     """
 
     def __init__(
         self, rank: Rank, leaves: Mapping[str, Array], optimizer: Optimizer, *, order: Iterable[str] | None = None
     ) -> None:
         self.views: dict[str, Array] = {}
-        self.flat: dict[DType, Array] = {}
-        self.state: dict[DType, dict[str, Array]] = {}
+        self.weights: dict[DType, FlatWeights] = {}
         self._optimizer = optimizer
         self._slices: dict[str, slice] = {}
-        names = list(leaves) if order is None else list(order)
-        for dtype in {leaves[name].dtype: None for name in names}:
-            self._place(rank, [name for name in names if leaves[name].dtype == dtype], dtype, leaves)
+        for plan in plan_by_dtype({name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}, order or leaves):
+            weights = self.weights[plan.dtype] = FlatWeights(rank, plan, optimizer)
+            self._slices |= {slot.name: slice(slot.start, slot.stop) for slot in plan.slots}
+            self.views |= plan.views(weights.flat)
         self.views = {name: self.views[name] for name in leaves}
-        self.real: bool = all(flat.flags.writeable for flat in self.flat.values())
-
-    def _place(self, rank: Rank, names: list[str], dtype: DType, leaves: Mapping[str, Array]) -> None:
-        start = 0
-        for name in names:
-            self._slices[name] = slice(start, start + leaves[name].size)
-            start += leaves[name].size
-        flat = self.flat[dtype] = rank.empty(start, dtype)
-        real = flat.flags.writeable
-        kept = self._optimizer.fresh(start if real else 0, dtype)
-        self.state[dtype] = kept if real else {key: rank.empty(start, each.dtype) for key, each in kept.items()}
-        for name in names:
-            view = flat[self._slices[name]]
-            if real:
-                view[:] = leaves[name].reshape(-1)
-            view = view.reshape(leaves[name].shape)
+        self.real: bool = all(weights.flat.flags.writeable for weights in self.weights.values())
+        for name, view in self.views.items():
+            if self.real:
+                view[...] = leaves[name]
             view.setflags(write=False)
-            self.views[name] = view
 
     def is_like(self, other: Parameters) -> bool:
         """Whether another set of weights has the same names, shapes, dtypes and places."""
-        same = {name: (view.shape, view.dtype) for name, view in self.views.items()}
-        return self._slices == other._slices and same == {n: (v.shape, v.dtype) for n, v in other.views.items()}
+        return {t: w.plan.slots for t, w in self.weights.items()} == {t: w.plan.slots for t, w in other.weights.items()}
+
+    def arrays(self) -> list[Array]:
+        """Return all weights, and then all state of the optimizer."""
+        sets = [weights.arrays() for weights in self.weights.values()]
+        return [flat for flat, *_ in sets] + [array for _, *state in sets for array in state]
 
     def runs(self, plan: BucketPlan) -> list[Run]:
         """Return where the weights of a bucket lie: neighbours in both places are one run."""
@@ -98,42 +167,37 @@ class Parameters:
             check: Whether to look for elements that are not finite, while they are in the caches anyway.
 
         Returns:
-            Whether nothing was found; else the update has not been made, or not all of it.
+            Whether all elements are finite, as far as that is checked; else the update is made in part, or not at all.
         """
         if not self.real:
             return True
-        flat, state = self.flat[dtype], self.state[dtype]
+        flat, state = self.weights[dtype].flat, self.weights[dtype].state
         for here, there in blocks(runs):
             part = gradient[there]
             if check and not is_finite(part):
                 return False
-            kept = {key: each[here] for key, each in state.items()}
-            self._optimizer.update(flat[here], part, kept, step)
+            self._optimizer.update(flat[here], part, {key: array[here] for key, array in state.items()}, step)
         return True
 
     def make_step(self, gradients: Mapping[str, Array], step: int) -> None:
         """Let the optimizer make a step with gradients that come one by one, by name."""
-        if not self.real:
-            return
         for name, gradient in gradients.items():
-            dtype, here = self.views[name].dtype, self._slices[name]
-            kept = {key: each[here] for key, each in self.state[dtype].items()}
-            self._optimizer.update(self.flat[dtype][here], gradient.reshape(-1), kept, step)
+            run = self._slices[name], slice(0, gradient.size)
+            self.update(self.views[name].dtype, [run], gradient.reshape(-1), step)
 
-    def pieces(self) -> list[Shard]:
-        """Return all weights and the optimizer's state, as they lie in memory."""
-        found: list[Shard] = []
-        for name, view in self.views.items():
-            place = self._slices[name]
-            found.append(Shard.whole(name, view.shape, self.flat[view.dtype][place]))
-            for key, kept in self.state[view.dtype].items():
-                found.append(Shard.whole(state_name(key, name), view.shape, kept[place]))
-        return found
+    def tensors(self, prefix: str = "") -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return dtype and shape of the weights and of the optimizer's state, by name; see `FlatWeights`."""
+        tensors = {name: form for weights in self.weights.values() for name, form in weights.tensors(prefix).items()}
+        return {name: tensors[name] for name in [*self.views, *tensors]}
+
+    def pieces(self, prefix: str = "") -> list[Shard]:
+        """Return all weights and the optimizer's state, as they lie in memory; see `FlatWeights`."""
+        return [piece for weights in self.weights.values() for piece in weights.pieces(prefix=prefix)]
 
     def moved_bytes(self, plan: BucketPlan) -> int:
         """Return the bytes that an update of a bucket reads and writes: gradient, weights, and all state twice."""
-        kept = sum(2 * each.dtype.itemsize for each in self.state[plan.dtype].values())
-        return plan.size * (3 * plan.dtype.itemsize + kept)
+        state = sum(2 * array.dtype.itemsize for array in self.weights[plan.dtype].state.values())
+        return plan.size * (3 * plan.dtype.itemsize + state)
 
 
 def blocks(runs: Iterable[Run]) -> Iterator[Run]:
@@ -164,6 +228,16 @@ class ModelMemory:
             rows.append((name, f"{getattr(self, name):,.0f} B", f"{getattr(expected, name):,.0f} B"))
         wide = [max(len(row[column]) for row in rows) for column in range(3)]
         return "\n".join(f"{a:{wide[0]}}  {b:>{wide[1]}}  {c:>{wide[2]}}".rstrip() for a, b, c in rows)
+
+
+def memory_of(sets: Iterable[FlatWeights], *, gradients: int, others: int = 0) -> ModelMemory:
+    """Return the memory of weights on this rank, of gradients, and of `others`: bytes of weights of other ranks."""
+    arrays = [weights.arrays() for weights in sets]
+    return ModelMemory(
+        parameters=others + sum(flat.nbytes for flat, *_ in arrays),
+        gradients=gradients,
+        optimizer=sum(array.nbytes for _, *state in arrays for array in state),
+    )
 
 
 def expected_memory(stage: Stage, ranks: int, *, parameters: int, optimizer: int) -> ModelMemory:

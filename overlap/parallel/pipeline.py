@@ -19,7 +19,7 @@ from .models import TrainableModel
 from .passing import StagePassing
 from .returned import check_loss
 from .schedules import Action, Kind
-from .settings import group_of
+from .settings import check_count, group_of
 from .tree import Path, RunningSum, has_no_data, last_future, leaves, pick, rebuild
 from .work import MemoryWork, users_frame
 
@@ -48,8 +48,8 @@ class Passed:
         mine = None
         if self.group.rank == self.last:
             mine = np.array([np.mean([np.float64(cast("float", await each)) for each in self.losses])])
-        told = self.group.broadcast(mine, root=self.last, name="loss", call_site=users_frame())
-        return float((await told)[0])
+        loss = self.group.broadcast(mine, root=self.last, name="loss", call_site=users_frame())
+        return float((await loss)[0])
 
 
 class Pipeline:
@@ -120,8 +120,7 @@ class Pipeline:
         self._check_stages("layers", layers)
         self._check_stages("params", params)
         self._check_halves(layers)
-        if not isinstance(ahead, int) or ahead < 0:
-            raise UsageError(f"ahead: expected a whole number from 0, got {ahead!r}")
+        check_count("ahead", ahead, least=0)
         self.layers, self.params, self.model = dict(layers), dict(params), model
         self.names: dict[int, dict[str, Path]] = {stage: leaves(each) for stage, each in params.items()}
         self.loss, self.loss_cost = loss, dict(loss_cost or {})
@@ -276,9 +275,7 @@ class Pass:
     def _issue_loss(self, y: object, target: object) -> Future[Any]:
         pipeline, loss = self._pipeline, self._pipeline.loss
         if isinstance(loss, IssuedLoss):
-            return pipeline.rank.compute(
-                self._shared, loss.issue(y, target), name="loss", seconds=0.0, call_site=users_frame()
-            )
+            return pipeline.work.compute(self._shared, loss.issue(y, target), name="loss", role="program")
         return pipeline.rank.compute(
             lambda y, target: self._shared_of(loss, y, loss(y, target)),
             y,
@@ -329,7 +326,7 @@ class Pass:
 
     def _alone(self, dx: object) -> object:
         """Return a gradient apart from the values it came with, so that it may lie here for long and they are freed."""
-        return self._pipeline.work.compute(_itself, dx, name="turn", moved_bytes=0) if isinstance(dx, Future) else dx
+        return self._pipeline.work.compute(_itself, dx, name="turn", role="program") if isinstance(dx, Future) else dx
 
 
 def _joined(stage: int, name: str) -> str:

@@ -31,10 +31,11 @@ from ..survival.agreement import StepProgress
 from ..timeline.ranklist import listed
 from ..timeline.span import RoleName
 from .buckets.scattered import Scattered, shares
-from .work import MemoryWork, users_frame
+from .checkpoints.pieces import Shard
+from .work import MemoryWork, users_site
 
 if TYPE_CHECKING:
-    from .tree import Array, Place
+    from .tree import Array, Site
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ class _Layout:
         self._dtypes: list[np.dtype[np.generic]] = []
         start = 0
         for bucket in buckets:
-            for array in bucket.arrays():
+            for array in bucket.weights.arrays():
                 self.sizes.append(bucket.plan.size)
                 self.starts.append(start)
                 self._dtypes.append(array.dtype)
@@ -132,25 +133,24 @@ class ShardReplicas:
         self.repeated: int = 0 if earlier is None else earlier.made - rank.epoch.step
         self._buckets = sorted(buckets, key=lambda bucket: bucket.plan.index)
         self._layout = _Layout(self._buckets, group.size)
-        self._work, self._real = MemoryWork(rank), rank.empty(1).flags.writeable
+        self._work = MemoryWork(rank)
         self._progress = _ReplicaProgress(rank.epoch.step)
         self._prepared: Snapshot | None = None
         self._under_way: Future[None] | None = None
         self._restored: Future[list[Array] | None] | None = None
         self._updates: deque[tuple[int, list[Future[Array]]]] = deque()  # that are not known to be done, by step
         self._spare: list[Array] = []  # buffers of replicas that are not needed any more
-        frame = users_frame()
-        self._place: Place = frame.f_code, frame.f_lasti
+        self._site: Site = users_site()
         self._table: Future[list[list[int]]] = self._task(self._share_table, name="replicas")
         rank.epoch.survivor = self
 
     def _task(self, fn: Callable[..., Awaitable[T]], *args: object, name: str) -> Future[T]:
-        return self.rank.spawn(fn, *args, name=name, errors="await", call_site=self._place)
+        return self.rank.spawn(fn, *args, name=name, errors="await", call_site=self._site)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the shard of this rank."""
-        return sum(array.nbytes for bucket in self._buckets for array in bucket.arrays())
+        return sum(array.nbytes for bucket in self._buckets for array in bucket.weights.arrays())
 
     @property
     def prepared(self) -> int:
@@ -173,8 +173,8 @@ class ShardReplicas:
     def send(self, step: int) -> None:
         """Issue the copy of this rank's shard, behind all updates, and its way to the neighbour."""
         copy = self._work.compute(
-            partial(self._copy, step), self._under_way, self._restored, name=RoleName("copy for a replica", "library"),
-            stream="optimizer", moved_bytes=2 * self.nbytes,
+            self._copy, self._under_way, self._restored, name="copy for a replica", stream="optimizer",
+            moved_bytes=2 * self.nbytes,
         )  # fmt: skip
         self._under_way = self._task(self._send, step, copy, name=f"replica of step {step}")
 
@@ -182,9 +182,9 @@ class ShardReplicas:
         group, stream, size = self._group, self.rank.stream(_STREAM), self._group.size
         distance = _distance([row[0] for row in await self._table])
         flat, name = await copy, RoleName(f"replica of step {step}", "library")
-        sign = RoleName("digest of a replica", "library")
-        await self._work.compute(lambda: self._sign(step, flat), name=sign, stream=_STREAM, moved_bytes=flat.nbytes)
-        options: dict[str, Any] = {"stream": stream, "priority": _PRIORITY, "name": name, "call_site": self._place}
+        sign = partial(self._sign, step, flat)  # no argument of the compute, which writes into it
+        await self._work.compute(sign, name="digest of a replica", stream=_STREAM, moved_bytes=flat.nbytes)
+        options: dict[str, Any] = {"stream": stream, "priority": _PRIORITY, "name": name, "call_site": self._site}
         replica = Snapshot(step=step, ranks=size, shards={group.rank: flat})
         if size > 1:
             other = self._buffer()
@@ -197,7 +197,7 @@ class ShardReplicas:
             self._prepared = replica
             self._progress.prepare(step)
         ready = metadata([valid == replica.shards.keys()], np.int8)
-        if (await group.all_reduce(ready, op="min", **options))[0] or not self._real:
+        if (await group.all_reduce(ready, op="min", **options))[0] or not self._work.real:
             self._progress.agree(step)
             before, self.complete, self._prepared = self.complete, replica, None
             self._reuse(before)
@@ -218,27 +218,26 @@ class ShardReplicas:
 
     def _check(self, replica: Snapshot) -> Future[set[int]]:
         return self._work.compute(
-            partial(self._valid, replica), name=RoleName("check replica", "library"), stream=_STREAM,
-            moved_bytes=2 * self.nbytes,
-        )  # fmt: skip
+            partial(self._valid, replica), name="check replica", stream=_STREAM, moved_bytes=2 * self.nbytes
+        )
 
     # -- on compute streams --------------------------------------------------------------------------------------------
 
-    def _copy(self, step: int, *_: object) -> Array:
+    def _copy(self, *_: object) -> Array:
         flat = self._buffer()
-        if self._real:
-            arrays = [array for bucket in self._buckets for array in bucket.arrays()]
+        if self._work.real:
+            arrays = [array for bucket in self._buckets for array in bucket.weights.arrays()]
             for index, array in enumerate(arrays):
                 self._layout.view(flat, index, array.size)[:] = array
         return flat
 
     def _sign(self, step: int, flat: Array) -> None:
-        if self._real:
+        if self._work.real:
             flat[-_TAIL_BYTES:] = _tail(flat, step)
 
     def _valid(self, replica: Snapshot) -> set[int]:
         """Return the ranks with a shard that has its digest."""
-        if not self._real:
+        if not self._work.real:
             return set(replica.shards)
         step = replica.step
         return {rank for rank, flat in replica.shards.items() if bytes(flat[-_TAIL_BYTES:]) == bytes(_tail(flat, step))}
@@ -266,7 +265,7 @@ class ShardReplicas:
             row += [source.ranks, *sorted(valid), -1, -1][:3]
         row += [-1] * (1 + 3 * _SOURCES - len(row))
         name = RoleName("replicas", "library")
-        return await self._group.gather_row(row, name=name, stream=self.rank.stream(_STREAM), call_site=self._place)
+        return await self._group.gather_row(row, name=name, stream=self.rank.stream(_STREAM), call_site=self._site)
 
     def restore(self, first: Callable[[], Awaitable[Sequence[Array]]]) -> Future[list[Array]]:
         """Share out the state of the last complete replica among the ranks of this epoch, into the buckets.
@@ -319,30 +318,30 @@ class ShardReplicas:
         group, stream = self._group, self.rank.stream(_STREAM)
         copies = {shard: flat for source in self._sources for shard, flat in source.shards.items()}
         moves: list[Future[object]] = []
-        arrays = [array for bucket in self._buckets for array in bucket.arrays()]
+        arrays = [array for bucket in self._buckets for array in bucket.weights.arrays()]
         name = RoleName("state from replicas", "library")
-        options: dict[str, Any] = {"stream": stream, "name": name, "call_site": self._place}
+        options: dict[str, Any] = {"stream": stream, "name": name, "call_site": self._site}
         for index, array in enumerate(arrays):
-            here = self._layout.shard(index, group.rank)
-            for shard, holder in enumerate(holders):
-                there = before.shard(index, shard)
+            shard = _shard(self._layout.shard(index, group.rank), array)
+            for number, holder in enumerate(holders):
+                elements = before.shard(index, number)
                 if holder != group.rank:
-                    if (part := _overlap(here, there)) is not None:
-                        moves.append(group.recv(_cut(array, here, part), holder, _TAG, **options))
+                    part = shard.between(elements.start, elements.stop)
+                    if part.data.size:
+                        moves.append(group.recv(part.data, holder, _TAG, **options))
                     continue
-                elements = there.stop - there.start
-                if self._real:
-                    source = before.view(copies[shard], index, elements)
+                size = elements.stop - elements.start
+                if self._work.real:
+                    source = _shard(elements, before.view(copies[number], index, size))
                 else:
-                    source = self.rank.empty(elements, array.dtype)
+                    source = _shard(elements, self.rank.empty(size, array.dtype))
                 for rank in range(group.size):
-                    part = _overlap(self._layout.shard(index, rank), there)
-                    if part is None:
-                        continue
-                    if rank != holder:
-                        moves.append(group.send(_cut(source, there, part), rank, _TAG, **options))
-                    elif self._real:
-                        _cut(array, here, part)[:] = _cut(source, there, part)
+                    target = self._layout.shard(index, rank)
+                    part = source.between(target.start, target.stop)
+                    if rank != holder and part.data.size:
+                        moves.append(group.send(part.data, rank, _TAG, **options))
+                    elif rank == holder and self._work.real:
+                        shard.between(part.start, part.stop).data[:] = part.data
         for move in moves:
             await move
         for bucket in self._buckets:
@@ -373,14 +372,8 @@ def _holders(table: Sequence[Sequence[int]]) -> dict[int, list[int | None]]:
     return {ranks: [copies.get((ranks, shard)) for shard in range(ranks)] for ranks in numbers}
 
 
-def _overlap(left: slice, right: slice) -> slice | None:
-    start, stop = max(left.start, right.start), min(left.stop, right.stop)
-    return slice(start, stop) if start < stop else None
-
-
-def _cut(array: Array, elements: slice, part: slice) -> Array:
-    """Return a part of an array that has some elements of a larger one."""
-    return array[part.start - elements.start : part.stop - elements.start]
+def _shard(elements: slice, array: Array) -> Shard:
+    return Shard(tensor="", shape=(elements.stop,), start=elements.start, stop=elements.stop, data=array)
 
 
 def _distance(nodes: Sequence[int]) -> int:

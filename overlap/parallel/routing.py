@@ -129,13 +129,13 @@ def run_experts(
     Returns:
         The resulting rows in that order, and of each expert the value to keep; None where there are no rows.
     """
-    out, kept = np.empty_like(rows), list[object]()
+    out, values = np.empty_like(rows), list[object]()
     for expert, places in enumerate(places_by_expert(table)):
-        kept.append(None)
+        values.append(None)
         if len(places):
             more = () if saved is None else (saved[expert],)
-            out[places], kept[-1] = function(weights[expert], *more, rows[places])
-    return out, kept
+            out[places], values[-1] = function(weights[expert], *more, rows[places])
+    return out, values
 
 
 def mean_gradients(ranks: int, weights: Sequence[object], gradients: Sequence[object]) -> list[object]:

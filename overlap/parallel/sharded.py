@@ -20,13 +20,13 @@ from .buckets.gathering import Gathering, Prefetched
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .buckets.scattered import Scattered
 from .checkpoints.names import Own
-from .checkpoints.pieces import Shard, Tensors, state_name
+from .checkpoints.pieces import Shard, Tensors
 from .optimizers import Optimizer, check_optimizer
-from .parameters import ModelMemory, Stage, expected_memory
+from .parameters import ModelMemory, Stage, expected_memory, memory_of
 from .replicated import ShardReplicas
 from .settings import Batch, Order, Settings, Unused, check_count
-from .tree import Params, Place, flatten
-from .work import users_frame
+from .tree import Params, Site, flatten
+from .work import users_site
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -168,8 +168,7 @@ class Sharded(Bucketed[Scattered, Params]):
         alike: Future[None] | None = None
         if self.group.size > 1:  # the comparison is issued before all that waits for weights
             alike = self._alike()
-        frame = users_frame()
-        broadcast = partial(self._broadcast, flats, alike, (frame.f_code, frame.f_lasti))
+        broadcast = partial(self._broadcast, flats, alike, users_site())
         if self._replicas is not None and self.rank.epoch.number:
             self.steps = self.rank.epoch.step
             restored = self._replicas.restore(broadcast)
@@ -180,21 +179,21 @@ class Sharded(Bucketed[Scattered, Params]):
         for number, bucket in enumerate(self._buckets):
             bucket.begin(flats[number] if first is None else first[number])
 
-    async def _broadcast(self, flats: list[Array], alike: Future[None] | None, place: Place) -> list[Array]:
+    async def _broadcast(self, flats: list[Array], alike: Future[None] | None, site: Site) -> list[Array]:
         """Return the weights of the first rank, once it is known that all ranks have the same parameters."""
         if alike is None:
             return flats
         await alike
         stream = self.rank.stream(f"first weights of {self.group.name}")
         sent = [
-            self.group.broadcast(flat, stream=stream, name=RoleName("first weights", "library"), call_site=place)
+            self.group.broadcast(flat, stream=stream, name=RoleName("first weights", "library"), call_site=site)
             for flat in flats
         ]
         return [await each for each in sent]
 
     def _bucket(self, plan: BucketPlan) -> Scattered:
-        places = {name: place for place, name in enumerate(self._leaves)}
-        priority = min(places[name] for name in plan.names) if self._settings.order == "forward" else 0
+        depths = {name: depth for depth, name in enumerate(self._leaves)}
+        priority = min(depths[name] for name in plan.names) if self._settings.order == "forward" else 0
         return Scattered(
             self._context,
             plan,
@@ -264,17 +263,17 @@ class Sharded(Bucketed[Scattered, Params]):
         return [bucket.updated for bucket in self._buckets]
 
     def _with_other_parts(self) -> list[Group]:
-        mine = [self.group] if self.group.size > 1 else []
-        return mine + super()._with_other_parts()
+        others_parts = [self.group] if self.group.size > 1 else []
+        return others_parts + super()._with_other_parts()
 
     def _arrived(self, bucket: Scattered) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
         assert bucket.reduced is not None, "the step has sent it"
-        yield bucket.reduced, bucket.places()
+        yield bucket.reduced, [(slot.name, place) for slot, place in bucket.weights.places()]
 
     def _reorder(self, order: Sequence[str]) -> None:
         """Let buckets travel in the order in which their last gradients come."""
-        places = {name: place for place, name in enumerate(order)}
-        self._use(sorted(self._buckets, key=lambda bucket: max(places[name] for name in bucket.plan.names)))
+        ranking = {name: number for number, name in enumerate(order)}
+        self._use(sorted(self._buckets, key=lambda bucket: max(ranking[name] for name in bucket.plan.names)))
 
     async def _whole(self) -> Params:
         """In stage 3, that gathers the weights once more."""
@@ -287,44 +286,38 @@ class Sharded(Bucketed[Scattered, Params]):
 
     def tensors(self) -> Tensors:
         """Return dtype and shape of the weights and of the optimizer's state, by name."""
-        tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for bucket in self._buckets:
-            for slot in bucket.plan.slots:
-                tensors[slot.name] = (bucket.plan.dtype.name, slot.shape)
-                for key, array in bucket.state.items():
-                    tensors[state_name(key, slot.name)] = (array.dtype.name, slot.shape)
-        return tensors
+        return {name: form for bucket in self._buckets for name, form in bucket.weights.tensors().items()}
 
     def kept(self) -> list[Shard]:
         """Return the pieces that this rank saves in a checkpoint: its part."""
-        return [piece for bucket in self._buckets for piece in bucket.pieces(whole=False)]
+        return [piece for bucket in self._buckets for piece in bucket.weights.pieces()]
 
     def wanted(self) -> list[Shard]:
         """Return the pieces that this rank reads of a checkpoint: its part; in stages 1 and 2 all parameters."""
-        return [piece for bucket in self._buckets for piece in bucket.pieces(whole=True)]
+        return [piece for bucket in self._buckets for piece in bucket.weights.pieces(whole=bucket.whole)]
 
     async def settle(self) -> None:
         """Wait until all updates of this rank's part are done that have been issued."""
         for bucket in self._buckets:
             await bucket.updated
 
-    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+    def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
         """Go on from that step; see `Bucketed`."""
         self._gathering.ends()  # gathered parameters are of other weights
         if self._replicas is not None:
             self._replicas.drop(steps)
             self._replicas.send(steps)
-        return super().resume(steps, notes, own)
+        return super().resume(steps, notes, arrays)
 
     # -- memory ------------------------------------------------------------------------------------------------
 
     def memory(self) -> ModelMemory:
         """Return the sizes of the arrays that the model keeps on this rank from step to step."""
-        return ModelMemory(
-            parameters=sum((bucket.param if bucket.whole is None else bucket.whole).nbytes for bucket in self._buckets),
-            gradients=sum(bucket.grad.nbytes for bucket in self._buckets),
-            optimizer=sum(each.nbytes for bucket in self._buckets for each in bucket.state.values()),
-        )
+        buckets, others = self._buckets, 0
+        if self.stage < 3:
+            others = sum(bucket.plan.nbytes - bucket.weights.flat.nbytes for bucket in buckets)
+        gradients = sum(bucket.grad.nbytes for bucket in buckets)
+        return memory_of([bucket.weights for bucket in buckets], gradients=gradients, others=others)
 
     def expected_memory(self) -> ModelMemory:
         """Return the memory of this model, stage and group by the formula of ZeRO."""

@@ -18,7 +18,7 @@ from .buckets.agreement import agreement
 from .buckets.gradients import check_gradient
 from .parameters import Parameters
 from .settings import group_of
-from .tree import Array, Names, Params, Place, flatten, rebuild
+from .tree import Array, Names, Params, Site, flatten, rebuild
 from .weight import awaitable
 from .work import MemoryWork, users_frame
 
@@ -79,8 +79,8 @@ class Strategy(ABC, Generic[Params]):
         Raises:
             UsageError: If there is no such parameter.
         """
-        found: Awaitable[Array] = awaitable(self._names.find(name, self._weight))
-        return found
+        weight: Awaitable[Array] = awaitable(self._names.find(name, self._weight))
+        return weight
 
     @abstractmethod
     def _weight(self, name: str) -> object:
@@ -100,15 +100,15 @@ class Strategy(ABC, Generic[Params]):
             NonFiniteError: There, if the gradient is not finite.
         """
         frame = _getframe(1)
-        place = frame.f_code, frame.f_lasti
-        gradients = dict(self._names.pairs(name, grad, place))
+        site = frame.f_code, frame.f_lasti
+        gradients = dict(self._names.pairs(name, grad, site))
         for leaf, gradient in gradients.items():
             if not isinstance(gradient, Future):
                 check_gradient(leaf, gradient, *self._leaves[leaf], self.steps + 1)
-        self._take(gradients, place)
+        self._take(gradients, site)
 
     @abstractmethod
-    def _take(self, gradients: Mapping[str, object], place: Place) -> None:
+    def _take(self, gradients: Mapping[str, object], site: Site) -> None:
         """Take over gradients by name, from that line of the program."""
 
     def _second(self, name: str) -> UsageError:
@@ -168,17 +168,16 @@ class Strategy(ABC, Generic[Params]):
 
     def _alike(self) -> Future[None]:
         """Compare the names, shapes and dtypes of the parameters of all ranks."""
-        told = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
-        return agreement(self.rank, self.group, "params", told)
+        items = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
+        return agreement(self._work, self.group, "params", items)
 
     def _first_weights(self, parameters: Parameters, *, state: bool = False) -> list[Future[object]]:
         """Give all ranks the weights of the first one, and its optimizer's state, after they compare parameters."""
         if self.group.size == 1:
             return []
         issued: list[Future[object]] = [self._alike()]
-        arrays = [*parameters.flat.values()]
-        arrays += [each for kept in parameters.state.values() for each in kept.values()] if state else []
+        arrays = parameters.arrays() if state else [weights.flat for weights in parameters.weights.values()]
         name = RoleName("state for newcomers" if state else "first weights", "library")
-        for flat in [each.view() for each in arrays]:
+        for flat in [array.view() for array in arrays]:
             issued.append(self.group.broadcast(flat, out=flat, name=name, call_site=users_frame()))
         return issued

@@ -24,6 +24,7 @@ from ..timeline.span import RoleName
 from .buckets.averaged import Averaged
 from .buckets.plan import Hook
 from .parameters import Parameters
+from .work import MemoryWork
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -42,7 +43,9 @@ class SurvivingSteps:
     rank: Rank
     parameters: Parameters
 
-    def __init__(self, rank: Rank, group: Group, parameters: Parameters, *, hook: Hook | None) -> None:
+    def __init__(
+        self, rank: Rank, work: MemoryWork, group: Group, parameters: Parameters, *, hook: Hook | None
+    ) -> None:
         if hook is not None:
             raise UsageError("hook: what a hook keeps of a lost rank is lost; leave it out under --survive")
         if group.size != rank.world_size:
@@ -51,7 +54,7 @@ class SurvivingSteps:
         if isinstance(earlier, SurvivingSteps) and earlier.rank is rank:
             raise UsageError("--survive goes on with one DataParallel model in a program, and this is the second")
         self.rank, self.parameters = rank, parameters
-        self._group, self._progress = group, StepProgress(rank.epoch.step)
+        self._work, self._group, self._progress = work, group, StepProgress(rank.epoch.step)
         self._means: list[tuple[Averaged, slice, Array]] = []  # of the step that was prepared last
         self._factors: Sequence[float | None] = ()
         rank.epoch.survivor = self
@@ -65,17 +68,17 @@ class SurvivingSteps:
 
     def agree(self, buckets: Sequence[Averaged], factors: Sequence[Future[object]], step: int) -> Future[object]:
         """Return a future that is done when all ranks have prepared a step; updates wait for it."""
-        places = [(bucket, part) for bucket in buckets for part in bucket.parts]
+        parts = [(bucket, part) for bucket in buckets for part in bucket.parts]
         means = [mean for bucket in buckets for mean in bucket.arrived]
-        prepare = partial(self._prepare, step, places)
+        prepare = partial(self._prepare, step, parts)
         name = RoleName("agree on step", "library")
-        ready = self.rank.compute(prepare, *means, *factors, name=name, seconds=0.0, stream=_STREAM)
+        ready = self._work.compute(prepare, *means, *factors, name=name, stream=_STREAM)
         agreed = self._group.all_reduce(ready, op="min", stream=self.rank.stream(_STREAM), name=name)
-        return self.rank.compute(partial(self._agree, step), agreed, name=name, seconds=0.0, stream=_STREAM)
+        return self._work.compute(partial(self._agree, step), agreed, name=name, stream=_STREAM)
 
-    def _prepare(self, step: int, places: Sequence[tuple[Averaged, slice]], *values: object) -> Array:
-        means, self._factors = values[: len(places)], values[len(places) :]  # type: ignore[assignment]
-        self._means = [(*place, mean) for place, mean in zip(places, means, strict=True)]  # type: ignore[misc]
+    def _prepare(self, step: int, parts: Sequence[tuple[Averaged, slice]], *values: object) -> Array:
+        means, self._factors = values[: len(parts)], values[len(parts) :]  # type: ignore[assignment]
+        self._means = [(*place, mean) for place, mean in zip(parts, means, strict=True)]  # type: ignore[misc]
         self._progress.prepare(step)
         return metadata([step], np.int64)
 
@@ -108,7 +111,7 @@ class SurvivingSteps:
 
 
 def surviving(
-    rank: Rank, group: Group, parameters: Parameters, *, hook: Hook | None
+    rank: Rank, work: MemoryWork, group: Group, parameters: Parameters, *, hook: Hook | None
 ) -> tuple[SurvivingSteps | None, Parameters]:
     """Return the steps of a model under `--survive`, and its parameters: those of the epoch before, if it has trained.
 
@@ -124,4 +127,4 @@ def surviving(
         if not isinstance(earlier, SurvivingSteps) or not earlier.parameters.is_like(parameters):
             raise UsageError(f"params: not those of the model that has made {rank.epoch.step} steps before the loss")
         parameters = earlier.parameters
-    return SurvivingSteps(rank, group, parameters, hook=hook), parameters
+    return SurvivingSteps(rank, work, group, parameters, hook=hook), parameters

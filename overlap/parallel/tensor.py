@@ -247,18 +247,20 @@ class VocabularyLoss:
         """
         group, moved_bytes = self.group, self._moved_bytes
         top: Future[Array] = self._work.compute(
-            self._top, scores, target, name="highest score", moved_bytes=moved_bytes
+            self._top, scores, target, name="highest score", role="program", moved_bytes=moved_bytes
         )
         if group.size > 1:
             top = group.all_reduce(top, op="max", name="highest scores", call_site=users_frame())
         sums: Future[Array] = self._work.compute(
-            self._sums, scores, target, top, name="sum of scores", moved_bytes=moved_bytes
+            self._sums, scores, target, top, name="sum of scores", role="program", moved_bytes=moved_bytes
         )
         if group.size > 1:
             sums = group.all_reduce(sums, name="sums of scores", call_site=users_frame())
         return cast(
             "Future[object]",
-            self._work.compute(self._both, scores, target, top, sums, name="loss", moved_bytes=moved_bytes),
+            self._work.compute(
+                self._both, scores, target, top, sums, name="loss", role="program", moved_bytes=moved_bytes
+            ),
         )
 
     # -- on the compute stream ---------------------------------------------------------------------------------------
@@ -299,6 +301,6 @@ class VocabularyLoss:
 
     def _here(self, target: Array) -> tuple[Array, Array]:
         """Return which targets are this rank's, and their places here, 0 for the others."""
-        place = np.asarray(target) - self.group.rank * self._each
-        here = (place >= 0) & (place < self._each)
-        return here, np.where(here, place, 0)
+        word = np.asarray(target) - self.group.rank * self._each
+        is_here = (word >= 0) & (word < self._each)
+        return is_here, np.where(is_here, word, 0)

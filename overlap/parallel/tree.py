@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import UsageError
 from ..runtime.checked import Checked
 from ..runtime.future import Future
+from ..runtime.trees import futures_in, sequence_like
 from ..timeline.recording import call_site
 from .returned import described
 from .work import MemoryWork
@@ -35,7 +36,7 @@ else:  # Python 3.11 knows no defaults
     Params = TypeVar("Params", covariant=True)
 """The parameters of a model, as given: its weights come back in that form."""
 
-Place: TypeAlias = "tuple[CodeType, int]"
+Site: TypeAlias = "tuple[CodeType, int]"
 """A line of a program."""
 
 Path: TypeAlias = "tuple[str | int, ...]"
@@ -53,7 +54,7 @@ def flatten(params: object) -> dict[str, Array]:
     """
     if not isinstance(params, (Mapping, list, tuple)):
         raise UsageError(f"params: expected a dict, list or tuple of arrays, got {type(params).__name__}")
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for path in _paths(params, ()):
         name, leaf = _joined(path), pick(params, path)
         if not isinstance(leaf, np.ndarray):
@@ -66,12 +67,12 @@ def flatten(params: object) -> dict[str, Array]:
                 f"params: {name!r} is {leaf.dtype}; a gradient is a mean, so parameters are floats or complex numbers: "
                 "keep what is not trained out of params"
             )
-        if name in found:
+        if name in arrays:
             raise UsageError(f"params: two arrays are called {name!r}; keys may not contain what makes names equal")
-        found[name] = leaf
-    if not found:
+        arrays[name] = leaf
+    if not arrays:
         raise UsageError("params: there is no array in it")
-    return found
+    return arrays
 
 
 def rebuild(like: object, leaves: Mapping[str, object]) -> object:
@@ -90,12 +91,7 @@ def _rebuilt(like: object, leaves: Mapping[str, object], path: Path) -> object:
             raise UsageError(f"leaves: {name!r} is missing; expected one for each leaf of the tree")
         return leaves[name]
     parts = {key: _rebuilt(value, leaves, (*path, key)) for key, value in _items(like)}
-    if isinstance(like, Mapping):
-        return parts
-    values = list(parts.values())
-    if isinstance(like, tuple) and hasattr(like, "_fields"):  # a named tuple takes its fields
-        return cast("Callable[..., object]", type(like))(*values)
-    return tuple(values) if isinstance(like, tuple) else values
+    return parts if isinstance(like, Mapping) else sequence_like(like, list(parts.values()))
 
 
 def mapped(function: Callable[[Any], object], tree: object) -> object:
@@ -121,8 +117,7 @@ def pick(tree: object, path: Path) -> object:
 
 def last_future(tree: object) -> Future[object] | None:
     """Return the last future in a tree; None if there is none."""
-    futures = [leaf for path in _paths(tree, ()) if isinstance(leaf := pick(tree, path), Future)]
-    return futures[-1] if futures else None
+    return next(reversed(futures_in(tree)), None)
 
 
 def _paths(tree: object, above: Path) -> Iterator[Path]:
@@ -176,18 +171,18 @@ class Names:
         """
         return mapped(of_leaf, self._part(name))
 
-    def pairs(self, name: str, value: object, place: Place) -> Iterator[tuple[str, object]]:
+    def pairs(self, name: str, value: object, site: Site) -> Iterator[tuple[str, object]]:
         """Yield each parameter of a part with its item of `value`, a tree of that form or a future of one.
 
         Args:
             name: Name of the part.
             value: The tree.
-            place: The line that handed it over, for the error of a future.
+            site: The line that handed it over, for the error of a future.
 
         Raises:
             UsageError: If there is no such part, or `value` has no such item; where it is used, if it is a future.
         """
-        yield from _pairs(self._part(name), value, name, place)
+        yield from _pairs(self._part(name), value, name, site)
 
     def _part(self, name: str) -> object:
         if not isinstance(name, str):
@@ -198,51 +193,37 @@ class Names:
         return part
 
 
-def _pairs(part: object, value: object, name: str, place: Place) -> Iterator[tuple[str, object]]:
+def _pairs(part: object, value: object, name: str, site: Site) -> Iterator[tuple[str, object]]:
     if isinstance(part, str):
         yield part, value
         return
     branches = cast("dict[str | int, object]", part)
     if isinstance(value, Future):
-        value = Checked(value, partial(_check_items, branches, name, place))
+        value = Checked(value, partial(_check_items, branches, name, site))
     else:
         _check_items(branches, name, None, value)
     for key, inner in branches.items():
-        yield from _pairs(inner, pick(value, (key,)), f"{name}.{key}", place)
+        yield from _pairs(inner, pick(value, (key,)), f"{name}.{key}", site)
 
 
-def _check_items(branches: Mapping[str | int, object], name: str, place: Place | None, value: object) -> None:
+def _check_items(branches: Mapping[str | int, object], name: str, site: Site | None, value: object) -> None:
     """Refuse a value that lacks an item; of a future's, the line that handed it over is told."""
     for key in branches:
         try:
             pick(value, (key,))
         except (TypeError, LookupError):
             its = f"reduce: what was handed over for {name!r}"
-            where = f"; it was handed over at {call_site(*place)}" if place is not None else ""
+            where = f"; it was handed over at {call_site(*site)}" if site is not None else ""
             raise UsageError(f"{its} has no item {key!r}: it is {described(value)}{where}") from None
 
 
 # -- sums of gradients -----------------------------------------------------------------------------------------------
 
 
-def add_up(work: MemoryWork, like: object, trees: Sequence[object]) -> object:
-    """Return the sum of trees of one form, in their order; of one tree, the tree itself.
-
-    Args:
-        work: Issues the addition.
-        like: A tree of that form: its size is the cost of the addition on the virtual clock.
-        trees: At least one; of a layer without weights they may be None.
-    """
-    if len(trees) == 1:
-        return trees[0]
-    moved_bytes = (len(trees) + 1) * _nbytes(like)
-    return work.compute(_total, list(trees), _form(like), name="add gradients", moved_bytes=moved_bytes)
-
-
 class RunningSum:
-    """The sum of trees of one form that come one after the other, such as gradients of microbatches.
+    """The sum of trees of one form that come one after the other, such as gradients of microbatches or of parts.
 
-    It does not change the trees; from the third on, it allocates nothing.
+    It does not change the trees; from the third on, it allocates nothing. Of one tree it is the tree itself.
 
     Args:
         work: Issues the additions.
@@ -268,13 +249,13 @@ class RunningSum:
         else:
             first, self._first = self._first, None
             self._newest = self._work.compute(
-                self._add, first, tree, name="add gradients", moved_bytes=self._moved_bytes
+                self._add, first, tree, name="add gradients", moved_bytes=self._moved_bytes, role="program"
             )
         return self._newest
 
     def _add(self, first: object, tree: object) -> object:
         if first is not None or self._own is None:
-            self._own = _total([first, tree], self._form)
+            self._own = _sum(first, tree, self._form)
         else:
             _add_into(self._own, tree)
         return self._own
@@ -285,26 +266,19 @@ def _form(like: object) -> object:
     return mapped(lambda leaf: leaf if leaf is None else True, like)
 
 
-def _total(trees: Sequence[object], form: object) -> object:
-    """Return the sum of trees of arrays, in their order, as new arrays; arrays without data stay so."""
-    first = trees[0]
+def _sum(first: Any, second: Any, form: object) -> object:
+    """Return the sum of two trees of arrays as new arrays; arrays without data stay so."""
     if first is None and not form:
         return {}
     if isinstance(first, Mapping):
         parts = form if isinstance(form, Mapping) else {}
-        return {key: _total([pick(tree, (key,)) for tree in trees], parts.get(key)) for key in first}
+        return {key: _sum(branch, second[key], parts.get(key)) for key, branch in first.items()}
     if isinstance(first, (list, tuple)):
         form = form if isinstance(form, list) and len(form) == len(first) else [None] * len(first)
-        return [_total([pick(tree, (index,)) for tree in trees], form[index]) for index in range(len(first))]
-    if any(each is None for each in trees):
+        return [_sum(*branches) for branches in zip(first, second, form, strict=True)]
+    if first is None or second is None:
         raise UsageError("backward: returned None for the gradient of weights; only a layer without weights may")
-    arrays = cast("Sequence[Array]", trees)
-    if has_no_data(arrays[0]):
-        return arrays[0]
-    out = arrays[0] + arrays[1]
-    for each in arrays[2:]:
-        out += each
-    return out
+    return first if has_no_data(first) else first + second
 
 
 def _add_into(own: object, tree: object) -> None:
@@ -322,6 +296,6 @@ def has_no_data(array: Array) -> bool:
 
 def _nbytes(tree: object) -> int:
     """Count the bytes of the arrays in a tree that have been computed."""
-    found = (pick(tree, path) for path in _paths(tree, ()))
-    there = (each.result() if isinstance(each, Future) and each.done else each for each in found)
+    leaves = (pick(tree, path) for path in _paths(tree, ()))
+    there = (each.result() if isinstance(each, Future) and each.done else each for each in leaves)
     return sum(int(getattr(each, "nbytes", 0)) for each in there)

@@ -27,6 +27,7 @@ from ..timeline.span import Span
 from ..units import format_bytes
 from .buckets.plan import GradientBucket
 from .models import TrainableModel
+from .work import nothing
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -69,9 +70,9 @@ class Choice:
 
     def __str__(self) -> str:
         size, order = CANDIDATES[self.candidate]
-        told = "the default buckets" if size is None else f"buckets of {format_bytes(size)}"
+        buckets = "the default buckets" if size is None else f"buckets of {format_bytes(size)}"
         return (
-            f"bucket_bytes='auto' takes {told}, order={order!r}: {1e3 * self.step_s:.3g} ms a step in the replay, "
+            f"bucket_bytes='auto' takes {buckets}, order={order!r}: {1e3 * self.step_s:.3g} ms a step in the replay, "
             f"{1e3 * self.default_s:.3g} ms with the defaults"
         )
 
@@ -133,13 +134,13 @@ def read(
             nanoseconds. The first step only says when the second one begins.
         sizes: As in a `StepRecording`.
     """
-    own = merge((s.start_ns, s.end_ns) for s in spans if s.kind == "compute" and s.role == "program")
+    computed = merge((s.start_ns, s.end_ns) for s in spans if s.kind == "compute" and s.role == "program")
     waits: dict[str, list[int]] = {}
     heads: list[int] = []
     for before, step in pairwise(ready):
         at_ns = before[-1][1]
         for position, (name, ready_ns) in enumerate(step):
-            busy_ns = _busy(own, at_ns, ready_ns)
+            busy_ns = _busy(computed, at_ns, ready_ns)
             (waits.setdefault(name, []) if position else heads).append(busy_ns)
             at_ns = max(at_ns, ready_ns)
     backward = [(name, median(waits[name]) / 1e9) for name, _ in ready[-1][1:]]
@@ -154,8 +155,8 @@ def read(
     )
 
 
-def _busy(own: Merged, start_ns: int, end_ns: int) -> int:
-    return length(intersect(own, merge([(start_ns, max(start_ns, end_ns))])))
+def _busy(computed: Merged, start_ns: int, end_ns: int) -> int:
+    return length(intersect(computed, merge([(start_ns, max(start_ns, end_ns))])))
 
 
 def _wire(spans: Sequence[Span], from_ns: int) -> tuple[float, float]:
@@ -203,17 +204,13 @@ async def _replayed(rank: Rank, recording: StepRecording, make: MakeModel, size:
     over: list[int] = []
     for _ in range(_STEPS):
         for name in params:
-            rank.compute(_nothing, model[name], seconds=layer_s)
+            rank.compute(nothing, model[name], seconds=layer_s)
         rank.compute(lambda: over.append(rank.now_ns()), seconds=0.0)
         for name, seconds in recording.backward_s:
             model.reduce(name, rank.compute(_same, params[name], seconds=seconds))
         model.step()
     await model.finish()
     return over
-
-
-def _nothing(_: object) -> None:
-    """Compute a layer."""
 
 
 def _same(gradient: Array) -> Array:
@@ -231,13 +228,13 @@ class _Wire:
     async def carry(self, bucket: GradientBucket) -> Array:
         """Take as long as the reduction of a bucket takes."""
         await trio.sleep(self._latency_s)
-        left = bucket.buffer.nbytes
+        remaining = bucket.buffer.nbytes
         self._asked += 1
         turn = bucket.priority, self._asked
-        while left > 0:
+        while remaining > 0:
             await self._take(turn)
-            await trio.sleep(min(left, _CHUNK_BYTES) * self._seconds_per_byte)
-            left -= _CHUNK_BYTES
+            await trio.sleep(min(remaining, _CHUNK_BYTES) * self._seconds_per_byte)
+            remaining -= _CHUNK_BYTES
             self._give()
         return bucket.buffer
 

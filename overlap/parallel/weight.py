@@ -38,14 +38,14 @@ class Weights(dict[str | int, object]):
     __slots__ = ()
 
     def __await__(self) -> Generator[object, object, dict[str | int, object]]:
-        found: dict[str | int, object] = {}
+        arrays: dict[str | int, object] = {}
         for key, value in self.items():
-            found[key] = (yield from value.__await__()) if isinstance(value, Weight | Weights | Future) else value
-        return found
+            arrays[key] = (yield from value.__await__()) if isinstance(value, Weight | Weights | Future) else value
+        return arrays
 
 
 def awaitable(value: object) -> Any:
     """Return a weight, a future of one, or a dict of these, so that it can be awaited."""
     if isinstance(value, dict):
-        return Weights({key: awaitable(each) for key, each in value.items()})
+        return Weights({key: awaitable(leaf) for key, leaf in value.items()})
     return value.view(Weight) if type(value) is np.ndarray else value

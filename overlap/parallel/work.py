@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from sys import _getframe
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TypeVar
 
 import outcome
@@ -14,7 +14,7 @@ import trio
 from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.rank import Rank
-from ..timeline.span import RoleName
+from ..timeline.span import Role, RoleName
 
 T = TypeVar("T")
 
@@ -23,31 +23,58 @@ class MemoryWork:
     """Issues computes that cost, on the virtual clock, the memory that they move.
 
     They take no time there if the bandwidth of the cluster's memory is not known, as that of "local".
+
+    Attributes:
+        rank: The rank that they run on.
+        real: Whether arrays have data; False in a world of shapes alone.
     """
 
     def __init__(self, rank: Rank) -> None:
-        self._rank, self._known = rank, True
+        self.real: bool = rank.empty(1).flags.writeable
+        self.rank: Rank = rank
+        self._has_bandwidth = True
         try:
-            rank.compute(_nothing, name=RoleName("ask", "library"), bytes_moved=1, call_site=users_frame())
+            rank.compute(nothing, name=RoleName("ask", "library"), bytes_moved=1, call_site=users_frame())
         except UsageError:
-            self._known = False
+            self._has_bandwidth = False
 
     def compute(
-        self, fn: Callable[..., T], *args: object, name: str, moved_bytes: float, stream: str | None = None
+        self,
+        fn: Callable[..., T],
+        *args: object,
+        name: str,
+        moved_bytes: float = 0,
+        role: Role = "library",
+        stream: str | None = None,
     ) -> Future[T]:
-        """Issue a compute that reads and writes so many bytes, on behalf of the line that has called the strategy."""
-        place = users_frame()
-        if self._known:
-            return self._rank.compute(fn, *args, name=name, bytes_moved=moved_bytes, stream=stream, call_site=place)
-        return self._rank.compute(fn, *args, name=name, seconds=0.0, stream=stream, call_site=place)
+        """Issue a compute on behalf of the line that has called the strategy.
+
+        Args:
+            fn: A plain function.
+            args: Its arguments.
+            name: Name for the timeline.
+            moved_bytes: Bytes that it reads and writes; by default it takes no time on the virtual clock.
+            role: Role for the timeline.
+            stream: Compute stream; None for the default one.
+        """
+        label, site = RoleName(name, role), users_frame()
+        if moved_bytes and self._has_bandwidth:
+            return self.rank.compute(fn, *args, name=label, bytes_moved=moved_bytes, stream=stream, call_site=site)
+        return self.rank.compute(fn, *args, name=label, seconds=0.0, stream=stream, call_site=site)
 
 
-def _nothing() -> None:
-    """Take no time where time is real."""
+def nothing(*_: object) -> None:
+    """Do nothing: a compute of it is done when its arguments have arrived, and all computes before it are done."""
 
 
 _HERE = os.path.dirname(__file__) + os.sep
 _TASKS = tuple(os.path.dirname(str(each.__file__)) + os.sep for each in (trio, outcome))
+
+
+def users_site() -> tuple[CodeType, int]:
+    """Return the line that `users_frame` is at now: a frame that runs on has another line later."""
+    frame = users_frame()
+    return frame.f_code, frame.f_lasti
 
 
 def users_frame() -> FrameType:

@@ -115,7 +115,7 @@ class _Context:
     def collective(self, said: str | None) -> str:
         name = (said or self.op or "").lower().removesuffix("_perf")
         if name not in _OPERATIONS:
-            raise UsageError(f"{self.name}: says no collective that is known; give --op, one of {_COLLECTIVES}")
+            raise UsageError(f"{self.name}: says no collective that is known; give --collective, one of {_COLLECTIVES}")
         return _OPERATIONS[name]
 
     def number(self, text: str, line: int, meaning: str, *, least: float = 0.0) -> float:

@@ -116,7 +116,7 @@ def _all(like: Layout, names: Sequence[str], cluster: Cluster, result: SearchRes
     """Yield all layouts for the cluster's ranks."""
     for name in names:
         if name not in FREE:
-            raise UsageError(f"--best: {name!r} cannot be searched for; known are {', '.join(FREE)}")
+            raise UsageError(f"--search: {name!r} cannot be searched for; known are {', '.join(FREE)}")
     ranks, seen = cluster.world_size, set()
     for values in product(*(FREE[name](ranks) for name in names)):
         figures = dict(zip(names, values, strict=True))

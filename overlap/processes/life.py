@@ -182,7 +182,7 @@ async def alone(config: RunConfig) -> AsyncIterator[WorldSetup]:
     ranks, wires = config.ranks, config.wires
     if ranks is None and isinstance(wires, Transport):
         ranks = len(wires.ranks)
-    placed = cluster_of(config.cluster, ranks, told=config.told("ranks", "cluster"))
+    placed = cluster_of(config.cluster, ranks, told=config.origin("ranks", "cluster"))
     size = ranks or placed.world_size
     transport = around(NeuronLink(size), wires)
     if transport.ranks != tuple(range(size)):
@@ -273,7 +273,7 @@ def cluster_of(cluster: str | topology.Cluster | None, ranks: int | None, *, tol
 
 
 def _cluster_of_place(own_place: Place, config: RunConfig) -> topology.Cluster:
-    """Return the cluster of the settings, with as many nodes as the launcher has started."""
+    """Return the cluster of the settings, with as many nodes as the launcher has hosts; on one, its name decides."""
     import topology
 
     cluster = config.cluster or "local"
@@ -284,9 +284,11 @@ def _cluster_of_place(own_place: Place, config: RunConfig) -> topology.Cluster:
             )
         return cluster
     try:
-        return topology.cluster(cluster, nodes=own_place.nodes, ranks=own_place.world_size)
+        # on one host, "local x2" runs as two
+        nodes = own_place.nodes if own_place.nodes > 1 else None
+        return topology.cluster(cluster, nodes=nodes, ranks=own_place.world_size)
     except topology.TopologyError as error:
-        raise UsageError(f"cluster: {error}{config.told('cluster')}") from error
+        raise UsageError(f"cluster: {error}{config.origin('cluster')}") from error
 
 
 class Keeper:
@@ -341,7 +343,7 @@ class Keeper:
             from .traces import write_together
 
             if await write_together(whole, self._run_config.trace, membership):
-                trace_files.keep(self._run_config.trace)
+                trace_files.note_written(self._run_config.trace)
 
     async def keep_rest(self) -> None:
         """Write the spans of earlier worlds into a file of this process, if no further world has followed."""
@@ -367,7 +369,7 @@ class Keeper:
         from ..timeline.files.tracefile import write_trace
 
         write_trace(timeline(), path)
-        trace_files.keep(path)
+        trace_files.note_written(path)
 
     @contextmanager
     def _minding(self) -> Iterator[None]:

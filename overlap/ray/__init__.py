@@ -10,11 +10,11 @@
 Ray 2.60 or later: `pip install ".[ray]"`. Tested with 2.60.
 """
 
-# The map of this room:
+# The map of this folder:
 #
 #   door       run(): one world on actors, from the driver;  store(): where actors of others meet
 #   gang       one attempt: actors in a placement group, watched and ended whole
-#   placement  the placement group, and what it waits for
+#   placement  the placement group, and its wait for resources
 #   actors     the actors: a member of a gang each, and the store
 
 try:

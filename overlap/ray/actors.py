@@ -26,9 +26,9 @@ _GET_S = 600.0
 
 
 def _store_class() -> type:
-    """Return the class of a store's actor. Ray pickles a class of a function by value, and imports nothing of ours.
+    """Return the class of a store's actor. Ray pickles a local class by value, and imports nothing of ours.
 
-    So the process of a store alone starts in half the time, and needs no `runtime_env` of those who meet there.
+    So the process of a store starts in half the time, and needs no `runtime_env`.
     """
 
     class StoreActor:
@@ -36,17 +36,17 @@ def _store_class() -> type:
 
         def __init__(self) -> None:
             self._values: dict[str, bytes] = {}
-            self._coming: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+            self._arrivals: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
         async def set(self, key: str, value: bytes) -> None:
-            """Keep a value."""
+            """Store a value."""
             self._values[key] = value
-            self._coming.pop(key, asyncio.Event()).set()
+            self._arrivals.pop(key, asyncio.Event()).set()
 
         async def get(self, key: str) -> bytes:
             """Return a value once there is one."""
             while key not in self._values:
-                await self._coming[key].wait()
+                await self._arrivals[key].wait()
             return self._values[key]
 
     return StoreActor
@@ -63,29 +63,31 @@ class RayStore:
         self.actor = actor
 
     def set(self, key: str, value: bytes) -> None:
-        """Keep a value."""
-        _not_in_a_loop()
-        _asked(self.actor.set.remote(key, value))
+        """Store a value."""
+        _check_not_in_loop()
+        _wait_for_answer(self.actor.set.remote(key, value))
 
     def get(self, key: str) -> bytes:
         """Return the value, waiting until there is one."""
-        _not_in_a_loop()
-        return bytes(_asked(self.actor.get.remote(key)))
+        _check_not_in_loop()
+        return bytes(_wait_for_answer(self.actor.get.remote(key)))
 
 
-def _asked(answer: Any) -> Any:
-    """Return the answer of a store's actor. Not by `ray.get`, which warns in the threads of async actors."""
+def _wait_for_answer(answer: Any) -> Any:
+    """Return the answer of a store's actor, without `ray.get`, which warns in threads of async actors."""
     try:
         return answer.future().result(_GET_S)
     except TimeoutError:
-        raise OverlapError(f"store: no other process has answered within {_GET_S:g} s") from None
+        raise OverlapError(
+            f"store: no other process has answered within {_GET_S:g} s; let all ranks use one name"
+        ) from None
     except ray.exceptions.RayActorError as error:
         text = "store: its actor has ended: it was lost, or the driver or the actor that made it is gone"
         raise PeerLostError(text, culprit=-1) from error
 
 
-def _not_in_a_loop() -> None:
-    """Refuse to keep the event loop of an async actor, which has other calls to serve."""
+def _check_not_in_loop() -> None:
+    """Refuse to block the event loop of an async actor, which has other calls to serve."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -111,10 +113,10 @@ def store(name: str) -> RayStore:
         raise UsageError(f"name: expected the name of a store, got {name!r}")
     if not ray.is_initialized():
         raise UsageError("store: this process has no connection to a Ray cluster; call ray.init() first")
-    return made_store(f"store/{name}", get_if_exists=True)
+    return make_store(f"store/{name}", get_if_exists=True)
 
 
-def made_store(name: str, **options: Any) -> RayStore:
+def make_store(name: str, **options: Any) -> RayStore:
     """Return a store with a new actor, on the node of this process: it lives as long as this process does.
 
     Raises:
@@ -138,7 +140,7 @@ class MemberActor(_store_class()):  # type: ignore[misc]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="overlap ranks")
 
     async def run(self, store: RayStore) -> MemberEnd:
-        """Run the program, and say how it has ended."""
+        """Run the program, and report its end."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._member.run, store)
 
     async def stop(self) -> None:
@@ -152,8 +154,3 @@ class MemberActor(_store_class()):  # type: ignore[misc]
     async def left_behind(self) -> dict[str, bytes]:
         """Return the flight records of members of this machine that could not bring theirs, and remove the folder."""
         return take_records(self._token)
-
-
-def left_behind(token: str) -> dict[str, bytes]:
-    """Return flight records as the method of `MemberActor` does, on a machine without living members."""
-    return take_records(token)

@@ -12,10 +12,10 @@ from ray import cloudpickle
 
 from ..config import RunConfig
 from ..engines.gang import GangOutcome, GangSpec
-from ..engines.job import WAIT_S, asked, name_is_taken, run_gang
-from .actors import made_store
+from ..engines.job import WAIT_S, config_of_arguments, name_error, run_gang
+from .actors import make_store
 from .gang import RayGang
-from .placement import check_strategy, checked_resources
+from .placement import check_resources, check_strategy
 
 if TYPE_CHECKING:
     import topology
@@ -58,17 +58,17 @@ def run(
         resources: Resources of each actor, such as {"CPU": 4, "GPU": 1}; by default one CPU.
         strategy: Strategy of the placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
         max_restarts: How often the world may be started again.
-        wait_s: How long to wait for resources. After a second a line on stderr says what is missing.
+        wait_s: How long to wait for resources. After a second a line on stderr names missing ones.
         name: Name of the job, for `overlap top`; two jobs of one name do not run at once. By default a new one.
         runtime_env: Ray's description of the actors' environment.
         cluster: As for `overlap.run`.
         trace: Where this process writes the timeline of all ranks.
         trace_steps: As for `overlap.run`.
         timeout_s: As for `overlap.run`; of each attempt.
-        transport: Name of what joins the processes, as for `overlap run --transport`.
+        transport: Name of the transport between processes, as for `overlap run --transport`.
         algorithm: As for `overlap.run`.
         check: As for `overlap.run`.
-        state_dir: Where `rank.state` keeps what a restart goes on from: a folder that all nodes share.
+        state_dir: Folder of the states of `rank.state`, for restarts, that all nodes share.
         flight_dir: Where this process puts the flight records of a run that fails.
 
     Raises:
@@ -78,18 +78,18 @@ def run(
         RankFailedError: When a rank raises, or its process is lost; its error is the `__cause__`.
         StallError: As `overlap.run`.
     """
-    wanted = asked(
+    config = config_of_arguments(
         main, args, ranks=ranks, cluster=cluster, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s,
         transport=transport, algorithm=algorithm, check=check, state_dir=state_dir, flight_dir=flight_dir,
     )  # fmt: skip
-    results = run_wanted(
-        main, args, wanted, ranks_per_actor=ranks_per_actor, resources=resources, strategy=strategy,
+    results = run_configured(
+        main, args, config, ranks_per_actor=ranks_per_actor, resources=resources, strategy=strategy,
         max_restarts=max_restarts, wait_s=wait_s, name=name, runtime_env=runtime_env,
     )  # fmt: skip
     return cast("list[T]", results)
 
 
-def run_wanted(
+def run_configured(
     main: Callable[..., Awaitable[object]],
     args: tuple[object, ...],
     config: RunConfig,
@@ -102,31 +102,33 @@ def run_wanted(
     name: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
 ) -> list[object]:
-    """Run like `run`, with the settings of a run."""
+    """Run `main` as `run` does, with settings that are checked already."""
     check_strategy(strategy)
-    resources_of_actor = checked_resources(resources)
+    resources_of_actor = check_resources(resources)
 
     @contextmanager
-    def held(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
+    def reserve(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
         if not ray.is_initialized():
             ray.init(log_to_driver=True, logging_level="warning")
-        with _named(spec) if name else nullcontext():
-            yield RayGang(resources=resources_of_actor, strategy=strategy, wait_s=wait_s, runtime_env=runtime_env).once
+        with _reserved_name(spec) if name else nullcontext():
+            yield RayGang(
+                resources=resources_of_actor, strategy=strategy, wait_s=wait_s, runtime_env=runtime_env
+            ).run_attempt
 
     return run_gang(
-        main, args, config, held,
+        main, args, config, reserve,
         engine="Ray", cloudpickle=cloudpickle, ranks_each=ranks_per_actor, argument="ranks_per_actor", name=name,
         wait_s=wait_s, max_restarts=max_restarts,
     )  # fmt: skip
 
 
 @contextmanager
-def _named(spec: GangSpec) -> Iterator[None]:
+def _reserved_name(spec: GangSpec) -> Iterator[None]:
     """Reserve the name of a job while it runs, by an actor of that name; nobody waits for its process."""
     try:
-        holder = made_store(f"job/{spec.job}")
+        holder = make_store(f"job/{spec.job}")
     except ValueError as error:
-        raise name_is_taken(spec) from error
+        raise name_error(spec) from error
     try:
         yield
     finally:

@@ -11,13 +11,13 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..engines.attempts import in_one_line_of
+from ..engines.attempts import summary_line
 from ..engines.gang import GangOutcome, GangSpec, MemberEnd
 from ..engines.home import take_records
-from ..engines.verdict import failure, lost_member
+from ..engines.verdict import blamed_members, failure
 from ..notice import notify
-from .actors import CALLS, MemberActor, RayStore, left_behind
-from .placement import GangPlacement, gone, here, placed
+from .actors import CALLS, MemberActor, RayStore
+from .placement import GangPlacement, local_nodes, lost_nodes, placement_of
 
 # From the first failure to the hard end of the actors that have not ended by themselves.
 GRACE_S = 10.0
@@ -31,59 +31,61 @@ _MISSING_MODULE = re.compile(r"No module named '([^']+)'")
 
 @dataclass(kw_only=True)
 class RayGang:
-    """The way in which the actors of a job are placed."""
+    """Placement of the actors of a job, and the run of one attempt."""
 
     resources: Mapping[str, float]  # Resources of each actor
     strategy: str  # Strategy of the placement group
     wait_s: float  # How long to wait for resources
     runtime_env: Mapping[str, Any] | None  # Environment of the actors
-    without: set[str] = field(default_factory=set)  # Nodes that were lost
+    excluded_nodes: set[str] = field(default_factory=set)  # Nodes that were lost
 
-    def once(self, spec: GangSpec) -> GangOutcome:
-        """Run one attempt, and return how it has ended; no actor of it is left then."""
-        what = f"job {spec.job!r}"
-        with placed(
-            what,
+    def run_attempt(self, spec: GangSpec) -> GangOutcome:
+        """Run one attempt, and return its outcome; no actor is left then."""
+        with placement_of(
+            f"job {spec.job!r}",
             spec.members,
             self.resources,
             strategy=self.strategy,
             limit_s=self.wait_s,
-            without=self.without,
+            without=self.excluded_nodes,
         ) as placement:
-            actors = [self._actor(spec, member, placement) for member in range(spec.members)]
+            actors = [self._start_actor(spec, member, placement) for member in range(spec.members)]
             try:
                 running = [actor.run.remote(RayStore(actors[0])) for actor in actors]
                 outcome = _ActorWatch(spec, actors, placement.nodes, running).outcome()
                 return self._with_files(spec, outcome, actors, placement)
             finally:
-                _end(actors, [node in self.without for node in placement.nodes])
+                _end_actors(actors, [node in self.excluded_nodes for node in placement.nodes])
 
-    def _actor(self, spec: GangSpec, member: int, placement: GangPlacement) -> Any:
-        more = {} if self.runtime_env is None else {"runtime_env": dict(self.runtime_env)}
+    def _start_actor(self, spec: GangSpec, member: int, placement: GangPlacement) -> Any:
+        """Start the actor of a member in its bundle."""
+        environment = {} if self.runtime_env is None else {"runtime_env": dict(self.runtime_env)}
         options = (
-            placement.options(member) | {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS} | more
+            placement.options(member)
+            | {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS}
+            | environment
         )
         return ray.remote(MemberActor).options(**options).remote(spec, member)
 
     def _with_files(
         self, spec: GangSpec, outcome: GangOutcome, actors: Sequence[Any], placement: GangPlacement
     ) -> GangOutcome:
-        """Bring the flight records of members that could not bring theirs, and remember the nodes that are gone."""
+        """Return an outcome with flight records of lost members, and note the nodes that are lost."""
         if not outcome.lost:
             return outcome
         nodes = {placement.nodes[member] for member in outcome.lost}
-        self.without.update(lost := gone(nodes))
+        self.excluded_nodes.update(lost := lost_nodes(nodes))
         files = take_records(spec.token)  # of this machine
-        for node in sorted(nodes.difference(lost, here() if files else ())):
+        for node in sorted(nodes.difference(lost, local_nodes() if files else ())):
             near = [member for member in outcome.ends if placement.nodes[member] == node]
             if near:
                 files.update(_answer(actors[near[0]].left_behind.remote(), _ANSWER_S) or {})
                 continue
             if (error := failure(spec, outcome)) is not None:
-                notify(f"{in_one_line_of(error)}; looking for flight records on node {node[:6]}")
-            place = NodeAffinitySchedulingStrategy(node, soft=False)
-            asked = ray.remote(left_behind).options(num_cpus=0, scheduling_strategy=place, max_retries=0)
-            files.update(_answer(asked.remote(spec.token), _LEFT_BEHIND_S) or {})
+                notify(f"{summary_line(error)}; looking for flight records on node {node[:6]}")
+            on_node = NodeAffinitySchedulingStrategy(node, soft=False)
+            reader = ray.remote(take_records).options(num_cpus=0, scheduling_strategy=on_node, max_retries=0)
+            files.update(_answer(reader.remote(spec.token), _LEFT_BEHIND_S) or {})
         return replace(outcome, files=files)
 
 
@@ -100,10 +102,10 @@ class _ActorWatch:
         self._has_met = True
 
     def outcome(self) -> GangOutcome:
-        """Return how they have ended."""
+        """Wait for the ends of all members; once one has failed, only as long as the others may need."""
         try:
             while self._pending and not self._is_over():
-                self._look()
+                self._poll()
         except BaseException:  # Ctrl-C
             self._stop()
             raise
@@ -111,35 +113,37 @@ class _ActorWatch:
             f"did not end within {GRACE_S:g} s, and is killed" if self._has_met else "had met no other, and was ended"
         )
         for member in self._pending.values():
-            known = "is gone" if member in self._blamed() else late
-            self._lost[member] = "is gone, and its node with it" if member in self._homeless else known
+            reason = "is gone" if member in blamed_members(self._spec, self._ends) else late
+            self._lost[member] = "is gone, and its node with it" if member in self._homeless else reason
         return GangOutcome(ends=self._ends, lost=self._lost)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
+        """Wait for the end of a member, or for a moment once one has failed."""
         done, _ = ray.wait(list(self._pending), num_returns=1, timeout=_POLL_S if self._until_s else None)
         for answer in done:
             member = self._pending.pop(answer)
             try:
                 self._ends[member] = ray.get(answer)
             except ray.exceptions.RayError as error:
-                self._lost[member] = why(error)
+                self._lost[member] = loss_reason(error)
         if self._until_s is None and self._has_failed():
-            self._has_met = self._met()
+            self._has_met = self._has_world()
             self._until_s = time.monotonic() + (GRACE_S if self._has_met else _POLL_S)
         if self._until_s is not None:
-            lost = gone({self._nodes[member] for member in self._pending.values()})
+            lost = lost_nodes({self._nodes[member] for member in self._pending.values()})
             self._homeless = {member for member in self._pending.values() if self._nodes[member] in lost}
 
     def _has_failed(self) -> bool:
+        """Whether a member is lost, or has ended without results."""
         return bool(self._lost) or any(end.results is None for end in self._ends.values())
 
-    def _met(self) -> bool:
-        """Whether the world had come to life, so that its processes tell each other of failures."""
+    def _has_world(self) -> bool:
+        """Whether the world has started, so that its processes notify each other of failures."""
         if any(end.begun_s for end in self._ends.values()):
             return True
-        asked = [self._actors[member].lives.remote() for member in self._pending.values()]
-        while asked:
-            done, asked = ray.wait(asked, num_returns=1, timeout=_ANSWER_S)
+        questions = [self._actors[member].lives.remote() for member in self._pending.values()]
+        while questions:
+            done, questions = ray.wait(questions, num_returns=1, timeout=_ANSWER_S)
             if not done:
                 return False
             if (lives := _answer(done[0], _ANSWER_S)) is not None:
@@ -154,39 +158,34 @@ class _ActorWatch:
 
     def _gone(self) -> set[int]:
         """Return the members that will send no report; the others often name only one member of a lost node."""
-        return self._blamed() | self._homeless
-
-    def _blamed(self) -> set[int]:
-        """Return the members that the others have lost."""
-        blamed = (lost_member(self._spec, end) for end in self._ends.values())
-        return {member for member in blamed if member is not None and member not in self._ends}
+        return blamed_members(self._spec, self._ends) | self._homeless
 
     def _stop(self) -> None:
-        """Let the ranks end in peace, for as long as that takes at most."""
+        """Stop the ranks, and wait for their ends within the limit of an answer."""
         for actor in self._actors:
             actor.stop.remote()
         ray.wait(list(self._pending), num_returns=len(self._pending), timeout=_ANSWER_S)
 
 
-def _answer(asked: Any, limit_s: float) -> Any:
+def _answer(request: Any, limit_s: float) -> Any:
     """Return the answer of an actor or task; None if it gives none in time."""
     try:
-        return ray.get(asked, timeout=limit_s)
+        return ray.get(request, timeout=limit_s)
     except (ray.exceptions.RayError, TimeoutError):
         return None
 
 
-def _end(actors: Sequence[Any], homeless: Sequence[bool]) -> None:
+def _end_actors(actors: Sequence[Any], homeless: Sequence[bool]) -> None:
     """End actors at once, and return when Ray knows the end of every actor on a living node."""
     for actor in actors:
         ray.kill(actor, no_restart=True)
-    answers = [actor.lives.remote() for actor, gone in zip(actors, homeless, strict=True) if not gone]
+    answers = [actor.lives.remote() for actor, is_lost in zip(actors, homeless, strict=True) if not is_lost]
     if answers:
         ray.wait(answers, num_returns=len(answers), timeout=_ANSWER_S)
 
 
-def why(error: Exception) -> str:
-    """Say in words of the engine why a process has told nothing, as the end of a sentence."""
+def loss_reason(error: Exception) -> str:
+    """Return why an actor has sent no report, as the end of a sentence."""
     text = str(error)
     if missing := _MISSING_MODULE.search(text):
         return (
@@ -207,5 +206,6 @@ def why(error: Exception) -> str:
 
 
 def _first_lines(text: str) -> str:
+    """Return the text of an error of Ray in one line of up to 300 characters, without its traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]
     return " ".join(lines)[:300]

@@ -11,7 +11,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ..engines.demand import awaited, lacking
+from ..engines.demand import lacking, wait_for_resources
 from ..errors import UsageError
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -19,12 +19,8 @@ _NODE_LABEL = "ray.io/node-id"
 _PROBE_S = 1.0  # for the connection to a node's raylet: those of a cluster are near
 
 
-def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]:
-    """Return the resources of one actor.
-
-    Raises:
-        UsageError: If they are none.
-    """
+def check_resources(resources: Mapping[str, float] | None) -> dict[str, float]:
+    """Return the resources of one actor, one CPU by default; refuse anything but names and amounts."""
     amounts = {"CPU": 1.0} if resources is None else dict(resources)
     for name, amount in amounts.items():
         if not isinstance(name, str) or isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0:
@@ -42,11 +38,7 @@ def check_strategy(strategy: str) -> None:
 
 
 class GangPlacement:
-    """The placement group of one attempt.
-
-    Attributes:
-        nodes: The node of each member.
-    """
+    """The placement group of one attempt; `nodes` has the node of each member."""
 
     def __init__(self, group: PlacementGroup, resources: Mapping[str, float]) -> None:
         self._group, self._resources = group, resources
@@ -69,7 +61,7 @@ class GangPlacement:
 
 
 @contextmanager
-def placed(
+def placement_of(
     gang: str,
     members: int,
     resources: Mapping[str, float],
@@ -78,26 +70,20 @@ def placed(
     limit_s: float,
     without: Collection[str] = (),
 ) -> Iterator[GangPlacement]:
-    """Hold a placement group for the block, all bundles or none; nothing of it is left after that.
+    """Reserve a placement group for the block, all bundles or none; report missing resources, up to `limit_s` seconds.
 
-    Args:
-        gang: The gang, for messages.
-        members: How many bundles.
-        resources: Resources of each.
-        strategy: Ray's strategy.
-        limit_s: How long to wait for resources.
-        without: Nodes that are gone, though Ray may not know it yet.
+    Nodes in `without` are lost, though Ray may not know it yet.
     """
     selectors = [{_NODE_LABEL: f"!in({','.join(without)})"}] * members if without else None
     bundles = [dict(resources)] * members
     group = placement_group(bundles, strategy=strategy, **({"bundle_label_selector": selectors} if selectors else {}))
     try:
         demand = ", ".join(f"{name}: {amount:g}" for name, amount in resources.items())
-        awaited(
+        wait_for_resources(
             f"{gang}, {members} x {{{demand}}}, {strategy}",
             limit_s,
             lambda seconds: bool(group.wait(seconds)),
-            lambda: lacking(bundles, _free(without)),
+            lambda: lacking(bundles, _free_resources(without)),
         )
         yield GangPlacement(group, resources)
     finally:
@@ -105,28 +91,29 @@ def placed(
             remove_placement_group(group)
 
 
-def _free(without: Collection[str]) -> dict[str, dict[str, float]]:
+def _free_resources(without: Collection[str]) -> dict[str, dict[str, float]]:
     """Return the free resources of each node, by its address and the beginning of its id."""
     names = {node["NodeID"]: f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})" for node in ray.nodes()}
-    # no public function says it for each node
+    # no public function has it for each node
     available: Mapping[str, Mapping[str, float]] = ray._private.state.available_resources_per_node()
     return {names.get(node, node[:6]): dict(free) for node, free in available.items() if node not in without}
 
 
-def here() -> set[str]:
+def local_nodes() -> set[str]:
     """Return the nodes on the machine of this process."""
     own = ray.get_runtime_context().get_node_id()
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     return {node for node, address in addresses.items() if address == addresses.get(own)}
 
 
-def gone(nodes: Collection[str]) -> list[str]:
+def lost_nodes(nodes: Collection[str]) -> list[str]:
     """Return the nodes that do not run any more; Ray itself notices some of them only seconds later."""
-    known = {node["NodeID"]: node for node in ray.nodes()}
-    return [node for node in sorted(set(nodes)) if node not in known or not _runs(known[node])]
+    nodes_by_id = {node["NodeID"]: node for node in ray.nodes()}
+    return [node for node in sorted(set(nodes)) if node not in nodes_by_id or not _is_running(nodes_by_id[node])]
 
 
-def _runs(node: Mapping[str, Any]) -> bool:
+def _is_running(node: Mapping[str, Any]) -> bool:
+    """Whether a node is alive for Ray, and its port answers."""
     if not node["Alive"]:
         return False
     try:

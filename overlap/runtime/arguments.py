@@ -80,10 +80,10 @@ def prepare_late(operation: CollectiveFuture[Any]) -> None:
         prepare(operation)
     except UsageError as error:
         which = f"{operation.name} at {operation.call_site}"
-        raise UsageError(f"{error} (the future that {which} was given has become {described(x)})") from error
+        raise UsageError(f"{error} (the future that {which} was given has become {describe_value(x)})") from error
 
 
-def described(x: object) -> str:
+def describe_value(x: object) -> str:
     """Return a value as messages have it: the outline of an array or a tree, else its type."""
     if isinstance(x, np.ndarray):
         return f"{x.dtype} {x.shape}"
@@ -267,7 +267,9 @@ def check_root(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
     if operation.input is None and (root == rank or only_root):
         raise UsageError(f"x: {kind.value} needs an array on rank {rank}, got None")
     if only_root and operation.out is not None and root != rank:
-        raise UsageError(f"out: only the root {root} of {kind.value} gets a result, this is rank {rank}")
+        raise UsageError(
+            f"out: only the root {root} of {kind.value} gets a result, this is rank {rank}; pass out=None here"
+        )
 
 
 def check_options(group: GroupLike, operation: CollectiveFuture[Any]) -> None:

@@ -10,12 +10,7 @@ from .future import Future, Item
 
 
 class Checked(Item):
-    """Future of another future's result, which fails if `check(result)` raises.
-
-    Args:
-        whole: The other future.
-        check: Function of the result, called perhaps several times, in any thread.
-    """
+    """Future of another future's result, which fails if `check(result)` raises; any thread may call it, repeatedly."""
 
     __slots__ = ("_check",)
 
@@ -29,6 +24,7 @@ class Checked(Item):
         return self._whole.label
 
     def _outcome(self) -> tuple[object, Failure | None]:
+        """Return the outcome of the other future, or the failure of its check."""
         value, failure = self._whole._outcome()
         if failure is None:
             try:

@@ -31,7 +31,7 @@ class Communicators:
         engine: Runs matched operations.
         left: World ranks that have finished their program.
         closing: World ranks that receive no more messages, and wait until their own are read.
-        unreported: Makers of errors that no operation is left to fail with, by id of the communicator: its operations
+        unraised: Makers of errors that no operation is left to fail with, by id of the communicator: its operations
             were over on all ranks when ranks turned out to differ.
         later: Calls a function on the loop's thread at a time that programs cannot notice, unless the loop has ended;
             any thread, and at any point of a program.
@@ -55,7 +55,7 @@ class Communicators:
         self.engine, self.left, self.closing, self._keeps = engine, set[int](), set[int](), keeps
         self._resting: deque[Communicator] = deque()  # idle ones that are kept
         self._used: dict[Key, None] = {}  # idle ones that were closed last: a program may use a tag for each message
-        self.unreported: dict[int, Callable[[], BaseException]] = {}
+        self.unraised: dict[int, Callable[[], BaseException]] = {}
         self._open: dict[Key, Communicator] = {}
         # Keys of the communicators of each group, by its ranks and occurrence: to make the key of the group takes
         # longer.

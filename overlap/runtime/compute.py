@@ -134,6 +134,7 @@ class ComputeFuture(OwnCode[T_co]):
         return resolved, None
 
     def _lock(self, arrays: list[Array]) -> None:
+        """Lock the arrays that the function uses, unless arrays have no data."""
         if arrays and not self.context.arrays.shapes_only:  # else no array has data
             locks = self.context.locks
             check_unwritten(locks, arrays, self.label)
@@ -186,7 +187,7 @@ class ComputeFuture(OwnCode[T_co]):
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
-        """Futures whose results it uses, until it has taken them."""
+        """Futures of the arguments, until their results are taken."""
         return map(source_of, self.awaited)
 
     def abandon(self, error: BaseException) -> None:
@@ -239,13 +240,7 @@ class ComputeStream(ABC):
 
 
 class ThreadedCompute(ComputeStream):
-    """Compute stream in real time: one thread runs the functions; it starts with the first of them.
-
-    Args:
-        context: Context of the rank.
-        prepare: Called before the thread starts.
-        lane: Name of the stream.
-    """
+    """Compute stream in real time: one thread runs the functions, after `prepare`; it starts with the first of them."""
 
     def __init__(self, context: RankContext, prepare: Callable[[], None], lane: str = DEFAULT_LANE) -> None:
         super().__init__(context, lane)
@@ -292,6 +287,7 @@ class ThreadedCompute(ComputeStream):
             self._thread.join()
 
     def _work(self) -> None:
+        """Run operations from the queue in the compute thread, until the stream ends."""
         try:
             while (operation := self._queue.get()) is not None and not self._stopped:
                 self._run(operation)
@@ -301,6 +297,7 @@ class ThreadedCompute(ComputeStream):
             self.context.handover.post(self._exited.set)
 
     def _run(self, operation: ComputeFuture[object]) -> None:
+        """Run one operation, and deliver its end to the event loop."""
         self.current = operation
         value, failure = None, None
         try:
@@ -315,6 +312,7 @@ class ThreadedCompute(ComputeStream):
         del operation, value, failure  # the traceback of an error holds this frame, a reference cycle
 
     def _call(self, operation: ComputeFuture[object]) -> tuple[object, Failure | None]:
+        """Wait for the arguments of an operation, call its function, and record the time."""
         for future in operation.awaited:
             if not future.done and advance(operation, BLOCKED):
                 wait_in_thread(future, unless=operation)
@@ -339,11 +337,7 @@ class ThreadedCompute(ComputeStream):
 
 
 class ComputeStreams:
-    """Compute streams of one rank, made on first use.
-
-    Args:
-        make: Returns a new stream for a lane in the timeline.
-    """
+    """Compute streams of one rank, made by `make(lane)` on first use."""
 
     def __init__(self, make: Callable[[str], ComputeStream]) -> None:
         self._make = make

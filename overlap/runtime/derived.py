@@ -21,7 +21,6 @@ class Derived(Future[T_co]):
     Args:
         parts: The other futures, such as operations that have not been issued yet.
         make: Makes the result from the parts' results; called once, on the event loop's thread.
-        context: Context of the rank.
         label: Name in messages; by default the name of the first part.
     """
 
@@ -46,6 +45,7 @@ class Derived(Future[T_co]):
         return self._label or self._parts[0].label
 
     def _part_done(self, part: Future[Any]) -> None:
+        """Note the end of a part: a failure ends this future, the last value makes its result."""
         self._remaining -= 1
         value, failure = None, outcome(part)[1]
         if failure is None:
@@ -93,6 +93,7 @@ def sources(value: object) -> Iterator[Future[object]]:
 
 
 def _items(value: object) -> list[object]:
+    """Return the items of a dict, list or tuple; none of anything else."""
     if isinstance(value, dict):
         return list(value.values())
     return list(value) if isinstance(value, (tuple, list)) else []

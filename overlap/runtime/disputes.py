@@ -31,6 +31,7 @@ class Disputes:
         self._fail(match, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
 
     def _compare(self, match: Match, operation: Operation) -> None:
+        """Compare an operation with the pattern of its match; dispute it if the calls differ."""
         pattern, call = match.pattern, operation.call
         if match.disputed:
             self._dispute(match, operation)
@@ -61,7 +62,6 @@ class Disputes:
         some ends could succeed in the meantime.
 
         Args:
-            match: The match.
             operation: Any of its ends here.
             final: Whether to wait for no more ends.
         """
@@ -76,6 +76,7 @@ class Disputes:
             operation.context.spawn(self._dispute_later, match, operation)
 
     async def _dispute_later(self, match: Match, operation: Operation) -> None:
+        """Fail a match after a time in which further ranks may show which side is the minority."""
         await trio.sleep(_DISPUTE_S)
         self._dispute(match, operation, final=True)
 

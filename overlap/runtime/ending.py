@@ -21,7 +21,7 @@ from weakref import WeakSet
 import trio
 from trio.lowlevel import Task
 
-from ..diagnostics import is_ours, tellable, where
+from ..diagnostics import is_ours, presentable, where
 from ..errors import PeerFailedError, RankFailedError, in_one_line
 from .trio_private import failed_task
 
@@ -61,9 +61,6 @@ class WorldEnding:
         """Record a failure after the first that is no consequence of it.
 
         Args:
-            culprit: World rank.
-            cause: Its error.
-            doing: Its unfinished operations.
             now_ns: The instant in virtual time: of ranks that fail in one instant the lowest is the first.
         """
         assert self.failure is not None
@@ -80,7 +77,7 @@ class WorldEnding:
             return PeerFailedError(_FORKED, culprit=culprit)
         return PeerFailedError.caused_by(cause, f"rank {culprit} failed: {in_one_line(cause)}", culprit=culprit)
 
-    def rank_failed(self, world_size: int, left: Collection[int]) -> RankFailedError:
+    def rank_failed(self, world_size: int, finished_ranks: Collection[int]) -> RankFailedError:
         """Return the error of a failed world, given the ranks that had finished their programs."""
         assert self.failure is not None
         culprit, cause = self.failure
@@ -91,7 +88,7 @@ class WorldEnding:
             doing=self.doing,
             others=self.others,
             world_size=world_size,
-            finished=len({*left} - {culprit, *self.others}),
+            finished=len({*finished_ranks} - {culprit, *self.others}),
         )
 
 
@@ -102,12 +99,12 @@ RANK: ContextVar[tuple[int, int]] = ContextVar("rank")
 def ended_by_its_loop(internal: trio.TrioInternalError) -> RankFailedError | None:
     """Return the error of a world with an event loop that died of an error without a `repr`; None for other reasons.
 
-    A nursery of the program formats the error of its task by `repr`, in the loop itself; `tellable` comes too late.
+    A nursery of the program formats the error of its task by `repr`, in the loop itself; `presentable` comes too late.
     """
     task, error = failed_task(internal)
     if task is None or error is None or RANK not in task.context:
         return None
-    shown = tellable(error)
+    shown = presentable(error)
     if shown is error:  # its `repr` works: another reason
         return None
     rank, world_size = task.context[RANK]
@@ -144,6 +141,7 @@ def registered_for_forks(forkable: Forkable) -> Iterator[None]:
 
 
 def _in_child() -> None:
+    """Detach all worlds of a process in its fork."""
     for forkable in list(_forkables):
         forkable.forked()
     _forkables.clear()
@@ -176,13 +174,13 @@ def leave(error: BaseException | None) -> NoReturn:
         elif isinstance(error, KeyboardInterrupt):
             code = 128 + signal.SIGINT
         elif error is not None:
-            traceback.print_exception(type(error), error, _own(error.__traceback__))
+            traceback.print_exception(type(error), error, _program_frames(error.__traceback__))
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
-def _own(frames: TracebackType | None) -> TracebackType | None:
+def _program_frames(frames: TracebackType | None) -> TracebackType | None:
     """Return the frames from the start of the program on."""
     while frames is not None and is_ours(frames.tb_frame.f_code):
         frames = frames.tb_next

@@ -15,7 +15,7 @@ class Survivor(Protocol):
         """Return the greatest step that all ranks have prepared; nothing is applied after this call."""
 
     def advance(self, step: int) -> None:
-        """Apply what this rank has prepared, up to a step that all ranks have prepared."""
+        """Apply the prepared steps of this rank, up to a step that all ranks have prepared."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -59,11 +59,7 @@ _EVERY_S = 0.5e-3
 
 
 class CallbackTurns:
-    """CallbackTurns of the tasks of one loop.
-
-    Args:
-        every_s: Time after which other tasks run.
-    """
+    """Callbacks of the tasks of one loop, in their order; after `every_s` seconds other tasks run."""
 
     __slots__ = ("_every_s", "_last_s")
 

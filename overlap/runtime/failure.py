@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class FailureCause:
-    """FailureCause of failed operations: one failed compute, or one loss that many operations met.
+    """Cause of failed operations: one failed compute, or one loss that many operations met.
 
     Attributes:
         seen: Whether any task or thread was given an error of this cause.

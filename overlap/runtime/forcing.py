@@ -80,6 +80,7 @@ class _Closing:
         self._task, self._coro, self._remaining, self._ignoring = task, task.coro, deliveries, ignoring
 
     def send(self, result: outcome.Outcome[object]) -> Any:
+        """Resume the coroutine; close it if it has ignored too many cancellations."""
         if isinstance(result, outcome.Error) and isinstance(result.error, trio.Cancelled):
             self._remaining -= 1
             if self._remaining <= 0 and not _has_children(self._task):
@@ -100,6 +101,7 @@ def _has_children(task: Task) -> bool:
 
 
 def _close(steps: Any) -> None:
+    """Close a coroutine; one that ignores the close, too, is left."""
     try:
         steps.close()
     except RuntimeError:  # it has ignored the close as well: nothing resumes it any more

@@ -31,17 +31,18 @@ def text_of(tree: object, leaves: Sequence[Array], argument: str = "x") -> str:
     Raises:
         UsageError: Naming `argument`, if a key or the dtype of an array does not travel, or the tree is too large.
     """
-    text = repr(_named(tree, iter(leaves), argument))
+    text = repr(_name_leaves(tree, iter(leaves), argument))
     if not _fits_message(text):
         raise UsageError(f"{argument}: a tree of {len(leaves)} arrays is too large for one message; send its parts")
     return text
 
 
-def _named(tree: object, leaves: Iterator[Array], argument: str) -> object:
+def _name_leaves(tree: object, leaves: Iterator[Array], argument: str) -> object:
+    """Return a tree with dtypes and shapes as text in place of its arrays."""
     if isinstance(tree, dict):
-        return {_key(key, argument): _named(item, leaves, argument) for key, item in tree.items()}
+        return {_check_key(key, argument): _name_leaves(item, leaves, argument) for key, item in tree.items()}
     if isinstance(tree, (list, tuple)):
-        items = [_named(item, leaves, argument) for item in tree]
+        items = [_name_leaves(item, leaves, argument) for item in tree]
         return tuple(items) if isinstance(tree, tuple) else items
     leaf = next(leaves)
     check_dtype(leaf.dtype, argument)
@@ -52,28 +53,29 @@ def outline_of(tree: object, leaves: Sequence[Array], *, parsable: bool) -> str:
     """Return the form of a tree for ranks to compare: a large one is cut, and has a checksum.
 
     Args:
-        tree: The tree.
         leaves: Its arrays, in its order.
-        parsable: Whether ranks make a tree of it, see `parsed`; then it is cut only if it is too large for a message.
+        parsable: Whether `parse_form` must read it; then it is cut only if it is too large for a message.
     """
-    text = repr(_outlined(tree, iter(leaves)))
+    text = repr(_outline(tree, iter(leaves)))
     if len(text) <= _OUTLINE or (parsable and _fits_message(text)):
         return text
     return f"{text[:_OUTLINE]} ... {len(leaves)} arrays, crc {zlib.crc32(text.encode(errors='replace')):08x}"
 
 
 def _fits_message(text: str) -> bool:
+    """Whether the text of a form is short enough for a message, perhaps packed."""
     return len(text) <= _LONGEST and (len(text) <= _LIMIT_BYTES or len(pack_form(text)) <= _LIMIT_BYTES)
 
 
-def _outlined(tree: object, leaves: Iterator[Array]) -> object:
+def _outline(tree: object, leaves: Iterator[Array]) -> object:
+    """Return a tree with short texts in place of its arrays, as `parse_form` reads them."""
     if isinstance(tree, dict):
-        return {key if type(key) is str else _key_outlined(key): _outlined(item, leaves) for key, item in tree.items()}
+        return {key if type(key) is str else _outline_key(key): _outline(item, leaves) for key, item in tree.items()}
     if isinstance(tree, (list, tuple)):
-        items = [_outlined(item, leaves) for item in tree]
+        items = [_outline(item, leaves) for item in tree]
         return tuple(items) if isinstance(tree, tuple) else items
     leaf = next(leaves)
-    return _array_outlined(leaf.dtype, leaf.shape)
+    return _outline_array(leaf.dtype, leaf.shape)
 
 
 class _Foreign:
@@ -86,16 +88,18 @@ class _Foreign:
         return f"<{self._name}>"
 
 
-def _key_outlined(key: object) -> object:
+def _outline_key(key: object) -> object:
+    """Return a key as messages can have it; others as a text that no message has."""
     return key if type(key) in _KEYS or (type(key) is tuple and all(map(_key_fits_message, key))) else _Foreign(key)
 
 
 @lru_cache(maxsize=1024)
-def _array_outlined(dtype: np.dtype[np.generic], shape: Shape) -> str:
+def _outline_array(dtype: np.dtype[np.generic], shape: Shape) -> str:
     return f"{dtype.name} {shape}"  # cached: numpy makes the name of a dtype in Python, each time
 
 
-def _key(key: object, argument: str) -> object:
+def _check_key(key: object, argument: str) -> object:
+    """Return a key of a dict, if messages can have it."""
     if type(key) in _KEYS or (type(key) is tuple and all(map(_key_fits_message, key))):
         return key
     raise UsageError(f"{argument}: keys of dicts in messages are texts, integers or tuples of these, got {key!r:.60}")
@@ -106,17 +110,17 @@ def _key_fits_message(key: object) -> bool:
 
 
 @lru_cache(maxsize=256)
-def parsed(text: str) -> object:
+def parse_form(text: str) -> object:
     """Return the tree of a form, with (shape, dtype) in an `Absent` for each array.
 
     Raises:
         OverlapError: If the text is no form.
     """
     try:
-        return _arrays(literal_eval(text))
+        return _placeholders(literal_eval(text))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise OverlapError(
-            f"a message has an invalid form of a tree; its sender may have another version of overlap: {error}"
+            f"a message has an invalid form of a tree; use one version of overlap on all ranks: {error}"
         ) from error
 
 
@@ -134,11 +138,12 @@ class Absent:
         self.shape, self.dtype = shape, dtype
 
 
-def _arrays(node: object) -> object:
+def _placeholders(node: object) -> object:
+    """Return a tree with an `Absent` for each text of an array."""
     if isinstance(node, dict):
-        return {key: _arrays(item) for key, item in node.items()}
+        return {key: _placeholders(item) for key, item in node.items()}
     if isinstance(node, (list, tuple)):
-        items = [_arrays(item) for item in node]
+        items = [_placeholders(item) for item in node]
         return tuple(items) if isinstance(node, tuple) else items
     match = _LEAF.fullmatch(node) if isinstance(node, str) else None
     if match is None:
@@ -173,6 +178,6 @@ def unpack_form(packed: bytes) -> str:
         text = reading.decompress(packed, _LONGEST * 4).decode()
     except (zlib.error, UnicodeDecodeError) as error:
         raise OverlapError(
-            f"a message has an invalid form of a tree; its sender may have another version of overlap: {error}"
+            f"a message has an invalid form of a tree; use one version of overlap on all ranks: {error}"
         ) from error
     return text

@@ -271,6 +271,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
         return False
 
     def _settled(self, timeout: float | None) -> tuple[object, Failure | None]:
+        """Wait for the end in a thread, and return the outcome; refuse to wait in the event loop."""
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
             raise UsageError(f"timeout: expected a number of seconds from 0, or None, got {shown(timeout)}")
         self._claim()
@@ -321,6 +322,7 @@ class Item(Future[object]):
         return FAILED if whole is DONE and self._outcome()[1] is not None else whole
 
     def _outcome(self) -> tuple[object, Failure | None]:
+        """Return one item of the other future's result, or the failure."""
         whole, failure = self._whole._outcome()
         if failure is not None:
             return None, failure

@@ -52,19 +52,7 @@ class Surroundings(Protocol):
 
 
 class GroupRank:
-    """One rank's member in a group, as its operations have it: futures that outlive a group do not keep it.
-
-    Attributes:
-        key: Key of the group.
-        name: Name of the group.
-        label: Name and world ranks of the group, for the timeline.
-        rank: The index of this rank.
-        size: Number of ranks.
-
-    Args:
-        group: The group.
-        key: Its key.
-    """
+    """One rank's place in a group, as its operations need it: futures that outlive a group do not keep it alive."""
 
     __slots__ = ("_group", "key", "label", "name", "rank", "size")
 
@@ -77,7 +65,7 @@ class GroupRank:
 
     @property
     def group(self) -> GroupLike:
-        """The group, as long as the program has it; then this object."""
+        """Group of the program while that lives; then this object, with the same members."""
         return self._group() or self
 
 
@@ -86,14 +74,6 @@ class GroupUse:
 
     That may be in any thread and at any point of a program, where the garbage collector runs. So the end is left to the
     event loop, and changes nothing that programs see.
-
-    Attributes:
-        key: Key of the group.
-
-    Args:
-        context: Context of the rank.
-        communicators: Communicators of the world.
-        key: Key of the group.
     """
 
     __slots__ = ("_communicators", "_context", "key")

@@ -49,15 +49,12 @@ class _Turn(Protocol):
 
 
 class Handover:
-    """The way from other threads to the loop; the order of their calls is kept.
+    """Calls from other threads to the event loop, in their order.
 
     To wake a loop takes a system call, which also passes the interpreter to it: a burst does so once.
 
     If a loop lets threads in, one thread at a time may do work of the sleeping loop that wakes no task. That saves
     two wake-ups, of the loop and of the thread.
-
-    Args:
-        token: Token of the loop.
     """
 
     __slots__ = ("_called", "_interrupted", "_queue", "_token", "_turn")
@@ -65,7 +62,7 @@ class Handover:
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
         self._token = token
         self._queue: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
-        self._called = False  # whether the loop was called and has not run `_look` yet
+        self._called = False  # whether the loop was called and has not run `_run_posted` yet
         self._turn: _Turn | None = None  # guards the loop's data; held while the loop runs
         self._interrupted: Callable[[BaseException], None]
 
@@ -123,7 +120,7 @@ class Handover:
         if not self._called:
             self._called = True
             try:
-                self._token.run_sync_soon(self._look)
+                self._token.run_sync_soon(self._run_posted)
             except RunFinishedError:
                 self._called = False  # so that the next call raises too
                 self._queue.clear()
@@ -134,7 +131,8 @@ class Handover:
         with suppress(RunFinishedError):
             self.post(function)
 
-    def _look(self) -> None:
+    def _run_posted(self) -> None:
+        """Call the functions that other threads have posted so far, on the event loop."""
         self._called = False  # first: later posts call again, or are seen below
         queue = self._queue
         for _ in range(len(queue)):  # no later ones, lest busy threads keep all else from its turn
@@ -143,7 +141,7 @@ class Handover:
         if queue and not self._called:
             self._called = True
             try:
-                self._token.run_sync_soon(self._look)
+                self._token.run_sync_soon(self._run_posted)
             except RunFinishedError:  # in the last turn of the loop: later posts raise
                 self._called = False
                 queue.clear()

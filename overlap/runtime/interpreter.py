@@ -44,7 +44,8 @@ class _SharedChange:
                 self._put_back()
 
 
-def _tune() -> Callable[[], None]:
+def _tune_interpreter() -> Callable[[], None]:
+    """Let threads switch and garbage be collected less rarely; return a function that restores both."""
     interval_s, (young, *older) = sys.getswitchinterval(), gc.get_threshold()
 
     def put_back() -> None:
@@ -68,11 +69,11 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-_TUNING, _ONE_BLAS_THREAD = _SharedChange(_tune), _SharedChange(_limit_blas)
+_TUNING, _ONE_BLAS_THREAD = _SharedChange(_tune_interpreter), _SharedChange(_limit_blas)
 
 
 @contextmanager
-def tuned() -> Iterator[None]:
+def tuned_interpreter() -> Iterator[None]:
     """Pass the GIL on often, and look for garbage cycles seldom, for the length of the block."""
     _TUNING.begin()
     try:

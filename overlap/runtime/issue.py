@@ -29,7 +29,7 @@ from .received import ReceiveBuffers, TreeReceive
 from .settling import conclude
 from .state import ISSUED, MATCHING
 from .stream import MessageLane, Stream, Streams, activate
-from .tree_operation import PartLane, TreeOperation, check_tree, resolved
+from .tree_operation import PartLane, TreeOperation, check_tree, tree_future
 from .trees import is_tree
 
 K = TypeVar("K")
@@ -51,17 +51,8 @@ class Issuer:
     the place of a loop that sleeps.
 
     Args:
-        context: Context of the rank.
-        communicators: Communicators of the world.
-        streams: Streams of the rank.
-        group: Place of the rank in the group of the operations.
-        ranks: World ranks of the group, in its order.
         occurrence: Number of the group among groups of the same ranks.
         use: Reference that is held as long as the rank may issue on the group.
-
-    Attributes:
-        context: Context of the rank.
-        group: Place of the rank in the group.
     """
 
     context: RankContext
@@ -127,7 +118,7 @@ class Issuer:
         if type(x) is not ndarray:
             tree = isinstance(x, _FORMS) and is_tree(x)
             if tree:
-                x = resolved(x, self.context)
+                x = tree_future(x, self.context)
             if tree or isinstance(x, Future) or (x is None and out is None and kind.traits.rooted):
                 future_class = TreeOperation  # a rooted call without an array: the root may have a tree
         operation = future_class(
@@ -161,10 +152,8 @@ class Issuer:
         """Check, number and start an operation that exists already; an error leaves no trace.
 
         Args:
-            operation: The operation.
             stream: The caller's `stream` argument.
             timeout_s: Time within which it must end.
-            ends: Ends of a message.
         """
         context, group, kind = self.context, self.group, operation.kind
         if context.ending.failure is not None:
@@ -282,7 +271,7 @@ class Issuer:
             raise UsageError("x: send needs an array or a tree of arrays, got None")
         caller = _getframe(2) if call_site is None else call_site
         if type(x) is not ndarray and isinstance(x, _FORMS):
-            x = resolved(x, self.context)
+            x = tree_future(x, self.context)
         operation: CollectiveFuture[Any] = CollectiveFuture(
             P2P, x, None, caller, priority, "send" if name is None else name
         )
@@ -347,11 +336,11 @@ class Issuer:
         towards = (f" from rank {src}" if receives else f" to rank {dst}") + (f" with tag {tag}" if tag else "")
         port = communicator.message_port(self.context, within, int(receives), towards)
         port.group = self.group.name, communicator.members, tag  # the timeline's group: sender and receiver
-        port.known, port.src = _remembered(self._messages, ends, Known), pair[0]
+        port.known, port.src = _cached_entry(self._messages, ends, Known), pair[0]
         lane = port.stream
         if communicator.lasts and isinstance(lane, MessageLane) and lane.within is within:
             self._message_ports.pop((ends, stream), None)
-            _remembered(self._message_ports, (ends, stream), lambda: (port, lane))
+            _cached_entry(self._message_ports, (ends, stream), lambda: (port, lane))
         return port
 
     def _any_port(self, tag: int, stream: Stream) -> OperationPort:
@@ -417,6 +406,7 @@ class Issuer:
     def _enqueue_in_place(
         self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None
     ) -> bool:
+        """Enqueue an operation in this thread, if nothing needs the event loop; False: it must."""
         context = self.context
         try:
             port, lane = self._ports[stream] if ends is None else self._message_ports[ends, stream]
@@ -439,6 +429,7 @@ class Issuer:
         return in_place
 
     def _enqueue_late(self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None) -> None:
+        """Enqueue an operation on the event loop, after a call in another thread; fail it if the rank has ended."""
         if operation.done:  # cancelled in the meantime
             return
         if not self.context.closed:
@@ -448,7 +439,7 @@ class Issuer:
         conclude(operation, None, Failure(self.context.ending.peer_failed(), seen=True))
 
 
-def _remembered(cache: dict[K, T], key: K, make: Callable[[], T]) -> T:
+def _cached_entry(cache: dict[K, T], key: K, make: Callable[[], T]) -> T:
     """Return the entry of a key, made if there is none; the oldest entry is dropped when there are too many."""
     entry = cache.get(key)
     if entry is None:

@@ -58,22 +58,13 @@ class Mail:
     """Sends and receives of one rank on one group, through the mailbox of its process.
 
     Attributes:
-        context: Context of the rank.
-        communicators: Communicators of the world.
-        mailbox: Mailbox of the process.
-        name: Name of the group.
         ranks: World ranks of the group, in its order.
         size: Number of ranks.
-        rank: The index of this rank.
         label: Name and ranks of the group.
-        key: Key of the group.
         known: Texts of the requests in the flight record.
 
     Args:
-        context: Context of the rank.
-        communicators: Communicators of the world.
         post: Mailbox and addresses of the process.
-        name: Name of the group.
         ranks: World ranks of the group, in its order.
         occurrence: Number among the groups of the same ranks.
         use: Object to keep as long as messages of the group may be under way.
@@ -123,15 +114,7 @@ class Mail:
     ) -> MailRequest:
         """Begin to send to a group rank; a message with room in the ring is written at once.
 
-        Args:
-            address: Address of the elements, in order.
-            nbytes: Bytes of all of them.
-            dtype: Number of the dtype.
-            keeps: Owner of the memory.
-            dst: Group rank of the receiver.
-            tag: Tag of the message.
-            limit_s: Time limit.
-            caller: Frame of the line of the program.
+        `keeps` owns the memory of `nbytes` bytes at `address`; `caller` is the frame of the program's line.
 
         Raises:
             UsageError: If there is no such rank.
@@ -160,23 +143,9 @@ class Mail:
         caller: FrameType,
         finish: Callable[[], None] | None = None,
     ) -> MailRequest:
-        """Begin to receive from a group rank, or from any rank.
+        """Begin to receive from a group rank, or from any rank (None); arguments and errors are as for `send`.
 
-        Args:
-            address: Address for the elements, in order.
-            nbytes: Bytes of all of them.
-            dtype: Number of the dtype.
-            keeps: Owner of the memory.
-            src: Group rank of the sender; None for any.
-            tag: Tag of the message.
-            limit_s: Time limit.
-            caller: Frame of the line of the program.
-            finish: Called after the message has come, by the first thread that notices it.
-
-        Raises:
-            UsageError: If there is no such rank.
-            PeerFailedError: If the world has ended.
-            GroupAbortedError: If the group was aborted.
+        The first thread that notices the arrival calls `finish`.
         """
         self._check("src", src)
         request = MailRequest(self, nbytes, dtype, True, src, tag, limit_s, (caller.f_code, caller.f_lasti), finish)
@@ -214,6 +183,7 @@ class Mail:
         return group
 
     def _check(self, argument: str, peer: int | None) -> None:
+        """Refuse a peer that does not exist, and a call after the end of the world."""
         if peer is not None:
             check_rank(self, argument, peer)
         if (error := self.world_error()) is not None:
@@ -224,15 +194,12 @@ class MailRequest:
     """The send or the receive of a message by mail.
 
     Attributes:
-        mail: Mail of its group.
         op: Its operation in the mailbox.
         nbytes: Bytes of its elements.
         dtype: Number of their dtype.
         receives: Whether this is a receive.
         peer: Group rank of the other end; None for any.
         source: Group rank of the sender, for a receive that has ended.
-        tag: Tag of the call.
-        place: Place of the call in the program.
         seq: Number among the messages of this peer and tag.
         step: Step of the timeline at its issue.
         issued_ns: Time of its issue.
@@ -363,7 +330,7 @@ class MailRequest:
     # -- long waits ------------------------------------------------------------------------------------------------
 
     def _wait_long(self, timeout: float | None) -> None:
-        """Wait on, as an operation of the event loop, until the message has come or cannot come."""
+        """Wait on, as an operation of the event loop, until the message arrives or cannot arrive."""
         start_s, mailbox = monotonic(), self.mail.mailbox
         waiting = _LongWait(self)
         waiting.begin()
@@ -387,7 +354,7 @@ class MailRequest:
             waiting.end(failed=self._error is not None)
 
     def _give_up(self, error: BaseException | None) -> None:
-        """End with an error if it cannot end otherwise; with its result, if that has come before."""
+        """End with an error, or with the result if the message has arrived before."""
         error = error or self.mail.world_error() or self._limit_error() or self._left_error()
         if error is None:
             return
@@ -397,6 +364,7 @@ class MailRequest:
         self._record_end(state, error)
 
     def _limit_error(self) -> BaseException | None:
+        """Return the error of a message after its time limit; None before."""
         if monotonic() < self.over_s:
             return None
         state = _LongWait(self).describe_state(self.mail.context.now_ns())
@@ -439,6 +407,7 @@ class MailRequest:
             self._ended = True
 
     def _finish_message(self) -> BaseException | None:
+        """Record a message that has ended, and copy its data to its place; return an error of the copy."""
         mail, context = self.mail, self.mail.context
         if self.receives:
             self.source = peer = mail.position(self.op)
@@ -463,6 +432,7 @@ class MailRequest:
         return None
 
     def _corruption_error(self) -> PeerError:
+        """Return the error of a message with invalid headers."""
         mail = self.mail
         culprit = mail.ranks[mail.position(self.op) if self.receives else self.peer or 0]
         text = (
@@ -472,6 +442,7 @@ class MailRequest:
         return PeerError(text, culprit=culprit)
 
     def _mismatch_error(self) -> CollectiveMismatchError:
+        """Return the error of a message that differs in dtype or length from its receive."""
         mail, (dtype, nbytes) = self.mail, self.op.call
         sender = mail.ranks[mail.position(self.op)]
         return CollectiveMismatchError(
@@ -554,6 +525,7 @@ class _LongWait(IssuedFuture[None]):
             self._request.mail.context.from_thread(self._end, failed)
 
     def _begin(self) -> None:
+        """Count the wait as an unfinished operation of the rank."""
         request, context = self._request, self._request.mail.context
         if context.closed:
             self.error = context.ending.peer_failed()
@@ -563,6 +535,7 @@ class _LongWait(IssuedFuture[None]):
         self._record = context.flight.issued(self, request.mail.known, call, request.seq, request.issued_ns)
 
     def _end(self, failed: bool) -> None:
+        """End the wait in the records of the rank."""
         context = self._request.mail.context
         if context.outstanding.operations.pop(self, self) is None:
             now_ns = context.now_ns()

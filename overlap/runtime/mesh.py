@@ -30,7 +30,8 @@ class Mesh:
         if prod(axes.values()) != world.size:
             sizes = " x ".join(f"{name}={size}" for name, size in axes.items())
             raise UsageError(
-                f"axes: {sizes or 'none'} makes {prod(axes.values())} ranks, but the world has {world.size}"
+                f"axes: {sizes or 'none'} makes {prod(axes.values())} ranks, but the world has {world.size}; "
+                "choose sizes with that product"
             )
         self.axes: dict[str, int] = dict(axes)
         self.coordinates: dict[str, int] = dict(zip(axes, _coordinates(world.rank, tuple(axes.values())), strict=True))
@@ -63,6 +64,7 @@ class Mesh:
         return f"<Mesh {coordinates}>"
 
     def _make(self, axes: tuple[str, ...]) -> Group:
+        """Make the group of the ranks along some axes."""
         stride, offsets = 1, [0]
         for name, size in reversed(self.axes.items()):
             if name in axes:
@@ -82,6 +84,7 @@ class Mesh:
 
 
 def _coordinates(rank: int, sizes: tuple[int, ...]) -> list[int]:
+    """Return the coordinates of a rank in a grid, the last axis fastest."""
     coordinates: list[int] = []
     for size in reversed(sizes):
         rank, coordinate = divmod(rank, size)

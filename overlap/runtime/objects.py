@@ -92,10 +92,11 @@ def _rows(packed: Sequence[bytes], longest: int = 0) -> Array:
 
 
 def _objects(rows: Array | None, count: int, pickled: bool) -> Any:
+    """Return the objects of all rows, each with its length before it; None where nothing was received."""
     if rows is None:  # not the root
         return None
     if rows.strides == (0,) and rows.size > 1:
-        raise UsageError("value: where arrays have no data, objects have none either")
+        raise UsageError("value: where arrays have no data, objects have none either; run with data, or send arrays")
 
     table = rows.reshape(count, -1)
     lengths = table[:, :_HEADER].copy().view(np.int64)[:, 0].tolist()
@@ -114,7 +115,7 @@ def pack(value: object, *, pickled: bool) -> bytes:
     try:
         if pickled:
             return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        return cast("bytes", msgpack.packb(value, default=_extension, strict_types=True))
+        return cast("bytes", msgpack.packb(value, default=_to_extension, strict_types=True))
     except UsageError:
         raise
     except Exception as error:  # a program's own methods are called here
@@ -128,7 +129,8 @@ def unpack(data: bytes, *, pickled: bool) -> object:
     return msgpack.unpackb(data, ext_hook=_from_extension, strict_map_key=False)
 
 
-def _extension(value: object) -> msgpack.ExtType:
+def _to_extension(value: object) -> msgpack.ExtType:
+    """Return a value that msgpack does not know as one of our extensions."""
     if type(value) is tuple:
         return msgpack.ExtType(_TUPLE, pack(list(value), pickled=False))
     if type(value) is complex:
@@ -144,6 +146,7 @@ def _extension(value: object) -> msgpack.ExtType:
 
 
 def _from_extension(kind: int, data: bytes) -> object:
+    """Return the value of one of our extensions."""
     fields: Any = unpack(data, pickled=False)
     if kind == _TUPLE:
         return tuple(fields)
@@ -155,10 +158,11 @@ def _from_extension(kind: int, data: bytes) -> object:
 
 
 def _dtype(name: str) -> np.dtype[np.generic]:
+    """Return the dtype of a name, also of `ml_dtypes`."""
     try:
         return np.dtype(name)
     except TypeError:
         import ml_dtypes  # only its types need it
 
-        known: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
-        return known
+        dtype: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
+        return dtype

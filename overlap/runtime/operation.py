@@ -166,7 +166,6 @@ class OperationPort:
         position: Group rank.
         place: Index of the rank among the members of the communicator; mostly the same.
         stream: Stream or lane of its operations.
-        next_seq: Number of its next operation.
         returned: Received messages that no task has taken; the next receives get them, in order.
         known: Calls that the flight record has fields for.
         src: Group rank that sends; None for collectives, and until a receive from any source has chosen a sender.
@@ -355,7 +354,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
-        """Futures whose results it sends, until it has taken them."""
+        """Futures of the sent data, until their results are taken."""
         return sources(self.input)
 
     @property
@@ -388,6 +387,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         }
 
     def _block(self, timeout: float | None = None) -> bool:
+        """Wait in this thread, which polls host memory itself as long as that is quicker."""
         run, start_s = self.scope, perf_counter()
         if isinstance(run, OperationRun):
             run.look_here(self.context.handover, timeout)
@@ -396,6 +396,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         )
 
     def _ends_at_once(self) -> bool:
+        """Poll once on the event loop, and note the start of a wait."""
         if get_ident() != self.context.thread:
             return super()._ends_at_once()
         if self.poll is not None:
@@ -515,6 +516,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
             self.release()
 
     def _deliver(self) -> None:
+        """Deliver the end to the stream, the deadlines, and the tasks and callbacks that wait."""
         if self.deadline_s is not None:
             self.context.deadlines.drop(self, self.deadline_s)
         self.port.stream.finished(self, self._failure)

@@ -66,7 +66,7 @@ class IssuedFuture(Future[T_co]):
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
-        """Futures whose results it uses, until it has taken them."""
+        """Futures of the arguments, until their results are taken."""
         return ()
 
     @property
@@ -293,6 +293,7 @@ def code_place(site: CallSite) -> tuple[CodeType, int]:
 
 @lru_cache(maxsize=1024)
 def _place_from_text(text: str) -> tuple[CodeType, int]:
+    """Return the code and instruction of a line given as "file:line"."""
     file, _, line = text.rpartition(":")
     if not file or not line.isdecimal():
         raise UsageError(f'call_site: expected a frame or "file:line", got {shown(text)}')
@@ -331,7 +332,6 @@ class Deadlines:
         """Let an operation expire after a timeout.
 
         Args:
-            operation: The operation.
             timeout_s: Timeout from now on.
             spawn: Starts the task that waits.
             now_ns: Clock for the waiting time in messages.
@@ -370,6 +370,7 @@ class Deadlines:
             self._scope.cancel()
 
     async def _watch(self, scope: trio.CancelScope, now_ns: Callable[[], int]) -> None:
+        """Expire operations when their deadlines pass; an earlier deadline wakes it."""
         with scope:
             while True:
                 self._sooner = trio.Event()
@@ -378,6 +379,7 @@ class Deadlines:
                 self._expire(trio.current_time(), now_ns())
 
     def _expire(self, now_s: float, now_ns: int) -> None:
+        """Fail the operations with passed deadlines, and note the next deadline."""
         for timeout_s, queue in list(self._queues.items()):
             due = [operation for operation, due_s in queue.items() if due_s <= now_s]
             for operation in due:

@@ -19,12 +19,7 @@ from .stream import Stream
 
 
 class PreparedCall:
-    """A collective between processes of one host that a rank has issued before, from a thread.
-
-    Args:
-        operation: An operation of that call.
-        executor: Its executor.
-    """
+    """A collective between processes of one host that a rank has issued before, from a thread."""
 
     __slots__ = ("_call", "_communicator", "_context", "_executor", "_lane", "_member", "_port")
 
@@ -59,13 +54,8 @@ class PreparedCall:
     ) -> CollectiveFuture[Any] | None:
         """Issue the call again, in place of the event loop if that sleeps; None if it must be issued in full.
 
-        Args:
-            source: Address of the input; 0 if there is none.
-            target: Address of the result; 0 if there is none.
-            memory: Owner of both.
-            timeout_s: Time limit of the operation.
-            caller: Frame of the line of the program.
-            waited_for: Whether this thread waits for it at once.
+        `memory` owns the input at address `source` and the result at `target`, 0 for none; `caller` is the frame of the
+        program's line; `waited_for` says whether this thread waits at once.
         """
         call, context = self._call, self._context
         operation: CollectiveFuture[Any] = CollectiveFuture(

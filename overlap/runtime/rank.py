@@ -213,6 +213,7 @@ class Rank(GroupCalls):
         return operation
 
     def _submit(self, operation: ComputeFuture[T]) -> None:
+        """Submit a compute to its stream, and record it; fail it if the rank has ended."""
         context = self._context
         if context.closed:
             operation.abandon(context.ending.peer_failed())
@@ -259,7 +260,9 @@ class Rank(GroupCalls):
         check_errors(errors)
         context = self._context
         if get_ident() != context.thread:
-            raise UsageError("spawn: only the thread of the rank's event loop starts tasks")
+            raise UsageError(
+                "spawn: only the thread of the rank's event loop starts tasks; call it in an async function"
+            )
         if context.ending.failure is not None:
             raise context.ending.peer_failed()
         label = str(getattr(fn, "__name__", "task"))

@@ -17,11 +17,11 @@ from ..errors import UsageError, shown
 from ..timeline.recording import RawMatch
 from .context import Arrays
 from .failure import Failure
-from .forms import Absent, parsed, text_of
+from .forms import Absent, parse_form, text_of
 from .memory.foreign import as_output
 from .receive import LEFT, ReceiveFuture
 from .state import DONE
-from .trees import filled, leaves_of, with_items
+from .trees import fill_tree, leaves_of, with_items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class TreeReceive(ReceiveFuture[object]):
             return
         if self.state < DONE and self._form:
             try:
-                self.caller_out = self._unpacked()
+                self.caller_out = self._unpack()
             except Exception as error:  # no memory, or an invalid form
                 self.fail(Failure(error))
                 return
@@ -132,9 +132,10 @@ class TreeReceive(ReceiveFuture[object]):
         super().release()
         self._tree_locked = False
 
-    def _unpacked(self) -> object:
+    def _unpack(self) -> object:
+        """Return the tree of the arrived bytes, in the arrays of `like` if there is one."""
         buffers, arrays = self.buffers, self.context.arrays
-        tree = parsed(self._form) if buffers.tree is None else buffers.tree
+        tree = parse_form(self._form) if buffers.tree is None else buffers.tree
         slots = leaves_of(tree) if buffers.tree is None else buffers.views
         shapes_only = arrays.shapes_only
         flat = None if shapes_only else cast(Array, self.out).view(np.uint8).reshape(-1)
@@ -148,8 +149,8 @@ class TreeReceive(ReceiveFuture[object]):
                 items.append(part.copy() if isinstance(slot, Absent) else part)
             begin += nbytes
         if buffers.tree is None:
-            return filled(tree, items)
+            return fill_tree(tree, items)
         if not shapes_only:
             for view, part in zip(buffers.views, items, strict=True):
                 view[...] = part
-        return filled(tree, buffers.leaves)
+        return fill_tree(tree, buffers.leaves)

@@ -149,6 +149,7 @@ class Settling:
         self._notify()
 
     def _wake_threads(self) -> None:
+        """Release the threads that wait for this future."""
         with LOCK:
             waiting = list(self._threads or ())
         for ended in waiting:
@@ -162,6 +163,7 @@ class Settling:
             callback()
 
     def _notify(self) -> None:
+        """Wake the tasks that wait for the future, and call its callbacks."""
         if self._failure is not None and has_failed_nursery(self):
             self._failure.note_seen()
         waiters, self._waiters = self._waiters, None
@@ -176,6 +178,7 @@ class Settling:
                 callback()
 
     def _add_callback(self, callback: Callable[[], None]) -> None:
+        """Add a callback for the end; the lock is held."""
         if self._callbacks is None:
             self._callbacks = [callback]
         else:
@@ -186,6 +189,7 @@ class Settling:
         return any(type(callback) is not Onlooker for callback in self._callbacks or ())
 
     def _take_callback(self, callback: Callable[[], None]) -> bool:
+        """Remove a callback; False if it is not there any more."""
         with LOCK:
             if self._callbacks is None or callback not in self._callbacks:
                 return False
@@ -193,6 +197,7 @@ class Settling:
             return True
 
     def _block(self, timeout: float | None = None) -> bool:
+        """Wait in this thread until the future is settled; False at the time limit."""
         ended = threading.Lock()  # released at the end: no other primitive of threads costs less
         ended.acquire()
         with LOCK:

@@ -328,7 +328,7 @@ class SpanningCommunicator(Communicator):
             if called is not None and not called[1].agrees(report.call):
                 own = RankCall(rank=called[0], call=called[1], call_site=call_site(*called[2]))
                 if not self._reported and self._is_root(own) and self._is_root(report):
-                    self._shared.unreported.setdefault(self.id, mismatch(self.name, seq, report, own))
+                    self._shared.unraised.setdefault(self.id, mismatch(self.name, seq, report, own))
                 self._differ(seq, own, report)
             return called is not None or match is not None or seq < max(self.issued.values(), default=0) - REMEMBERED
         match.remote_calls = {**match.remote_calls, report.rank: report}
@@ -347,7 +347,7 @@ class SpanningCommunicator(Communicator):
     def _note_reported(self) -> None:
         """Note that an operation here fails with the error of all later ones."""
         self._reported = True
-        self._shared.unreported.pop(self.id, None)
+        self._shared.unraised.pop(self.id, None)
 
     def _is_root(self, report: RankCall) -> bool:
         """Whether a rank called as the root: its end waits for no other rank."""

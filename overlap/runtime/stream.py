@@ -165,6 +165,7 @@ def activate_late(operation: Operation) -> None:
 
 
 def _input_settled(operation: Operation) -> None:
+    """Continue an operation after the end of its input: match it, or fail it with the input."""
     if operation.state >= DONE:  # the world failed in the meantime
         return
     operation.input, failure = resolve(operation.input)
@@ -225,7 +226,7 @@ class Streams:
         elif (priority, window) not in ((named.priority, named.window), (0, DEFAULT_WINDOW)):
             raise UsageError(
                 f"stream '{name}' has priority={named.priority}, window={named.window}; "
-                f"got priority={priority}, window={window}"
+                f"got priority={priority}, window={window}; use these, or another name"
             )
         return named
 
@@ -239,7 +240,9 @@ class Streams:
             return self.default
         if isinstance(stream, Stream):
             if self._named.get(stream.name) is not stream:
-                raise UsageError(f"stream: '{stream.name}' is rank {stream.rank}'s, this is rank {self._context.rank}")
+                raise UsageError(
+                    f"stream: '{stream.name}' is rank {stream.rank}'s, this is rank {self._context.rank}; use its own"
+                )
             return stream
         if not isinstance(stream, str) or stream not in self._named:
             raise UsageError(f"stream: {shown(stream)} is unknown; known are {', '.join(self._named)}")

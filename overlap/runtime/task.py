@@ -54,6 +54,7 @@ class TaskFuture(OwnCode[T_co]):
         return self.cancelled() or self.context.on_loop(self._cancel)
 
     def _cancel(self) -> bool:
+        """Cancel the task; False if it has ended."""
         if self.state < DONE and not self._scope.cancel_called:
             self._scope.cancel(reason=f"{self.label} ({self.call_site}) was cancelled")
             if self.daemon and self._task is not None:
@@ -68,6 +69,7 @@ class TaskFuture(OwnCode[T_co]):
         self.context.spawn(self._run, function, args)
 
     async def _run(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
+        """Run the function as a task, and settle the future with its outcome."""
         self._task = current_task()
         value, failure = None, None
         try:
@@ -98,6 +100,7 @@ class TaskFuture(OwnCode[T_co]):
             force_end(self._task, self._name_ignoring)
 
     def _name_ignoring(self) -> None:
+        """Report, once, that the task ignores its cancellation."""
         if self._forced:
             return
         self._forced = True  # its later errors are ignored: the notice names it

@@ -27,20 +27,14 @@ from .operation import NOWHERE, CollectiveFuture, Operation, OperationPort
 from .outstanding import Outstanding
 from .settling import conclude
 from .state import DONE
-from .trees import arrays_of, copied, futures_in, packs, unpacked, unpacked_as
+from .trees import arrays_of, copy_tree, futures_in, make_unpacker, packs, unpacked_as
 
 # Errors that fail an operation on all of its ranks: no rank goes on with its parts.
 _OF_ALL_RANKS = (PeerError, CollectiveMismatchError, NonFiniteError, UsageError)
 
 
 class PartLane:
-    """Lane of parts: each starts at once, as it takes no room besides that of its operation.
-
-    Args:
-        name: Name of the stream of the operations.
-        window: Window of that stream.
-        outstanding: The unfinished operations of the rank.
-    """
+    """Lane of parts: each starts at once, as it takes no room besides that of its operation."""
 
     idle: bool = True
     first: Operation | None = None
@@ -105,7 +99,6 @@ class TreeOperation(CollectiveFuture[Any]):
         """Pack the arrays of a tree into `source` and new parts, and set `call`.
 
         Args:
-            tree: The tree of arrays, which is copied.
             call_with: Function that returns the call of an operation, its array and the outline of the tree.
 
         Raises:
@@ -117,12 +110,13 @@ class TreeOperation(CollectiveFuture[Any]):
         packed = packs(self.kind, leaves, self.member.size, arrays)
         outline = outline_of(tree, leaves, parsable=self.kind is BROADCAST or self.kind is SCATTER)
         self.source, self.call = packed[0].packed, call_with(self, packed[0].packed, outline)
-        self._make = unpacked(tree, packed, arrays)
+        self._make = make_unpacker(tree, packed, arrays)
         if len(packed) > 1:
             self.parts = [self._part(pack.packed, call_with(self, pack.packed, outline)) for pack in packed[1:]]
             self._unfinished_parts = len(self.parts)
 
     def _part(self, packed: Array, call: Call) -> TreePart:
+        """Return the operation of the packed arrays of one dtype."""
         part = TreePart(
             self.kind, None, None, self.place, 0, f"{self.name}: {packed.dtype}", self.reduction, self.root,
             self.requested_algorithm, None, self.exact,
@@ -140,7 +134,7 @@ class TreeOperation(CollectiveFuture[Any]):
     # -- life --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """Add it and its parts to their communicators, to be matched with those of the other ranks."""
+        """Add the operation and its parts to their communicators, to be matched with the other ranks."""
         port, issue_part, self.issue_part = self.port, self.issue_part, None
         if not self.parts:
             port.communicator.arrive(self)
@@ -176,6 +170,7 @@ class TreeOperation(CollectiveFuture[Any]):
         return next((part._failure for part in self.parts if part._failure is not None), None)
 
     def _part_ended(self) -> None:
+        """Count the end of a part; the last one ends the tree."""
         self._unfinished_parts -= 1
         if self._meeting is not None and not self._unfinished_parts and self.state < DONE:
             self._finish_tree(self.context.now_ns(), self._meeting)
@@ -219,7 +214,7 @@ class TreeOperation(CollectiveFuture[Any]):
         self._make = None
 
 
-def resolved(x: object, context: RankContext) -> object:
+def tree_future(x: object, context: RankContext) -> object:
     """Return a tree that holds futures as a future, with copies of its arrays; any other tree as it is.
 
     Raises:
@@ -230,7 +225,7 @@ def resolved(x: object, context: RankContext) -> object:
         return x
     for future in futures:
         check_here(future, context.thread)
-    copy = copied(x, context.arrays)
+    copy = copy_tree(x, context.arrays)
     tree = Derived(futures, lambda _: resolve(copy)[0], context, "tree")
     if get_ident() == context.thread:
         tree.begin()

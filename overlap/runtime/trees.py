@@ -13,7 +13,7 @@ from ..collectives.kinds import P2P, Collective, Shape, check_input, result_shap
 from ..collectives.reduce import Array
 from ..errors import OverlapError, UsageError
 from .context import Arrays
-from .forms import Absent, parsed, text_of
+from .forms import Absent, parse_form, text_of
 from .future import Future
 from .memory.foreign import as_input
 
@@ -24,10 +24,11 @@ def is_tree(x: object) -> bool:
     """Whether it is a dict, or a list or tuple that holds arrays at any depth; numbers in lists are one array."""
     if isinstance(x, dict):
         return True
-    return isinstance(x, (list, tuple)) and any(map(_holds, x))
+    return isinstance(x, (list, tuple)) and any(map(_holds_arrays, x))
 
 
-def _holds(item: object) -> bool:
+def _holds_arrays(item: object) -> bool:
+    """Whether an item is an array, a future, or a tree with one."""
     if isinstance(item, _FORMS):
         return is_tree(item)
     array = isinstance(item, (np.ndarray, Future)) or hasattr(item, "__array__") or hasattr(item, "__dlpack__")
@@ -60,13 +61,7 @@ class Pack:
 
 
 def packs(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) -> list[Pack]:
-    """Return the arrays of a tree packed: all together if they are only moved, by dtype if they are reduced.
-
-    Args:
-        kind: The collective.
-        leaves: The arrays, which are copied.
-        size: Ranks in the group.
-        arrays: Allocator of the packed arrays.
+    """Return the arrays of a tree packed, as copies: all together if they are only moved, by dtype if they are reduced.
 
     Raises:
         UsageError: If an array cannot be cut into the blocks of the ranks.
@@ -76,10 +71,13 @@ def packs(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) 
     alike: dict[object, list[int]] = {}
     for index, leaf in enumerate(leaves):
         alike.setdefault(leaf.dtype if kind.traits.reduces else None, []).append(index)
-    return [_pack(kind, indices, [leaves[index] for index in indices], size, arrays) for indices in alike.values()]
+    return [
+        _pack_arrays(kind, indices, [leaves[index] for index in indices], size, arrays) for indices in alike.values()
+    ]
 
 
-def _pack(kind: Collective, indices: list[int], leaves: list[Array], size: int, arrays: Arrays) -> Pack:
+def _pack_arrays(kind: Collective, indices: list[int], leaves: list[Array], size: int, arrays: Arrays) -> Pack:
+    """Return the arrays of one dtype as a single one, block after block of each rank."""
     blocks = size if kind.traits.scatters else 1
     one = len({leaf.dtype for leaf in leaves}) == 1
     dtype = leaves[0].dtype if one else np.dtype(np.uint8)
@@ -111,7 +109,7 @@ def message_of(tree: object, arrays: Arrays) -> tuple[Array, str]:
     return pack.packed, text_of(tree, leaves)
 
 
-def unpacked(tree: object, packed: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:
+def make_unpacker(tree: object, packed: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:
     """Return a function that makes a tree of results, in the form of a tree, from packed results."""
 
     form = _form(tree)
@@ -120,7 +118,7 @@ def unpacked(tree: object, packed: Sequence[Pack], arrays: Arrays) -> Callable[[
         values: dict[int, Array | None] = {}
         for pack, result in zip(packed, results, strict=True):
             values.update(pack.results(result, arrays))
-        return None if all(value is None for value in values.values()) else _rebuilt(form, iter(sorted(values.items())))
+        return None if all(value is None for value in values.values()) else _rebuild(form, iter(sorted(values.items())))
 
     return make
 
@@ -133,7 +131,7 @@ def unpacked_as(kind: Collective, form: str, size: int, arrays: Arrays) -> Calla
         UsageError: If the form is not known: the tree is too large, or has keys of classes that do not travel.
     """
     try:
-        tree = parsed(form)
+        tree = parse_form(form)
     except OverlapError as error:
         raise UsageError(
             "x: the form of the root's tree is too large for a message, or has keys other than texts, integers and "
@@ -144,7 +142,7 @@ def unpacked_as(kind: Collective, form: str, size: int, arrays: Arrays) -> Calla
     pack = Pack(
         indices=range(len(leaves)), shapes=shapes, dtypes=dtypes, rows=1, packed=arrays.empty((0,), np.dtype(np.uint8))
     )
-    return unpacked(tree, [pack], arrays)
+    return make_unpacker(tree, [pack], arrays)
 
 
 def arrays_of(tree: object) -> list[Array]:
@@ -164,18 +162,18 @@ def futures_in(tree: object) -> list[Future[object]]:
     return [leaf for leaf in _leaves(tree) if isinstance(leaf, Future)]
 
 
-def copied(tree: object, arrays: Arrays) -> object:
+def copy_tree(tree: object, arrays: Arrays) -> object:
     """Return a tree with copies of its arrays; its futures and numbers as they are.
 
     Raises:
         UsageError: If a leaf can be no array.
     """
     if isinstance(tree, _FORMS):
-        return with_items(tree, lambda item: copied(item, arrays))
+        return with_items(tree, lambda item: copy_tree(item, arrays))
     if isinstance(tree, Future):
         return tree
     array = as_input(tree)
-    return tree if not _holds(tree) or arrays.shapes_only else arrays.copy(array)
+    return tree if not _holds_arrays(tree) or arrays.shapes_only else arrays.copy(array)
 
 
 def leaves_of(tree: object) -> list[object]:
@@ -183,12 +181,13 @@ def leaves_of(tree: object) -> list[object]:
     return list(_leaves(tree))
 
 
-def filled(tree: object, leaves: Sequence[object]) -> object:
+def fill_tree(tree: object, leaves: Sequence[object]) -> object:
     """Return a tree of the form of another, with new leaves."""
-    return _rebuilt(_form(tree), iter(enumerate(leaves)))
+    return _rebuild(_form(tree), iter(enumerate(leaves)))
 
 
 def _leaves(tree: object) -> Iterator[object]:
+    """Yield the leaves of a tree in order."""
     if not isinstance(tree, _FORMS):
         yield tree
         return
@@ -200,7 +199,7 @@ def with_items(tree: object, function: Callable[[object], object]) -> object:
     """Return a dict, list or tuple with `function` applied to its items; anything else as it is."""
     if isinstance(tree, dict):
         return {key: function(item) for key, item in tree.items()}
-    return _like(tree, [function(item) for item in tree]) if isinstance(tree, (list, tuple)) else tree
+    return sequence_like(tree, [function(item) for item in tree]) if isinstance(tree, (list, tuple)) else tree
 
 
 def _form(tree: object) -> object:
@@ -208,15 +207,17 @@ def _form(tree: object) -> object:
     return with_items(tree, _form) if isinstance(tree, _FORMS) else None
 
 
-def _rebuilt(form: object, values: Iterator[tuple[int, object]]) -> object:
+def _rebuild(form: object, values: Iterator[tuple[int, object]]) -> object:
+    """Return a tree of a form with the next values as leaves."""
     if isinstance(form, Mapping):
-        return {key: _rebuilt(item, values) for key, item in form.items()}
+        return {key: _rebuild(item, values) for key, item in form.items()}
     if isinstance(form, (list, tuple)):
-        return _like(form, [_rebuilt(item, values) for item in form])
+        return sequence_like(form, [_rebuild(item, values) for item in form])
     return next(values)[1]
 
 
-def _like(form: list[Any] | tuple[Any, ...], items: list[object]) -> object:
+def sequence_like(form: object, items: list[object]) -> object:
+    """Return items as a list, tuple or named tuple, as `form` is one."""
     if isinstance(form, tuple) and hasattr(form, "_fields"):  # a named tuple takes its fields
         return cast("Callable[..., object]", type(form))(*items)
     return tuple(items) if isinstance(form, tuple) else items

@@ -80,7 +80,6 @@ def wait_in_thread(future: Settling, unless: Settling | None = None) -> None:
     """Wait in a thread of ours without an event loop. It is no wait of the program, see `is_waited_for`.
 
     Args:
-        future: Future to wait for.
         unless: Another future; its end also ends the wait.
     """
     ended = threading.Lock()

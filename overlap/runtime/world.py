@@ -14,7 +14,7 @@ import trio
 
 from transports import LinkLostError, Transport, TransportError
 
-from ..diagnostics import is_interrupt, only, origin, parted, tellable, where
+from ..diagnostics import is_interrupt, only, origin, presentable, split_stops, where
 from ..errors import DeadlineError, PeerError, RemoteError, StallError, in_one_line, text_of, type_name
 from ..flight.recorder import NOT_RECORDED, Writer
 from ..hints import hint_of
@@ -36,7 +36,7 @@ from .epoch import Epoch
 from .event_loop import InTurn
 from .group import GroupRules
 from .handover import Handover
-from .interpreter import tuned
+from .interpreter import tuned_interpreter
 from .issue import Issuer
 from .memory.buffer_locks import BufferLocks, explain_unfinished
 from .outstanding import IssuedFuture, Outstanding
@@ -95,9 +95,7 @@ class World:
         local: World ranks of this process.
         backend: Its clock, compute threads and engine.
         ending: The first failure, and what follows from it.
-        communicators: Communicators of the ranks' operations.
         issuer: Class that issues the operations of their groups.
-        reports: Reports on the ranks.
     """
 
     size: int
@@ -149,6 +147,7 @@ class World:
         self.reports: Reports = Reports(self._members, self.backend, others)
 
     def _member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
+        """Return a rank with its context, its streams and its reports."""
         recorder = Recorder(rank, steps=self._steps)
         context = RankContext(
             rank=rank,
@@ -205,21 +204,22 @@ class World:
         timeout_s: float | None,
         results: dict[int, T],
     ) -> None:
-        with registered_for_forks(self), tuned(), self._scope, self._watch():
+        """Run all ranks to their common end, within the time limit; results go to `results`."""
+        with registered_for_forks(self), tuned_interpreter(), self._scope, self._watch():
             try:
-                async with self._limited(timeout_s):
+                async with self._time_limit(timeout_s):
                     async with trio.open_nursery() as nursery:
                         for member in self._members:
                             nursery.start_soon(self._live_rank, member, main, args, results)
                     if self._others:
                         await self._others.part()
-                        for error in self.communicators.unreported.values():
+                        for error in self.communicators.unraised.values():
                             self.fail(min(self.local), error())
             finally:
                 await self._end()
 
     @asynccontextmanager
-    async def _limited(self, timeout_s: float | None) -> AsyncIterator[None]:
+    async def _time_limit(self, timeout_s: float | None) -> AsyncIterator[None]:
         """Stop the world after a timeout, unless the block has ended by then."""
         if timeout_s is None:
             yield
@@ -236,6 +236,7 @@ class World:
     async def _live_rank(
         self, member: LocalRank, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
     ) -> None:
+        """Run the program of one rank, then wait for its operations and daemons."""
         context = member.context
         RANK.set((context.rank, self.size))
         try:
@@ -249,7 +250,7 @@ class World:
                         except BaseException as raised:
                             if context.failure is None or raised is context.failure.error:
                                 raise
-                            when_cancelled, stopped = parted(raised, stops=_STOPS)
+                            when_cancelled, stopped = split_stops(raised, stops=_STOPS)
                             if stopped is not None:  # the world ends with a known cause
                                 raise
                         finally:
@@ -260,7 +261,7 @@ class World:
                     await _end_daemons(context.outstanding)
                     await context.outstanding.drain()
                 except BaseException as raised:  # in the open nursery: unfinished operations may need a task
-                    error = tellable(raised)
+                    error = presentable(raised)
                     if hint := hint_of(error):
                         error.add_note(hint)
                     self._take_stock(member, error)
@@ -273,7 +274,7 @@ class World:
                     raise error from None
                 self._abandon(member)
         except BaseException as raised:
-            failed, stopped = parted(raised, stops=_STOPS)
+            failed, stopped = split_stops(raised, stops=_STOPS)
             if failed is None:
                 raise
             cause = only(failed)
@@ -353,6 +354,7 @@ class World:
             self._end_because(culprit, cause, doing)
 
     def _end_because(self, culprit: int, cause: BaseException, doing: list[str], *, spared: int | None = None) -> None:
+        """End the world because of one rank's error: abandon its operations, and cancel all ranks."""
         self.ending.begin(culprit, cause, doing, self.backend.now_ns())
         if self._flight is not None:
             here = culprit in self.local and not isinstance(cause, (PeerError, RemoteError, TransportError))
@@ -378,9 +380,9 @@ class World:
 
     def let_threads_in(self) -> None:
         """Let threads issue and end small operations without waking the sleeping loop; on the loop's thread."""
-        self._handover.let_threads_in(self._interrupted)
+        self._handover.let_threads_in(self._fail_interrupted)
 
-    def _interrupted(self, error: BaseException) -> None:
+    def _fail_interrupted(self, error: BaseException) -> None:
         """Fail because a Ctrl-C interrupted a thread in the loop's place."""
         member = self._members[0]
         text = text_of(error) or "it came in the midst of an operation"
@@ -411,6 +413,7 @@ class World:
         self._stop(reason)
 
     def _stop(self, reason: str) -> None:
+        """End the world for a reason that is no rank's error, such as a stall."""
         if self._scope.cancel_called or self._fail_unseen():
             return
         self._reason = reason
@@ -431,7 +434,7 @@ class World:
 
     def _take_stock(self, member: LocalRank, error: BaseException) -> None:
         """Note the standings of the ranks at the stop of the first, and report them, before any wait."""
-        if self.reports.stood or self.ending.failure is not None or parted(error, stops=_STOPS)[0] is not None:
+        if self.reports.stood or self.ending.failure is not None or split_stops(error, stops=_STOPS)[0] is not None:
             return
         self.reports.stood = self.reports.standings({member.context.rank: place_in(error)})
         if self._others:
@@ -486,7 +489,6 @@ def _raise_unawaited(context: RankContext, raised: BaseException | None) -> None
     """Raise the unawaited error of a rank's own code that has ended its program, if there is one.
 
     Args:
-        context: Context of the rank.
         raised: Error of the program when it was cancelled because of that: both go in a group, as from a nursery.
     """
     if context.failure is None:

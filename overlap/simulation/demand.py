@@ -5,14 +5,14 @@ It has the times of the cost model to the nanosecond; the fabric only stretches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..collectives.placement import Floats, Ints
 from ..cost import cost, on
-from ..cost.option import AlgorithmOption, Price, PricedPhase
+from ..cost.option import AlgorithmOption
+from ..cost.phase import PricedPhase
 from .conditions import SlowWires
 from .flow import Section, quantised
 from .loads import Loads, Resources
@@ -102,7 +102,7 @@ def _sections(total_ns: int, took: Floats, busy_ns: Floats, messages: Floats) ->
 
 
 class Pricing:
-    """Demands of an operation of one group, for any number of bytes and any arrivals.
+    """Demands of an operation of one group with an algorithm, for any number of bytes and any arrivals.
 
     Attributes:
         ranks: World ranks in group order.
@@ -110,26 +110,11 @@ class Pricing:
 
     ranks: Ints
 
-    def __init__(
-        self,
-        phases: Callable[[int], Sequence[PricedPhase]],
-        priced: Callable[[float], Price],
-        ranks: Ints,
-        resources: Resources,
-        slow: SlowWires,
-        in_slices_s: Callable[[Sequence[float], int], float] = lambda phases_s, _: sum(phases_s),
-    ) -> None:
-        self.ranks, self._resources, self._slow, self._in_slices_s = ranks, resources, slow, in_slices_s
-        self._phases, self._priced = phases, priced
+    def __init__(self, option: AlgorithmOption, ranks: Ints, resources: Resources, slow: SlowWires) -> None:
+        self.ranks, self._option, self._resources, self._slow = ranks, option, resources, slow
         self._parts: dict[int, tuple[PricedPhase, ...]] = {}  # by slices
         self._known: dict[tuple[float, bytes], Demand] = {}
         self._loads: Loads | None = None
-
-    @classmethod
-    def of_option(cls, option: AlgorithmOption, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
-        """Return the pricing of a collective with an algorithm."""
-        members = np.asarray(ranks, np.int64)
-        return cls(option.phases, option.price, members, resources, slow, option.in_slices_s)
 
     def demand(self, nbytes: float, late_ns: Ints) -> Demand:
         """Return the demand for a size and arrivals.
@@ -153,7 +138,7 @@ class Pricing:
         left_ns = np.maximum(self._computed_ns(nbytes, late_ns) - late_ns.max(), 0)
         if self._loads is None:
             self._loads = Loads(self._under_way(1), self.ranks, self._resources)
-        took_s, busy_s, messages = self._loads.sections(nbytes, evenly=self._priced(nbytes).slices > 1)
+        took_s, busy_s, messages = self._loads.sections(nbytes, evenly=self._option.price(nbytes).slices > 1)
         resources, cores = self._loads.resources, self._resources.cluster.cc_cores_per_rank
         if cores:  # every operation in flight has one core for all of its time
             resources = np.concatenate([resources, self._resources.cc_cores(self.ranks)])
@@ -168,7 +153,7 @@ class Pricing:
         Phases follow one another as a whole, and slices as in a pipeline, as they are priced. So lateness moves the
         first phase, and the ends on ranks differ as in the last phase.
         """
-        price = self._priced(nbytes)
+        price = self._option.price(nbytes)
         parts = self._under_way(price.slices)
         if not parts:  # no messages: once all ranks have met, the work is done
             return np.full(len(late_ns), int(late_ns.max()) + round(price.total_s * 1e9), np.int64)
@@ -184,17 +169,17 @@ class Pricing:
     def _under_way(self, slices: int) -> tuple[PricedPhase, ...]:
         """Return the phases on wires with their imperfections."""
         if slices not in self._parts:
-            healthy = self._phases(slices)
+            healthy = self._option.phases(slices)
             self._parts[slices] = tuple(_under(self._slow, part) for part in healthy)
         return self._parts[slices]
 
     def _worse_s(self, piece: float, slices: int) -> float:
         """Return the time that slow wires add to the price."""
-        now, before = self._under_way(slices), self._phases(slices)
+        now, before = self._under_way(slices), self._option.phases(slices)
         if all(part is healthy for part, healthy in zip(now, before, strict=True)):
             return 0.0
         now_s, before_s = ([part.total_s(piece) for part in parts] for parts in (now, before))
-        return self._in_slices_s(now_s, slices) - self._in_slices_s(before_s, slices)
+        return self._option.in_slices_s(now_s, slices) - self._option.in_slices_s(before_s, slices)
 
 
 def _finish_s(part: PricedPhase, nbytes: float, arrivals_s: Floats | None = None) -> Floats:

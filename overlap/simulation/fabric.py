@@ -150,7 +150,7 @@ class SimulatedFabric:
         if pricing is None:
             if len(self._collectives) >= _REMEMBERED:
                 self._collectives.clear()
-            pricing = Pricing.of_option(option, ranks, self.resources, self._slow)
+            pricing = Pricing(option, np.asarray(ranks, np.int64), self.resources, self._slow)
             self._collectives[option] = pricing
         late_ns = arrivals_ns - arrivals_ns.min()
         return Transfer(key, kind, pricing.demand(nbytes, late_ns), priority=priority, lane=lane)

@@ -118,7 +118,7 @@ class Fates:
     def repeating(self) -> str:
         """Instruction to repeat the run, for messages."""
         how = f"the same again: clock=overlap.Virtual(faults=overlap.{self.faults})"
-        return f"{how} or `overlap simulate --faults {self.faults.seed}`" if self.faults.only_seeded else how
+        return f"{how} or `overlap simulate --fault-seed {self.faults.seed}`" if self.faults.only_seeded else how
 
     def cause(self, rank: int) -> str:
         """Return the cause of a rank's fault, for messages."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from topology import Cluster
 
 from ..collectives.placement import Floats, Ints, numbering
-from ..cost.option import PricedPhase
+from ..cost.phase import PricedPhase
 from ..cost.placed import PlacedRound
 
 

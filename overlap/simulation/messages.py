@@ -13,8 +13,9 @@ from functools import lru_cache
 import numpy as np
 
 from ..collectives.placement import Ints, place
+from ..collectives.schedule import Schedule
 from ..cost import CostParameters, Round, Rounds, cost, on
-from ..cost.option import Price, PricedPhase
+from ..cost.option import Flat, Price
 from .conditions import SlowWires
 from .demand import Demand, Pricing
 from .loads import Resources
@@ -96,14 +97,19 @@ class Messages:
         return _Pair(ranks=np.array([src, dst]), resources=resources, like=self._alike[joined])
 
     def _pricing(self, ranks: Ints) -> Pricing:
-        rounds = _message(len(ranks))
-        part = PricedPhase(on(place(self._resources.cluster, ranks.tolist()), rounds, parameters=self._figures))
+        placed = on(place(self._resources.cluster, ranks.tolist()), _message(len(ranks)), parameters=self._figures)
+        return Pricing(_Message("", "", placed, _no_table), ranks, self._resources, self._slow)
 
-        def priced(nbytes: float) -> Price:
-            # Without the bounds of a collective, in which many messages share processors and memories.
-            return Price(total_s=cost(part.placed, nbytes).total_s)
 
-        return Pricing(lambda _: (part,), priced, ranks, self._resources, self._slow)
+class _Message(Flat):
+    """A message, without the bounds of a collective, in which many messages share processors and memories."""
+
+    def _price(self, nbytes: float, below_s: float) -> Price:
+        return Price(total_s=cost(self.parts[0].placed, nbytes).total_s)
+
+
+def _no_table() -> Schedule:
+    raise AssertionError("a message has no table")
 
 
 @lru_cache(maxsize=2)

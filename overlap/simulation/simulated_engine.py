@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from topology import Cluster
 
     from ..collectives.call import Call
-    from ..cost.option import AlgorithmOption
 
 
 class Modelled(Executor):

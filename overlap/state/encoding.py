@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from ..collectives.reduce import Array
 from ..errors import UsageError
+from ..runtime.forms import dtype_of
 from ..runtime.memory.foreign import as_input
 
 Tree: TypeAlias = Any
@@ -38,7 +39,7 @@ def encode(tree: Tree) -> Iterator[bytes]:
         UsageError: A value cannot be kept; names its place.
     """
     arrays: list[Array] = []
-    shape = _noted(tree, arrays, "")
+    shape = flattened(tree, arrays)
     header = json.dumps({"tree": shape, "arrays": [[_name_of(array.dtype), array.shape] for array in arrays]}).encode()
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for chunk in (_MAGIC, _LENGTH.pack(len(header)), header, *map(_bytes_of, arrays)):
@@ -66,12 +67,12 @@ def decode(data: bytearray) -> Tree:
         header = json.loads(bytes(body[begin - length : begin]))
     except ValueError as error:
         raise DamagedStateError("its header is no JSON") from error
-    return _restored(header["tree"], list(_arrays(body, begin, header["arrays"])))
+    return restored(header["tree"], list(_arrays(body, begin, header["arrays"])))
 
 
-def _arrays(body: memoryview, begin: int, told: list[tuple[str, list[int]]]) -> Iterator[Array]:
-    for name, shape in told:
-        dtype = _dtype_of(name)
+def _arrays(body: memoryview, begin: int, forms: list[tuple[str, list[int]]]) -> Iterator[Array]:
+    for name, shape in forms:
+        dtype = dtype_of(name)
         size = dtype.itemsize * int(np.prod(shape, dtype=object))
         yield np.frombuffer(body[begin : begin + size], np.uint8).view(dtype).reshape(shape)
         begin += size
@@ -85,14 +86,18 @@ def _bytes_of(array: Array) -> bytes:
 # -- the tree ------------------------------------------------------------------------------------------------------
 
 
-def _noted(tree: Tree, arrays: list[Array], path: str) -> object:
-    """Return a tree as JSON, with a number in the place of each array."""
+def flattened(tree: Tree, arrays: list[Array], path: str = "") -> object:
+    """Return a tree as JSON, with a number in the place of each array, which is appended to `arrays`.
+
+    Raises:
+        UsageError: A value cannot be kept; names its place.
+    """
     if tree is None or (isinstance(tree, (bool, int, float, str)) and not isinstance(tree, np.generic)):
         return {"value": tree}
     if isinstance(tree, dict):
-        return {"dict": [[_key(key, path), _noted(tree[key], arrays, f"{path}[{key!r}]")] for key in tree]}
+        return {"dict": [[_key(key, path), flattened(tree[key], arrays, f"{path}[{key!r}]")] for key in tree]}
     if isinstance(tree, (list, tuple)):
-        items = [_noted(item, arrays, f"{path}[{index}]") for index, item in enumerate(tree)]
+        items = [flattened(item, arrays, f"{path}[{index}]") for index, item in enumerate(tree)]
         return {"list" if isinstance(tree, list) else "tuple": items}
     try:
         arrays.append(as_input(tree))
@@ -104,21 +109,22 @@ def _noted(tree: Tree, arrays: list[Array], path: str) -> object:
     return {"scalar" if isinstance(tree, np.generic) else "array": len(arrays) - 1}
 
 
-def _key(key: object, place: str) -> str | int:
+def _key(key: object, path: str) -> str | int:
     if not isinstance(key, (str, int)) or isinstance(key, bool):
-        raise UsageError(f"tree{place}: expected texts or integers as keys, got {key!r}")
+        raise UsageError(f"tree{path}: expected texts or integers as keys, got {key!r}")
     return key
 
 
-def _restored(noted: Mapping[str, Any], arrays: list[Array]) -> Tree:
+def restored(noted: Mapping[str, Any], arrays: Sequence[Array]) -> Tree:
+    """Return the tree that `flattened` was given, with these arrays."""
     ((kind, value),) = noted.items()
     match kind:
         case "dict":
-            return {key: _restored(item, arrays) for key, item in value}
+            return {key: restored(item, arrays) for key, item in value}
         case "list":
-            return [_restored(item, arrays) for item in value]
+            return [restored(item, arrays) for item in value]
         case "tuple":
-            return tuple(_restored(item, arrays) for item in value)
+            return tuple(restored(item, arrays) for item in value)
         case "array":
             return arrays[value]
         case "scalar":
@@ -128,13 +134,3 @@ def _restored(noted: Mapping[str, Any], arrays: list[Array]) -> Tree:
 
 def _name_of(dtype: np.dtype[np.generic]) -> str:
     return dtype.str if dtype.kind != "V" and np.dtype(dtype.str) == dtype else dtype.name
-
-
-def _dtype_of(name: str) -> np.dtype[np.generic]:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes  # only its types need it
-
-        known: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
-        return known

@@ -62,7 +62,7 @@ class Parts:
             temporary.unlink(missing_ok=True)
             raise
         for folder in (path.parent, self.folder):
-            _sync(folder)
+            sync_folder(folder)
 
     def read(self, save: Save, rank: int, ranks: int) -> bytearray:
         """Return the part of a rank."""
@@ -120,12 +120,11 @@ def _names(folder: Path) -> list[str]:
     return []
 
 
-def _sync(folder: Path) -> None:
-    """Flush the renamed names of a folder to the disk, where the file system can."""
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to the disk, where the file system can."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    except OSError:  # some file systems refuse
-        pass
+        with suppress(OSError):  # some file systems refuse
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

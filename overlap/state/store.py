@@ -30,7 +30,7 @@ from .parts import Parts, Save
 _OFFERED = 16
 
 T = TypeVar("T")
-Place: TypeAlias = tuple[CodeType, int]  # Code and instruction
+Site: TypeAlias = tuple[CodeType, int]  # Code and instruction
 
 
 class SavedState:
@@ -44,9 +44,9 @@ class SavedState:
     step: int
     world_size: int
 
-    def __init__(self, parts: Parts, save: Save, world_size: int, own: Tree, mine: int | None) -> None:
+    def __init__(self, parts: Parts, save: Save, world_size: int, own: Tree, own_rank: int | None) -> None:
         self.step, self.world_size = save.step, world_size
-        self._parts, self._save, self._own, self._mine = parts, save, own, mine
+        self._parts, self._save, self._own, self._own_rank = parts, save, own, own_rank
 
     def __repr__(self) -> str:
         return f"<SavedState of step {self.step}, {self.world_size} ranks>"
@@ -58,10 +58,10 @@ class SavedState:
         Raises:
             UsageError: If the world had another size: then the program must choose, with `part`.
         """
-        if self._mine is None:
+        if self._own_rank is None:
             raise UsageError(
                 f"state: step {self.step} was saved by {self.world_size} ranks, and the world has another size now; "
-                "say whose part is wanted: await state.part(rank)"
+                "choose a part: await state.part(rank)"
             )
         return self._own
 
@@ -74,7 +74,7 @@ class SavedState:
         if not 0 <= rank < self.world_size:
             raise UsageError(f"rank: expected 0 to {self.world_size - 1}, a rank that saved the state, got {rank!r}")
         try:
-            return await _in_thread(lambda: decode(self._parts.read(self._save, rank, self.world_size)))
+            return await in_thread(lambda: decode(self._parts.read(self._save, rank, self.world_size)))
         except (OSError, DamagedStateError) as error:
             raise UsageError(f"state: the part of rank {rank} at step {self.step} cannot be read: {error}") from None
 
@@ -83,7 +83,7 @@ class RankState:
     """The state store as one rank uses it: `rank.state`.
 
     Attributes:
-        note_kept: Call it with a step that all ranks have kept in another way: a job that is told to end names it.
+        note_kept: Call it with a step that all ranks have kept in another way: a job that is stopped names it.
 
     Args:
         world: The group of all ranks, as this rank has it.
@@ -140,7 +140,7 @@ class RankState:
             raise UsageError(f"step: expected 0 or more, got {step!r}")
         if self._kept and step <= self._kept[-1].step:
             raise UsageError(f"step: expected more than the last saved step ({self._kept[-1].step}), got {step}")
-        call_site = _users_place()
+        call_site = _users_site()
         if not self._real:
             await self._together(call_site)
             return
@@ -149,11 +149,11 @@ class RankState:
             await self._check_unused(parts)
         save = Save(int(step), await self._attempt(call_site))
         own_rank, ranks = self._world.rank, self._world.size
-        await _in_thread(lambda: parts.write(save, own_rank, ranks, encode(tree)))
+        await in_thread(lambda: parts.write(save, own_rank, ranks, encode(tree)))
         await self._together(call_site)
         self._kept = [*self._kept[-1:], save]
         self.note_kept(save.step)
-        await _in_thread(lambda: parts.remove_before(self._kept))
+        await in_thread(lambda: parts.remove_before(self._kept))
 
     async def latest(self) -> SavedState | None:
         """Return the newest state that is complete, the same on all ranks; None if there is none.
@@ -163,15 +163,15 @@ class RankState:
         Raises:
             UsageError: If no folder is named.
         """
-        self._looked, call_site = True, _users_place()
+        self._looked, call_site = True, _users_site()
         if not self._real:
             await self._together(call_site, name="state.latest")
             return None
         parts = self._folder()
-        offered = await _in_thread(lambda: self._offers(parts))
+        offered = await in_thread(lambda: self._offers(parts))
         for save, ranks in await self._common(offered, call_site):
             own_rank = self._world.rank if ranks == self._world.size else None
-            own, trouble = await _in_thread(lambda: _read(parts, save, own_rank, ranks))  # noqa: B023 (awaited at once)
+            own, trouble = await in_thread(lambda: _read(parts, save, own_rank, ranks))  # noqa: B023 (awaited at once)
             if await self._all(not trouble, call_site):
                 self._kept = [save]
                 return SavedState(parts, save, ranks, own, own_rank)
@@ -181,45 +181,45 @@ class RankState:
 
     def _folder(self) -> Parts:
         if self._parts is None:
-            raise UsageError("state: nobody has said where to keep it; give --state-dir DIR or OVERLAP_STATE_DIR")
+            raise UsageError("state: there is no folder for it; give --state-dir DIR or OVERLAP_STATE_DIR")
         return self._parts
 
     def _offers(self, parts: Parts) -> list[tuple[Save, int]]:
         """Return the saves that this rank could go on from: its own part is there, or all of another world's are."""
-        mine, size = self._world.rank, self._world.size
+        rank, size = self._world.rank, self._world.size
         usable = [
             (save, ranks)
             for save, found in parts.found().items()
             for ranks, here in found.items()
-            if (ranks == size and mine in here) or len(here) == ranks
+            if (ranks == size and rank in here) or len(here) == ranks
         ]
         return sorted(usable, reverse=True)[:_OFFERED]
 
     # -- with the other ranks ------------------------------------------------------------------------------------------
 
-    async def _common(self, offered: list[tuple[Save, int]], call_site: Place | None) -> list[tuple[Save, int]]:
+    async def _common(self, offered: list[tuple[Save, int]], call_site: Site | None) -> list[tuple[Save, int]]:
         """Return the saves that all ranks offer, the newest first."""
-        told = np.full((1, _OFFERED, 3), -1, np.int64)
+        table = np.full((1, _OFFERED, 3), -1, np.int64)
         for index, (save, ranks) in enumerate(offered):
-            told[0, index] = (save.step, save.nonce, ranks)
+            table[0, index] = (save.step, save.nonce, ranks)
         gathered = await self._world.all_gather(
-            metadata(told), stream=self._stream, name="state.latest", call_site=call_site
+            metadata(table), stream=self._stream, name="state.latest", call_site=call_site
         )
         common = set.intersection(*({tuple(row) for row in of_one if row[2] > 0} for of_one in gathered.tolist()))
         return sorted(((Save(step, nonce), ranks) for step, nonce, ranks in common), reverse=True)
 
-    async def _attempt(self, place: Place | None) -> int:
+    async def _attempt(self, site: Site | None) -> int:
         if self._nonce is None:
             drawn = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
-            told = await self._world.broadcast(
-                metadata([drawn], np.int64), stream=self._stream, name="state.save begins", call_site=place
+            nonce = await self._world.broadcast(
+                metadata([drawn], np.int64), stream=self._stream, name="state.save begins", call_site=site
             )
-            self._nonce = int(told[0])
+            self._nonce = int(nonce[0])
         return self._nonce
 
     async def _check_unused(self, parts: Parts) -> None:
         """Refuse to write over the state of a run that is not gone on with: it would be lost, or found instead."""
-        found = await _in_thread(parts.complete)
+        found = await in_thread(parts.complete)
         if found and not self._kept:
             raise UsageError(
                 f"state: {parts.folder} holds step {found[0][0].step} of another run; "
@@ -227,31 +227,32 @@ class RankState:
             )
         self._looked = True
 
-    async def _all(self, mine: bool, place: Place | None) -> bool:
-        told: Array = await self._world.all_reduce(
-            metadata([mine], np.int8), op="min", stream=self._stream, name="state.latest", call_site=place
+    async def _all(self, agrees: bool, site: Site | None) -> bool:
+        least: Array = await self._world.all_reduce(
+            metadata([agrees], np.int8), op="min", stream=self._stream, name="state.latest", call_site=site
         )
-        return bool(told[0])
+        return bool(least[0])
 
-    async def _together(self, place: Place | None, name: str = "state.save") -> None:
-        await self._world.barrier(stream=self._stream, name=name, call_site=place)
+    async def _together(self, site: Site | None, name: str = "state.save") -> None:
+        await self._world.barrier(stream=self._stream, name=name, call_site=site)
 
 
-def _users_place() -> Place | None:
+def _users_site() -> Site | None:
     """Return the line of the program that has called the store; None if it was started as a task."""
     frame, _ = calling()
     return None if is_of_tasks(frame.f_code) else (frame.f_code, frame.f_lasti)
 
 
-def _read(parts: Parts, save: Save, mine: int | None, ranks: int) -> tuple[Tree, str]:
+def _read(parts: Parts, save: Save, rank: int | None, ranks: int) -> tuple[Tree, str]:
     """Return this rank's part if it has one, and why it cannot be read."""
-    if mine is None:
+    if rank is None:
         return None, ""
     try:
-        return decode(parts.read(save, mine, ranks)), ""
+        return decode(parts.read(save, rank, ranks)), ""
     except (OSError, DamagedStateError, ValueError) as error:
         return None, str(error)
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run a function that waits for the disk in a thread."""
     return await trio.to_thread.run_sync(work)

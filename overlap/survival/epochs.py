@@ -70,7 +70,7 @@ async def live_epochs(
         run_config: Settings of the run.
         keeper: Writes the timeline.
         on_start: Called with the world of each epoch before its ranks start.
-        told_to_end: Whether a signal has asked this process to end.
+        has_signal: Whether a signal has asked this process to end.
 
     Raises:
         EpochClosedError: The others went on without this process.

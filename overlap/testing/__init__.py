@@ -10,25 +10,25 @@ In a test of pytest::
         assert run.same("model weights") and run.exposed < 0.05
 """
 
-# The map of this room:
+# The map of this folder:
 #
-#   pytest_overlap  (beside the packages) the plugin of pytest, which loads this room when a test uses it
+#   pytest_overlap  (next to the packages) the plugin of pytest, which loads this folder when a test uses it
 #   ranks        Ranks: the fixture; run_marked: the marker
-#   run          Run: the result of many ranks, and what a test asks it
+#   run          Run: the result of many ranks, and the questions of a test
 #   running      a setting becomes a run; seeds are tried, and a failing one is made smaller
 #   judging      from the error of a run to verdicts;  verdict: why it stalled or mismatched;  survived: the static pass
 #   record       every operation of every rank, as data
-#   faults       faults as data, drawn or written down;  world: the simulated world that records, and suffers them
+#   faults       faults as data, drawn or written down;  world: the simulated world that records, with these faults
 #   turns        the order of ranks by priorities that change
 #   threads      a rank whose program is plain code: its thread, and the baton
 #   views        the process as each rank sees it
 #   hashing      sets whose order differs between ranks, as between processes
-#   programs     programs and functions that use torch.distributed;  guards: what they do to their process
+#   programs     programs and functions that use torch.distributed;  guards: their effects on the process
 #   pytorch      puts torch.distributed into threads;  torch_rank: that of one rank;  torch_store: where ranks meet;
-#                torch_saves: threads that save checkpoints;  torch_profiler: whose the profiler is
+#                torch_saves: threads that save checkpoints;  torch_profiler: the rank that has the profiler
 #   checkpoints  whether a checkpoint can be restored
 #   profiles     prices of functions from a profile of PyTorch
-#   watch        what PyTorch does in a rank: prices, buffers in flight, memory, weights
+#   watch        functions of PyTorch in a rank: prices, buffers in flight, memory, weights
 
 from .faults import Fault
 from .ranks import Ranks, run_marked

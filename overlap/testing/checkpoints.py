@@ -10,20 +10,21 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 
-def why_lost(path: Path) -> str:
-    """Return why a checkpoint cannot be restored; "" if it can, as far as its own bytes tell."""
+def find_damage(path: Path) -> str:
+    """Describe why a checkpoint cannot be restored; "" if its own bytes show no damage."""
     if path.is_dir():
-        return _folder(path)
+        return _folder_damage(path)
     try:
         torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # it has classes of the program, which are not loaded here: are its bytes whole?
-        return _archive(path)
+        return _archive_damage(path)
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         return f"{path.name} cannot be read: {str(error).splitlines()[0]}"
     return ""
 
 
-def _archive(path: Path) -> str:
+def _archive_damage(path: Path) -> str:
+    """Describe the damage of a file of `torch.save` by the checksums of its archive; "" is none."""
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
@@ -32,8 +33,8 @@ def _archive(path: Path) -> str:
     return f"{path.name} is damaged in {damaged}" if damaged else ""
 
 
-def _folder(path: Path) -> str:
-    """Look for the parts that the metadata of a distributed checkpoint names."""
+def _folder_damage(path: Path) -> str:
+    """Describe the first part that a distributed checkpoint's metadata names and its folder lacks; "" is none."""
     if not (path / ".metadata").exists():
         parts = len(list(path.glob("*.distcp")))
         return f"{path.name} has {parts} files of ranks and no .metadata: it was never finished"

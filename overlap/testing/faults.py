@@ -73,11 +73,7 @@ def check_kind(kind: str) -> None:
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """Read faults from a text such as "die(rank=1, at=3), late(rank=0, at=2, by=0.5)".
-
-    Raises:
-        UsageError: If it reads as none.
-    """
+    """Read faults from a text such as "die(rank=1, at=3), late(rank=0, at=2)"; refuse others with a UsageError."""
     faults = []
     for kind, arguments in _TEXT.findall(text):
         arguments_by_name: dict[str, Any] = {}
@@ -98,12 +94,8 @@ def parse(text: str) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def check_function(kinds: Iterable[str]) -> None:
-    """Refuse kinds of faults that do nothing to an async function.
-
-    Raises:
-        UsageError: With the faults or tests to use instead.
-    """
+def check_async_kinds(kinds: Iterable[str]) -> None:
+    """Refuse kinds of faults that do nothing to an async function; the UsageError names others."""
     for kind in kinds:
         if kind in _OF_PROCESSES:
             raise UsageError(
@@ -113,32 +105,22 @@ def check_function(kinds: Iterable[str]) -> None:
 
 
 def draw(seed: int, kinds: Sequence[str], counts: Sequence[int]) -> tuple[Fault, ...]:
-    """Draw one or two faults.
-
-    Args:
-        seed: Decides everything.
-        kinds: To choose from.
-        counts: How many operations each rank issues in a run without faults.
-    """
+    """Draw one or two faults of some kinds, by a seed; `counts` has the operations of each rank in a calm run."""
     chance = Random(f"faults {seed}")
-    found = []
+    faults = []
     for _ in range(chance.choice((1, 1, 2))):
         rank = chance.randrange(len(counts))
         kind, at = chance.choice(list(kinds)), chance.randrange(max(1, counts[rank]))
-        found.append(Fault(kind=kind, rank=rank, at=at, by=chance.choice((None, 0.5)) if kind == "cut" else None))
-    return tuple(found)
+        faults.append(Fault(kind=kind, rank=rank, at=at, by=chance.choice((None, 0.5)) if kind == "cut" else None))
+    return tuple(faults)
 
 
 class FaultPlan(Fates):
     """The fates of one run: planned faults, and by the seed how fast ranks are and in which order they take turns.
 
-    Args:
-        seed: 0 for ranks that are equally fast and take turns in their order.
-        faults: What happens besides.
+    With seed 0 ranks are equally fast and take turns in their order.
 
     Attributes:
-        planned: As given.
-        happened: Those that have happened.
         full: Ranks whose disk is full.
         turns: Decides whose turn it is; None: virtual time does.
         on_signal: Called with a rank that gets a signal.
@@ -149,15 +131,15 @@ class FaultPlan(Fates):
         self.turns = Turns(seed) if seed and seed % 2 == 0 and not self.planned else None
         super().__init__(_disturbances(seed, in_turns=self.turns is not None))
         self.happened: list[Fault] = []
-        self._begun: set[tuple[int, int, bool]] = set()  # rank and step of things, and whether they are operations
+        self._begun_steps: set[tuple[int, int, bool]] = set()  # rank, step, whether an operation
         self.full: set[int] = set()
         self._cuts: list[tuple[Fault, float]] = []  # and until when, in nanoseconds
         self._held_up_ns = 0.0  # the operation that arrives, by a cut
-        self.on_signal: Callable[[int], None] = _nobody
-        self.on_stop: Callable[[Operation], None] = _nobody
+        self.on_signal: Callable[[int], None] = _ignore
+        self.on_stop: Callable[[Operation], None] = _ignore
         self._seed = seed
 
-    def _now(self, rank: int, step: int | None, kinds: Collection[str] = KINDS) -> list[Fault]:
+    def _due_faults(self, rank: int, step: int | None, kinds: Collection[str] = KINDS) -> list[Fault]:
         """Return the faults that are due at the next action of the rank."""
         number = self._done[rank]
         due = []
@@ -171,16 +153,16 @@ class FaultPlan(Fates):
                 due.append(fault)
         return due
 
-    def arriving(self, operation: Operation) -> bool:
-        """Let faults happen to an operation that is about to arrive; False: it must not."""
+    def apply_faults(self, operation: Operation) -> bool:
+        """Apply the faults that are due to an operation before it arrives; False: it must not arrive."""
         rank = operation.context.rank
-        due = self._now(rank, operation.step)
+        due = self._due_faults(rank, operation.step)
         self._note_step(rank, operation.step, operation=True)
         self._due = due
         self._held_up_ns = self._cut_off_ns(operation)
         for fault in due:
             if fault.kind == "flip":
-                if not _flip(operation):
+                if not _flip_bit(operation):
                     self.happened.remove(fault)  # an operation without data: the next one
             elif fault.kind == "disk":
                 self.full.add(rank)
@@ -195,7 +177,7 @@ class FaultPlan(Fates):
     _due: Sequence[Fault] | None = None  # At the operation that has just arrived
 
     def _cut_off_ns(self, operation: Operation) -> float:
-        """Return how long the links are cut on which an operation of a rank depends."""
+        """Return for how long links that an operation needs are cut, in nanoseconds."""
         rank, now_ns = operation.context.rank, operation.context.now_ns()
         self._cuts += [(f, inf if f.by is None else now_ns + f.by * 1e9) for f in self._due or () if f.kind == "cut"]
         assert operation.port is not None
@@ -210,9 +192,9 @@ class FaultPlan(Fates):
 
     def next(self, rank: int, step: int | None = None) -> Fate:
         """Return the fate of the next action of a rank."""
-        due = self._now(rank, step, _OF_COMPUTES) if self._due is None else self._due
+        due = self._due_faults(rank, step, _OF_COMPUTES) if self._due is None else self._due
         self._note_step(rank, step, operation=False)
-        drawn = super().next(rank) if self._seed else self._calm(rank)
+        drawn = super().next(rank) if self._seed else self._usual_fate(rank)
         self._due = None
         cut_ns, self._held_up_ns = self._held_up_ns, 0.0
         if not due and not self.happened:
@@ -228,59 +210,59 @@ class FaultPlan(Fates):
 
     def slow_ns(self, rank: int, cost_ns: int, step: int | None = None) -> int:
         """Return the time of a compute on a rank, by the seed and by faults."""
-        self._now(rank, step, ("slow",))
+        self._due_faults(rank, step, ("slow",))
         for fault in self.happened:
             if fault.kind == "slow" and fault.rank == rank:
                 cost_ns = round(cost_ns * fault.amount)
         return super().slow_ns(rank, cost_ns) if self._seed else cost_ns
 
-    def _calm(self, rank: int) -> Fate:
+    def _usual_fate(self, rank: int) -> Fate:
+        """Count an action of a rank that no seed disturbs, and return its fate."""
         self._done[rank] += 1
         return _NOTHING_HAPPENS
 
     def unused(self, size: int) -> str:
-        """Say of the first planned fault that has not happened why it has not; nothing if all have.
-
-        Args:
-            size: How many ranks there were.
-        """
+        """Explain why the first planned fault that has not happened to `size` ranks did not; "" if all have."""
         for fault in self.planned:
             if fault not in self.happened:
-                return f"{fault} did not happen: {self._why_unused(fault, size)}"
+                return f"{fault} did not happen: {self._unused_reason(fault, size)}"
         return ""
 
-    def _why_unused(self, fault: Fault, size: int) -> str:
+    def _unused_reason(self, fault: Fault, size: int) -> str:
+        """Explain why a fault has not happened: its rank, its step or its operation does not exist."""
         rank = fault.rank
         if not 0 <= rank < size:
             return f"the ranks are 0 to {size - 1}"
         if fault.step is None:
             count = self._done[rank]
-            told = f"rank {rank} begins {count} operations and computes, counted from 0"
-            what = "operation with data" if fault.kind == "flip" else "operation"
-            return f"{told}{f', and no {what} from {fault.at} on' if fault.at < count else ''}; use a smaller at="
+            counted = f"rank {rank} begins {count} operations and computes, counted from 0"
+            needed = "operation with data" if fault.kind == "flip" else "operation"
+            return f"{counted}{f', and no {needed} from {fault.at} on' if fault.at < count else ''}; use a smaller at="
         computes = fault.kind in ("die", "slow")
-        steps = [step for of, step, operation in self._begun if of == rank and (operation or computes)]
+        steps = [step for of, step, operation in self._begun_steps if of == rank and (operation or computes)]
         if not steps:
             return f"rank {rank} issues nothing inside of rank.step(...); use at= in place of step="
         return f"the last step of rank {rank} that issues anything is {max(steps)}; use a smaller step="
 
     def _note_step(self, rank: int, step: int | None, *, operation: bool) -> None:
+        """Note a step in which a rank began an operation or a compute, for `unused`."""
         if step is not None:
-            self._begun.add((rank, step, operation))
+            self._begun_steps.add((rank, step, operation))
 
 
 _NOTHING_HAPPENS = Fate()
 
 
 def _disturbances(seed: int, *, in_turns: bool) -> Faults:
+    """Return the random delays of a seed; none for seed 0, and only an order of tasks where ranks take turns."""
     if seed == 0 or in_turns:
         return Faults(seed=seed, delay=0.0, loss=0.0, death=0.0, slow=0.0, reorder=in_turns)
     # a rank's speed is its priority: a rank that is a hundred times slower goes on when all others are blocked
     return Faults(seed=seed, loss=0.0, death=0.0, delay_s=1e-3)
 
 
-def _flip(operation: Operation) -> bool:
-    """Flip the highest bit but one of the middle element that is sent; whether the program sends any data there."""
+def _flip_bit(operation: Operation) -> bool:
+    """Flip the highest bit but one of the middle element that is sent; False: the operation sends no data."""
     if not sends(operation) or isinstance(operation.input, Metadata):
         return False
     data = np.array(operation.source)  # a copy: the program's own array may be locked, and stays as it is
@@ -292,5 +274,5 @@ def _flip(operation: Operation) -> bool:
     return True
 
 
-def _nobody(_: Any) -> None:
-    """Nobody listens."""
+def _ignore(_: Any) -> None:
+    """Ignore an event of a plan that nobody observes."""

@@ -22,9 +22,6 @@ class RunFolder:
 
     What the program writes to it is gone with the next run, so that no seed finds files of an earlier one. Paths that
     begin with ".." lead where they lead from the current folder.
-
-    Attributes:
-        path: The folder.
     """
 
     path: Path
@@ -73,7 +70,7 @@ def _fill(origin: Path, folder: Path) -> None:
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     """Return the entries of a folder by name; none if it cannot be read."""
     try:
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda entry: entry.name)
+        with os.scandir(folder) as scan:
+            return sorted(scan, key=lambda entry: entry.name)
     except OSError:
         return []

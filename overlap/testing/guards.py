@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ import overlap
 
 from ..errors import UsageError
 from . import torch_saves
-from .threads import RankThread, UntestableError, owning_threads
+from .threads import RankThread, UntestableError, owned_threads
 
 # Communication that we cannot see: its ranks would be those of this one process.
 _FOREIGN = {"mpi4py": "mpi4py", "horovod": "Horovod", "deepspeed": "DeepSpeed", "oneccl_bindings_for_pytorch": "oneCCL"}
@@ -38,22 +39,22 @@ class GuardedProgram(Protocol):
 
     opened: dict[int, list[tuple[str, weakref.ref[Any]]]]
 
-    def sleeping(self, original: Callable[[float], None], seconds: float) -> None:
-        """Let virtual time pass on the rank that calls."""
+    def sleep(self, thread: RankThread[Any], original: Callable[[float], None], seconds: float) -> None:
+        """Let virtual time pass on the calling rank."""
 
-    def handle(self, rank: int, handler: Any) -> Any:
-        """Take in a rank's handler of SIGTERM, and return the one before."""
+    def set_handler(self, rank: int, handler: Any) -> Any:
+        """Set a rank's handler of SIGTERM, and return the one before."""
 
     def is_full(self, rank: int) -> bool:
         """Whether the disk of a rank is full."""
 
 
-class _Refusing(MetaPathFinder):
-    """Refuses communication that is not PyTorch's."""
+class _CommunicationFinder(MetaPathFinder):
+    """Finder of modules that refuses libraries of communication but PyTorch's."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Raise for a module that communicates."""
-        if name in _FOREIGN and RankThread.here() is not None:
+        if name in _FOREIGN and RankThread.current() is not None:
             raise UntestableError(
                 f"the program communicates by {_FOREIGN[name]}, whose ranks are processes; in a test only "
                 "torch.distributed can have many ranks in one process"
@@ -62,26 +63,26 @@ class _Refusing(MetaPathFinder):
 
 
 @contextmanager
-def guarded(program: GuardedProgram) -> Iterator[None]:
+def guard_process(program: GuardedProgram) -> Iterator[None]:
     """Emulate or refuse calls of a program that would change its process, in the threads of ranks."""
-    finder = _Refusing()
-    put = _Patches()
-    put(os, "fork", _refuse_fork)
-    put(overlap, "run", _refuse_run)
-    put(overlap, "run_async", _refuse_run)
-    put(builtins, "open", _opening(program))
-    put(io, "open", _opening(program))
-    put(torch, "save", _saving(program))
-    put(signal, "signal", _handling(program))
-    put(torch.multiprocessing, "spawn", _spawned)
-    put(torch.cuda, "is_available", lambda original: False)
-    put(torch.cuda.nccl, "version", lambda original: (0, 0, 0))
-    put(time, "sleep", program.sleeping)
+    finder = _CommunicationFinder()
+    patches = Patches(RankThread.current)
+    patches.replace(os, "fork", _refuse(_FORKS))
+    patches.replace(overlap, "run", _refuse(_RUNS))
+    patches.replace(overlap, "run_async", _refuse(_RUNS))
+    for module in (builtins, io):
+        patches.replace(module, "open", partial(_open, program))
+    patches.replace(torch, "save", partial(_save, program))
+    patches.replace(signal, "signal", partial(_set_signal, program))
+    patches.replace(torch.multiprocessing, "spawn", _spawn)
+    patches.replace(torch.cuda, "is_available", lambda thread, original: False)
+    patches.replace(torch.cuda.nccl, "version", lambda thread, original: (0, 0, 0))
+    patches.replace(time, "sleep", program.sleep)
     if torch.distributed.rpc.is_available():
-        put(torch.distributed.rpc, "init_rpc", _refuse_rpc)
-    put(ThreadPoolExecutor, "submit", torch_saves.submitted)
-    put.stack.enter_context(owning_threads())
-    with put.stack:
+        patches.replace(torch.distributed.rpc, "init_rpc", _refuse(_CALLS_REMOTELY))
+    patches.replace(ThreadPoolExecutor, "submit", torch_saves.submit)
+    patches.stack.enter_context(owned_threads())
+    with patches.stack:
         sys.meta_path.insert(0, finder)
         try:
             yield
@@ -89,88 +90,110 @@ def guarded(program: GuardedProgram) -> Iterator[None]:
             sys.meta_path.remove(finder)
 
 
-class _Patches:
-    """Functions that are replaced in the threads of ranks."""
+class Patches:
+    """Functions and methods that are replaced in the threads of ranks, until `stack` is closed.
 
-    def __init__(self) -> None:
-        self.stack = ExitStack()
+    Args:
+        current: Returns the rank of the calling thread; None: the original function is called.
+    """
 
-    def __call__(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    def __init__(self, current: Callable[[], Any]) -> None:
+        self.stack, self._current = ExitStack(), current
+
+    def replace(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+        """Replace a function; the replacement gets the rank and the original before the arguments."""
         original = getattr(owner, name)
 
-        def call(*args: Any, **more: Any) -> Any:
-            if RankThread.here() is None:
-                return original(*args, **more)
-            return replacement(original, *args, **more)
+        def call(*args: Any, **keywords: Any) -> Any:
+            rank = self._current()
+            if rank is None:
+                return original(*args, **keywords)
+            return replacement(rank, original, *args, **keywords)
 
         call.__name__, call.__doc__ = name, original.__doc__
         self.stack.enter_context(patch.object(owner, name, call))
 
 
-def _refuse_run(original: Callable[..., Any], *args: Any, **more: Any) -> None:
-    raise UntestableError(
-        "the program starts ranks of its own by overlap.run; test its async function: "
-        "`ranks.run(main, ranks=4)` or @pytest.mark.ranks(4)"
-    )
+def _refuse(reason: str) -> Callable[..., None]:
+    """Return a replacement that refuses the call of a program."""
+
+    def refuse(*args: Any, **keywords: Any) -> None:
+        raise UntestableError(f"the program {reason}")
+
+    return refuse
 
 
-def _refuse_fork(original: Callable[..., Any]) -> int:
-    raise UntestableError(
-        "the program forks, and a fork of this process would have all ranks; load data in the program's own "
-        "process (num_workers=0)"
-    )
+_FORKS = (
+    "forks, and a fork of this process would have all ranks; load data in the program's own process (num_workers=0)"
+)
+_RUNS = (
+    "starts ranks of its own by overlap.run; test its async function: `ranks.run(main, ranks=4)` or "
+    "@pytest.mark.ranks(4)"
+)
+_CALLS_REMOTELY = (
+    "communicates by torch.distributed.rpc, whose threads and sockets a test has no part in; test what its functions "
+    "compute, or send by torch.distributed"
+)
 
 
-def _refuse_rpc(original: Callable[..., Any], *args: Any, **more: Any) -> None:
-    raise UntestableError(
-        "the program communicates by torch.distributed.rpc, whose threads and sockets a test has no part in; test what "
-        "its functions compute, or send by torch.distributed"
-    )
+def _open(
+    program: GuardedProgram,
+    thread: RankThread[Any],
+    original: Callable[..., Any],
+    file: Any,
+    mode: str = "r",
+    *args: Any,
+    **keywords: Any,
+) -> Any:
+    """Open a file; note it if it is written, for a rank that leaves it open."""
+    writes, rank = any(letter in mode for letter in "wax+"), thread.rank.rank
+    if writes:
+        _check_disk(program, rank, file)
+    stream = original(file, mode, *args, **keywords)
+    if writes:
+        program.opened.setdefault(rank, []).append((str(file), weakref.ref(stream)))
+    return stream
 
 
-def _opening(program: GuardedProgram) -> Callable[..., Any]:
-    def opened(original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **more: Any) -> Any:
-        writes, here = any(letter in mode for letter in "wax+"), RankThread.here()
-        _check_disk(program, writes, file)
-        made = original(file, mode, *args, **more)
-        if writes and here is not None:
-            program.opened.setdefault(here.rank.rank, []).append((str(file), weakref.ref(made)))
-        return made
-
-    return opened
-
-
-def _saving(program: GuardedProgram) -> Callable[..., Any]:
-    def saved(original: Callable[..., Any], value: Any, file: Any, *args: Any, **more: Any) -> Any:
-        _check_disk(program, True, file)
-        return original(value, file, *args, **more)
-
-    return saved
+def _save(
+    program: GuardedProgram,
+    thread: RankThread[Any],
+    original: Callable[..., Any],
+    value: Any,
+    file: Any,
+    *args: Any,
+    **keywords: Any,
+) -> Any:
+    """Save a value by `torch.save`, unless the disk of the rank is full."""
+    _check_disk(program, thread.rank.rank, file)
+    return original(value, file, *args, **keywords)
 
 
-def _check_disk(program: GuardedProgram, writes: bool, file: Any) -> None:
-    here = RankThread.here()
-    if writes and here is not None and program.is_full(here.rank.rank):
+def _check_disk(program: GuardedProgram, rank: int, file: Any) -> None:
+    """Raise the error of a full disk if a fault of the test fills that of a rank."""
+    if program.is_full(rank):
         raise OSError(errno.ENOSPC, "No space left on device (a fault of this test)", str(file))
 
 
-def _handling(program: GuardedProgram) -> Callable[..., Any]:
-    def handled(original: Callable[..., Any], number: int, handler: Any) -> Any:
-        here = RankThread.here()
-        assert here is not None
-        return program.handle(here.rank.rank, handler) if number == signal.SIGTERM else None
-
-    return handled
+def _set_signal(
+    program: GuardedProgram, thread: RankThread[Any], original: Callable[..., Any], number: int, handler: Any
+) -> Any:
+    """Set the rank's handler of SIGTERM; ignore handlers of other signals."""
+    return program.set_handler(thread.rank.rank, handler) if number == signal.SIGTERM else None
 
 
-def _spawned(
-    original: Callable[..., Any], fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, **options: Any
+def _spawn(
+    thread: RankThread[Any],
+    original: Callable[..., Any],
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    **options: Any,
 ) -> None:
-    thread = RankThread.here()
-    assert thread is not None
+    """Call the function of `torch.multiprocessing.spawn` as one of its processes, each of which is a rank."""
     if nprocs != thread.rank.world_size:
         raise UsageError(
             f"ranks: the program spawns {nprocs} processes, and the test has {thread.rank.world_size} ranks; pass "
             f"ranks={nprocs}"
         )
-    fn(thread.rank.rank, *args)  # every rank of the test calls this: each becomes one of the processes
+    fn(thread.rank.rank, *args)

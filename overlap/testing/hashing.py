@@ -40,46 +40,46 @@ def set_type(seed: int, rank: int) -> type[set[Any]]:
 
         def pop(self) -> Any:
             """Remove the first element, and return it."""
-            for each in self:
-                self.remove(each)
-                return each
+            for element in self:
+                self.remove(element)
+                return element
             raise KeyError("pop from an empty set")
 
     for name in _COMBINING:
-        setattr(SetOfRank, name, _combining(name, SetOfRank))
+        setattr(SetOfRank, name, _set_operator(name, SetOfRank))
     return SetOfRank
 
 
-def _combining(name: str, kind: type[set[Any]]) -> Any:
+def _set_operator(name: str, kind: type[set[Any]]) -> Any:
+    """Return a method of `set` with results of the rank's type of sets."""
     original = getattr(set, name)
 
     def combine(self: set[Any], *others: Iterable[Any]) -> Any:
-        found = original(self, *others)
-        return found if found is NotImplemented else kind(found)
+        result = original(self, *others)
+        return result if result is NotImplemented else kind(result)
 
     return combine
 
 
-def compiled(source: bytes, file: str) -> CodeType:
-    """Compile a program, with its literals and comprehensions of sets as the set type of the rank.
-
-    Raises:
-        SyntaxError: If it is no program.
-    """
+def compile_program(source: bytes, file: str) -> CodeType:
+    """Compile a program, with its literals and comprehensions of sets as the set type of the rank."""
     tree = ast.parse(source, file)
     return compile(ast.fix_missing_locations(_Sets().visit(tree)), file, "exec")
 
 
 class _Sets(ast.NodeTransformer):
     def visit_Set(self, node: ast.Set) -> ast.AST:
+        """Replace a literal by a call of the rank's set type."""
         self.generic_visit(node)
         return _call(node, ast.List(elts=node.elts, ctx=ast.Load()))
 
     def visit_SetComp(self, node: ast.SetComp) -> ast.AST:
+        """Replace a comprehension by a call of the rank's set type."""
         self.generic_visit(node)
         return _call(node, ast.GeneratorExp(elt=node.elt, generators=node.generators))
 
 
 def _call(node: ast.expr, argument: ast.expr) -> ast.AST:
+    """Return the call of the rank's set type with an argument, at the place of a node."""
     name = ast.Name(id=NAME, ctx=ast.Load())
     return ast.copy_location(ast.Call(func=name, args=[ast.copy_location(argument, node)], keywords=[]), node)

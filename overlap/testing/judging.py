@@ -47,14 +47,13 @@ def judge(
     """Return the verdicts on a program, the cause first.
 
     Args:
-        record: Record of its run.
         error: Error that ended the run.
         synchronised: Whether the program means its ranks to have the same weights: it wraps them in
             DistributedDataParallel, or makes every update of gradients that all ranks have added up.
         shared_order: Whether the operations of all groups need one order, as those of a GPU do.
         unused: Why a planned fault has not happened.
     """
-    verdicts = [] if error is None else [_ended(record, error)]
+    verdicts = [] if error is None else [_end_verdict(record, error)]
     finished = {rank for rank, how in record.left.items() if not how}
     checks = [survived.groups(record, finished), survived.touches(record), survived.tags(record)]
     checks.append(survived.gradients(record))
@@ -71,18 +70,18 @@ def judge(
     others = [verdict for verdict in checks if verdict is not None]
     first = [verdict for verdict in others if verdicts and verdict.kind in _CAUSES.get(verdicts[0].kind, ())]
     if first:
-        return [first[0], *verdicts, *(each for each in others if each is not first[0])]  # the cause of the stall
+        return [first[0], *verdicts, *(other for other in others if other is not first[0])]  # the cause first
     return [*verdicts, *others]
 
 
-def _ended(record: Record, error: BaseException) -> Verdict:
-    """Return why a run ended."""
+def _end_verdict(record: Record, error: BaseException) -> Verdict:
+    """Return the verdict on the error that ended a run, by the first error of its chain that a kind explains."""
     cause = error.cause if isinstance(error, RankFailedError) else error
     rank = error.rank if isinstance(error, RankFailedError) else -1  # -1: before any rank, or around all
     ranks, culprit = ((rank,), f"rank {rank}") if rank >= 0 else ((), "the world")
-    chain = list(_causes(cause))
+    chain = list(_error_chain(cause))
     if isinstance(cause, RuntimeError) and rank in record.troubles:  # C++ has passed it on as text
-        chain += _causes(record.troubles[rank])
+        chain += _error_chain(record.troubles[rank])
     for failure in chain:
         if isinstance(failure, CollectiveMismatchError):
             verdict = why_mismatched(record, failure.group, failure.seq, failure.ranks)
@@ -102,17 +101,17 @@ def _ended(record: Record, error: BaseException) -> Verdict:
             return Verdict(kind=kind, text=str(failure), ranks=ranks)
     if rank < 0 and not isinstance(cause, (OverlapError, TopologyError)):
         raise cause  # no rank has raised it: a bug of this package, not of the program
-    place = next(filter(None, map(where, [cause, *chain])), "")
-    line = place.removeprefix(" at ")
+    at = next(filter(None, map(where, [cause, *chain])), "")
+    line = at.removeprefix(" at ")
     return Verdict(
-        kind="crash", text=f"{culprit} failed{place}: {in_one_line(only(cause))}", ranks=ranks,
+        kind="crash", text=f"{culprit} failed{at}: {in_one_line(only(cause))}", ranks=ranks,
         lines=(line,) if line else (),
     )  # fmt: skip
 
 
-def _causes(error: BaseException) -> Iterable[BaseException]:
-    """Yield an error, and the errors that it came from."""
-    found: BaseException | None = only(error)
-    while found is not None:
-        yield found
-        found = found.__cause__
+def _error_chain(error: BaseException) -> Iterable[BaseException]:
+    """Yield an error and its causes, the outermost first."""
+    link: BaseException | None = only(error)
+    while link is not None:
+        yield link
+        link = link.__cause__

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import UsageError
 
 
-def prices(path: str | PathLike[str]) -> dict[str, float]:
+def read_prices(path: str | PathLike[str]) -> dict[str, float]:
     """Return the mean time of each function in a profile, in seconds, by its name without namespace.
 
     Where the profile has kernels of a GPU, a function takes what its kernels took; else what it took on the CPU.
@@ -25,23 +25,24 @@ def prices(path: str | PathLike[str]) -> dict[str, float]:
     try:
         with gzip.open(path) if str(path).endswith(".gz") else open(path, "rb") as file:
             events = json.load(file)["traceEvents"]
-        functions = [each for each in events if each.get("cat") == "cpu_op" and each.get("ph") == "X"]
-        kernels = [each for each in events if each.get("cat") == "kernel"]
-        return _means(functions, kernels)
+        functions = [event for event in events if event.get("cat") == "cpu_op" and event.get("ph") == "X"]
+        kernels = [event for event in events if event.get("cat") == "kernel"]
+        return _mean_times(functions, kernels)
     except OSError as error:
-        raise UsageError(f"cost: cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"cost: cannot read {path}: {error.strerror}; pass a profile of torch.profiler") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
             f"cost: {path} is no profile; expected a file of torch.profiler's export_chrome_trace"
         ) from None
 
 
-def _means(functions: list[dict[str, Any]], kernels: list[dict[str, Any]]) -> dict[str, float]:
+def _mean_times(functions: list[dict[str, Any]], kernels: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean seconds of each function: of its kernels, which share its "External id", if there are any."""
     launched_us: dict[object, float] = defaultdict(float)
     for kernel in kernels:
         launched_us[kernel["args"].get("External id")] += kernel["dur"]
-    found: dict[str, list[float]] = defaultdict(list)
-    for each in functions:
-        took_us = launched_us[each["args"].get("External id")] if kernels else each["dur"]
-        found[each["name"].rpartition("::")[2]].append(took_us)
-    return {name: sum(took) / len(took) * 1e-6 for name, took in found.items()}
+    times_us: dict[str, list[float]] = defaultdict(list)
+    for function in functions:
+        took_us = launched_us[function["args"].get("External id")] if kernels else function["dur"]
+        times_us[function["name"].rpartition("::")[2]].append(took_us)
+    return {name: sum(function_us) / len(function_us) * 1e-6 for name, function_us in times_us.items()}

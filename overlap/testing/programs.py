@@ -24,13 +24,13 @@ from ..runtime.rank import Rank
 from ..torch.tensors import view_of
 from . import pytorch, torch_store
 from .folders import RunFolder
-from .guards import guarded
-from .hashing import NAME, compiled
+from .guards import guard_process
+from .hashing import NAME, compile_program
 from .judging import judge
-from .profiles import prices
+from .profiles import read_prices
 from .record import Record
 from .run import Run
-from .running import Setting, finished, live
+from .running import Setting, make_run, run_world
 from .threads import RankThread, RealTime
 from .verdict import Verdict
 from .views import RankView, process_restored
@@ -58,12 +58,9 @@ class ProgramExit(OverlapError):
 
 
 class TestedProgram:
-    """A program for many ranks.
+    """A program for many ranks; its body gets the process as one rank sees it.
 
     Args:
-        body: Runs the program of one rank, given what the rank sees of the process.
-        argv: Its name and arguments.
-        setting: Setting of the run.
         folder: Modules that are loaded from it are each rank's own.
     """
 
@@ -71,47 +68,50 @@ class TestedProgram:
         self, body: Callable[[RankView], Any], argv: Sequence[str], setting: Setting, folder: str | None = None
     ) -> None:
         self._body, self._argv, self._setting, self._folder = body, list(argv), setting, folder
-        self._cost, self._measured = _cost(setting.cost)
+        self._cost, self._measured = _parse_cost(setting.cost)
         self._threads: dict[int, RankThread[Any]] = {}
         self._watches: dict[RankThread[Any], tuple[Watch | None, ModelWatch]] = {}
         self._store: dict[str, bytes] = {}
         self._views: list[RankView] = []
         self._handlers: dict[int, Any] = {}
-        self._slept: Counter[int] = Counter()  # how often, by rank
+        self._sleep_counts: Counter[int] = Counter()  # how often, by rank
         self.opened: dict[int, list[tuple[str, weakref.ref[Any]]]] = {}  # files for writing, by rank
 
     def run(self, line: str) -> Run:
-        """Run it, and return the result with its verdicts."""
+        """Run the program once, and return the result with its verdicts."""
         self._cwd = RunFolder()
         with ExitStack() as stack:
             stack.enter_context(process_restored())
             stack.enter_context(pytorch.torch_of_ranks())
-            stack.enter_context(watching(self._watch_here))
-            stack.enter_context(guarded(self))
+            stack.enter_context(watching(self._calling_watches))
+            stack.enter_context(guard_process(self))
             if self._folder is not None:
                 sys.path.insert(0, self._folder)
             # where threads share the folder of the process, those that ranks have started find it between turns, too
             with contextlib.chdir(self._cwd.path):
-                lived = live(self._setting, self._prepare)
+                outcome = run_world(self._setting, self._make_main)
             if any(thread.is_stuck for thread in self._threads.values()):
                 # it may hold locks for which C++ would wait where what the program has made is taken down
                 pythonapi.Py_IncRef(py_object(self))
-            run = finished(lived, self._setting, line)
+            run = make_run(outcome, self._setting, line)
             run.output = [view.output.getvalue() for view in self._views]
             run.folder = self._cwd
-            is_silent = not (lived.record.issues or torch_store.is_used())
+            is_silent = not (outcome.record.issues or torch_store.is_used())
             models = [models for _, models in self._watches.values()]
-            run.weights = [_arrays(each) for each in models]
-            synchronised = any(each.synchronised for each in models)
-        found = judge(lived.record, lived.error, synchronised=synchronised, shared_order=True, unused=lived.unused)
-        if is_silent and not found and run.size > 1:
-            found.append(_SILENT)
-        run.verdicts = [_helped(each) for each in found if each.kind not in self._setting.allow]
+            run.weights = [_weight_arrays(watch) for watch in models]
+            synchronised = any(watch.synchronised for watch in models)
+        verdicts = judge(
+            outcome.record, outcome.error, synchronised=synchronised, shared_order=True, unused=outcome.unused
+        )
+        if is_silent and not verdicts and run.size > 1:
+            verdicts.append(_SILENT)
+        run.verdicts = [_with_advice(verdict) for verdict in verdicts if verdict.kind not in self._setting.allow]
         return run
 
-    def _prepare(self, clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
+    def _make_main(self, clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
+        """Connect this program to a world that is about to run; return the async function of its ranks."""
         record, plan = clock.record, clock.plan
-        plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._signalled(rank))
+        plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._handle_sigterm(rank))
         self._plan = plan
         self._views = [
             RankView(
@@ -120,33 +120,33 @@ class TestedProgram:
             )
             for rank in range(world.size)
         ]  # fmt: skip
-        standing = world.deadlock
+        end_stalled = world.deadlock
 
-        def stalled() -> None:
-            self._note_places(record)
-            standing()
+        def note_and_end() -> None:
+            self._note_lines(record)
+            end_stalled()
 
-        clock.kernel.on_stall = stalled
+        clock.kernel.on_stall = note_and_end
 
         real_time = RealTime(self._setting.real_timeout_s)
 
-        async def life(rank: Rank) -> Any:
+        async def main(rank: Rank) -> Any:
             def compute_ns(cost_ns: int) -> int:
                 return plan.slow_ns(rank.rank, cost_ns)
 
             thread: RankThread[Any] = RankThread(
-                rank, clock.kernel, self._views[rank.rank], lambda thread: self._live(thread, clock),
+                rank, clock.kernel, self._views[rank.rank], lambda thread: self._run_rank(thread, clock),
                 real_time=real_time, compute_ns=compute_ns, measured=self._measured,
             )  # fmt: skip
             self._threads[rank.rank] = thread
             if plan.turns is not None:
-                thread.turn = partial(plan.turns.taken, rank.rank)
-            return await thread.live()
+                thread.turn = partial(plan.turns.wait_for_turn, rank.rank)
+            return await thread.run_program()
 
-        return life
+        return main
 
-    def _live(self, thread: RankThread[Any], clock: TestedBackend) -> Any:
-        """Run the program of one rank, in its thread."""
+    def _run_rank(self, thread: RankThread[Any], clock: TestedBackend) -> Any:
+        """Run the program of one rank, in its thread, and return its result."""
         record, number = clock.record, thread.rank.rank
         assert clock.shared is not None
         models = ModelWatch(number, record)
@@ -158,9 +158,9 @@ class TestedProgram:
             with watch:
                 result = self._body(self._views[number])
             torch_rank.end()
-        except SystemExit as left:
-            if left.code not in (None, 0):
-                raise ProgramExit(f"the program called sys.exit({left.code!r})") from left
+        except SystemExit as exit:
+            if exit.code not in (None, 0):
+                raise ProgramExit(f"the program called sys.exit({exit.code!r})") from exit
             record.left[number] = "called sys.exit()"
             return None
         record.left.setdefault(number, "")
@@ -169,43 +169,46 @@ class TestedProgram:
         return result
 
     def _note_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
+        """Record files that a rank has left open for writing, and threads that it has left running."""
         for name, file in self.opened.pop(number, []):
-            if (left := file()) is not None and not left.closed:
+            if (file_left := file()) is not None and not file_left.closed:
                 record.leaks.append((number, f"has left the file {name} open, which it writes", ""))
         ranks = {thread._thread for thread in self._threads.values()}
         for thread in set(threading.enumerate()) - before - ranks:
             if not thread.daemon:
                 record.leaks.append((number, f"has left a thread running: {thread.name}", ""))
 
-    def _note_places(self, record: Record) -> None:
+    def _note_lines(self, record: Record) -> None:
+        """Record the line at which each unfinished rank is."""
         for number, thread in self._threads.items():
             if number not in record.left:
-                record.places[number] = thread.place()
+                record.places[number] = thread.line_now()
 
-    def _watch_here(self) -> tuple[Watch | None, ModelWatch] | None:
-        here = RankThread.here()
+    def _calling_watches(self) -> tuple[Watch | None, ModelWatch] | None:
+        """Return the watches of the rank that runs in this thread, if any."""
+        here = RankThread.current()
         return None if here is None else self._watches.get(here)
 
-    def _signalled(self, rank: int) -> None:
+    def _handle_sigterm(self, rank: int) -> None:
+        """Call the rank's handler of SIGTERM; without one, end its program."""
         handler = self._handlers.get(rank, signal.SIG_DFL)
         if callable(handler):
             handler(signal.SIGTERM, sys._getframe())
         elif handler is not signal.SIG_IGN:
             raise ProgramExit("the rank was ended by SIGTERM, which its program does not handle")
 
-    def sleeping(self, original: Callable[[float], None], seconds: float) -> None:
-        """Let virtual time pass on the rank that calls; where ranks have turns, its first sleeps take none.
+    def sleep(self, thread: RankThread[Any], original: Callable[[float], None], seconds: float) -> None:
+        """Let virtual time pass on the calling rank; where ranks have turns, its first sleeps take none.
 
         As if all other ranks had been held up for longer: nothing may depend on the length of a sleep.
         """
-        here = RankThread.here()
-        assert here is not None
-        in_turns = self._plan.turns is not None
-        self._slept[here.rank.rank] += 1
-        here.sleep(0.0 if in_turns and self._slept[here.rank.rank] <= _SHORT_SLEEPS else seconds)
+        rank = thread.rank.rank
+        self._sleep_counts[rank] += 1
+        is_short = self._plan.turns is not None and self._sleep_counts[rank] <= _SHORT_SLEEPS
+        thread.sleep(0.0 if is_short else seconds)
 
-    def handle(self, rank: int, handler: Any) -> Any:
-        """Take in a rank's handler of SIGTERM, and return the one before."""
+    def set_handler(self, rank: int, handler: Any) -> Any:
+        """Set a rank's handler of SIGTERM, and return the one before."""
         before = self._handlers.get(rank, signal.SIG_DFL)
         self._handlers[rank] = handler
         return before
@@ -215,45 +218,51 @@ class TestedProgram:
         return rank in self._plan.full
 
 
-def of_file(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> TestedProgram:
-    """Return the program in a file.
+def load_file(
+    path: str | os.PathLike[str], args: Sequence[str], setting: Setting, package: str | None = None
+) -> TestedProgram:
+    """Return the program in a file, whose relative imports are from `package`.
 
     Raises:
         UsageError: If there is no such file, or it is no Python.
     """
     file = Path(path).absolute()
     try:
-        code = compiled(file.read_bytes(), str(file))
+        code = compile_program(file.read_bytes(), str(file))
     except OSError as error:
-        raise UsageError(f"program: cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"program: cannot read {path}: {error.strerror}; pass the path of a program") from None
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"program: {path} is no Python program: {error}") from None
     return TestedProgram(
-        lambda view: _execute(code, str(file), view), [str(path), *map(str, args)], setting, f"{file.parent}{os.sep}"
+        lambda view: _execute(code, str(file), view, package),
+        [str(path), *map(str, args)],
+        setting,
+        f"{file.parent}{os.sep}",
     )
 
 
-def _execute(code: CodeType, file: str, view: RankView) -> None:
-    view.main.__file__ = file
+def _execute(code: CodeType, file: str, view: RankView, package: str | None) -> None:
+    """Run the code of a file as the `__main__` of a rank."""
+    view.main.__file__, view.main.__package__ = file, package
     view.main.__dict__.update({NAME: view.set_type, "set": view.set_type})
     exec(code, view.main.__dict__)  # a program of the user, as `python FILE` runs it
 
 
-def of_function(function: Callable[..., Any], args: Sequence[object], setting: Setting) -> TestedProgram:
+def wrap_function(function: Callable[..., Any], args: Sequence[object], setting: Setting) -> TestedProgram:
     """Return a program that calls a function."""
     if not callable(function):
         raise UsageError(f"function: expected a function, got {function!r}")
     return TestedProgram(lambda view: function(*args), sys.argv, setting)
 
 
-def _cost(cost: Any) -> tuple[Cost | None, bool]:
-    """Return the prices of functions, and whether computes take their measured time."""
+def _parse_cost(cost: Any) -> tuple[Cost | None, bool]:
+    """Return the function that prices PyTorch's functions, and whether computes take their measured time."""
     if cost == "fixed":
         return fixed_cost, False
     if cost == "measured":
         return None, True
     if isinstance(cost, (str, os.PathLike)):
-        cost = prices(cost)
+        cost = read_prices(cost)
     if isinstance(cost, dict):
         return (lambda name, nbytes, flops: float(cost.get(name, 0.0))), False
     if callable(cost):
@@ -264,7 +273,8 @@ def _cost(cost: Any) -> tuple[Cost | None, bool]:
     )
 
 
-def _arrays(models: ModelWatch) -> dict[str, Any]:
+def _weight_arrays(models: ModelWatch) -> dict[str, Any]:
+    """Return the weights of a rank as arrays by name, without types that numpy lacks."""
     arrays = {}
     for name, tensor in models.weights().items():
         try:
@@ -274,8 +284,8 @@ def _arrays(models: ModelWatch) -> dict[str, Any]:
     return arrays
 
 
-def _helped(verdict: Verdict) -> Verdict:
-    """Return a verdict on a limit of tests with advice added."""
+def _with_advice(verdict: Verdict) -> Verdict:
+    """Return a verdict; to a crash for want of a GPU, advice is added."""
     if verdict.kind == "crash" and ("CUDA" in verdict.text or "NVIDIA" in verdict.text):
         text = f"{verdict.text}; in a test all ranks compute on the CPU: choose the device by torch.cuda.is_available()"
         return Verdict(kind=verdict.kind, text=text, ranks=verdict.ranks, lines=verdict.lines)

@@ -1,17 +1,15 @@
 """PyTorch in a test: many ranks of `torch.distributed` in one process, each with a default group of its own.
 
-Stands on names of torch that are not public, all of which `check_torch` looks for: the world of groups by thread
-(`torch.testing._internal.distributed.multi_threaded_pg`), the registry of groups by thread, and the function that
-makes a group of any backend.
+It needs names of torch that are not public, which `check_torch` looks for: the world of groups, the registry of groups
+by thread, and the function that makes a group of any backend.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -27,15 +25,15 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UsageError
 from ..runtime.rank import Rank
 from ..torch import recording
-from ..torch.backend import rank_of
 from ..torch.issuing import line_of, users_frame
 from ..torch.process_group import ProcessGroup
 from ..torch.work import Work
-from .record import Made, Record
+from .guards import Patches
+from .record import GroupCall, Record
 from .threads import RankThread
 from .torch_profiler import Profiler
-from .torch_rank import RANKS, TorchRank, here, over
-from .torch_store import STORES, forget
+from .torch_rank import RANKS, TorchRank, current_rank, has_ended
+from .torch_store import STORES, clear_stores
 from .watch import ModelWatch, Watch
 from .world import TestedCommunicators
 
@@ -56,16 +54,12 @@ _PRIVATE = (
 
 
 def check_torch() -> None:
-    """Refuse versions of torch that lack parts that tests need.
-
-    Raises:
-        UsageError: Names the missing part.
-    """
+    """Refuse versions of torch that lack parts that tests need; the UsageError names the part."""
     for owner, name in _PRIVATE:
         if not hasattr(owner, name):
             raise UsageError(
-                f"ranks: torch {torch.__version__} has no {name}, on which tests of many ranks in one process stand; "
-                "known to work are 2.7 to 2.13"
+                f"ranks: torch {torch.__version__} has no {name}, which tests of many ranks in one process need; "
+                "install one of torch 2.7 to 2.13"
             )
 
 
@@ -76,6 +70,7 @@ class WorldOfThread:
         object.__setattr__(self, "_worlds", {})
 
     def _world(self) -> Any:
+        """Return the groups of the calling thread's rank; outside of ranks, the groups of the process."""
         worlds: dict[object, Any] = object.__getattribute__(self, "_worlds")
         owner = RankThread.owner()
         rank = None if owner is None else owner.rank
@@ -104,17 +99,19 @@ class _State:
 
     @property
     def pg_config_info(self) -> list[dict[str, Any]]:
-        """Return nothing: it is for the logs of another backend."""
+        """Groups for the logs of another backend: none."""
         return []
 
 
-def _create(asked: Any, _: object = None) -> ProcessGroup:
-    rank = here()
+def _create_group(request: Any, _: object = None) -> ProcessGroup:
+    """Make the group that torch requests of our backend."""
+    rank = current_rank()
     assert rank is not None, "groups of this backend are made in the thread of a rank"
-    return rank.make(asked)
+    return rank.make_group(request)
 
 
 def _init_process_group(
+    torch_rank: TorchRank,
     original: Callable[..., None],
     backend: Any = None,
     init_method: str | None = None,
@@ -126,18 +123,16 @@ def _init_process_group(
     pg_options: Any = None,
     device_id: Any = None,
 ) -> None:
-    """Join the ranks of the test, whatever backend and meeting the program names."""
-    torch_rank = here()
-    if torch_rank is None:
-        original(backend, init_method, timeout, world_size, rank, store, group_name, pg_options, device_id)
-        return
+    """Join the ranks of the test, whatever backend and store the program names."""
     size, number = torch_rank.thread.rank.world_size, torch_rank.thread.rank.rank
     if world_size not in (-1, size):
         raise ValueError(
             f"world_size: the program says {world_size}, and the test has {size} ranks; pass ranks={world_size}"
         )
     if rank not in (-1, number):
-        raise ValueError(f"rank: the program says {rank} on rank {number} of the test")
+        raise ValueError(
+            f"rank: the program says {rank} on rank {number} of the test; take it from the environment, RANK"
+        )
     torch_rank.named = str(backend or "gloo").lower()
     original(
         BACKEND, timeout=timeout or timedelta(minutes=30), world_size=size, rank=number, store=torch_rank.store,
@@ -145,107 +140,81 @@ def _init_process_group(
     )  # fmt: skip
 
 
-def _new_group_helper(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _new_group_helper(torch_rank: TorchRank, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Make a group of our backend, for any backend that the program names, and record the call of the rank."""
-    torch_rank = here()
-    if torch_rank is None:
-        return original(*args, **options)
-    size, number, ranks, named, *rest = args
+    size, number, ranks, backend, *rest = args
     caller = sys._getframe(1)
     while caller.f_back is not None and caller.f_code.co_name not in ("_new_group_with_tag",):
         caller = caller.f_back
     if ranks:
         alone = bool(caller.f_locals.get("use_local_synchronization", False))
-        torch_rank.record.made.append(
-            Made(rank=torch_rank.thread.rank.rank, ranks=tuple(ranks), line=line_of(users_frame()), alone=alone)
+        torch_rank.record.group_calls.append(
+            GroupCall(rank=torch_rank.thread.rank.rank, ranks=tuple(ranks), line=line_of(users_frame()), alone=alone)
         )
     options.pop("backend_options", None)
     options.pop("device_id", None)
     group = original(size, number, ranks, c10d.Backend(BACKEND), *rest[:2], **options)
     if group[0] in c10d._world.pg_map:
-        c10d._world.pg_map[group[0]] = (_named_backend(named, torch_rank), c10d._world.pg_map[group[0]][1])
+        name = str(backend).lower()
+        named = torch_rank.named if BACKEND in name else name
+        c10d._world.pg_map[group[0]] = (named, c10d._world.pg_map[group[0]][1])
     return group
 
 
-def _rank_of(original: Callable[[Rank | None], Rank], rank: Rank | None) -> Rank:
+def _rank_of(torch_rank: TorchRank, original: Callable[[Rank | None], Rank], rank: Rank | None) -> Rank:
     """Return the rank of the timeline: by default, of a program that has joined, the rank of its thread."""
-    mine = here()
-    if rank is None and mine is not None and dist.is_initialized():
-        return mine.thread.rank
-    return original(rank)
-
-
-def _named_backend(named: Any, rank: TorchRank) -> str:
-    """Return the backend that the program named."""
-    name = str(named).lower()
-    return rank.named if BACKEND in name else name
+    return torch_rank.thread.rank if rank is None and dist.is_initialized() else original(rank)
 
 
 def _get_future(work: Work) -> torch.futures.Future[Any]:
     """Return a future that is completed in the thread of the rank; see `Work.get_future`."""
-    rank = here()
+    rank = current_rank()
     if work._future is None:
         start: torch.futures.Future[None] = torch.futures.Future()
         work._future = start.then(work._value)
         if rank is not None and rank.at_once:
             work._handle.exception()
-        if rank is None or over(work._handle):
+        if rank is None or has_ended(work._handle):
             start.set_result(None)
         else:
-            rank.later(work._handle, start)
+            rank.complete_later(work._handle, start)
     return work._future
-
-
-def _finishing(original: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """Let operations end before C++ waits for their futures with the baton in its hand."""
-    rank = here()
-    if rank is not None:
-        rank.finish()
-    return original(*args, **more)
 
 
 @contextmanager
 def torch_of_ranks() -> Iterator[None]:
-    """Let every rank's thread have a torch.distributed of its own."""
+    """Give every rank's thread a torch.distributed of its own."""
     check_torch()
     if BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=["cpu", "cuda"])
     threads = torch.get_num_threads()
     state = torch.random.get_rng_state()
     dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-    with ExitStack() as stack:
-
-        def put(owner: Any, name: str, value: Any) -> None:
-            stack.enter_context(patch.object(owner, name, value))
-
-        put(c10d, "_world", WorldOfThread())
-        joined = partial(_init_process_group, c10d.init_process_group)
-        put(c10d, "init_process_group", joined)
-        put(dist, "init_process_group", joined)
-        put(c10d, "_new_process_group_helper", partial(_new_group_helper, c10d._new_process_group_helper))
-        profiler, module = Profiler(), torch.autograd.profiler
-        put(module, "_prepare_profiler", partial(profiler.start, module._prepare_profiler))
-        put(module, "_enable_profiler", partial(profiler.start, module._enable_profiler))
-        put(module, "_disable_profiler", partial(profiler.stop, module._disable_profiler))
-        put(Work, "get_future", _get_future)
-        put(recording, "rank_of", partial(_rank_of, rank_of))
-        put(DistributedDataParallel, "__init__", _wrapping(DistributedDataParallel.__init__))
+    patches = Patches(current_rank)
+    with patches.stack as stack:
+        stack.enter_context(patch.object(c10d, "_world", WorldOfThread()))
+        stack.enter_context(patch.object(Work, "get_future", _get_future))
+        for module in (c10d, dist):
+            patches.replace(module, "init_process_group", _init_process_group)
+        patches.replace(c10d, "_new_process_group_helper", _new_group_helper)
+        profiler = Profiler()
+        patches.replace(torch.autograd.profiler, "_prepare_profiler", profiler.start)
+        patches.replace(torch.autograd.profiler, "_enable_profiler", profiler.start)
+        patches.replace(torch.autograd.profiler, "_disable_profiler", profiler.stop)
+        patches.replace(recording, "rank_of", _rank_of)
+        patches.replace(DistributedDataParallel, "__init__", _wrap_model)
         # issues all operations of the first update of a static graph, and waits for them, in one call of C++
-        reducer: Any = _distributed_c10d.Reducer
-        put(reducer, "_delay_all_reduce", _delaying(reducer._delay_all_reduce))
-        put(
-            DistributedDataParallel, "_delayed_all_reduce_hook",
-            _dropping(DistributedDataParallel._delayed_all_reduce_hook),
-        )  # fmt: skip
-        put(DistributedDataParallel, "register_comm_hook", _hooking(DistributedDataParallel.register_comm_hook))
-        put(Join, "__exit__", _joining(Join.__exit__))
+        patches.replace(_distributed_c10d.Reducer, "_delay_all_reduce", _delay_all_reduce)
+        patches.replace(DistributedDataParallel, "_delayed_all_reduce_hook", _delayed_all_reduce_hook)
+        patches.replace(DistributedDataParallel, "register_comm_hook", _register_comm_hook)
+        patches.replace(Join, "__exit__", _leave_join)
         # the futures of DDP's reducer, as `DDP.join` waits for them, are of the base class
-        put(torch._C.Future, "wait", _method(torch._C.Future.wait))
-        put(torch.futures, "wait_all", partial(_finishing, torch.futures.wait_all))
+        patches.replace(torch._C.Future, "wait", _finish_first)
+        patches.replace(torch.futures, "wait_all", _finish_first)
         for name, store in STORES.items():
-            put(dist, name, store)
-            if hasattr(rendezvous, name):
-                put(rendezvous, name, store)
+            for module in (dist, rendezvous):
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, store))
         getattr(_distributed_c10d, _ISOLATION)(True)
         torch.set_num_threads(1)
         try:
@@ -258,78 +227,57 @@ def torch_of_ranks() -> Iterator[None]:
             if torch.are_deterministic_algorithms_enabled() != deterministic:  # imports the compiler
                 torch.use_deterministic_algorithms(deterministic)
             RANKS.clear()
-            forget()
+            clear_stores()
 
 
-def _method(original: Callable[..., Any]) -> Callable[..., Any]:
-    def wait(self: Any) -> Any:
-        return _finishing(original, self)
-
-    return wait
-
-
-def _wrapping(original: Callable[..., None]) -> Callable[..., None]:
-    def init(self: Any, *args: Any, **more: Any) -> None:
-        original(self, *args, **more)
-        rank = here()
-        if rank is not None:
-            rank.models.wrapped = True
-
-    return init
+def _finish_first(rank: TorchRank, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Wait for operations before C++ waits for their futures: it would not give the baton back."""
+    rank.finish()
+    return original(*args, **keywords)
 
 
-def _delaying(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    def delay(self: Any) -> None:
-        rank = here()
-        if rank is None:
-            original(self)
-            return
-        rank.at_once = True
-        try:
-            original(self)
-        finally:
-            rank.at_once = False
-
-    return delay
+def _wrap_model(rank: TorchRank, original: Callable[..., None], *args: Any, **keywords: Any) -> None:
+    """Make a DistributedDataParallel, and note that it keeps the weights of ranks the same."""
+    original(*args, **keywords)
+    rank.models.wrapped = True
 
 
-def _joining(original: Callable[..., Any]) -> Callable[..., Any]:
-    def leave(self: Any, *error: Any) -> Any:
-        result = original(self, *error)
-        rank = here()
-        if rank is not None:
-            rank.models.joined()
-        return result
-
-    return leave
+def _delay_all_reduce(rank: TorchRank, original: Callable[[Any], None], reducer: Any) -> None:
+    """Reduce all gradients of a static graph, with futures that are complete when C++ gets them."""
+    rank.at_once = True
+    try:
+        original(reducer)
+    finally:
+        rank.at_once = False
 
 
-def _dropping(original: Callable[..., Any]) -> Callable[..., Any]:
-    def hook(self: Any, gradient: torch.Tensor) -> Any:
-        rank = here()
-        if rank is None:
-            return original(self, gradient)
-        rank.dropped_by = "DistributedDataParallel, for delay_all_reduce_named_params,"
-        try:
-            return original(self, gradient)
-        finally:
-            rank.dropped_by = ""
-
-    return hook
+def _leave_join(rank: TorchRank, original: Callable[..., Any], *args: Any) -> Any:
+    """Leave a context of uneven inputs, in which ranks made different numbers of updates."""
+    result = original(*args)
+    rank.models.restart_updates()
+    return result
 
 
-def _hooking(original: Callable[..., None]) -> Callable[..., None]:
-    def register(self: Any, state: object, hook: Callable[..., Any]) -> None:
-        original(self, state, hook)
-        rank = here()
-        if rank is not None and isinstance(state, PostLocalSGDState):
-            rank.models.wrapped = False  # ranks take updates of their own between averages of their weights
+def _delayed_all_reduce_hook(rank: TorchRank, original: Callable[..., Any], *args: Any) -> Any:
+    """Issue DDP's operations for delayed parameters, for which DDP never waits."""
+    rank.dropped_by = "DistributedDataParallel, for delay_all_reduce_named_params,"
+    try:
+        return original(*args)
+    finally:
+        rank.dropped_by = ""
 
-    return register
+
+def _register_comm_hook(
+    rank: TorchRank, original: Callable[..., None], model: Any, state: object, hook: Callable[..., Any]
+) -> None:
+    """Register a hook of DDP; with local SGD, the weights of ranks differ between averages."""
+    original(model, state, hook)
+    if isinstance(state, PostLocalSGDState):
+        rank.models.wrapped = False
 
 
 def exchange() -> Callable[[], None]:
-    """Return a function that restores torch's random numbers, default type, `loss_parallel` and FSDP1's measuring."""
+    """Return a function that restores torch's random numbers, default type, `loss_parallel` and FSDP1's timing."""
     state, dtype = torch.default_generator.get_state(), torch.get_default_dtype()
     parallel = _has_parallel_loss()
     measured = set(sys.modules[_FSDP_TIMES].SimpleProfiler.profiling) if _FSDP_TIMES in sys.modules else set()
@@ -362,6 +310,6 @@ def enter(
     watch: Watch,
     models: ModelWatch,
 ) -> TorchRank:
-    """Give a rank its torch."""
-    made = RANKS[thread] = TorchRank(thread, store, record, shared, watch, models)
-    return made
+    """Give a rank its torch, and return it."""
+    RANKS[thread] = TorchRank(thread, store, record, shared, watch, models)
+    return RANKS[thread]

@@ -18,9 +18,9 @@ from ..config import check_main
 from ..errors import UsageError, shown
 from ..runtime.blame.reports import call_program
 from ..version import install_command
-from .faults import check_function
+from .faults import check_async_kinds
 from .run import Answer, RanksFailed, Run, equal, whole_weights
-from .running import Setting, explore, failed, run_async, settled
+from .running import Setting, explore, parse_setting, run_async, shows_fault
 
 if TYPE_CHECKING:
     from ..runtime.rank import Rank
@@ -46,11 +46,17 @@ class Ranks:
         self, folder: str | os.PathLike[str] | None = None, *, repeating: Repeating | None = None, **defaults: Any
     ) -> None:
         self._folder, self._defaults = Path(folder or "."), defaults
-        self._repeating = repeating or _repeating_in_a_test
-        settled(defaults)
+        self._repeating = repeating or _program_call
+        parse_setting(defaults)
 
     def program(
-        self, path: str | os.PathLike[str], args: Sequence[str] = (), *, check: bool = True, **setting: Any
+        self,
+        path: str | os.PathLike[str],
+        args: Sequence[str] = (),
+        *,
+        package: str | None = None,
+        check: bool = True,
+        **setting: Any,
     ) -> Run:
         """Run an unchanged program that uses `torch.distributed` on every rank, and return the result of the run.
 
@@ -62,6 +68,7 @@ class Ranks:
             path: File of the program; relative to the test's file, or to the current folder.
             args: Arguments of the program, a list such as `["--steps", "5"]`; a failing run that is made smaller may
                 have fewer steps.
+            package: Package of the file, for its relative imports.
             check: Whether to raise if anything is wrong; else ask `run.verdict`.
             setting: `ranks`, `cluster`, `seed`; `seeds` to try so many; `faults`, such as "die(rank=1, at=3)", or
                 kinds that seeds draw from, such as "die, late"; `steps`, which the program is given as `--steps`;
@@ -78,13 +85,13 @@ class Ranks:
             UsageError: For arguments that cannot be meant.
         """
         __tracebackhide__ = True
-        file, words = self._found(path), _words(args)
-        setting = {"steps": _steps_of(words), **setting}
+        file, words = self._find_program(path), _argument_texts(args)
+        setting = {"steps": _parse_steps(words), **setting}
 
         def make(chosen: Setting) -> TestedProgram:
-            from .programs import of_file
+            from .programs import load_file
 
-            return of_file(file, _with_steps(words, chosen.steps), chosen)
+            return load_file(file, _with_steps(words, chosen.steps), chosen, package)
 
         def line(chosen: Setting) -> str:
             return self._repeating(path, _with_steps(words, chosen.steps), replace(chosen, steps=None))
@@ -99,34 +106,34 @@ class Ranks:
         __tracebackhide__ = True
 
         def make(chosen: Setting) -> TestedProgram:
-            from .programs import of_function
+            from .programs import wrap_function
 
-            return of_function(_stepping(function, chosen), args, chosen)
+            return wrap_function(_with_steps_bound(function, chosen), args, chosen)
 
         def line(chosen: Setting) -> str:
-            return f"ranks.function({_called(function, args)}, {chosen.arguments})"
+            return f"ranks.function({_call_text(function, args)}, {chosen.arguments})"
 
         return self._run(make, line, setting, check)
 
     def run(self, main: Callable[..., Awaitable[Any]], *args: object, check: bool = True, **setting: Any) -> Run:
         """Run `main(rank, *args)` on every rank, as `overlap.run` does, in virtual time. Otherwise like `program`."""
         __tracebackhide__ = True
-        told = {**self._defaults, **setting}
-        _check_unpriced(told)
-        chosen, seeds, kinds = settled(told)
-        check_function([*kinds, *(fault.kind for fault in chosen.faults)])
-        check_main(_stepping(main, chosen), args)
+        values = {**self._defaults, **setting}
+        _check_unpriced(values)
+        chosen, seeds, kinds = parse_setting(values)
+        check_async_kinds([*kinds, *(fault.kind for fault in chosen.faults)])
+        check_main(_with_steps_bound(main, chosen), args)
 
-        def life(rank: Rank, **steps: int) -> Awaitable[Any]:
+        def main_of_rank(rank: Rank, **steps: int) -> Awaitable[Any]:
             return call_program(partial(main, **steps) if steps else main, rank, args)
 
-        def line(each: Setting) -> str:
-            return f"ranks.run({_called(main, args)}, {each.arguments})"
+        def line(setting: Setting) -> str:
+            return f"ranks.run({_call_text(main, args)}, {setting.arguments})"
 
-        return _tried(partial(_with_line, partial(run_async, life), line), chosen, seeds, kinds, check)
+        return _run_seeds(partial(_run_with_line, partial(run_async, main_of_rank), line), chosen, seeds, kinds, check)
 
     def repeats(self, run: Callable[..., Run], *, seeds: int = 20) -> Answer:
-        """Return whether a run has the same weights or results with so many seeds.
+        """Return whether a run has the same weights or results with each of many seeds.
 
         Args:
             run: Makes the run of one seed, such as `lambda seed: ranks.program("train.py", ranks=4, seed=seed)`.
@@ -135,9 +142,9 @@ class Ranks:
         Raises:
             UsageError: If `run` returns something else.
         """
-        first = _made(run, 0)
+        first = _run_of_seed(run, 0)
         for seed in range(1, seeds):
-            other = _made(run, seed)
+            other = _run_of_seed(run, seed)
             answer = first.equals(other) if whole_weights(first.weights) else _same_results(first, other)
             if not answer:
                 return Answer(f"seed {seed}: {answer.problem}")
@@ -150,108 +157,111 @@ class Ranks:
         setting: Mapping[str, Any],
         check: bool,
     ) -> Run:
+        """Run a program with the seeds of a setting; `make` loads it, `line` writes the call that repeats a run."""
         __tracebackhide__ = True
-        chosen, seeds, kinds = settled({**self._defaults, **setting})
+        chosen, seeds, kinds = parse_setting({**self._defaults, **setting})
         _check_torch()
 
-        def once(each: Setting, told: str) -> Run:
-            return make(each).run(told)
+        run = partial(_run_with_line, lambda setting, line: make(setting).run(line), line)
+        return _run_seeds(run, chosen, seeds, kinds, check)
 
-        return _tried(partial(_with_line, lambda each, line: once(each, line), line), chosen, seeds, kinds, check)
+    def _find_program(self, path: str | os.PathLike[str]) -> Path:
+        """Return the path of a program, which may be relative to the test's folder."""
+        file = self._folder / path
+        return file if file.exists() else Path(path)
 
-    def _found(self, path: str | os.PathLike[str]) -> Path:
-        beside = self._folder / path
-        return beside if beside.exists() else Path(path)
 
-
-def _repeating_in_a_test(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
+def _program_call(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
+    """Return the line of a test that repeats a run of a program."""
     shown = f", args={args}" if args else ""
     return f'ranks.program("{path}"{shown}, {setting.arguments})'
 
 
-def _called(function: Callable[..., Any], args: Sequence[object]) -> str:
-    """Return how a test writes a function and its arguments; long ones are cut short."""
+def _call_text(function: Callable[..., Any], args: Sequence[object]) -> str:
+    """Return a function and its arguments as a test writes them; long ones are cut short."""
     return ", ".join([getattr(function, "__name__", "function"), *map(reprlib.repr, args)])
 
 
-def _with_line(make: Callable[..., Run], line: Callable[[Setting], str], setting: Setting) -> Run:
+def _run_with_line(make: Callable[..., Run], line: Callable[[Setting], str], setting: Setting) -> Run:
+    """Run a setting, and give the run the line that repeats it."""
     return make(setting, line=line(setting))
 
 
-def _words(args: Sequence[str]) -> list[str]:
-    """Return a program's arguments as text.
-
-    Raises:
-        UsageError: For one text, whose letters would be the arguments.
-    """
+def _argument_texts(args: Sequence[str]) -> list[str]:
+    """Return a program's arguments as texts; refuse one text: its letters would be the arguments."""
     if isinstance(args, (str, bytes)):
         words = ", ".join(f'"{word}"' for word in os.fsdecode(args).split())
         raise UsageError(f"args: expected a list of words, got the text {args!r}; write args=[{words}]")
-    return [str(each) for each in args]
+    return [str(argument) for argument in args]
 
 
-def _steps_of(args: Sequence[str]) -> int | None:
-    """Return the number of steps that a program's arguments name, if they do."""
-    for number, each in enumerate(args):
-        name, _, value = each.partition("=")
-        told = value or next(iter(args[number + 1 :]), "")
-        if name == _STEPS and told.isdecimal() and int(told):
-            return int(told)
+def _parse_steps(args: Sequence[str]) -> int | None:
+    """Return the number of steps that a program's arguments name; None if they name none."""
+    for index, argument in enumerate(args):
+        name, _, value = argument.partition("=")
+        steps = value or next(iter(args[index + 1 :]), "")
+        if name == _STEPS and steps.isdecimal() and int(steps):
+            return int(steps)
     return None
 
 
 def _with_steps(args: Sequence[str], steps: int | None) -> list[str]:
     """Return a program's arguments with another number of steps, in its place or after the others."""
-    before = _steps_of(args)
+    before = _parse_steps(args)
     if steps is None or steps == before:
         return list(args)
     if before is None:
         return [*args, _STEPS, str(steps)]
-    found = [f"{_STEPS}={steps}" if each.startswith(f"{_STEPS}=") else each for each in args]
-    return [str(steps) if number and args[number - 1] == _STEPS else each for number, each in enumerate(found)]
+    arguments = [f"{_STEPS}={steps}" if argument.startswith(f"{_STEPS}=") else argument for argument in args]
+    return [str(steps) if index and args[index - 1] == _STEPS else argument for index, argument in enumerate(arguments)]
 
 
 _STEPS = "--steps"
 
 
-def _stepping(function: Callable[..., Any], setting: Setting) -> Callable[..., Any]:
-    """Return a function that is given the number of steps, if the setting has one.
-
-    Raises:
-        UsageError: If it takes no such argument.
-    """
+def _with_steps_bound(function: Callable[..., Any], setting: Setting) -> Callable[..., Any]:
+    """Return a function with its argument `steps` set, if the setting has a number of steps."""
     if setting.steps is None:
         return function
-    taken = signature(function).parameters
-    if "steps" not in taken and not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
-        raise UsageError(f"steps: {getattr(function, '__name__', 'the function')} takes no argument `steps`")
+    parameters = signature(function).parameters
+    if "steps" not in parameters and not any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    ):
+        raise UsageError(
+            f"steps: {getattr(function, '__name__', 'the function')} takes no argument `steps`; leave out steps="
+        )
     return partial(function, steps=setting.steps)
 
 
-def _tried(make: Callable[[Setting], Run], setting: Setting, seeds: int, kinds: tuple[str, ...], check: bool) -> Run:
+def _run_seeds(
+    make: Callable[[Setting], Run], setting: Setting, seeds: int, kinds: tuple[str, ...], check: bool
+) -> Run:
+    """Run a setting, with several seeds or faults if it asks for them, and return the run that the test gets."""
     __tracebackhide__ = True
     if seeds > 1 or kinds:
         runs = explore(make, setting, seeds=seeds, kinds=kinds, check=check)
         happened, ended = sum(len(run.faults) for run in runs), sum(run.error is not None for run in runs)
-        told = f"{happened} faults happened, and {ended} runs ended with the rank that was hit" if kinds else ""
-        wrong = (number for number, run in enumerate(runs) if not check and failed(run))
+        summary = f"{happened} faults happened, and {ended} runs ended with the rank that was hit" if kinds else ""
+        wrong = (number for number, run in enumerate(runs) if not check and shows_fault(run))
         chosen = runs.pop(next(wrong, 0 if seeds > 1 else -1))
-        return replace(chosen, others=runs if seeds > 1 else [], tried=told)
+        return replace(chosen, others=runs if seeds > 1 else [], tried=summary)
     run = make(setting)
-    if check and failed(run):
+    if check and shows_fault(run):
         run.check()
     return run
 
 
-def _made(run: Callable[..., Run], seed: int) -> Run:
-    made: object = run(seed=seed)
-    if not isinstance(made, Run):
+def _run_of_seed(run: Callable[..., Run], seed: int) -> Run:
+    """Return the run of one seed, made by a function of the test."""
+    run_of_seed: object = run(seed=seed)
+    if not isinstance(run_of_seed, Run):
         expected = "repeats: expected a function that returns the run of a seed, as ranks.run does"
-        raise UsageError(f"{expected}, but it returned {shown(made)}")
-    return made
+        raise UsageError(f"{expected}, but it returned {shown(run_of_seed)}")
+    return run_of_seed
 
 
 def _same_results(first: Run, other: Run) -> Answer:
+    """Compare the results of all ranks in two runs."""
     for rank, (result, before) in enumerate(zip(other.returned, first.returned, strict=False)):
         if not equal(result, before):
             return Answer(f"rank {rank} returned {result!r}, in the first run {before!r}")
@@ -261,6 +271,7 @@ def _same_results(first: Run, other: Run) -> Answer:
 
 
 def _check_torch() -> None:
+    """Refuse to run programs where PyTorch is not installed."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -298,19 +309,19 @@ def run_marked(
     if not takes_rank:
         raise UsageError(f"ranks: the test function {function.__name__} should take `rank`, its place among the ranks")
     if clock == "virtual" or not isinstance(clock, (str, int)):
-        _virtually(function, fixtures, options if clock == "virtual" else {**options, "clock": clock})
+        _run_in_virtual_time(function, fixtures, options if clock == "virtual" else {**options, "clock": clock})
     elif clock == "real":
         from ..front import run
 
-        setting = _undisturbed(options)
+        setting = _real_time_setting(options)
         run(
-            partial(_given, _stepping(function, setting), fixtures),
+            partial(_call_test, _with_steps_bound(function, setting), fixtures),
             ranks=setting.ranks,
             cluster=setting.cluster,
             timeout_s=setting.real_timeout_s,
         )
     elif isinstance(clock, int) and not isinstance(clock, bool) and clock > 0:
-        _in_processes(function, fixtures, _undisturbed(options), clock, path)
+        _run_in_processes(function, fixtures, _real_time_setting(options), clock, path)
     else:
         raise UsageError(f'clock: expected "virtual", "real" or a number of processes, got {clock!r}')
 
@@ -324,52 +335,54 @@ def _check_unpriced(options: Mapping[str, Any]) -> None:
         )
 
 
-def _undisturbed(told: Mapping[str, Any]) -> Setting:
+def _real_time_setting(options: Mapping[str, Any]) -> Setting:
     """Return the setting of a test in real time, in which no faults happen and no seeds are tried."""
-    setting, seeds, kinds = settled(dict(told))
+    setting, seeds, kinds = parse_setting(dict(options))
     if setting.faults or kinds or seeds > 1:
-        what = "faults" if setting.faults or kinds else "seeds"
-        raise UsageError(f"{what}: only virtual time has any; leave out clock=, or {what}=")
+        name = "faults" if setting.faults or kinds else "seeds"
+        raise UsageError(f"{name}: only virtual time has any; leave out clock=, or {name}=")
     return setting
 
 
-async def _given(
+async def _call_test(
     function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], rank: Any, **steps: int
 ) -> Any:
+    """Call a marked test function with its fixtures and its rank."""
     return await function(rank=rank, **{**fixtures, **steps})
 
 
-def _virtually(
-    function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], told: Mapping[str, Any]
+def _run_in_virtual_time(
+    function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], options: Mapping[str, Any]
 ) -> None:
-    setting, seeds, kinds = settled(dict(told))
-    check_function([*kinds, *(fault.kind for fault in setting.faults)])
-    _stepping(function, setting)
+    """Run a marked test in virtual time; an exception of a rank is raised as it is."""
+    setting, seeds, kinds = parse_setting(dict(options))
+    check_async_kinds([*kinds, *(fault.kind for fault in setting.faults)])
+    _with_steps_bound(function, setting)
     run = partial(
-        _with_line,
-        partial(run_async, partial(_given, function, fixtures)),
-        lambda each: f"@pytest.mark.ranks({each.arguments})",
+        _run_with_line,
+        partial(run_async, partial(_call_test, function, fixtures)),
+        lambda chosen: f"@pytest.mark.ranks({chosen.arguments})",
     )
     try:
-        _tried(run, setting, seeds, kinds, True)
-    except RanksFailed as failed:
-        own = failed.run.own_error
+        _run_seeds(run, setting, seeds, kinds, True)
+    except RanksFailed as failure:
+        own = failure.run.own_error
         if own is None or isinstance(own, UsageError):  # which is shown without a traceback: the verdict has the line
             raise
-        own.add_note(str(failed))
+        own.add_note(str(failure))
         raise own from None
 
 
-def _in_processes(
+def _run_in_processes(
     function: Callable[..., Awaitable[Any]],
     fixtures: Mapping[str, object],
     setting: Setting,
     processes: int,
     path: Path,
 ) -> None:
-    """Run the test in processes of their own, joined by the wires of this machine."""
+    """Run a marked test in new processes, joined by the wires of this machine."""
     if fixtures:
-        raise UsageError(f"ranks: in processes a test takes only `rank`; it cannot be given {', '.join(fixtures)}")
+        raise UsageError(f"ranks: in processes a test takes only `rank`; leave out clock=, or {', '.join(fixtures)}")
     size = setting.ranks or processes
     if size % processes:
         raise UsageError(
@@ -384,16 +397,16 @@ def _in_processes(
             name=function.__name__,
         )
         program.write_text(source, encoding="utf-8")
-        command = [sys.executable, "-m", "overlap", "run", "--nnodes", str(processes), "--ranks-per-process"]
-        done = subprocess.run(
+        command = [sys.executable, "-m", "overlap", "run", "--processes", str(processes), "--ranks-per-process"]
+        ended = subprocess.run(
             [*command, str(size // processes), str(program)],
             capture_output=True,
             text=True,
             timeout=_PROCESSES_S,
             check=False,
         )
-    if done.returncode:
-        raise AssertionError(f"in {processes} processes:\n{done.stdout}{done.stderr}")
+    if ended.returncode:
+        raise AssertionError(f"in {processes} processes:\n{ended.stdout}{ended.stderr}")
 
 
 _PROGRAM = """\

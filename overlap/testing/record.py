@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from warnings import warn
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,17 +36,17 @@ class Issue:
 
     @property
     def unfinished(self) -> bool:
-        """Whether it never came to a good end."""
+        """Whether the operation never ended, or failed."""
         return self.ended_ns is None or self.failed
 
     @property
     def is_message(self) -> bool:
-        """Whether it is one end of a message."""
+        """Whether the operation is one end of a message."""
         return self.op in ("send", "recv")
 
     @property
     def label(self) -> str:
-        """Its name in messages, such as "all_reduce #3 on group 'dp'"."""
+        """Name of the operation in messages, such as "all_reduce #3 on group 'dp'"."""
         if not self.is_message:
             return f"{self.op} #{self.seq} on group '{self.group}'"
         towards = "to" if self.op == "send" else "from"
@@ -53,14 +54,20 @@ class Issue:
         return f"{self.op} {towards} {peer}" + (f" with tag {self.tag}" if self.tag else "")
 
     @property
-    def told(self) -> str:
-        """Its name and line."""
+    def title(self) -> str:
+        """Name of the operation and its line, such as "send to rank 1 (train.py:41)"."""
         return f"{self.label} ({self.line})"
+
+    @property
+    def told(self) -> str:
+        """Old name of `title`."""
+        warn("Issue.told is now Issue.title; the old name goes with the next version", DeprecationWarning, 2)
+        return self.title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """A group that a rank has made, or helped to make without being in it."""
+class GroupCall:
+    """A rank's call of `new_group`, for a group that it need not be in."""
 
     rank: int
     ranks: tuple[int, ...]
@@ -97,7 +104,7 @@ class Record:
 
     size: int
     issues: list[Issue] = field(default_factory=list)  # In the order in which they were issued
-    made: list[Made] = field(default_factory=list)
+    group_calls: list[GroupCall] = field(default_factory=list)
     weights: list[WeightRecord] = field(default_factory=list)
     touches: list[Touch] = field(default_factory=list)
     troubles: dict[int, BaseException] = field(default_factory=dict)  # Last error of an operation that a rank was given
@@ -107,12 +114,18 @@ class Record:
     leaks: list[tuple[int, str, str]] = field(default_factory=list)  # The rank, what it has left, the line if known
     peak_bytes: dict[int, int] = field(default_factory=dict)  # Memory of tensors, by rank
 
+    @property
+    def made(self) -> list[GroupCall]:
+        """Old name of `group_calls`."""
+        warn("Record.made is now Record.group_calls; the old name goes with the next version", DeprecationWarning, 2)
+        return self.group_calls
+
     def of(self, rank: int) -> list[Issue]:
         """Return the operations of a rank, in order."""
         return [issue for issue in self.issues if issue.rank == rank]
 
     def lines(self) -> Iterator[str]:
         """Yield the trace: one line for each operation, in order; the same seed gives the same text."""
-        for each in self.issues:
-            ended = "never" if each.ended_ns is None else "failed" if each.failed else f"{each.ended_ns}"
-            yield f"{each.issued_ns} rank {each.rank} {each.told} {each.what} {each.nbytes} B -> {ended}"
+        for issue in self.issues:
+            ended = "never" if issue.ended_ns is None else "failed" if issue.failed else f"{issue.ended_ns}"
+            yield f"{issue.issued_ns} rank {issue.rank} {issue.title} {issue.what} {issue.nbytes} B -> {ended}"

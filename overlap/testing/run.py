@@ -47,11 +47,7 @@ class RanksFailed(AssertionError):
 
 
 class Answer:
-    """Answer to a question of a test; false if there is something to say against it.
-
-    Args:
-        problem: What is wrong, for people; empty if nothing is.
-    """
+    """Answer to a question of a test: false if it has a problem, which is text for people."""
 
     __slots__ = ("why",)
     _unasked: ClassVar[list[Answer] | None] = None
@@ -69,15 +65,15 @@ class Answer:
 
     @property
     def problem(self) -> str:
-        """The problem, for people; empty if there is none."""
+        """Problem in words; "" if there is none."""
         if Answer._unasked is not None:
-            Answer._unasked[:] = [each for each in Answer._unasked if each is not self]
+            Answer._unasked[:] = [answer for answer in Answer._unasked if answer is not self]
         return self.why
 
     @classmethod
     @contextmanager
     def unasked(cls) -> Iterator[list[Answer]]:
-        """Yield a list of the answers of a block that are no, and that nobody has asked for."""
+        """Yield the list of negative answers of a block that no test has evaluated."""
         before, cls._unasked = cls._unasked, []
         try:
             yield cls._unasked
@@ -129,7 +125,7 @@ class Run:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The cause of its failure; None if all is well."""
+        """Cause of the failure; None if all is well."""
         return self.verdicts[0] if self.verdicts else None
 
     def check(self) -> None:
@@ -151,7 +147,7 @@ class Run:
 
     @property
     def runs(self) -> list[Run]:
-        """The run of each seed that no fault has ended, this one first; each speaks of itself."""
+        """Run of each seed that no fault ended, this one first, each as a run of one seed."""
         return [replace(self, others=[]), *(other for other in self.others if other.error is None)]
 
     @property
@@ -171,8 +167,8 @@ class Run:
                 )
         return self.returned
 
-    def _of_all(self, ask: Callable[[Run], Answer]) -> Answer:
-        """Return the first answer of a run that is no, with its seed."""
+    def _first_problem(self, ask: Callable[[Run], Answer]) -> Answer:
+        """Return the first negative answer of a seed's run, with its seed."""
         for run in self.runs:
             if why := ask(run).problem:
                 return Answer(f"seed {run.seed}: {why}\nrepeat: {run.line}" if self.others else why)
@@ -186,9 +182,10 @@ class Run:
         """
         if what not in ("model weights", "results"):
             raise UsageError(f'same: expected "model weights" or "results", got {what!r}')
-        return self._of_all(Run._same_results if what == "results" else Run._same_weights)
+        return self._first_problem(Run._same_results if what == "results" else Run._same_weights)
 
     def _same_weights(self) -> Answer:
+        """Compare the weights of all ranks after each update, and at the end."""
         if not any(self.weights):
             return Answer(
                 "no rank has made a model of PyTorch; of async functions, same('results') compares what they return"
@@ -204,17 +201,21 @@ class Run:
         return Answer()
 
     def _same_weight(self, name: str) -> Answer:
-        mine = {rank: weights[name] for rank, weights in enumerate(self.weights) if name in weights}
-        lacking = [rank for rank in range(self.size) if rank not in mine]
+        """Compare one weight at the end of the run; a part of a sharded weight need not be on all ranks."""
+        values = {rank: weights[name] for rank, weights in enumerate(self.weights) if name in weights}
+        lacking = [rank for rank in range(self.size) if rank not in values]
         if lacking and " [part " not in name:
-            return Answer(f"rank {lacking[0]} has no weight '{name}', rank {next(iter(mine))} has")
-        first, value = next(iter(mine.items()))
-        for rank, other in mine.items():
+            return Answer(f"rank {lacking[0]} has no weight '{name}', rank {next(iter(values))} has")
+        first, value = next(iter(values.items()))
+        for rank, other in values.items():
             if other.shape != value.shape or other.tobytes() != value.tobytes():
-                return Answer(f"'{name}' differs between ranks {first} and {rank}: {_difference(value, other)}")
+                return Answer(
+                    f"'{name}' differs between ranks {first} and {rank}: {_describe_difference(value, other)}"
+                )
         return Answer()
 
     def _same_results(self) -> Answer:
+        """Compare the results of all ranks with the results of rank 0."""
         for rank, result in enumerate(self.returned):
             if not equal(result, self.returned[0]):
                 return Answer(f"rank {rank} returned {result!r}, rank 0 {self.returned[0]!r}")
@@ -223,26 +224,25 @@ class Run:
     def equals(self, other: Run, *, bound: float = 0.0) -> Answer:
         """Return whether this run ends with the weights of another one, such as a run on one rank or in another layout.
 
-        Args:
-            other: The other run.
-            bound: Largest absolute difference of two elements; 0 means bit by bit.
+        `bound` is the largest absolute difference of two elements; 0 means bit by bit.
         """
-        return self._of_all(lambda run: run._equals(other, bound))
+        return self._first_problem(lambda run: run._equals(other, bound))
 
     def _equals(self, other: Run, bound: float) -> Answer:
-        mine, theirs = whole_weights(self.weights), whole_weights(other.weights)
-        if not mine or not theirs:
+        """Compare the whole weights of two runs; `bound` is the largest absolute difference allowed."""
+        own, theirs = whole_weights(self.weights), whole_weights(other.weights)
+        if not own or not theirs:
             return Answer("one of the runs has made no model of PyTorch")
-        if set(mine) != set(theirs):
-            return Answer(f"one of the runs has no weight '{sorted(set(mine) ^ set(theirs))[0]}'")
-        for name, value in mine.items():
+        if set(own) != set(theirs):
+            return Answer(f"one of the runs has no weight '{sorted(set(own) ^ set(theirs))[0]}'")
+        for name, value in own.items():
             if value.shape != theirs[name].shape:
                 return Answer(f"'{name}' has shape {value.shape} here and {theirs[name].shape} there")
             if bound == 0.0 and value.tobytes() == theirs[name].tobytes():
                 continue
-            most = float(np.abs(value.astype(np.float64) - theirs[name].astype(np.float64)).max(initial=0.0))
-            if bound == 0.0 or not most <= bound:
-                return Answer(f"'{name}' differs by up to {most:g}{f', more than {bound:g}' if bound else ''}")
+            difference = float(np.abs(value.astype(np.float64) - theirs[name].astype(np.float64)).max(initial=0.0))
+            if bound == 0.0 or not difference <= bound:
+                return Answer(f"'{name}' differs by up to {difference:g}{f', more than {bound:g}' if bound else ''}")
         return Answer()
 
     def restores(self, path: str | os.PathLike[str]) -> Answer:
@@ -252,9 +252,9 @@ class Run:
             path: A file of `torch.save`, or a folder of `torch.distributed.checkpoint`; relative to the working
                 directory of the run.
         """
-        from .checkpoints import why_lost
+        from .checkpoints import find_damage
 
-        return Answer(why_lost(Path(path) if self.folder is None else self.folder.path / path))
+        return Answer(find_damage(Path(path) if self.folder is None else self.folder.path / path))
 
     @cached_property
     def timeline(self) -> Timeline | None:
@@ -278,7 +278,7 @@ class Run:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that a rank handed over to operations, of the rank with most."""
+        """Bytes that the rank with the most has passed to operations."""
         sent = [0] * self.size
         for issue in self.record.issues:
             sent[issue.rank] += issue.nbytes if issue.op != "recv" else 0
@@ -286,7 +286,7 @@ class Run:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak memory of a rank's tensors, of the rank with most; counts tensors made by PyTorch's functions."""
+        """Peak memory of tensors made by PyTorch's functions, of the rank with the most."""
         return max(self.record.peak_bytes.values(), default=0)
 
     @property
@@ -324,13 +324,15 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _difference(a: Weight, b: Weight) -> str:
+def _describe_difference(a: Weight, b: Weight) -> str:
+    """Describe where two arrays differ: shapes, or the number of elements and the first of them."""
     if a.shape != b.shape:
         return f"shapes {a.shape} and {b.shape}"
-    at = np.flatnonzero(a.reshape(-1) != b.reshape(-1))
-    if not len(at):
+    positions = np.flatnonzero(a.reshape(-1) != b.reshape(-1))
+    if not len(positions):
         return "in bits that compare as equal"
-    return f"{len(at)} of {a.size} elements, the first {a.reshape(-1)[at[0]]} and {b.reshape(-1)[at[0]]}"
+    first = positions[0]
+    return f"{len(positions)} of {a.size} elements, the first {a.reshape(-1)[first]} and {b.reshape(-1)[first]}"
 
 
 def whole_weights(ranks: Sequence[Mapping[str, Weight]]) -> dict[str, Weight]:
@@ -342,7 +344,7 @@ def whole_weights(ranks: Sequence[Mapping[str, Weight]]) -> dict[str, Weight]:
             parts_by_name.setdefault(base.removeprefix("module."), {}).setdefault(part, value)
     whole = {}
     for name, parts in parts_by_name.items():
-        ordered = sorted(parts, key=lambda part: [int(each) for each in part.rstrip("]").split(", ") if each])
+        ordered = sorted(parts, key=lambda part: [int(index) for index in part.rstrip("]").split(", ") if index])
         whole[name] = np.concatenate([parts[part] for part in ordered]) if len(ordered) > 1 else parts[ordered[0]]
     return whole
 

@@ -18,7 +18,7 @@ from .faults import Fault, FaultPlan, check_kind, draw, parse
 from .judging import NEVER_ENDS, UNUSED, judge
 from .run import RanksFailed, Run
 from .threads import RealTimeError
-from .world import Lived, TestedBackend, simulate
+from .world import TestedBackend, WorldResult, simulate
 
 if TYPE_CHECKING:
     import topology
@@ -62,30 +62,29 @@ class Setting:
 
     @property
     def arguments(self) -> str:
-        """The arguments of a test that repeat it."""
+        """Arguments of a test that repeat this setting."""
         parts = [f"ranks={self.ranks}"] if self.ranks is not None else []
         parts += [f"cluster={self.cluster!r}"] if self.cluster != "local" else []
         parts += [f"seed={self.seed}"] if self.seed else []
         parts += [f'faults="{", ".join(map(str, self.faults))}"'] if self.faults else []
-        told = [
-            f"{one.name}={getattr(self.clock, one.name)!r}" for one in fields(Virtual) if _is_set(self.clock, one.name)
+        assumptions = [
+            f"{field.name}={getattr(self.clock, field.name)!r}"
+            for field in fields(Virtual)
+            if _differs_from_default(self.clock, field.name)
         ]
-        parts += [f"clock=overlap.Virtual({', '.join(told)})"] if told else []
+        parts += [f"clock=overlap.Virtual({', '.join(assumptions)})"] if assumptions else []
         parts += [f"steps={self.steps}"] if self.steps is not None else []
         parts += [f"real_timeout_s={self.real_timeout_s:g}"] if self.real_timeout_s != _REAL_TIMEOUT_S else []
         return ", ".join(parts)
 
 
-def _is_set(clock: Virtual, name: str) -> bool:
+def _differs_from_default(clock: Virtual, name: str) -> bool:
+    """Whether an assumption of virtual time is not the default."""
     return bool(getattr(clock, name) != getattr(Virtual(), name))
 
 
 def check_memory(ranks: int) -> None:
-    """Refuse more ranks than this machine has memory for.
-
-    Raises:
-        UsageError: With both figures.
-    """
+    """Refuse more ranks than this machine has memory for; the UsageError has both figures."""
     try:
         free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not every system tells
@@ -101,66 +100,61 @@ def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: st
     """Run an async function on every rank, in virtual time."""
 
     def wrap(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
-        async def life(rank: Rank) -> Any:
+        async def main_and_note(rank: Rank) -> Any:
             result = await (main(rank) if setting.steps is None else main(rank, steps=setting.steps))
             assert clock.shared is not None
             clock.record.left[rank.rank] = ""
             clock.shared.note_unfinished(rank.rank, sends=False)
             return result
 
-        return life
+        return main_and_note
 
-    lived = live(setting, wrap)
-    run = finished(lived, setting, line or f"seed={setting.seed}")
-    found = judge(lived.record, lived.error, unused=lived.unused)
-    run.verdicts = [each for each in found if each.kind not in setting.allow]
+    outcome = run_world(setting, wrap)
+    run = make_run(outcome, setting, line or f"seed={setting.seed}")
+    verdicts = judge(outcome.record, outcome.error, unused=outcome.unused)
+    run.verdicts = [verdict for verdict in verdicts if verdict.kind not in setting.allow]
     return run
 
 
-def live(setting: Setting, wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]]) -> Lived:
-    """Let a world live, for no longer than it may, in virtual and in real time."""
+def run_world(setting: Setting, wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]]) -> WorldResult:
+    """Run a world of ranks, within its limits of virtual and of real time."""
     clocks: list[TestedBackend] = []
 
-    def begin(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
+    def make_main(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
         clocks.append(clock)
         return wrap(clock, world)
 
     def progress() -> object:
         return [(clock.kernel.now_ns, len(clock.record.issues)) for clock in clocks]
 
-    with limited(setting.real_timeout_s, progress):
+    with limit_real_time(setting.real_timeout_s, progress):
         return simulate(
             ranks=setting.ranks,
             cluster=setting.cluster,
             assumptions=setting.clock,
             plan=FaultPlan(setting.seed, setting.faults),
             timeout_s=setting.timeout_s,
-            wrap=begin,
+            wrap=make_main,
         )
 
 
-def finished(lived: Lived, setting: Setting, line: str) -> Run:
-    """Return the run of a world that has ended."""
+def make_run(outcome: WorldResult, setting: Setting, line: str) -> Run:
+    """Return the run of a world that has ended, without verdicts."""
     return Run(
-        size=lived.record.size,
-        record=lived.record,
+        size=outcome.record.size,
+        record=outcome.record,
         seed=setting.seed,
-        faults=tuple(lived.faults),
-        returned=lived.results,
-        spans=lived.timeline,
-        error=lived.error,
+        faults=tuple(outcome.faults),
+        returned=outcome.results,
+        spans=outcome.timeline,
+        error=outcome.error,
         line=line,
     )
 
 
 @contextmanager
-def limited(seconds: float, progress: Callable[[], object]) -> Iterator[None]:
-    """Raise `RealTimeError` in this thread if nothing moves in a block for so long, also where it never waits.
-
-    Args:
-        seconds: How long.
-        progress: Returns something else when something has moved.
-    """
+def limit_real_time(seconds: float, progress: Callable[[], object]) -> Iterator[None]:
+    """Raise `RealTimeError` in this thread if `progress` returns the same for that long, even where it never waits."""
     over, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
@@ -193,7 +187,7 @@ def explore(
     check: bool = True,
     until_s: float = 1e9,
 ) -> list[Run]:
-    """Try seeds, and return their runs; a failing one is made smaller first.
+    """Try seeds, and return their runs; a failing one is shrunk first.
 
     Args:
         make: Runs a setting.
@@ -213,12 +207,12 @@ def explore(
     for seed in ([None] if kinds else []) + [*range(setting.seed, setting.seed + seeds)]:
         chosen = setting if seed is None else replace(setting, seed=seed)
         if kinds and runs:
-            drawn = draw(chosen.seed, kinds, _counts(runs[0]))
+            drawn = draw(chosen.seed, kinds, _operation_counts(runs[0]))
             chosen = replace(chosen, faults=drawn, allow=(*chosen.allow, UNUSED))
         run = make(chosen)
-        if check and failed(run):
-            raise smaller(make, chosen, run)
-        if runs and not failed(run):
+        if check and shows_fault(run):
+            raise shrink(make, chosen, run)
+        if runs and not shows_fault(run):
             run.folder = None  # a thousand files for each of many seeds
         runs.append(run)
         if time.monotonic() > until_s:
@@ -226,7 +220,7 @@ def explore(
     return runs
 
 
-def failed(run: Run) -> bool:
+def shows_fault(run: Run) -> bool:
     """Whether a run shows a fault of the program, and not merely the faults that were planned."""
     if run.verdict is None:
         return False
@@ -237,14 +231,15 @@ def failed(run: Run) -> bool:
 _OF_FAULTS = ("rank lost", "skipped collective", "crash", "stall", "send without a receive", "receive without a send")
 
 
-def _counts(run: Run) -> list[int]:
+def _operation_counts(run: Run) -> list[int]:
+    """Return the number of operations of each rank."""
     counts = [0] * run.size
     for issue in run.record.issues:
         counts[issue.rank] += 1
     return counts
 
 
-def smaller(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksFailed:
+def shrink(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksFailed:
     """Remove parts of a failing setting that its failure does not need: the seed, faults, ranks, steps."""
     assert run.verdict is not None
     if run.verdict.kind in (UNUSED, NEVER_ENDS):  # each try would take as long
@@ -255,14 +250,14 @@ def smaller(make: Callable[[Setting], Run], setting: Setting, run: Run) -> Ranks
         nonlocal tries
         tries += 1
         try:
-            tried = make(candidate)
+            smaller = make(candidate)
         except UsageError:  # the setting is refused, such as a fault of a rank that it lacks
             return None
-        return tried if failed(tried) and _same_failure(run, tried) else None
+        return smaller if shows_fault(smaller) and _same_failure(run, smaller) else None
 
     best = run
-    for less in (_without, _fewer, _shorter, _earlier):
-        for candidate in less(setting):
+    for candidates in (_calmer_settings, _settings_of_fewer_ranks, _shorter_settings, _earlier_faults):
+        for candidate in candidates(setting):
             if tries >= _TRIES:
                 break
             if (smaller_run := fails(candidate)) is not None:
@@ -276,17 +271,17 @@ def smaller(make: Callable[[Setting], Run], setting: Setting, run: Run) -> Ranks
 _TRIES = 20
 
 
-def _same_failure(one: Run, other: Run) -> bool:
+def _same_failure(run: Run, other: Run) -> bool:
     """Whether two runs fail for one reason: a kind of verdict, and a line of the program that both blame."""
-    first, second = one.verdict, other.verdict
+    first, second = run.verdict, other.verdict
     if first is None or second is None or first.kind != second.kind:
         return False
-    if type(one.own_error) is not type(other.own_error):
+    if type(run.own_error) is not type(other.own_error):
         return False
     return not first.lines or not set(first.lines).isdisjoint(second.lines)
 
 
-def _without(setting: Setting) -> Iterator[Setting]:
+def _calmer_settings(setting: Setting) -> Iterator[Setting]:
     """Yield settings with fewer disturbances, the calmest first."""
     calm = replace(setting, seed=0)
     if setting.faults:
@@ -300,7 +295,7 @@ def _without(setting: Setting) -> Iterator[Setting]:
         yield calm
 
 
-def _fewer(setting: Setting) -> Iterator[Setting]:
+def _settings_of_fewer_ranks(setting: Setting) -> Iterator[Setting]:
     """Yield settings with fewer ranks, the fewest first."""
     size = setting.ranks or 2
     least = max((fault.rank + 1 for fault in setting.faults), default=1)
@@ -309,12 +304,12 @@ def _fewer(setting: Setting) -> Iterator[Setting]:
             yield replace(setting, ranks=ranks)
 
 
-def _shorter(setting: Setting) -> Iterator[Setting]:
+def _shorter_settings(setting: Setting) -> Iterator[Setting]:
     """Yield settings with fewer steps, the fewest first, and with faults as much earlier."""
-    whole = setting.steps or 1
-    for steps in sorted({1, 2, 3, whole // 2}):
-        if 0 < steps < whole:
-            share = steps / whole
+    all_steps = setting.steps or 1
+    for steps in sorted({1, 2, 3, all_steps // 2}):
+        if 0 < steps < all_steps:
+            share = steps / all_steps
             faults = tuple(
                 replace(fault, at=int(fault.at * share), step=None if fault.step is None else int(fault.step * share))
                 for fault in setting.faults
@@ -322,31 +317,27 @@ def _shorter(setting: Setting) -> Iterator[Setting]:
             yield replace(setting, steps=steps, faults=faults)
 
 
-def _earlier(setting: Setting) -> Iterator[Setting]:
+def _earlier_faults(setting: Setting) -> Iterator[Setting]:
     """Yield settings in which a fault happens earlier, the earliest first."""
     for number, fault in enumerate(setting.faults):
-        whole = fault.at if fault.step is None else fault.step
-        for when in sorted({0, 1, whole // 4, whole // 2}):
-            if when < whole:
-                moved = replace(fault, at=when) if fault.step is None else replace(fault, step=when)
+        moment = fault.at if fault.step is None else fault.step
+        for earlier in sorted({0, 1, moment // 4, moment // 2}):
+            if earlier < moment:
+                moved = replace(fault, at=earlier) if fault.step is None else replace(fault, step=earlier)
                 faults = (*setting.faults[:number], moved, *setting.faults[number + 1 :])
                 yield replace(setting, faults=faults)
 
 
-def settled(values: dict[str, Any]) -> tuple[Setting, int, tuple[str, ...]]:
-    """Return the setting of a test, the number of seeds, and the kinds of faults that seeds draw.
-
-    Raises:
-        UsageError: If one is unknown or cannot be meant.
-    """
+def parse_setting(values: dict[str, Any]) -> tuple[Setting, int, tuple[str, ...]]:
+    """Return the setting of a test, the number of seeds, and the kinds of faults that seeds draw."""
     values = dict(values)
     seeds = values.pop("seeds", 1)
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
         raise UsageError(f"seeds: expected a positive integer, got {seeds!r}")
-    known = [field.name for field in fields(Setting)]
+    names = [field.name for field in fields(Setting)]
     for name in values:
-        if name not in known:
-            raise UsageError(f"ranks: {name!r} is unknown; known are {', '.join([*known, 'seeds'])}")
+        if name not in names:
+            raise UsageError(f"ranks: {name!r} is unknown; known are {', '.join([*names, 'seeds'])}")
     planned = values.pop("faults", ())
     faults: tuple[Fault, ...] = ()
     kinds: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Faults of a program that a run survived: a static pass over the record finds hangs that other machines would show."""
+"""Faults of a program that a run survived, and that hang or go wrong on other machines: found in its record. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise, zip_longest
 
-from .record import Issue, Made, Record, Touch, WeightRecord
-from .verdict import Verdict, named
+from .record import GroupCall, Issue, Record, Touch, WeightRecord
+from .verdict import Verdict, rank_names
 
 Meeting = tuple[str, int]
 
 
 def inversion(record: Record) -> Verdict | None:
-    """Return operations of several groups that ranks have issued in different orders.
+    """Find operations of several groups that ranks have issued in different orders.
 
     Each rank's order says which operation comes before which. If the orders of all ranks together have a cycle, ranks
     that carried out one operation after the other, as a GPU may, would wait for each other for ever.
     """
-    collectives = [each for each in record.issues if not each.is_message and len(each.members) > 1]
+    collectives = [issue for issue in record.issues if not issue.is_message and len(issue.members) > 1]
     last: dict[tuple[int, int], Issue] = {}  # by thread: while one waits, the others of its rank go on
     before: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]] = {}
     for issue in collectives:
@@ -30,7 +30,7 @@ def inversion(record: Record) -> Verdict | None:
     try:
         TopologicalSorter({node: set(edges) for node, edges in before.items()}).prepare()
     except CycleError as error:
-        return _inversion(_shortest(before, error.args[1]))
+        return _inversion_verdict(_shortest(before, error.args[1]))
     return None
 
 
@@ -50,65 +50,61 @@ def _shortest(
     return joined
 
 
-def _inversion(pairs: list[tuple[Issue, Issue]]) -> Verdict:
+def _inversion_verdict(pairs: list[tuple[Issue, Issue]]) -> Verdict:
+    """Return the verdict on a cycle of orders, from the lowest rank on."""
     start = min(range(len(pairs)), key=lambda at: pairs[at][0].rank)
     pairs = pairs[start:] + pairs[:start]
-    told = [f"rank {a.rank} issues {a.told} before {b.told}" for a, b in pairs]
+    orders = [f"rank {a.rank} issues {a.title} before {b.title}" for a, b in pairs]
     lines = tuple(dict.fromkeys(issue.line for pair in pairs for issue in pair))
     return Verdict(
         kind="order inversion",
-        text=f"{', and '.join(told)}; this run survived it, but where groups share streams or slots it hangs",
+        text=f"{', and '.join(orders)}; this run survived it, but where groups share streams or slots it hangs",
         ranks=tuple(dict.fromkeys(a.rank for a, _ in pairs)),
         lines=lines,
     )
 
 
 def groups(record: Record, finished: set[int]) -> Verdict | None:
-    """Return a group that only some ranks have made.
+    """Find a group that only some ranks have made.
 
     Args:
-        record: Record of the run.
         finished: Ranks with a program that ended well; the others may make the group later.
     """
-    of_rank = {
-        rank: [made for made in record.made if made.rank == rank and not made.alone] for rank in range(record.size)
-    }
-    counts = {rank: Counter(made.ranks for made in mades) for rank, mades in of_rank.items()}
-    for made in record.made:
-        if made.alone:
+    of_rank = _calls_by_rank(record)
+    counts = {rank: Counter(call.ranks for call in calls) for rank, calls in of_rank.items()}
+    for call in record.group_calls:
+        if call.alone:
             continue
-        most = max(count[made.ranks] for count in counts.values())
-        lacking = [rank for rank in counts if counts[rank][made.ranks] < most]
-        sure = [rank for rank in lacking if rank in finished or _went_past(of_rank[rank], made, of_rank[made.rank])]
+        most = max(count[call.ranks] for count in counts.values())
+        lacking = [rank for rank in counts if counts[rank][call.ranks] < most]
+        sure = [rank for rank in lacking if rank in finished or _is_past(of_rank[rank], call, of_rank[call.rank])]
         if sure:
             makers = [rank for rank in counts if rank not in lacking]
             text = (
-                f"the group of {named(made.ranks)} was made by {named(makers)} at {made.line}, and never by "
-                f"{named(sure)}: all ranks must call new_group, also those outside of it"
+                f"the group of {rank_names(call.ranks)} was made by {rank_names(makers)} at {call.line}, and never by "
+                f"{rank_names(sure)}: all ranks must call new_group, also those outside of it"
             )
-            return Verdict(kind="group of some", text=text, ranks=(*sure, *makers), lines=(made.line,))
+            return Verdict(kind="group of some", text=text, ranks=(*sure, *makers), lines=(call.line,))
     return None
 
 
-def _went_past(mine: list[Made], made: Made, theirs: list[Made]) -> bool:
-    """Whether a rank has made a group that comes later on the other rank."""
-    at = theirs.index(made) if made in theirs else 0
-    later = {each.ranks for each in theirs[at + 1 :]} - {each.ranks for each in theirs[: at + 1]}
-    return any(each.ranks in later for each in mine)
+def _is_past(own_calls: list[GroupCall], call: GroupCall, calls: list[GroupCall]) -> bool:
+    """Whether a rank has made a group that comes after this call on the other rank."""
+    at = calls.index(call) if call in calls else 0
+    later = {other.ranks for other in calls[at + 1 :]} - {other.ranks for other in calls[: at + 1]}
+    return any(other.ranks in later for other in own_calls)
 
 
 def group_order(record: Record) -> Verdict | None:
-    """Return groups that ranks have made in different orders: other ranks meet under the number of each."""
-    of_rank = {
-        rank: [made for made in record.made if made.rank == rank and not made.alone] for rank in range(record.size)
-    }
+    """Find groups that ranks have made in different orders, so that ranks of other groups meet under one number."""
+    of_rank = _calls_by_rank(record)
     (first, theirs), *others = of_rank.items()
     for rank, mine in others:
         for a, b in zip(theirs, mine, strict=False):
-            if a.ranks != b.ranks and _went_past(mine, a, theirs):
+            if a.ranks != b.ranks and _is_past(mine, a, theirs):
                 text = (
-                    f"rank {rank} made the group of {named(b.ranks)} at {b.line} where rank {first} made that of "
-                    f"{named(a.ranks)} at {a.line}: all ranks must call new_group for all groups in one order"
+                    f"rank {rank} made the group of {rank_names(b.ranks)} at {b.line} where rank {first} made that of "
+                    f"{rank_names(a.ranks)} at {a.line}: all ranks must call new_group for all groups in one order"
                 )
                 lines = tuple(dict.fromkeys((b.line, a.line)))
                 return Verdict(kind="group order", text=text, ranks=(rank, first), lines=lines)
@@ -116,39 +112,46 @@ def group_order(record: Record) -> Verdict | None:
 
 
 def group_members(record: Record) -> Verdict | None:
-    """Return a call of `new_group` that ranks made with different lists of ranks.
+    """Find a call of `new_group` that ranks made with different lists of ranks.
 
     A list that the other rank has too, in another call, is a matter of order, or of a call that it left out.
     """
-    of_rank = {
-        rank: [made for made in record.made if made.rank == rank and not made.alone] for rank in range(record.size)
-    }
+    of_rank = _calls_by_rank(record)
     for calls in zip_longest(*of_rank.values()):
-        by_ranks: dict[tuple[int, ...], list[Made]] = {}
-        for made in filter(None, calls):
-            by_ranks.setdefault(made.ranks, []).append(made)
+        by_ranks: dict[tuple[int, ...], list[GroupCall]] = {}
+        for call in filter(None, calls):
+            by_ranks.setdefault(call.ranks, []).append(call)
         sides = sorted(by_ranks.values(), key=len)
         if len(sides) < 2 or sides[0][0].line != sides[-1][0].line:
             continue
         odd, usual = sides[0], sides[-1]
-        if _has_made(of_rank[usual[0].rank], odd[0]) or _has_made(of_rank[odd[0].rank], usual[0]):
+        if _calls_for(of_rank[usual[0].rank], odd[0].ranks) or _calls_for(of_rank[odd[0].rank], usual[0].ranks):
             continue
         text = (
-            f"{named([made.rank for made in odd])} called new_group for {named(odd[0].ranks)} at {odd[0].line}, "
-            f"{named([made.rank for made in usual])} for {named(usual[0].ranks)} there: all ranks must "
-            "pass the same list"
+            f"{rank_names([call.rank for call in odd])} called new_group for {rank_names(odd[0].ranks)} at "
+            f"{odd[0].line}, {rank_names([call.rank for call in usual])} for {rank_names(usual[0].ranks)} there: "
+            "all ranks must pass the same list"
         )
-        ranks = tuple(made.rank for made in (*odd, *usual))
+        ranks = tuple(call.rank for call in (*odd, *usual))
         return Verdict(kind="group members", text=text, ranks=ranks, lines=(odd[0].line,))
     return None
 
 
-def _has_made(mades: list[Made], group: Made) -> bool:
-    return any(made.ranks == group.ranks for made in mades)
+def _calls_for(calls: list[GroupCall], ranks: tuple[int, ...]) -> bool:
+    """Whether one of a rank's calls makes a group of these ranks."""
+    return any(call.ranks == ranks for call in calls)
+
+
+def _calls_by_rank(record: Record) -> dict[int, list[GroupCall]]:
+    """Return the calls of `new_group` by rank, without calls that only members of the group make."""
+    return {
+        rank: [call for call in record.group_calls if call.rank == rank and not call.alone]
+        for rank in range(record.size)
+    }
 
 
 def tags(record: Record) -> Verdict | None:
-    """Return two messages in flight between two ranks that their equal tags do not distinguish.
+    """Find two messages in flight between two ranks that their equal tags do not distinguish.
 
     Only tags that the program names count, and messages that two of its lines send and two receive: a line that sends
     repeatedly means its order.
@@ -159,7 +162,7 @@ def tags(record: Record) -> Verdict | None:
         received = [ends.get((key, number, "recv")) for number in (seq, seq + 1)]
         if op != "send" or second is None or second.line == first.line or None in received:
             continue
-        places = [each.line for each in received if each is not None]
+        places = [receive.line for receive in received if receive is not None]
         if places[0] == places[1] or (first.waited_ns is not None and first.waited_ns <= second.issued_ns):
             continue
         text = (
@@ -173,20 +176,21 @@ def tags(record: Record) -> Verdict | None:
 
 
 def touches(record: Record) -> Verdict | None:
-    """Return a tensor that was used while an operation was under way."""
+    """Find a tensor that the program used while an operation was under way."""
     for touch in record.touches:
-        return _touched(touch)
+        return _touch_verdict(touch)
     return None
 
 
-def _touched(touch: Touch) -> Verdict:
+def _touch_verdict(touch: Touch) -> Verdict:
+    """Return the verdict on a tensor that the program used too early."""
     issue = touch.issue
     advice = f"{issue.dropped_by} never waits for it" if issue.dropped_by else "wait for it first"
     return Verdict(
         kind="buffer in flight",
         text=(
             f"rank {touch.rank} {'reads' if touch.how == 'read' else 'changes'} a tensor at {touch.line} ({touch.by}) "
-            f"while {issue.told} is under way: {advice}"
+            f"while {issue.title} is under way: {advice}"
         ),
         ranks=(touch.rank,),
         lines=(touch.line, issue.line),
@@ -194,8 +198,8 @@ def _touched(touch: Touch) -> Verdict:
 
 
 def gradients(record: Record) -> Verdict | None:
-    """Return a weight without a gradient in an update, on some ranks only."""
-    for step, of_step in _by_step(record):
+    """Find a weight without a gradient in an update, on some ranks only."""
+    for step, of_step in _weights_by_step(record):
         missing = {rank: set(each.without_gradient) for rank, each in of_step.items()}
         common = set.intersection(*missing.values())
         for rank, names in missing.items():
@@ -203,60 +207,63 @@ def gradients(record: Record) -> Verdict | None:
                 lacking = [other for other in missing if name in missing[other]]
                 line = of_step[rank].line
                 text = (
-                    f"{named(lacking)} had no gradient of '{name}' in update {step} ({line}), "
-                    f"{named([other for other in missing if other not in lacking])} had one"
+                    f"{rank_names(lacking)} had no gradient of '{name}' in update {step} ({line}), "
+                    f"{rank_names([other for other in missing if other not in lacking])} had one"
                 )
                 return Verdict(kind="gradient missing", text=text, ranks=tuple(lacking), lines=(line,))
     return None
 
 
 def weights(record: Record) -> Verdict | None:
-    """Return the first weight that differs between ranks, and the update after which it does."""
-    for step, of_step in _by_step(record):
+    """Find the first weight that differs between ranks, and the update after which it does."""
+    for step, of_step in _weights_by_step(record):
         for name in dict.fromkeys(name for rank in sorted(of_step) for name in of_step[rank].digests):
             having = [rank for rank in sorted(of_step) if name in of_step[rank].digests or " [part " not in name]
-            found = {rank: of_step[rank].digests.get(name, "") for rank in having}
-            counts = Counter(found.values())
+            digests = {rank: of_step[rank].digests.get(name, "") for rank in having}
+            counts = Counter(digests.values())
             if len(counts) > 1:
-                usual = counts.most_common(1)[0][0] if counts.most_common(1)[0][1] > 1 else next(iter(found.values()))
-                odd = [rank for rank, digest in found.items() if digest != usual]
-                return _differing(record, step, name, odd, found, of_step)
+                usual = counts.most_common(1)[0][0] if counts.most_common(1)[0][1] > 1 else next(iter(digests.values()))
+                odd = [rank for rank, digest in digests.items() if digest != usual]
+                return _weight_verdict(record, step, name, odd, digests, of_step)
     return None
 
 
-def _differing(
+def _weight_verdict(
     record: Record, step: int, name: str, odd: list[int], digests: dict[int, str], of_step: dict[int, WeightRecord]
 ) -> Verdict:
+    """Return the verdict on a weight that some ranks have otherwise, with the update and digests."""
     usual = next(rank for rank in digests if rank not in odd)
     line = of_step[odd[0]].line
     when = f"after update {step} ({line}), and not before," if step else "before the first update"
     when += " since the last Join" if of_step[odd[0]].joins else ""
-    text = f"{when} '{name}' differs: {named(odd)} ({digests[odd[0]]}) from {named([usual])} ({digests[usual]})"
-    last = randomness(record, odd[0], usual)
+    text = (
+        f"{when} '{name}' differs: {rank_names(odd)} ({digests[odd[0]]}) from {rank_names([usual])} ({digests[usual]})"
+    )
+    last = _random_difference(record, odd[0], usual)
     return Verdict(kind="weights differ", text=text + last, ranks=(*odd, usual), lines=tuple(filter(None, (line,))))
 
 
-def randomness(record: Record, odd: int, usual: int) -> str:
-    """Say where two ranks began to read other random numbers, if they did."""
+def _random_difference(record: Record, odd: int, usual: int) -> str:
+    """Return a clause on the line at which two ranks first have other random numbers; "" if none."""
     mine, theirs = record.of(odd), record.of(usual)
     for a, b in zip(mine, theirs, strict=False):
         if a.randomness and b.randomness and a.randomness != b.randomness and a.line == b.line:
-            return f"; at {a.told} the random numbers of rank {odd} are no longer those of rank {usual}"
+            return f"; at {a.title} the random numbers of rank {odd} are no longer those of rank {usual}"
     return ""
 
 
-def _by_step(record: Record) -> Iterator[tuple[int, dict[int, WeightRecord]]]:
-    """Yield the weights of all ranks, update by update, as long as all ranks have one."""
+def _weights_by_step(record: Record) -> Iterator[tuple[int, dict[int, WeightRecord]]]:
+    """Yield each update's number and weights by rank, in order, if several ranks made it."""
     of_step: dict[tuple[int, int], dict[int, WeightRecord]] = {}
-    for each in record.weights:
-        of_step.setdefault((each.joins, each.step), {})[each.rank] = each
+    for weights in record.weights:
+        of_step.setdefault((weights.joins, weights.step), {})[weights.rank] = weights
     for joins, step in sorted(of_step):
         if len(of_step[joins, step]) > 1:
             yield step, of_step[joins, step]
 
 
 def leaks(record: Record) -> Verdict | None:
-    """Return something that a rank has left behind."""
+    """Find a resource that a rank has left behind."""
     for rank, what, line in record.leaks:
         return Verdict(kind="leak", text=f"rank {rank} {what}", ranks=(rank,), lines=(line,) if line else ())
     return None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 T = TypeVar("T")
 
-# A thread that was told to end has this long; it is Python's own `finally` blocks that it still runs.
+# Time in which an interrupted thread has to end: it only runs `finally` blocks.
 _END_S = 5.0
 _HERE = threading.local()
 _OWNER = "_overlap_owner"  # attribute of threads that programs of ranks have started
@@ -68,26 +68,23 @@ class View(Protocol):
     """The process as one rank sees it, such as its environment; see `views`."""
 
     def enter(self) -> None:
-        """Make it the process's."""
+        """Set the process to the state of the rank."""
 
     def leave(self) -> None:
         """Save the changes of the rank, and restore the process."""
 
 
 class RankThread(Generic[T]):
-    """One rank's thread.
+    """One rank's thread: it runs a program while it has the baton.
 
     Args:
-        rank: Rank of the world.
-        kernel: Kernel of virtual time.
         view: What the rank sees of the process while its thread runs.
-        program: Runs in the thread.
         real_time: Limits how long it may compute before it gives the baton back.
         compute_ns: Returns how long a compute takes on this rank, which may be slow.
         measured: Whether computes take what they took in this thread.
 
     Attributes:
-        cost_ns: What the thread has computed since it was handed the baton; priced by the program's surroundings.
+        cost_ns: Computed time since the thread got the baton, as the program's functions are priced.
     """
 
     rank: Rank
@@ -121,32 +118,32 @@ class RankThread(Generic[T]):
         self._ended, self._is_ending = False, False
         self._result: T | None = None
         self._error: BaseException | None = None
-        self.on_resume: Callable[[], None] = _nothing  # called in the thread, after each wait
-        self.turn: Callable[[], Awaitable[None]] = _at_once  # awaited before the thread goes on after a wait
-        self._thread = threading.Thread(target=self._run, name=f"overlap rank {rank.rank}", daemon=True)
+        self.on_resume: Callable[[], None] = _ignore_resume  # called in the thread, after each wait
+        self.turn: Callable[[], Awaitable[None]] = _go_on  # awaited before the thread goes on after a wait
+        self._thread = threading.Thread(target=self._thread_main, name=f"overlap rank {rank.rank}", daemon=True)
 
     @staticmethod
-    def here() -> RankThread[Any] | None:
-        """Return the rank of the calling thread, if any."""
+    def current() -> RankThread[Any] | None:
+        """Return the rank of the calling thread; None outside of threads of ranks."""
         return getattr(_HERE, "rank", None)
 
     @staticmethod
     def owner() -> RankThread[Any] | None:
-        """Return the rank with a program that started this thread, or runs in it, if any."""
+        """Return the rank with a program that runs in this thread or started it; None if there is none."""
         return getattr(_HERE, "rank", None) or getattr(threading.current_thread(), _OWNER, None)
 
     # -- in the event loop -------------------------------------------------------------------------------------------
 
-    async def live(self) -> T:
+    async def run_program(self) -> T:
         """Run the program to its end, and return its result; a cancelled rank's thread is unwound first.
 
-        Threads that `begin` has added end before that, as a process waits for its threads.
+        Threads that `start_thread` has added end before that, as a process waits for its threads.
         """
-        self.rank._context.elsewhere = self.place
+        self.rank._context.elsewhere = self.line_now
         failure: BaseException | None = None
         async with trio.open_nursery() as self._nursery:
             try:
-                await self._live()
+                await self._run_task()
             except trio.Cancelled:
                 raise
             except BaseException as error:
@@ -156,17 +153,18 @@ class RankThread(Generic[T]):
             raise failure
         return self._result  # type: ignore[return-value]
 
-    def begin(self, program: Callable[[RankThread[Any]], object]) -> None:
-        """Add a thread to this rank, which takes turns with its first one as ranks do."""
+    def start_thread(self, program: Callable[[RankThread[Any]], object]) -> None:
+        """Start another thread of this rank, which takes turns with the first one as ranks do."""
         thread: RankThread[Any] = RankThread(
             self.rank, self.kernel, self.view, program,
             real_time=self._real_time, compute_ns=self._compute_ns, measured=self._measured,
         )  # fmt: skip
         thread.turn, thread._nursery = self.turn, self._nursery
         assert self._nursery is not None
-        self.call(partial(self._nursery.start_soon, thread._live))
+        self.call(partial(self._nursery.start_soon, thread._run_task))
 
-    async def _live(self) -> None:
+    async def _run_task(self) -> None:
+        """Run this thread from the event loop, and raise the error of its program."""
         self._thread.start()
         try:
             await self._serve()
@@ -181,10 +179,11 @@ class RankThread(Generic[T]):
             raise self._error
 
     async def _serve(self) -> None:
+        """Give the thread the baton, and answer its requests, until its program ends."""
         while True:
             if self._real_time.exceeded:
                 await trio.sleep_forever()  # until the world ends, as it is about to
-            self._hand_over()
+            self._give_baton()
             if self._refused is not None:
                 raise self._refused
             await self._charge()
@@ -203,7 +202,7 @@ class RankThread(Generic[T]):
                 self._answer = None, error
 
     async def _charge(self) -> None:
-        """Let the time pass that the thread has computed; an instant at least, so that others get their turn."""
+        """Let the virtual time of the thread's computes pass: 1 ns at least, so that others get a turn."""
         cost_ns, self.cost_ns = self._compute_ns(max(self.cost_ns, 1)), 0
         started_ns = self.kernel.now_ns
         await self.kernel.sleep_until(started_ns + cost_ns, rank=self.rank.rank)
@@ -214,32 +213,33 @@ class RankThread(Generic[T]):
         """Let the thread call a function before it goes on, as a handler of a signal is called."""
         self._interrupting = function
 
-    def _hand_over(self) -> None:
-        """Let the thread run until it gives the baton back."""
+    def _give_baton(self) -> None:
+        """Let the thread run until it gives the baton back; raise if that takes too long in real time."""
         self._go.release()
         limit_s = self._real_time.limit_s
         if not self._back.acquire(timeout=limit_s):
             self._real_time.exceeded = True
-            place = self.place()
+            line = self.line_now()
             self._interrupt()
             if self._refused is not None:
                 raise self._refused
             raise RealTimeError(
-                f"rank {self.rank.rank} is still computing at {place} after {limit_s:g} s of real time: its "
-                "program never ends, or waits for something outside (a thread, a socket, a lock)"
+                f"rank {self.rank.rank} is still computing at {line} after {limit_s:g} s of real time: its "
+                "program never ends, or waits for a thread, a socket or a lock outside; end that, or pass a longer "
+                "real_timeout_s="
             )
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its program goes on after the end of its world, such as a wait in C that nothing ends."""
+        """Whether the program goes on after the end of its world, such as a wait in C that nothing ends."""
         return self._thread.ident is not None and not self._ended
 
-    def place(self) -> str:
-        """Return where the program is, as "file:line"."""
+    def line_now(self) -> str:
+        """Return the line that the thread executes, as "file:line"."""
         return place_of(self._thread.ident or 0)
 
     def _unwind(self) -> None:
-        """End the thread: each later request of it raises."""
+        """End the thread: every later request of the program raises."""
         self._is_ending = True
         if not self._ended and self._thread.is_alive():
             if not self._back.locked():  # it was interrupted while it ran
@@ -253,6 +253,7 @@ class RankThread(Generic[T]):
                 self._thread.join(_END_S)
 
     def _interrupt(self) -> None:
+        """Raise `StopThread` in the thread, at its next bytecode."""
         self._is_ending = True
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(StopThread)
@@ -260,7 +261,8 @@ class RankThread(Generic[T]):
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _thread_main(self) -> None:
+        """Run the program once the thread has the baton, as the rank sees the process."""
         _HERE.rank = self
         self._go.acquire()
         try:
@@ -283,37 +285,36 @@ class RankThread(Generic[T]):
 
     def call(self, function: Callable[[], C]) -> C:
         """Call a function in the event loop, at this rank's present instant, and return its result."""
-        return cast(C, self._ask(function, None))
+        return cast(C, self._request_in_loop(function, None))
 
     def wait(self, future: Future[Any], timeout_s: float | None = None) -> bool:
-        """Wait until a future is done; False if it is not within so many seconds of virtual time."""
+        """Wait until a future is done; False if it is not within that many seconds of virtual time."""
         if future.done and not self.cost_ns:
             return True
-        return bool(self._ask(partial(_ended, timeout_s), future))
+        return bool(self._request_in_loop(partial(_wait_for_end, timeout_s), future))
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
-        self._ask(partial(_slept, seconds), Future())
+        self._request_in_loop(partial(_sleep, seconds), Future())
 
-    def hand_on(self, seconds: float, *, at_once: bool) -> None:
-        """Let others go on while this rank does something of its own that takes so long on a rank of usual speed.
+    def let_others_run(self, seconds: float, *, at_once: bool) -> None:
+        """Let others go on while this rank is busy for a time, which is longer on a slow rank.
 
-        Args:
-            seconds: The time.
-            at_once: Whether it takes none where ranks have turns, whose order decides.
+        With `at_once` it takes no time where ranks have turns, whose order decides.
         """
-        in_turns = self.turn is not _at_once
+        in_turns = self.turn is not _go_on
         self.sleep(0.0 if at_once and in_turns else self._compute_ns(round(seconds * 1e9)) * 1e-9)
 
     def wait_until(self, condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float) -> bool:
-        """Wait until a condition holds, asking again whenever `changed` says so; False after so many seconds."""
-        return bool(self._ask(partial(_holds, condition, changed, timeout_s), Future()))
+        """Wait until a condition holds, checked after each `changed` event; False after the time limit."""
+        return bool(self._request_in_loop(partial(_wait_for_condition, condition, changed, timeout_s), Future()))
 
-    def _ask(self, request: Callable[..., Any], future: Future[Any] | None) -> Any:
+    def _request_in_loop(self, request: Callable[..., Any], future: Future[Any] | None) -> Any:
+        """Have the event loop answer a request, while others run, and return the answer."""
         if threading.current_thread() is not self._thread:
             self._refused = UntestableError(
                 f"a thread that the program of rank {self.rank.rank} has started communicates; in a test only the "
-                "program's own thread can, because the order of threads is not repeatable"
+                "program's own thread can, because the order of threads is not repeatable; move the call there"
             )
             self._refused.line = place_of(threading.get_ident())
             raise self._refused
@@ -338,12 +339,13 @@ class RankThread(Generic[T]):
         return answer
 
     def _measure(self) -> None:
+        """Add the time of the thread since it got the baton to its cost, where computes are measured."""
         if self._measured:
             self.cost_ns += time.thread_time_ns() - self._since_ns
 
 
 @contextmanager
-def owning_threads() -> Iterator[None]:
+def owned_threads() -> Iterator[None]:
     """Assign threads that a rank's program starts, directly or through other threads, to the rank."""
     original = threading.Thread.start
 
@@ -355,15 +357,15 @@ def owning_threads() -> Iterator[None]:
         yield
 
 
-def _nothing() -> None:
-    """Nothing waits for the thread to go on."""
+def _ignore_resume() -> None:
+    """Ignore that the thread goes on."""
 
 
-async def _at_once() -> None:
-    """Return at once: every thread has its turn."""
+async def _go_on() -> None:
+    """Return at once: ranks take no turns."""
 
 
-async def _ended(timeout_s: float | None, future: Future[Any]) -> bool:
+async def _wait_for_end(timeout_s: float | None, future: Future[Any]) -> bool:
     """Wait for the end of a future, whatever its outcome."""
     with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
         try:
@@ -373,11 +375,15 @@ async def _ended(timeout_s: float | None, future: Future[Any]) -> bool:
     return bool(future.done)
 
 
-async def _slept(seconds: float, _: object) -> None:
+async def _sleep(seconds: float, _: object) -> None:
+    """Sleep in virtual time."""
     await trio.sleep(seconds)
 
 
-async def _holds(condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float, _: object) -> bool:
+async def _wait_for_condition(
+    condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float, _: object
+) -> bool:
+    """Wait until a condition holds, and return whether it does at the time limit."""
     with trio.move_on_after(timeout_s):
         while not condition():
             await changed().wait()

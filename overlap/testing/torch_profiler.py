@@ -1,4 +1,4 @@
-"""The profiler of torch, which a process has once: the first rank that starts it has it until it stops it."""
+"""The profiler of torch, of which a process has one: it belongs to the rank that starts it until that stops it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from .threads import RankThread
+from .torch_rank import TorchRank
 
 
 class NoEvents:
@@ -29,22 +29,21 @@ class NoEvents:
 
 
 class Profiler:
-    """Which rank has the profiler of torch."""
+    """Owner of torch's profiler: one rank at a time."""
 
     def __init__(self) -> None:
-        self._holder: RankThread[Any] | None = None
+        self._owner: TorchRank | None = None
 
-    def start(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Prepare or start it, unless another rank has it."""
-        here = RankThread.here()
-        if self._holder is not None and self._holder is not here:
+    def start(self, rank: TorchRank, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Prepare or start the profiler for a rank, unless another rank has it."""
+        if self._owner is not None and self._owner is not rank:
             return None
-        self._holder = here
+        self._owner = rank
         return original(*args, **options)
 
-    def stop(self, original: Callable[..., Any], *args: Any, **more: Any) -> Any:
-        """Stop it, and return the recorded events."""
-        if self._holder is not RankThread.here():
+    def stop(self, rank: TorchRank, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Stop the profiler, and return the recorded events; none for a rank that did not get it."""
+        if self._owner is not rank:
             return NoEvents()
-        self._holder = None
-        return original(*args, **more)
+        self._owner = None
+        return original(*args, **options)

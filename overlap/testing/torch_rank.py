@@ -23,70 +23,59 @@ from .world import TestedCommunicators
 
 
 class Pending:
-    """A future of ours, for which a rank's thread waits by giving others the baton.
-
-    Args:
-        thread: Thread of the rank.
-        future: Future of the operation.
-        noted: Called when the program has waited for it.
-        failed: Called with its error.
-    """
+    """A future of ours, for which a rank's thread waits by giving others the baton; `on_wait` follows a wait."""
 
     def __init__(
         self,
         thread: RankThread[Any],
         future: Future[Any],
-        noted: Callable[[], None],
-        failed: Callable[[BaseException], None],
+        on_wait: Callable[[], None],
+        on_error: Callable[[BaseException], None],
     ) -> None:
-        self._thread, self._noted, self._failed = thread, noted, failed
+        self._thread, self._on_wait, self._on_error = thread, on_wait, on_error
         self.future: Future[Any] = future
 
     @property
     def done(self) -> bool:
-        """Whether it has ended; to ask takes a moment."""
-        if not self.future.done and RankThread.here() is not None:
+        """Whether the operation has ended; the question takes a moment of virtual time."""
+        if not self.future.done and RankThread.current() is not None:
             self._thread.sleep(1e-6)
         return bool(self.future.done)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for its end, and raise its error."""
+        """Wait for the end of the operation, and raise its error."""
         if (error := self.exception(timeout)) is not None:
             raise error
         return self.future.result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for its end, and return its error."""
+        """Wait for the end of the operation, and return its error."""
         self._wait(timeout)
         error = self.future.exception(0)
         if error is not None:
-            self._failed(error)
+            self._on_error(error)
         return error
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call `callback` once it is done, in the event loop."""
+        """Call `callback` in the event loop once the operation is done."""
         self.future.add_done_callback(callback)
 
     @property
     def src(self) -> Any:
-        """Where a message came from, of a receive from any source."""
+        """Rank that sent a message, of a receive from any source."""
         return self.future.src  # type: ignore[attr-defined]
 
     def _wait(self, timeout_s: float | None) -> None:
-        if RankThread.here() is not self._thread:
+        """Wait for the end of the operation in its rank's thread; other threads find it ended."""
+        if RankThread.current() is not self._thread:
             return
         if not self._thread.wait(self.future, timeout_s):
             raise TimeoutError(f"the operation has not ended within {timeout_s:g} s")
-        self._noted()
+        self._on_wait()
 
 
 class ThreadGroup:
-    """A group of ours, as the process group of a rank's thread uses it.
-
-    Args:
-        ranks: The torch of this rank.
-        group: Ours.
-    """
+    """A group of ours, as the process group of a rank's thread uses it."""
 
     def __init__(self, torch_rank: TorchRank, group: Any) -> None:
         self._torch, self._group = torch_rank, group
@@ -99,7 +88,7 @@ class ThreadGroup:
         method = getattr(self._group, name)
 
         def issue(*args: Any, **more: Any) -> Pending:
-            issuer = here() or self._torch
+            issuer = current_rank() or self._torch
             if issuer.site and "call_site" in more:
                 more["call_site"] = issuer.site
             return issuer.issue(partial(method, *args, **more))
@@ -107,7 +96,7 @@ class ThreadGroup:
         return issue
 
     def group(self, ranks: list[int], *, name: str | None = None) -> ThreadGroup:
-        """Make a group of some of these."""
+        """Make a group of some ranks of this one."""
         return ThreadGroup(self._torch, self._torch.thread.call(partial(self._group.group, ranks, name=name)))
 
     def mail(self) -> None:
@@ -119,16 +108,7 @@ class ThreadGroup:
 
 
 class TorchRank:
-    """The torch of one rank.
-
-    Args:
-        thread: Thread of the rank.
-        store: Store of all ranks.
-        record: Is written to.
-        shared: Where operations meet.
-        watch: Sees its functions.
-        models: Its weights.
-    """
+    """The torch.distributed of one rank: its groups, its store, and the operations of its thread."""
 
     def __init__(
         self,
@@ -155,13 +135,8 @@ class TorchRank:
         self.dropped_by = ""  # the code of torch that issues operations now and waits for none of them
         thread.on_resume = self.deliver
 
-    def of_thread(self, thread: RankThread[Any], site: str) -> TorchRank:
-        """Return the torch of another thread of this rank, which issues operations of the same groups.
-
-        Args:
-            thread: The other one.
-            site: The line that all its operations are said to be of, as "file:line".
-        """
+    def add_thread(self, thread: RankThread[Any], site: str) -> TorchRank:
+        """Return the torch of another thread of this rank; `site` is the line, as "file:line", of its operations."""
         watch = Watch(thread, self.record, None)
         other = RANKS[thread] = TorchRank(thread, {}, self.record, self._shared, watch, self.models)
         other.store, other.named, other._groups = self.store, self.named, self._groups
@@ -177,23 +152,23 @@ class TorchRank:
             future = self.thread.call(method)
         finally:
             self.watch.inside -= 1
-        issue, operation = self._shared.noted.get(id(future), (None, None))
+        issue, operation = self._shared.unfinished.get(id(future), (None, None))
         if issue is None or operation is None:
-            return Pending(self.thread, future, _nothing, self._failed)
+            return Pending(self.thread, future, _ignore_wait, self._save_error)
         issue.thread, issue.dropped_by = self._number, self.dropped_by
         issue.randomness = xxhash.xxh64_hexdigest(memoryview(state.numpy()))
-        arrays = _memory(operation)
-        self.watch.begun(issue, arrays)
-        self.models.begun(issue, self.record.size, arrays)
+        arrays = _array_memory(operation)
+        self.watch.operation_issued(issue, arrays)
+        self.models.operation_issued(issue, self.record.size, arrays)
 
         def waited() -> None:
-            self.watch.ended(issue)
+            self.watch.operation_awaited(issue)
             if issue.waited_ns is None:
                 issue.waited_ns = self.thread.kernel.now_ns
 
-        return Pending(self.thread, future, waited, self._failed)
+        return Pending(self.thread, future, waited, self._save_error)
 
-    def _failed(self, error: BaseException) -> None:
+    def _save_error(self, error: BaseException) -> None:
         """Save the error of an operation: C++ passes on only its text."""
         self.record.troubles[self.thread.rank.rank] = error
 
@@ -203,19 +178,19 @@ class TorchRank:
 
     # -- futures of torch, which C++ waits for -----------------------------------------------------------------------
 
-    def later(self, handle: Any, begun: torch.futures.Future[None]) -> None:
+    def complete_later(self, handle: Any, start: torch.futures.Future[None]) -> None:
         """Complete a future of torch in this rank's thread, when an operation has ended."""
-        self._later.append((handle, begun))
+        self._later.append((handle, start))
         with suppress(RuntimeError):  # no backward pass is under way
             private.after_backward(self.finish)
 
     def deliver(self) -> None:
         """Complete the futures of operations that ended."""
-        ended = [each for each in self._later if over(each[0])]
-        self._later = [each for each in self._later if each not in ended]
-        for handle, begun in ended:
+        ended = [pair for pair in self._later if has_ended(pair[0])]
+        self._later = [pair for pair in self._later if pair not in ended]
+        for handle, start in ended:
             self._unwaited.append(handle)
-            begun.set_result(None)
+            start.set_result(None)
 
     def finish(self) -> None:
         """Wait for all operations with futures that C++ may wait for."""
@@ -228,7 +203,7 @@ class TorchRank:
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
-    def make(self, request: Any) -> ProcessGroup:
+    def make_group(self, request: Any) -> ProcessGroup:
         """Make the process group that torch asks for."""
         ranks = list(request.global_ranks_in_group)
         group = ThreadGroup(self, self.thread.rank.world)
@@ -238,27 +213,27 @@ class TorchRank:
         return ProcessGroup(request.store, group, request.timeout)  # type: ignore[arg-type]
 
 
-def _nothing() -> None:
-    """Nobody is told."""
+def _ignore_wait() -> None:
+    """Ignore a wait for an operation that is not recorded."""
 
 
-def _memory(operation: Any) -> list[tuple[int, int, bool]]:
-    """Return address and bytes of an operation's arrays, and whether it writes to them."""
-    found = [(operation.out, True)] if isinstance(operation.out, np.ndarray) else []
+def _array_memory(operation: Any) -> list[tuple[int, int, bool]]:
+    """Return the address and bytes of each array of an operation, and whether it is written."""
+    arrays = [(operation.out, True)] if isinstance(operation.out, np.ndarray) else []
     inputs = operation.input if isinstance(operation.input, (list, tuple)) else [operation.input]
-    found += [(each, False) for each in inputs if isinstance(each, np.ndarray) and each is not operation.out]
-    return [(array.ctypes.data, array.nbytes, written) for array, written in found if array.size]
+    arrays += [(array, False) for array in inputs if isinstance(array, np.ndarray) and array is not operation.out]
+    return [(array.ctypes.data, array.nbytes, written) for array, written in arrays if array.size]
 
 
-def over(handle: Any) -> bool:
-    """Whether an operation has ended, without giving others the baton."""
-    return bool(handle.future.done) if isinstance(handle, Pending) else bool(handle._over.is_set())
+def has_ended(handle: Any) -> bool:
+    """Whether an operation has ended; the caller keeps the baton."""
+    return bool(handle.future.done) if isinstance(handle, Pending) else bool(handle._ended.is_set())
 
 
 RANKS: dict[RankThread[Any], TorchRank] = {}
 
 
-def here() -> TorchRank | None:
+def current_rank() -> TorchRank | None:
     """Return the `TorchRank` of the calling thread; None in other threads."""
-    thread = RankThread.here()
+    thread = RankThread.current()
     return None if thread is None else RANKS.get(thread)

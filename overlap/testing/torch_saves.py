@@ -36,22 +36,23 @@ class SaveFuture(Future[Any]):
         self.ended = trio.Event()
 
     def done(self) -> bool:
-        """Return whether it has ended; to ask takes a moment."""
-        here = RankThread.here()
+        """Return whether the function has ended; the question takes a moment of virtual time."""
+        here = RankThread.current()
         if here is not None and not super().done():
             here.sleep(_LOOK_S)
         return super().done()
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the end, and return the result."""
-        return super().result(self._waited(timeout))
+        return super().result(self._wait(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end, and return the error."""
-        return super().exception(self._waited(timeout))
+        return super().exception(self._wait(timeout))
 
-    def _waited(self, timeout_s: float | None) -> float | None:
-        here = RankThread.here()
+    def _wait(self, timeout_s: float | None) -> float | None:
+        """Wait for the end in the thread of a rank; return the time that is left for a real wait."""
+        here = RankThread.current()
         if here is None:
             return timeout_s
         if not super().done():
@@ -59,14 +60,15 @@ class SaveFuture(Future[Any]):
         return 0.0
 
 
-def submitted(
+def submit(
+    thread: RankThread[Any],
     original: Callable[..., Future[Any]],
     pool: ThreadPoolExecutor,
     function: Callable[..., Any],
     *args: Any,
     **options: Any,
 ) -> Future[Any]:
-    """Run a function of a pool of threads; where it is PyTorch's and saves, in a thread that takes turns."""
+    """Run a function of a pool of threads; one of PyTorch's checkpoints runs in a thread of the rank."""
     module = getattr(function, "__module__", None) or ""
     if not module.startswith(_CHECKPOINTS):
         return original(pool, function, *args, **options)
@@ -75,17 +77,18 @@ def submitted(
             "the program saves a checkpoint in a process of its own, and a test has one process: use "
             "AsyncCheckpointerType.THREAD"
         )
-    thread = RankThread.here()
-    assert thread is not None
     future = SaveFuture()
-    thread.begin(partial(_save, RANKS[thread], line_of(users_frame()), future, partial(function, *args, **options)))
+    thread.start_thread(
+        partial(_save, RANKS[thread], line_of(users_frame()), future, partial(function, *args, **options))
+    )
     return future
 
 
 def _save(
     torch_rank: TorchRank, site: str, future: SaveFuture, function: Callable[[], Any], thread: RankThread[Any]
 ) -> None:
-    torch_rank.of_thread(thread, site)
+    """Run a function in a new thread of a rank, and end its future."""
+    torch_rank.add_thread(thread, site)
     for group, name in c10d._world.pg_names.items():
         _distributed_c10d._register_process_group(name, group)  # C++ keeps names by thread
     try:

@@ -20,12 +20,7 @@ _TIMEOUT = timedelta(minutes=5)
 
 
 class SharedStore(dist.Store):  # type: ignore[misc]
-    """Store that the ranks of a test share; each request lets others go on.
-
-    Args:
-        values: Values of all ranks.
-        timeout: How long `get` waits.
-    """
+    """Store that the ranks of a test share; each request lets others go on, and `get` waits up to `timeout`."""
 
     def __init__(self, values: dict[str, bytes], timeout: timedelta = _TIMEOUT) -> None:
         super().__init__()
@@ -33,27 +28,27 @@ class SharedStore(dist.Store):  # type: ignore[misc]
         self._timeout = timeout
         self._polled: object = None
         self._request_s = _REQUEST_S
-        _kept.append(self)  # C++, such as a PrefixStore, holds only its own part
+        _stores.append(self)  # C++, such as a PrefixStore, holds only its own part
 
     def set(self, key: str, value: Any) -> None:
-        """Set a value, and wake the ranks that wait for it."""
+        """Set a value, and notify the ranks that wait for it."""
         self._request()
         self._put(key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Wait for a value."""
+        """Wait for a value, and return it."""
         self.wait([key], self._timeout)
         return self._values[key]
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, and return it."""
+        """Add to the number of a key, 0 at first, and return the sum."""
         self._request(None if amount else key)
         number = int(self._values.get(key, b"0")) + amount
         self._put(key, str(number).encode())
         return number
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        """Set a value if it is as expected, or if there is none and nothing is expected; return the present value."""
+        """Set a value if the present one, or its absence as "", is expected; return the present value."""
         expected, desired = _bytes(expected), _bytes(desired)
         self._request((key, expected, desired))
         if self._values.get(key, b"") == expected:
@@ -61,29 +56,29 @@ class SharedStore(dist.Store):  # type: ignore[misc]
         return bytes(self._values.get(key, expected))
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all values are there."""
+        """Return whether all keys have values."""
         self._request(tuple(keys))
         return all(key in self._values for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Remove a value."""
+        """Remove a value; return whether there was one."""
         self._request()
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        """Return how many values there are."""
+        """Return the number of values."""
         self._request("")
         return len(self._values)
 
     deleteKey, getNumKeys = delete_key, num_keys  # names by which C++ calls these
 
     def append(self, key: str, value: Any) -> None:
-        """Add to the end of a value, which may be missing."""
+        """Append to a value, which may be missing."""
         self._request()
         self._put(key, self._values.get(key, b"") + _bytes(value))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Wait for several values."""
+        """Wait for several values, and return them."""
         self.wait(keys, self._timeout)
         return [self._values[key] for key in keys]
 
@@ -94,7 +89,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
             self._put(key, _bytes(value))
 
     def has_extended_api(self) -> bool:
-        """Return True: `append`, `multi_get` and `multi_set` are there."""
+        """Return True: `append`, `multi_get` and `multi_set` exist."""
         return True
 
     def list_keys(self) -> list[str]:
@@ -116,53 +111,38 @@ class SharedStore(dist.Store):  # type: ignore[misc]
         return self._timeout
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all values are there.
-
-        Raises:
-            DistStoreError: If they are not in time.
-        """
+        """Wait until all keys have values; a DistStoreError names late ones."""
         self._request(tuple(keys))
         limit_s = (timeout or self._timeout).total_seconds()
-        here = RankThread.here()
+        here = RankThread.current()
 
-        def there() -> bool:
+        def has_all() -> bool:
             return all(key in self._values for key in keys)
 
-        if not there() and (here is None or not here.wait_until(there, _change, limit_s)):
+        if not has_all() and (here is None or not here.wait_until(has_all, _change_event, limit_s)):
             missing = [key for key in keys if key not in self._values]
             raise dist.DistStoreError(f"wait timeout after {limit_s:g} s, keys: {', '.join(missing)}")
 
     def _request(self, polled: object = None) -> None:
-        """Let other ranks go on, before a request takes effect.
-
-        Args:
-            polled: What the request asks for; None if it changes something.
-        """
+        """Let other ranks go on, before a request takes effect; `polled` is the question, None for a change."""
         repeated = polled is not None and polled == self._polled
         self._request_s = min(2 * self._request_s, _LONGEST_REQUEST_S) if repeated else _REQUEST_S
         self._polled = polled
         here = RankThread.owner()
         if here is not None:
-            here.hand_on(self._request_s, at_once=not repeated)
+            here.let_others_run(self._request_s, at_once=not repeated)
 
     def _put(self, key: str, value: bytes) -> None:
+        """Set a value, and notify waiting ranks if it is another one."""
         if self._values.get(key) != value:
             self._values[key] = value
-            _changed()
+            _notify_change()
 
 
 class TCPStore(SharedStore):
     """Store of a server that a program starts: stores that name its port are its clients.
 
-    Args:
-        host_name: Any name of the host: all ranks are on one.
-        port: Port of the server; 0: any.
-        world_size: How many clients the server waits for, itself included; None: for none.
-        is_master: Whether this is the server.
-        timeout: How long requests wait.
-        wait_for_workers: Whether the server waits for its clients.
-        multi_tenant: Whether several servers may have the port.
-        others: Other arguments of sockets.
+    Arguments are those of `torch.distributed.TCPStore`; the host may have any name, because all ranks are on one.
     """
 
     host: str
@@ -183,7 +163,7 @@ class TCPStore(SharedStore):
         rank = RankThread.owner()
         number = -1 if rank is None else rank.rank.rank
         if is_master:
-            port = port or max(_FIRST_PORT, *(known + 1 for known in _servers), 0)
+            port = port or max(_FIRST_PORT, *(taken_port + 1 for taken_port in _servers), 0)
             before = _servers.get(port)
             if before is not None and not multi_tenant and before[0] != number:
                 raise dist.DistNetworkError(
@@ -191,10 +171,10 @@ class TCPStore(SharedStore):
                     f"EADDRINUSE, message: address already in use by the store of rank {before[0]}"
                 )
             _servers[port] = before if before is not None and multi_tenant else (number, {})
-            _changed()
+            _notify_change()
         elif port not in _servers:
             limit_s = timeout.total_seconds()
-            if rank is None or not rank.wait_until(lambda: port in _servers, _change, limit_s):
+            if rank is None or not rank.wait_until(lambda: port in _servers, _change_event, limit_s):
                 raise dist.DistNetworkError(
                     f"The client socket has timed out after {limit_s:g} s while trying to connect to ({host_name}, "
                     f"{port}): no rank has started a TCPStore with is_master=True there"
@@ -206,23 +186,19 @@ class TCPStore(SharedStore):
             self._wait_for_clients(world_size)
 
     def _wait_for_clients(self, count: int) -> None:
+        """Wait until that many stores, this one included, use the server."""
         rank, limit_s = RankThread.owner(), self._timeout.total_seconds()
 
-        def are_there() -> bool:
+        def have_joined() -> bool:
             return int(self._values["init/"]) >= count
 
-        if rank is not None and not rank.wait_until(are_there, _change, limit_s):
+        if rank is not None and not rank.wait_until(have_joined, _change_event, limit_s):
             joined = self._values["init/"].decode()
             raise dist.DistStoreError(f"Timed out after {limit_s:g} s waiting for clients. {joined}/{count} joined.")
 
 
 class FileStore(SharedStore):
-    """Store of all ranks that name the same file, which is not written.
-
-    Args:
-        file_name: The file.
-        world_size: Ignored.
-    """
+    """Store of all ranks that name the same file, which is not written."""
 
     path: str
 
@@ -243,33 +219,36 @@ STORES = {"TCPStore": TCPStore, "FileStore": FileStore, "HashStore": HashStore}
 
 _servers: dict[int, tuple[int, dict[str, bytes]]] = {}  # by port: the rank of the server, and its values
 _files: dict[str, dict[str, bytes]] = {}
-_kept: list[SharedStore] = []
+_stores: list[SharedStore] = []
 _events: list[trio.Event] = []
 
 
 def _bytes(value: Any) -> bytes:
+    """Return a key's value as bytes."""
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def _change() -> trio.Event:
+def _change_event() -> trio.Event:
+    """Return the event of the next change of any store."""
     if not _events:
         _events.append(trio.Event())
     return _events[0]
 
 
-def _changed() -> None:
-    here = RankThread.here()
+def _notify_change() -> None:
+    """Notify the ranks that wait for a change of a store."""
+    here = RankThread.current()
     if _events and here is not None:
         event = _events.pop()
         here.call(event.set)
 
 
 def is_used() -> bool:
-    """Whether ranks have put anything into a store that they share."""
-    return any(store._values for store in _kept if not isinstance(store, HashStore))
+    """Whether a rank has written to a store that ranks share."""
+    return any(store._values for store in _stores if not isinstance(store, HashStore))
 
 
-def forget() -> None:
-    """Forget stores and their waiting ranks, after a run."""
-    for kept in (_servers, _files, _kept, _events):
-        kept.clear()
+def clear_stores() -> None:
+    """Remove all stores, servers and waits, after a run."""
+    for collection in (_servers, _files, _stores, _events):
+        collection.clear()

@@ -22,10 +22,7 @@ _DEPTHS, _POWERS = (2, 3, 4), range(2, 13)
 
 
 class Turns:
-    """The turns of one run.
-
-    Args:
-        seed: Decides everything.
+    """The turns of one run, decided by a seed.
 
     Attributes:
         depth: d; how many ordered steps a fault may need so that the bound holds.
@@ -47,13 +44,13 @@ class Turns:
         self._step = 0
 
     def hold(self, rank: int, go: Callable[[], None]) -> None:
-        """Hold a step of a rank until it is its turn."""
+        """Queue a step of a rank; `go` is called when it is its turn."""
         if rank not in self._waiting:
             self._waiting[rank] = deque()
             heappush(self._queue, (-self._priority(rank), rank))
         self._waiting[rank].append(go)
 
-    async def taken(self, rank: int) -> None:
+    async def wait_for_turn(self, rank: int) -> None:
         """Wait until it is the turn of a rank."""
         its_turn = trio.Event()
         self.hold(rank, its_turn.set)

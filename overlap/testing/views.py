@@ -29,11 +29,7 @@ _KEPT_CHARACTERS = 100_000
 
 
 class Output(io.TextIOBase):
-    """First part of a rank's output.
-
-    Attributes:
-        left_out: How many characters came after that.
-    """
+    """First part of a rank's output; `left_out` characters came after it."""
 
     left_out: int
 
@@ -42,19 +38,19 @@ class Output(io.TextIOBase):
         self._left, self.left_out = _KEPT_CHARACTERS, 0
 
     def writable(self) -> bool:
-        """Return True."""
+        """Return True: the rank can print."""
         return True
 
     def write(self, text: str) -> int:
-        """Keep a text, as far as there is room."""
-        kept = text[: self._left]
-        self._parts.append(kept)
-        self._left -= len(kept)
-        self.left_out += len(text) - len(kept)
+        """Save a text, up to the limit of characters."""
+        room = text[: self._left]
+        self._parts.append(room)
+        self._left -= len(room)
+        self.left_out += len(text) - len(room)
         return len(text)
 
     def getvalue(self) -> str:
-        """Return the captured text."""
+        """Return the saved text."""
         more = f"\n... and {self.left_out} more characters\n" if self.left_out else ""
         return "".join(self._parts) + more
 
@@ -70,9 +66,6 @@ class RankView:
     """The process of one rank.
 
     Args:
-        rank: Its index.
-        world_size: How many there are.
-        argv: The program and its arguments.
         seed: Seed of its random numbers.
         cwd: Its working directory at first.
         folder: Modules that are loaded from it are the rank's own, except installed ones; None: all modules are shared.
@@ -104,14 +97,14 @@ class RankView:
         self._folder, self._more = folder, more
         self._environ = _environment(rank, world_size)
         self._argv = list(argv)
-        self._python, self._numpy = _randoms(f"{seed}, rank {rank}")
+        self._python, self._numpy = _random_states(f"{seed}, rank {rank}")
         self._own: dict[str, ModuleType] = {"__main__": self.main}
         self._cwd = cwd
         self._restoring: list[Callable[[], None]] | None = None  # of `more`; None: as the process was at first
         self._outside: Callable[[], None] | None = None
 
     def enter(self) -> None:
-        """Make it the process's."""
+        """Set the process to the state of this rank."""
         before, has_own_folder = _Process(), _has_own_folder()
         hidden = {name: sys.modules.get(name) for name in self._own}
         states = [exchange() for exchange in self._more]
@@ -130,7 +123,7 @@ class RankView:
             self._argv, self._cwd = sys.argv, os.getcwd()
             self._python, self._numpy = random.getstate(), np.random.get_state()
             self._restoring = [exchange() for exchange in self._more]
-            self._keep_modules(modules)
+            self._claim_modules(modules)
             for name in self._own:
                 module = hidden.get(name)
                 if module is None:
@@ -149,11 +142,11 @@ class RankView:
             outside, self._outside = self._outside, None
             outside()
 
-    def _keep_modules(self, known: set[str]) -> None:
-        """Take the modules that the rank has loaded from the program's folder for its own."""
-        if self._folder is None or len(sys.modules) == len(known):
+    def _claim_modules(self, loaded_before: set[str]) -> None:
+        """Make modules that the rank has loaded from the program's folder its own."""
+        if self._folder is None or len(sys.modules) == len(loaded_before):
             return
-        for name in set(sys.modules) - known:
+        for name in set(sys.modules) - loaded_before:
             file = getattr(sys.modules[name], "__file__", None)
             if file is not None and _is_own(os.path.abspath(file), self._folder):
                 self._own[name] = sys.modules[name]
@@ -186,6 +179,7 @@ class _Process:
         self._rest = sys.argv, sys.stdout, sys.stderr
 
     def restore(self, *, folder: bool = True) -> None:
+        """Restore environment, arguments and output, and the current folder where threads share it."""
         os.environ._data = self._environ  # type: ignore[attr-defined]
         sys.argv, sys.stdout, sys.stderr = self._rest
         if folder and os.getcwd() != self.cwd:
@@ -222,9 +216,10 @@ def _environment(rank: int, world_size: int) -> Any:
     return {**os.environ._data, **{encode(name): encode(str(value)) for name, value in variables.items()}}
 
 
-def _randoms(seed: str) -> tuple[Any, Any]:
-    drawn = random.Random(seed)
-    return drawn.getstate(), np.random.RandomState(drawn.getrandbits(32)).get_state()
+def _random_states(seed: str) -> tuple[Any, Any]:
+    """Return the states of Python's and numpy's generators for a seed."""
+    generator = random.Random(seed)
+    return generator.getstate(), np.random.RandomState(generator.getrandbits(32)).get_state()
 
 
 @contextmanager

@@ -35,13 +35,7 @@ def fixed_cost(name: str, nbytes: float, flops: float) -> float:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Sees every function of torch that a rank calls.
-
-    Args:
-        thread: Thread of the rank.
-        record: Is written to.
-        cost: Prices functions; None: they take no time here, because it is measured.
-    """
+    """Mode that observes every function of torch on a rank; `cost` prices them, or None where time is measured."""
 
     def __init__(self, thread: RankThread[Any], record: Record, cost: Cost | None) -> None:
         super().__init__()
@@ -55,61 +49,62 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
 
     # -- operations under way ----------------------------------------------------------------------------------------
 
-    def begun(self, issue: Issue, arrays: list[tuple[int, int, bool]]) -> None:
+    def operation_issued(self, issue: Issue, arrays: list[tuple[int, int, bool]]) -> None:
         """Note the memory of an operation until its program has waited for it."""
         for address, nbytes, written in arrays:
             self._flying[address] = issue, nbytes, written
 
-    def ended(self, issue: Issue) -> None:
-        """Forget an operation that has been waited for."""
+    def operation_awaited(self, issue: Issue) -> None:
+        """Drop the memory of an operation that the program has waited for."""
         if self._flying:
-            self._flying = {address: each for address, each in self._flying.items() if each[0] is not issue}
+            self._flying = {address: flying for address, flying in self._flying.items() if flying[0] is not issue}
 
     # -- functions ---------------------------------------------------------------------------------------------------
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Tell torch that `untraced` does it, without an import of its compiler within a rank, of several seconds."""
+        """Return False: `untraced` keeps dynamo away, without a slow import of the compiler."""
         return False
 
     @untraced
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Price a function, and look at its arguments."""
+        """Call a function of torch, check its arguments, and add its price."""
         kwargs = kwargs or {}
         if func is torch.ops.aten.lift_fresh.default:  # the end of torch.tensor(...), whose memory is new
-            self._remember(args[0])
+            self._count_memory(args[0])
         if self.inside or func.is_view or func.namespace not in ("aten", "prims"):
             return func(*args, **kwargs)
         if self._flying:
-            self._look(func, args, kwargs)
+            self._check_arguments(func, args, kwargs)
         out = func(*args, **kwargs)
-        tensors = [each for each in _flat((args, out)) if type(each) in (torch.Tensor, torch.nn.Parameter)]
+        tensors = [tensor for tensor in _tensors_in((args, out)) if type(tensor) in (torch.Tensor, torch.nn.Parameter)]
         if self._cost is not None:
-            nbytes = sum(each.nbytes for each in tensors if each.layout is torch.strided)
+            nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
             flops = 0.0
             counted = flop_registry.get(func.overloadpacket)
             if counted is not None:
                 flops = float(counted(*args, **kwargs, out_val=out))
             self._thread.cost_ns += round(self._cost(str(func.overloadpacket.__name__), nbytes, flops) * 1e9)
-        self._remember(out)
+        self._count_memory(out)
         return out
 
-    def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note tensors that an operation under way still needs, or has not filled yet."""
+    def _check_arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check all tensors among the arguments of a function."""
         schema = func._schema.arguments
         for position, value in enumerate(args):
             writes = position < len(schema) and bool(
                 schema[position].alias_info and schema[position].alias_info.is_write
             )
-            for tensor in _flat(value):
-                self._check(tensor, writes, func)
+            for tensor in _tensors_in(value):
+                self._check_tensor(tensor, writes, func)
         for name, value in kwargs.items():
-            for tensor in _flat(value):
-                self._check(tensor, name == "out", func)
+            for tensor in _tensors_in(value):
+                self._check_tensor(tensor, name == "out", func)
 
-    def _check(self, tensor: Any, writes: bool, func: Any) -> None:
+    def _check_tensor(self, tensor: Any, writes: bool, func: Any) -> None:
+        """Record the use of a tensor that an operation under way still reads or writes."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return
         if tensor.device.type != "cpu" or not tensor.numel():
@@ -128,8 +123,9 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def _remember(self, out: Any) -> None:
-        for tensor in _flat(out):
+    def _count_memory(self, out: Any) -> None:
+        """Add the memory of new tensors to that of the rank."""
+        for tensor in _tensors_in(out):
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
                 continue
             if tensor.layout is not torch.strided:
@@ -138,39 +134,36 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             key, nbytes = storage._cdata, storage.nbytes()
             if key not in self._seen:
                 self._seen.add(key)
-                self._forget_memory(storage.data_ptr(), nbytes)
+                self._drop_reused(storage.data_ptr(), nbytes)
                 self._live_bytes += nbytes
                 peak = self._record.peak_bytes
                 peak[self.rank] = max(peak.get(self.rank, 0), self._live_bytes)
-                weakref.finalize(storage, self._forget, key, nbytes)
+                weakref.finalize(storage, self._release_memory, key, nbytes)
 
-    def _forget_memory(self, start: int, nbytes: int) -> None:
-        """Forget operations with memory that a new tensor got: they ended, and the program never waits for them."""
+    def _drop_reused(self, start: int, nbytes: int) -> None:
+        """Drop operations with memory that a new tensor got: they ended, and the program never waits for them."""
         if self._flying:
             self._flying = {
-                address: each for address, each in self._flying.items() if not start <= address < start + nbytes
+                address: flying for address, flying in self._flying.items() if not start <= address < start + nbytes
             }
 
-    def _forget(self, key: int, nbytes: int) -> None:
+    def _release_memory(self, key: int, nbytes: int) -> None:
+        """Subtract the memory of a storage that no tensor uses."""
         self._seen.discard(key)
         self._live_bytes -= nbytes
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _tensors_in(value: Any) -> Iterator[Any]:
+    """Yield the tensors in nested lists and tuples."""
     if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _flat(each)
+        for item in value:
+            yield from _tensors_in(item)
     elif isinstance(value, torch.Tensor):
         yield value
 
 
 class ModelWatch:
-    """The weights of one rank: the parameters of its optimizers, by the names that they have in its modules.
-
-    Args:
-        rank: Its index.
-        record: Is written to.
-    """
+    """Weights of one rank: the parameters of its optimizers, by the names that they have in its modules."""
 
     rank: int
 
@@ -188,24 +181,24 @@ class ModelWatch:
         """Whether the program means its ranks to have the same weights."""
         return self.wrapped or self._sums
 
-    def begun(self, issue: Issue, size: int, arrays: list[tuple[int, int, bool]]) -> None:
+    def operation_issued(self, issue: Issue, size: int, arrays: list[tuple[int, int, bool]]) -> None:
         """Note the memory that an operation adds up over all ranks."""
         if issue.op == "all_reduce" and len(issue.members) == size:
             self._summed += [(address, address + nbytes) for address, nbytes, written in arrays if written]
 
-    def registered(self, module: torch.nn.Module) -> None:
+    def add_module(self, module: torch.nn.Module) -> None:
         """Note a module that has parameters."""
         self._modules[id(module)] = module
 
-    def before(self, optimizer: Any) -> None:
-        """Note the gradients of an update that begins, and before the first one the weights."""
+    def before_update(self, optimizer: Any) -> None:
+        """Note the gradients of an update that begins, and before the first one record the weights."""
         if self._updating is not None and self._updating is not optimizer:
             return  # an optimizer within another one, such as ZeroRedundancyOptimizer's, which then passes weights on
         self._updating = optimizer
         fresh = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self._optimized]
         self._optimized.update((id(p), p) for p in fresh)
         if not self._updates:
-            self._note(())
+            self._record_weights(())
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         self._sums = (
             (self._sums or not (self._updates or self._joins)) and bool(gradients) and all(map(self._is_sum, gradients))
@@ -220,25 +213,27 @@ class ModelWatch:
     _lacking: tuple[str, ...] = ()
     _updating: Any = None  # the outermost optimizer whose update is under way
 
-    def after(self, optimizer: Any) -> None:
-        """Note the weights after an update."""
+    def after_update(self, optimizer: Any) -> None:
+        """Record the weights after an update."""
         if self._updating is not optimizer:
             return
         self._updating = None
         self._updates += 1
-        self._note(self._lacking)
+        self._record_weights(self._lacking)
 
-    def joined(self) -> None:
-        """Restart the count of updates: ranks made different numbers of them in a context of uneven inputs."""
+    def restart_updates(self) -> None:
+        """Restart the count of updates: ranks made different numbers of them on uneven inputs."""
         self._joins += 1
         self._updates = 0
 
     def _is_sum(self, gradient: torch.Tensor) -> bool:
+        """Whether a gradient is in memory that all ranks have added up."""
         if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
             return False
         return any(begin <= gradient.data_ptr() < end for begin, end in self._summed)
 
-    def _note(self, lacking: tuple[str, ...]) -> None:
+    def _record_weights(self, lacking: tuple[str, ...]) -> None:
+        """Record digests of all weights, and the names of weights without a gradient."""
         digests = {name: _digest(value) for name, value in self.weights().items()}
         self._record.weights.append(
             WeightRecord(
@@ -261,13 +256,13 @@ class ModelWatch:
         names = self.names()
         chosen = self._optimized or {id(p): p for module in self._modules.values() for p in module.parameters()}
         return {
-            f"{names.get(key, f'parameter {number}')}{_place(value, self.rank)}": _local(value)
+            f"{names.get(key, f'parameter {number}')}{_part_label(value, self.rank)}": _local_tensor(value)
             for number, (key, value) in enumerate(chosen.items())
         }
 
 
-def _place(value: torch.Tensor, rank: int) -> str:
-    """Return which part of a distributed tensor, or of FSDP1's parameter, a rank holds; "" is all of it."""
+def _part_label(value: torch.Tensor, rank: int) -> str:
+    """Return the part of a distributed tensor, or of FSDP1's parameter, that a rank has; "" is all of it."""
     if getattr(value, "_fsdp_flattened", False):
         return f" [part {rank}]"
     placements = getattr(value, "placements", ())
@@ -278,11 +273,13 @@ def _place(value: torch.Tensor, rank: int) -> str:
     return f" [part {', '.join(at)}]" if at else ""
 
 
-def _local(value: torch.Tensor) -> torch.Tensor:
+def _local_tensor(value: torch.Tensor) -> torch.Tensor:
+    """Return the part of a distributed tensor that this rank has."""
     return getattr(value, "_local_tensor", value).detach()
 
 
 def _digest(tensor: torch.Tensor) -> str:
+    """Return a digest of a tensor's bytes; "" for a dtype that numpy lacks."""
     try:
         data = view_of(tensor.contiguous())
     except ValueError:  # of a type that has no array
@@ -292,30 +289,26 @@ def _digest(tensor: torch.Tensor) -> str:
 
 @contextmanager
 def watching(find: Callable[[], tuple[Watch | None, ModelWatch] | None]) -> Iterator[None]:
-    """Record modules, optimizers and wrappers that threads of ranks make.
-
-    Args:
-        find: Returns the watches of the calling thread's rank.
-    """
+    """Record the modules, optimizers and wrappers of rank threads; `find` returns the watches of the calling one."""
 
     def registered(module: torch.nn.Module, name: str, parameter: Any) -> None:
         if (watched := find()) is not None:
-            watched[1].registered(module)
+            watched[1].add_module(module)
 
-    def before(optimizer: Any, *_: Any) -> None:
+    def before_update(optimizer: Any, *_: Any) -> None:
         if (watched := find()) is not None:
-            with _aside(watched[0]):
-                watched[1].before(optimizer)
+            with _unwatched(watched[0]):
+                watched[1].before_update(optimizer)
 
-    def after(optimizer: Any, *_: Any) -> None:
+    def after_update(optimizer: Any, *_: Any) -> None:
         if (watched := find()) is not None:
-            with _aside(watched[0]):
-                watched[1].after(optimizer)
+            with _unwatched(watched[0]):
+                watched[1].after_update(optimizer)
 
     hooks = [
         torch.nn.modules.module.register_module_parameter_registration_hook(registered),
-        register_optimizer_step_pre_hook(before),
-        register_optimizer_step_post_hook(after),
+        register_optimizer_step_pre_hook(before_update),
+        register_optimizer_step_post_hook(after_update),
     ]
     try:
         yield
@@ -325,7 +318,8 @@ def watching(find: Callable[[], tuple[Watch | None, ModelWatch] | None]) -> Iter
 
 
 @contextmanager
-def _aside(watch: Watch | None) -> Iterator[None]:
+def _unwatched(watch: Watch | None) -> Iterator[None]:
+    """Do not price or check functions of torch within a block."""
     if watch is not None:
         watch.inside += 1
     try:

@@ -51,16 +51,17 @@ class RecordingIssuer(Issuer):
         timeout_s: float | None,
         ends: Ends | None = None,
     ) -> CollectiveFuture[Any]:
-        """Start an operation, and keep in mind the ends of a message."""
+        """Start an operation; a message's ends are recorded with it."""
         self._message = ends
         return super().start(operation, stream, timeout_s, ends)
 
     def _enqueue(self, operation: CollectiveFuture[Any], port: OperationPort) -> None:
+        """Record an operation, and enqueue it."""
         shared = self._communicators
         assert isinstance(shared, TestedCommunicators)
         message, self._message = self._message, None
         operation.port, operation.seq = port, port.next_seq  # as it is about to be
-        shared.note(operation, port, message, self._ranks)
+        shared.record_operation(operation, port, message, self._ranks)
         super()._enqueue(operation, port)
 
 
@@ -70,16 +71,16 @@ class TestedCommunicators(FaultyCommunicators):
     def __init__(self, engine: BaseEngine, injector: FaultInjector, record: Record) -> None:
         super().__init__(engine, injector)
         self.record = record
-        self.noted: dict[int, tuple[Issue, CollectiveFuture[Any]]] = {}  # by the id of one that has not ended
+        self.unfinished: dict[int, tuple[Issue, CollectiveFuture[Any]]] = {}  # by the id of one that has not ended
         self._counts: dict[int, int] = {}
         self._identities: dict[int, tuple[object, str]] = {}  # by the id of a communicator, which is kept
         self._opened: Counter[str] = Counter()  # how often each was opened: those of messages close when they are idle
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Make a communicator."""
+        """Make a communicator at which planned faults happen."""
         return _TestedCommunicator(self, key, name, members, self._injector)
 
-    def note(
+    def record_operation(
         self,
         operation: CollectiveFuture[Any],
         port: OperationPort,
@@ -88,10 +89,10 @@ class TestedCommunicators(FaultyCommunicators):
     ) -> None:
         """Record an operation, and later its end."""
         rank = operation.context.rank
-        if id(operation) in self.noted:  # a receive from any source, which has found one
-            known = self.noted[id(operation)][0]
-            known.key, known.seq, known.members = self._identity(port), operation.seq, port.communicator.members
-            known.peer = known.members[0]
+        if id(operation) in self.unfinished:  # a receive from any source, which has found one
+            issue = self.unfinished[id(operation)][0]
+            issue.key, issue.seq, issue.members = self._identity(port), operation.seq, port.communicator.members
+            issue.peer = issue.members[0]
             return
         index = self._counts[rank] = self._counts.get(rank, -1) + 1
         issue = Issue(
@@ -111,11 +112,11 @@ class TestedCommunicators(FaultyCommunicators):
             ahead=_strategy_issues(),
         )
         self.record.issues.append(issue)
-        self.noted[id(operation)] = issue, operation
+        self.unfinished[id(operation)] = issue, operation
         _describe(issue, operation)
 
         def ended() -> None:
-            self.noted.pop(id(operation), None)
+            self.unfinished.pop(id(operation), None)
             if issue.op == "recv" and operation.state is CANCELLED:  # nobody waits for its message
                 self.record.issues.remove(issue)
                 return
@@ -130,7 +131,7 @@ class TestedCommunicators(FaultyCommunicators):
 
     def drop_withdrawn(self) -> None:
         """Drop receives with a cancelled await from the record: nobody waits for their messages."""
-        for issue, operation in self.noted.values():
+        for issue, operation in self.unfinished.values():
             if operation.state is PARKED:
                 self.record.issues.remove(issue)
 
@@ -138,18 +139,17 @@ class TestedCommunicators(FaultyCommunicators):
         """Record operations in flight at the end of a rank's program that it never waited for.
 
         Args:
-            rank: World rank.
             sends: Whether sends count too, as in programs of PyTorch; ours may leave them to the end of a rank.
         """
-        for issue, operation in self.noted.values():
+        for issue, operation in self.unfinished.values():
             counts = issue.rank == rank and not issue.ahead and (sends or issue.op != "send")
             left = operation.state is PARKED  # its await was cancelled, and nobody waits for its message
             if counts and not left and not issue.waited_ns and operation.awaited_ns is None:
-                told = f"has ended without waiting for {issue.told}, which is under way"
-                self.record.leaks.append((rank, told, issue.line))
+                leak = f"has ended without waiting for {issue.title}, which is under way"
+                self.record.leaks.append((rank, leak, issue.line))
 
     def _identity(self, port: OperationPort) -> str:
-        """Return the name of a communicator that is the same on every rank; to make it takes a while for many ranks.
+        """Return the name of a communicator that is the same on every rank.
 
         Numbers of operations restart when a communicator is opened again.
         """
@@ -183,14 +183,14 @@ class _TestedCommunicator(FaultyCommunicator):
     """A communicator at which planned faults happen."""
 
     def arrive(self, operation: Operation) -> None:
-        """Take in one rank's end, unless a fault stops it."""
+        """Let a rank's operation arrive, unless a fault stops it."""
         plan = self._injector.fates
         assert isinstance(plan, FaultPlan)
         if plan.turns is not None:
             operation.lock()
             arrive = partial(FaultyCommunicator.arrive, self, operation)
             plan.turns.hold(operation.context.rank, self.hold(operation, arrive))
-        elif operation.context.rank in plan.dead or plan.arriving(operation):
+        elif operation.context.rank in plan.dead or plan.apply_faults(operation):
             super().arrive(operation)
 
 
@@ -200,6 +200,7 @@ class TestedWorld(FaultyWorld):
     issuer: type[RecordingIssuer]
 
     def _member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
+        """Return a rank that records its operations."""
         self.issuer = RecordingIssuer
         return super()._member(rank, everybody)
 
@@ -209,14 +210,7 @@ _UNKNOWN_S = 1e-4
 
 
 class TestedBackend(SimulatedBackend):
-    """Virtual time of a test.
-
-    Args:
-        assumptions: Of the simulation.
-        cluster: The machine.
-        plan: What happens to the ranks.
-        record: Is written to.
-    """
+    """Virtual time of a test, with planned faults and a record of all operations."""
 
     plan: FaultPlan
     injector: FaultInjector
@@ -259,24 +253,24 @@ class TestedBackend(SimulatedBackend):
         )
 
     def _stop(self, operation: Operation) -> None:
-        """Stop a rank for ever; nobody is told."""
+        """Stop a rank for ever, of which no other rank is notified."""
         operation.lock()
         assert self.shared is not None
-        rank, first = operation.context.rank, self.shared.noted[id(operation)][0]
-        for issue, _ in self.shared.noted.values():
+        rank, first = operation.context.rank, self.shared.unfinished[id(operation)][0]
+        for issue, _ in self.shared.unfinished.values():
             issue.lost = issue.lost or (issue.rank == rank and issue.index >= first.index)  # also what it issued ahead
         self.record.stopped.add(rank)
         self.record.left[rank] = "was stopped by a fault"
         self.injector.stop(rank)
 
     def communicators(self, engine: BaseEngine) -> Communicators:
-        """Return where the recorded operations meet."""
+        """Return communicators that record their operations."""
         self.shared = TestedCommunicators(engine, self.injector, self.record)
         return self.shared
 
 
 @dataclass(slots=True, kw_only=True)
-class Lived:
+class WorldResult:
     """The life of a world, however it ended."""
 
     record: Record
@@ -295,22 +289,13 @@ def simulate(
     plan: FaultPlan,
     timeout_s: float | None,
     wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]],
-) -> Lived:
-    """Let a world of ranks live in virtual time, and return all there is to know of it.
-
-    Args:
-        ranks: How many; by default those of the cluster.
-        cluster: The machine.
-        assumptions: Of the simulation.
-        plan: What happens to the ranks.
-        timeout_s: Limit in virtual time.
-        wrap: Called when the world exists; returns what its ranks run.
-    """
+) -> WorldResult:
+    """Run a world of ranks in virtual time; `wrap` makes the program of its ranks once the world exists."""
     placed = cluster_of(cluster, ranks)
     size = ranks or placed.world_size
     record = Record(size=size)
     clock = TestedBackend(assumptions, placed, plan, record)
-    lived = Lived(record=record, faults=plan.happened)
+    result = WorldResult(record=record, faults=plan.happened)
 
     async def live() -> list[Any]:
         world = clock.world(size, placed, algorithm=None)
@@ -327,15 +312,15 @@ def simulate(
             shared.drop_withdrawn()
             return results
         finally:
-            lived.timeline = world.timeline
-            for issue, operation in shared.noted.values():
+            result.timeline = world.timeline
+            for issue, operation in shared.unfinished.values():
                 issue.awaited = operation.awaited_ns is not None
                 _describe(issue, operation)
 
     try:
         with plan.ordering_tasks():
-            lived.results = clock.kernel.run(live)
-        lived.unused = plan.unused(size)
+            result.results = clock.kernel.run(live)
+        result.unused = plan.unused(size)
     except Exception as error:
-        lived.error = error
-    return lived
+        result.error = error
+    return result

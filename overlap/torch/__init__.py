@@ -6,14 +6,14 @@
     dist.init_process_group("overlap")
 
 Tensors of the CPU, torch 2.7 or later: `pip install ".[torch]"`. Versions of torch that look for backends among
-the entry points of what is installed need no import.
+the entry points of installed packages need no import.
 """
 
-# The map of this room:
+# The map of this folder:
 #
 #   backend        registers the backend, keeps the world under torch's default group, and reads launchers' environments
 #   process_group  ProcessGroup, which torch's functions call: reductions and transfers, groups, barriers
-#   operations     what all operations share: c10d's keywords, records of torch's profiler
+#   operations     the common part of all operations: c10d's keywords, records of torch's profiler
 #   issuing        from a call of torch to operations of ours: options, limits, the calling line, errors
 #   tensors        tensors as arrays
 #   work           the handle that torch waits for;  typed: its future for C++;  errors: ours as torch's

@@ -27,8 +27,8 @@ from . import surviving
 from .errors import backend_error
 from .process_group import ProcessGroup
 
-# `destroy_process_group` waits so long for the other ranks to call it. A program may go on after that: the world stays
-# until they have done so too, and the end of the process waits for them.
+# Longest wait of `destroy_process_group` for other ranks. A program may go on after that: the world stays until they
+# have left too, and the end of the process waits for them.
 _LEAVE_S = 5.0
 
 
@@ -37,11 +37,11 @@ _JOINED: list[Connection] = []
 
 
 def register() -> None:
-    """Make `init_process_group("overlap")` known to torch; once is enough, and again does no harm."""
+    """Register the backend `overlap` with torch, unless it is registered."""
     # `is_backend_available` would load the entry point, which is this function.
     if "overlap" not in dist.Backend.backend_list:
-        dist.Backend.register_backend("overlap", _create, extended_api=True, devices=["cpu"])
-    register_meeting()
+        dist.Backend.register_backend("overlap", _create_group, extended_api=True, devices=["cpu"])
+    register_scheme()
 
 
 def world() -> Connection | None:
@@ -50,11 +50,7 @@ def world() -> Connection | None:
 
 
 def rank_of(rank: Rank | None) -> Rank:
-    """Return that rank; without one, that of the world under torch's default group.
-
-    Raises:
-        UsageError: If there is no world.
-    """
+    """Return the given rank; without one, that of the world under torch's default group, or raise a UsageError."""
     joined = world()
     if rank is None and joined is None:
         raise UsageError(
@@ -63,7 +59,7 @@ def rank_of(rank: Rank | None) -> Rank:
     return rank or joined.rank  # type: ignore[union-attr]
 
 
-def _create(options: Any, _: object = None) -> ProcessGroup:
+def _create_group(options: Any, _: object = None) -> ProcessGroup:
     """Make a process group of torch: in the existing world, or in a world of its own."""
     ranks, timeout = list(options.global_ranks_in_group), options.timeout
     if ranks and _JOINED:
@@ -75,16 +71,16 @@ def _create(options: Any, _: object = None) -> ProcessGroup:
             options.group_size,
             store=options.store if options.group_size > 1 else None,
             timeout_s=timeout.total_seconds(),
-            job=surviving.job_of_world(),
+            job=surviving.world_job(),
         )
     except OverlapError as error:
         raise backend_error(error) from error
     connection.describe(torch="yes")
     if not ranks:
         _JOINED[:] = [connection]
-        if surviving.is_asked():
-            surviving.enter(connection)
-    # forks of multiprocessing end without the exit handlers that a connection counts on
+        if surviving.is_started_to_survive():
+            surviving.report_joined(connection)
+    # forks of multiprocessing end without exit handlers, which a connection needs
     Finalize(None, _at_exit, (weakref.ref(connection),), exitpriority=0)
     world = connection.rank.world
     return ProcessGroup(
@@ -93,7 +89,7 @@ def _create(options: Any, _: object = None) -> ProcessGroup:
 
 
 def _at_exit(reference: weakref.ref[Connection]) -> None:
-    """Let a world end that a program has left open; if it ends with an error, the others hear of that."""
+    """Close a world that a program has left open; an error that ends the program fails it for all ranks."""
     connection, error = reference(), sys.exc_info()[1]
     if connection is None:
         return
@@ -104,8 +100,8 @@ def _at_exit(reference: weakref.ref[Connection]) -> None:
 
 
 def _leave(connection: Connection) -> None:
-    """Let a world end as soon as the other ranks are done too; does not wait here for late ones."""
-    _forget(connection)
+    """Close a world in a thread, and wait for it a moment: late ranks do not delay the program."""
+    _drop_world(connection)
     errors: list[BaseException] = []
 
     def close() -> None:
@@ -122,27 +118,29 @@ def _leave(connection: Connection) -> None:
 
 
 def _close(connection: Connection) -> None:
-    """Wait until the other ranks are done with a world too, however long they take, as long as they live.
+    """Wait until the other ranks have left the world too, however late, as long as they live.
 
     Raises:
         DistBackendError: If ranks have disagreed, and no operation was left to fail with that.
     """
-    _forget(connection)
+    _drop_world(connection)
     if connection.error is None:
         with suppress(OverlapError):  # the waiter of an operation has been given its error
             connection.close()
-    if surviving.is_asked():
-        surviving.leave()
-    if (error := connection.unreported) is not None:
+    if surviving.is_started_to_survive():
+        surviving.report_left()
+    if (error := connection.unraised_failure) is not None:
         raise backend_error(error)
 
 
 def _abort(connection: Connection) -> None:
-    _forget(connection)
+    """Fail the operations of a world on all its ranks."""
+    _drop_world(connection)
     connection.fail(dist.DistBackendError("the process group was aborted"))
 
 
-def _forget(connection: Connection) -> None:
+def _drop_world(connection: Connection) -> None:
+    """Remove a world from under torch's default group."""
     if connection in _JOINED:
         _JOINED.clear()
 
@@ -153,23 +151,23 @@ SCHEME = "overlap"
 _registered: list[str] = []
 
 
-def register_meeting() -> None:
-    """Make `init_method="overlap://"` known to torch; again does no harm."""
+def register_scheme() -> None:
+    """Register `init_method="overlap://"` with torch, unless it is registered."""
     if not _registered:
-        register_rendezvous_handler(SCHEME, _meet)
+        register_rendezvous_handler(SCHEME, _rendezvous)
         _registered.append(SCHEME)
 
 
-def _meet(
+def _rendezvous(
     url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any
 ) -> Iterator[tuple[dist.Store, int, int]]:
-    """Yield a store that all processes reach, the rank of this one, and how many there are.
+    """Yield a store that all processes reach, the rank of this one, and their number.
 
     Raises:
         ValueError: If no launcher has started this process, or it does not say where they meet.
     """
     try:
-        process_place = surviving.present_place() or find_place(os.environ)
+        process_place = surviving.next_place() or find_place(os.environ)
     except OverlapError as error:
         raise ValueError(f"init_method: {error}") from error
     if "RANK" in os.environ and (
@@ -180,27 +178,30 @@ def _meet(
     if process_place is None:
         raise ValueError("init_method: no launcher has started this process; use env:// or tcp://, with a rank")
     try:
-        yield _store(process_place, timeout), process_place.process, process_place.processes
+        yield _open_store(process_place, timeout), process_place.process, process_place.processes
     except OverlapError as error:
         raise ValueError(f"init_method: {error}") from error
-    raise RuntimeError("init_method: processes meet once by overlap://")
+    raise RuntimeError(
+        "init_method: overlap:// serves one init_process_group; call destroy_process_group before the next"
+    )
 
 
-def _descriptor(place: Place, listener: socket.socket | None) -> int | None:
-    """Return a descriptor, for a store to own, of the socket that listens where the processes meet."""
+def _listener_fd(process_place: Place, listener: socket.socket | None) -> int | None:
+    """Return a descriptor, for a store to own, of the socket that listens at the rendezvous."""
     if listener is not None:
         return listener.detach()
-    return None if place.listener is None else os.dup(place.listener)
+    return None if process_place.listener is None else os.dup(process_place.listener)
 
 
-def _store(place: Place, timeout: timedelta) -> dist.Store:
-    endpoint, listener = place.endpoint, None
+def _open_store(process_place: Place, timeout: timedelta) -> dist.Store:
+    """Return the store of a world's processes, at the address that the launcher has named or process 0 chose."""
+    endpoint, listener = process_place.endpoint, None
     if endpoint is None:
-        endpoint, _, listener = trio.run(introduced, place)
+        endpoint, _, listener = trio.run(introduced, process_place)
     return dist.TCPStore(
         *endpoint,
-        world_size=place.processes,
-        is_master=place.process == 0,
+        world_size=process_place.processes,
+        is_master=process_place.process == 0,
         timeout=timeout,
-        master_listen_fd=_descriptor(place, listener),
+        master_listen_fd=_listener_fd(process_place, listener),
     )

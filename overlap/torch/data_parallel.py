@@ -15,7 +15,7 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from .issuing import users_frame
-from .model import OptimizerMaker, ParameterBucket, TrainedModule, Unused, as_of_now
+from .model import OptimizerMaker, ParameterBucket, TrainedModule, Unused, frozen_settings
 from .tensors import view_of
 
 
@@ -61,7 +61,7 @@ class DataParallel(TrainedModule[_Averaged]):
             rank: This rank; by default the rank of `init_process_group("overlap")`.
             group: Ranks to average over; by default all.
             bucket_bytes: When a bucket is full; by default as in `overlap.parallel.DataParallel`.
-            clip_norm: Limit of the norm of all gradients. Then no weight is updated before the last gradient has come.
+            clip_norm: Limit of the norm of all gradients. No weight is updated before the last gradient has arrived.
             unused: Whether a parameter without a gradient is an "error", or counts as "zeros".
 
         Raises:
@@ -70,20 +70,22 @@ class DataParallel(TrainedModule[_Averaged]):
         if clip_norm is not None and not clip_norm > 0:
             raise UsageError(f"clip_norm: expected a positive number, got {clip_norm!r}")
         super().__init__(module, rank=rank, group=group, bucket_bytes=bucket_bytes, unused=unused)
-        self.optimizer: torch.optim.Optimizer = self._kept(optimizer(self._names.values()))
+        self.optimizer: torch.optim.Optimizer = self._with_current_state(optimizer(self._names.values()))
         self._clip_norm, self._clips = clip_norm, False
         self._updating = self.optimizer
 
     def _bucket(self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int) -> _Averaged:
+        """Make a bucket of gradients that are averaged."""
         return _Averaged(plan, parameters, priority)
 
     def _send(self, bucket: _Averaged) -> None:
+        """Issue the all-reduce of a full bucket, in place where its gradient is one contiguous array."""
         gradients: list[Any] = [parameter.grad for parameter in bucket.parameters]
         if len(gradients) == 1 and gradients[0].is_contiguous():
             bucket.means, flat = gradients, gradients[0].view(-1)
         else:
             if bucket.flat is None:
-                bucket.flat = self._in_common(bucket.plan.size, gradients[0].dtype)
+                bucket.flat = self._shared_tensor(bucket.plan.size, gradients[0].dtype)
             flat, bucket.means = bucket.flat, bucket.views(bucket.flat)
             for mean, gradient in zip(bucket.means, gradients, strict=True):
                 mean.copy_(gradient)
@@ -100,19 +102,22 @@ class DataParallel(TrainedModule[_Averaged]):
             call_site=users_frame(),
         )
 
-    def _in_common(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Make a tensor where the other processes of this host read it at once."""
+    def _shared_tensor(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Make a tensor in memory that the other processes of this host read directly."""
         nbytes = size * torch.empty(0, dtype=dtype).element_size()
         return torch.from_numpy(self.rank.empty(nbytes, np.uint8, common=True)).view(dtype)
 
     def _end_step(self) -> None:
-        self._updating = as_of_now(self.optimizer)
+        """Save the optimizer's settings for the updates of this step, which are made later."""
+        self._updating = frozen_settings(self.optimizer)
         self._clips = self._clip_norm is not None
 
-    def _updated(self) -> None:
+    def _wait_for_update(self) -> None:
+        """Wait until every weight has been updated."""
         self.finish()
 
-    def _ready(self, bucket: _Averaged) -> None:
+    def _wait_for_weights(self, bucket: _Averaged) -> None:
+        """Wait for the means of a bucket, and update its weights, once a step."""
         if not bucket.due:
             return
         if self._clips:

@@ -8,7 +8,7 @@ from ..errors import DeadlineError
 
 
 class CallError(ValueError, RuntimeError):
-    """A call that can mean nothing. Nothing has been started, here or elsewhere.
+    """Invalid arguments of a call. No rank has started an operation.
 
     c10d raises a RuntimeError for most of such calls, and the functions above it a ValueError; this is both.
     """
@@ -19,11 +19,11 @@ def backend_error(error: BaseException) -> BaseException:
     if not isinstance(error, Exception) or isinstance(error, dist.DistError):
         return error
     text = timed_out(error.timeout_s, error) if isinstance(error, DeadlineError) else str(error)
-    told: BaseException = dist.DistBackendError(text)
-    told.__cause__ = error
-    return told
+    translated: BaseException = dist.DistBackendError(text)
+    translated.__cause__ = error
+    return translated
 
 
 def timed_out(seconds: float | None, error: BaseException) -> str:
-    """Return the text of an error that came of waiting too long, in the words that programs look for."""
+    """Return the text of an error after a time limit, in the words that programs of c10d search for."""
     return f"backend 'overlap': Timed out after {seconds:g} s: {error}"

@@ -25,7 +25,7 @@ from .tensors import Memory, copy_blocks, flat_input, is_plain, listed, same_kin
 from .work import Handle, JoinedOperations
 
 Tensors = list[torch.Tensor]
-Known = tuple[object, ...]
+CallKey = tuple[object, ...]
 """The name of a call that may come again, with all that its operation depends on."""
 
 _MOST_PREPARED = 1024
@@ -42,41 +42,38 @@ class Issuing:
     _mail: Mail | None
     _timeout: timedelta
     _seq: int
-    _prepared: dict[Known, PreparedCall]
+    _prepared: dict[CallKey, PreparedCall]
 
     def _issue(
         self,
-        place: Callable[..., None] | None,
+        copy_back: Callable[..., None] | None,
         name: str,
         *args: Any,
         limit: float,
         site: FrameType | None = None,
-        known_as: Known | None = None,
+        key: CallKey | None = None,
         **more: Any,
     ) -> Handle:
-        future = self._begin(name, args, more, limit, site or users_frame())
-        if place is None:
-            if known_as is not None and (prepared := PreparedCall.of(future)) is not None:
+        """Issue an operation; `copy_back` writes its result to tensors that are not contiguous."""
+        future = self._issue_here(name, args, more, limit, site or users_frame())
+        if copy_back is None:
+            if key is not None and (prepared := PreparedCall.of(future)) is not None:
                 if len(self._prepared) >= _MOST_PREPARED:
                     self._prepared.clear()
-                self._prepared[known_as] = prepared
+                self._prepared[key] = prepared
             return cast(Handle, future)
         if name in ("all_gather", "gather") and args[-1] is None:  # no `out`
-            return JoinedOperations([future], lambda: place(future.result(0)))
-        return JoinedOperations([future], place)
+            return JoinedOperations([future], lambda: copy_back(future.result(0)))
+        return JoinedOperations([future], copy_back)
 
-    def _issue_again(
-        self, known_as: Known, x: torch.Tensor | None, out: torch.Tensor | None, opts: Any
+    def _issue_prepared(
+        self, key: CallKey, x: torch.Tensor | None, out: torch.Tensor | None, opts: Any
     ) -> Handle | None:
-        """Issue a call that was made before, straight from the memory of its tensors; None: from the start.
+        """Issue a call that was made before, straight from the memory of its tensors; None: it cannot be.
 
-        Args:
-            known_as: The call.
-            x: The input; its memory is the result's, or apart from that.
-            out: The result.
-            opts: Options of c10d, which name a time limit.
+        The memory of the input `x` is that of the result `out`, or apart from it.
         """
-        prepared = self._prepared.get(known_as)
+        prepared = self._prepared.get(key)
         if prepared is None:
             return None
         source = target = nbytes = 0
@@ -96,67 +93,71 @@ class Issuing:
         return cast("Handle | None", handle)
 
     def _issue_fused(self, name: str, outs: Tensors, xs: Tensors, *args: Any, limit: float) -> list[Handle]:
-        """Issue one operation for several tensors, if there are any, and bring the results to their places."""
+        """Issue one operation for several tensors, if there are any, and copy the results to them."""
         if not xs:
             return []
-        future = self._begin(name, ([flat_input(x) for x in xs], *args), {}, limit, users_frame())
+        future = self._issue_here(name, ([flat_input(x) for x in xs], *args), {}, limit, users_frame())
 
-        def place() -> None:
+        def copy_back() -> None:
             for out, result in zip(outs, future.result(0), strict=True):
                 copy_blocks(result, [out])
 
-        return [JoinedOperations([future], place)]
+        return [JoinedOperations([future], copy_back)]
 
-    def _parted(self, outs: Tensors, xs: Tensors) -> tuple[list[int], list[int]]:
-        """Return the indices of tensors that travel better as one operation, and of tensors that travel alone."""
+    def _split_by_size(self, outs: Tensors, xs: Tensors) -> tuple[list[int], list[int]]:
+        """Return the indices of tensors that travel better as one operation, and of all others."""
         largest = [max(out.nbytes, x.nbytes) for out, x in zip(outs, xs, strict=True)]
         fused = [i for i, nbytes in enumerate(largest) if nbytes <= _FUSED_BYTES]
         if len(fused) < 2:
             fused = []
         return fused, [i for i in range(len(xs)) if i not in fused]
 
-    def _begin(self, name: str, args: tuple[Any, ...], more: dict[str, Any], limit: float, site: FrameType) -> Any:
+    def _issue_here(self, name: str, args: tuple[Any, ...], more: dict[str, Any], limit: float, site: FrameType) -> Any:
+        """Issue an operation on the group, with errors as torch's programs expect them."""
         try:
-            begun = getattr(self._group, name)(*args, timeout_s=limit, call_site=site, **more)
+            operation = getattr(self._group, name)(*args, timeout_s=limit, call_site=site, **more)
         except UsageError as error:
             raise CallError(f"{error} (called at {line_of(site)})") from error
         except OverlapError as error:  # what a handler of signals raises meanwhile leaves as it is
             raise backend_error(error) from error
         self._seq += 1
-        return begun
+        return operation
 
-    def _begin_mail(
-        self, begin: Callable[..., MailRequest], memory: Memory, peer: int | None, tag: int, limit: float, *more: Any
+    def _issue_mail(
+        self, issue: Callable[..., MailRequest], memory: Memory, peer: int | None, tag: int, limit: float, *more: Any
     ) -> MailRequest:
-        """Begin one end of a message that this thread carries itself."""
+        """Issue one end of a message that this thread carries itself."""
         site = users_frame()
         try:
-            begun = begin(*memory, peer, tag, limit, site, *more)
+            request = issue(*memory, peer, tag, limit, site, *more)
         except UsageError as error:
             raise CallError(f"{error} (called at {line_of(site)})") from error
         except OverlapError as error:
             raise backend_error(error) from error
         self._seq += 1
-        return begun
+        return request
 
     def _reduction(self, opts: Any, timeout: timedelta | None, op: Any = None) -> tuple[tuple[str, Any], float]:
-        asked = op if op is not None else dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-        return reduction(asked), self._limit(opts, timeout)
+        """Return the operator and the time limit of a call."""
+        operator = op if op is not None else dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+        return reduction(operator), self._limit(opts, timeout)
 
     def _limit(self, opts: Any, timeout: timedelta | None) -> float:
+        """Return the time limit of a call, in seconds."""
         if isinstance(opts, timedelta):
             timeout = opts
         return seconds(timeout if timeout is not None else getattr(opts, "timeout", None), self._timeout)
 
-    def _check_count(self, tensors: Sequence[object], argument: str, *, each: int = 1) -> None:
-        if len(tensors) != each * self._group.size:
-            wanted = "one" if each == 1 else each
+    def _check_count(self, tensors: Sequence[object], argument: str, *, per_rank: int = 1) -> None:
+        """Check that a list has `per_rank` tensors for each rank."""
+        if len(tensors) != per_rank * self._group.size:
+            expected = "one" if per_rank == 1 else per_rank
             raise CallError(
-                f"{argument}: expected {wanted} for each of the {self._group.size} ranks, got {len(tensors)}"
+                f"{argument}: expected {expected} for each of the {self._group.size} ranks, got {len(tensors)}"
             )
 
     def _check_pairs(self, outs: Any, xs: Any, *, parts: str) -> tuple[Tensors, Tensors]:
-        """Return two lists of tensors, after a check that each pair fits: the `parts` are one rank's share."""
+        """Return outputs and inputs, after a check that the `parts` of each pair are one rank's share."""
         outs, xs = listed(outs, "outputs"), listed(xs, "inputs")
         if len(outs) != len(xs):
             raise CallError(f"outputs: expected one for each of the {len(xs)} inputs, got {len(outs)}")
@@ -164,11 +165,12 @@ class Issuing:
             same_kind([out, x], f"output, input {index}")
             (whole, part), name = ((out, x), "outputs") if parts == "inputs" else ((x, out), "inputs")
             if whole.numel() != part.numel() * self._group.size:
-                wanted = f"{self._group.size} x {part.numel()}"
-                raise CallError(f"{name}: number {index} must have {wanted} elements, has {whole.numel()}")
+                expected = f"{self._group.size} x {part.numel()}"
+                raise CallError(f"{name}: number {index} must have {expected} elements, has {whole.numel()}")
         return outs, xs
 
     def _check_sizes(self, tensors: Tensors, like: torch.Tensor, argument: str) -> None:
+        """Check that tensors have as many elements as this rank's own."""
         for index, tensor in enumerate(tensors):
             if tensor.numel() != like.numel():
                 raise CallError(
@@ -187,16 +189,7 @@ def nested(tensors: Any, argument: str) -> Tensors:
 
 
 def root_of(opts: Any, root: int | None, tensors: int = 1) -> int:
-    """Return the root that a call names: by number, in its options, or 0 by default.
-
-    Args:
-        opts: c10d's options, or the number.
-        root: The number, if it was given by that name.
-        tensors: How many tensors the root has; its options say which of them counts.
-
-    Raises:
-        CallError: If there is no such tensor.
-    """
+    """Return the root of a call: `root`, a number in place of c10d's options, the rank that they name, or 0."""
     if root is not None or opts is None:
         return root or 0
     if hasattr(opts, "__index__"):
@@ -221,11 +214,7 @@ _NAMES = {
 
 
 def reduction(op: Any) -> tuple[str, Any]:
-    """Return the name of a reduction, and the factor by which each rank multiplies first, or None.
-
-    Raises:
-        CallError: If it is none.
-    """
+    """Return the name of a reduction, and the factor by which each rank multiplies first, or None."""
     kind = getattr(op, "op", op)
     name = _NAMES.get(kind)
     if name is not None:
@@ -248,23 +237,23 @@ _LIBRARIES = (
     *(str(module.__file__) for module in (typing_extensions, warnings, contextlib)),
 )
 # By code object: whether it is torch's or ours. It grows no further than the functions of the program.
-_KNOWN: dict[CodeType, bool] = {}
+_IS_LIBRARY: dict[CodeType, bool] = {}
 
 
 def users_frame() -> FrameType:
-    """Return the innermost frame that is neither torch's nor ours; the outermost one, where all are."""
+    """Return the innermost frame of the program: neither torch's nor ours; the outermost one if all are."""
     frame = sys._getframe(1)
-    known = _KNOWN
+    is_library = _IS_LIBRARY
     while True:
         code = frame.f_code
-        inside = known.get(code)
-        if inside is None:
-            inside = known[code] = code.co_filename.startswith(_LIBRARIES)
-        if not inside or frame.f_back is None:
+        is_inside = is_library.get(code)
+        if is_inside is None:
+            is_inside = is_library[code] = code.co_filename.startswith(_LIBRARIES)
+        if not is_inside or frame.f_back is None:
             return frame
         frame = frame.f_back
 
 
 def line_of(frame: FrameType) -> str:
-    """Return the line of a frame as messages have it."""
+    """Return the line of a frame as "file:line"."""
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -25,7 +25,7 @@ from ..timeline.span import RoleName
 from . import private
 from .backend import rank_of
 from .issuing import users_frame
-from .order import OrderOfBuckets
+from .order import BucketOrder
 from .tensors import view_of
 
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -38,7 +38,7 @@ class ParameterBucket:
     Attributes:
         plan: Indices of the parameters, and offsets of their gradients.
         parameters: The parameters, in the order of the plan.
-        came: Names of the parameters whose gradients have come in this step.
+        arrived: Names of the parameters whose gradients have come in this step.
         priority: Lower for parameters that forward needs earlier.
         due: Whether a step has been made whose update has not.
     """
@@ -49,16 +49,16 @@ class ParameterBucket:
 
     def __init__(self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int) -> None:
         self.plan, self.parameters, self.priority = plan, parameters, priority
-        self.came: set[str] = set()
+        self.arrived: set[str] = set()
         self.due: bool = False
 
     @property
     def full(self) -> bool:
-        """Whether all gradients of this step are there."""
-        return len(self.came) == len(self.parameters)
+        """Whether all gradients of this step have arrived."""
+        return len(self.arrived) == len(self.parameters)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the parts of a flat tensor that are its parameters' or their gradients', in their shapes."""
+        """Return the parts of a flat tensor that belong to the parameters, in their shapes."""
         return [
             flat[slot.start : slot.stop].view(parameter.shape)
             for slot, parameter in zip(self.plan.slots, self.parameters, strict=True)
@@ -97,32 +97,33 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         if not self._names:
             raise UsageError("module: it has no parameter that requires a gradient; call it without a wrapper")
-        self._first_weights()
+        self._broadcast_weights()
         self._stream = self.rank.stream(f"gradients of {self.group.name}", window=16)
-        self._queue: BucketQueue[B] = BucketQueue(self._plan(bucket_bytes))
-        self._order_of_buckets = OrderOfBuckets(self.rank, self.group)
+        self._queue: BucketQueue[B] = BucketQueue(self._plan_buckets(bucket_bytes))
+        self._bucket_order = BucketOrder(self.rank, self.group)
         self._called: set[nn.Module] | None = set()
         for name, parameter in self._names.items():
-            parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._gradient(name))
-        for each in module.modules():
-            each.register_forward_pre_hook(lambda each, _: self._before(each))
-        self._needs = {each: self._own(each) for each in module.modules()}
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._on_gradient(name))
+        for part in module.modules():
+            part.register_forward_pre_hook(lambda part, _: self._before_forward(part))
+        self._needs = {part: self._own_buckets(part) for part in module.modules()}
 
     # -- for each of the two kinds ---------------------------------------------------------------------------------
 
     @abstractmethod
-    def _bucket(self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int) -> B: ...
+    def _bucket(self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int) -> B:
+        """Make a bucket."""
 
     @abstractmethod
     def _send(self, bucket: B) -> None:
-        """Let the gradients of a full bucket leave."""
+        """Issue the operation of a full bucket's gradients."""
 
     @abstractmethod
-    def _ready(self, bucket: B) -> None:
+    def _wait_for_weights(self, bucket: B) -> None:
         """Wait until the weights of a bucket have made the last step."""
 
     @abstractmethod
-    def _updated(self) -> None:
+    def _wait_for_update(self) -> None:
         """Wait until the optimizer has made the last step; issue nothing, for a rank may do so alone."""
 
     def _end_step(self) -> None:
@@ -135,7 +136,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         return self.module(*args, **kwargs)
 
     def step(self) -> None:
-        """Let all weights make a step, once their gradients are there. Never waits.
+        """Send the gradients of a step, and update the weights as they arrive. Never waits.
 
         Raises:
             UsageError: If a parameter has had no gradient, and `unused` does not allow that; or if one requires a
@@ -149,27 +150,27 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
                 )
         for bucket in self._queue.waiting:
             if not bucket.full:
-                self._fill(bucket)
+                self._fill_missing(bucket)
         for bucket in self._queue.rest():
             self._send(bucket)
         self._queue.begin()
-        self._order_of_buckets.end_step(len(self._buckets))
+        self._bucket_order.end_step(len(self._buckets))
         self._end_step()
         for bucket in self._buckets:
-            bucket.came.clear()
+            bucket.arrived.clear()
             bucket.due = True
-        self._settle_homes()
+        self._assign_uncalled()
 
     def finish(self) -> nn.Module:
         """Wait until all weights have made the last step; return the module."""
         self._agree()
         for bucket in self._buckets:
-            self._ready(bucket)
+            self._wait_for_weights(bucket)
         return self.module
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Keep the gradients of backwards inside on this rank; the next one outside sends their sum."""
+        """Add up gradients on this rank within a block; the next backward outside sends their sum."""
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -181,7 +182,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         return self.finish().state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Take weights, as the module does."""
+        """Load weights, as the module does."""
         return self.finish().load_state_dict(*args, **kwargs)
 
     @property
@@ -191,16 +192,16 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
 
     # -- below -------------------------------------------------------------------------------------------------------
 
-    def _first_weights(self) -> None:
-        """Give all ranks the weights and buffers of the group's first."""
-        held = [tensor.data for tensor in [*self._names.values(), *self.module.buffers()]]
-        flat = [tensor.contiguous() for tensor in held]
+    def _broadcast_weights(self) -> None:
+        """Give all ranks the weights and buffers of the group's first rank."""
+        tensors = [tensor.data for tensor in [*self._names.values(), *self.module.buffers()]]
+        flat = [tensor.contiguous() for tensor in tensors]
         site = users_frame()
-        sent = [
+        futures = [
             self.group.broadcast(view, out=view, name=RoleName("first weights", "library"), call_site=site)
             for view in map(view_of, flat)
         ]
-        for future, tensor, source in zip(sent, held, flat, strict=True):
+        for future, tensor, source in zip(futures, tensors, flat, strict=True):
             future.result()
             if source is not tensor:
                 tensor.copy_(source)
@@ -208,41 +209,44 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
             name=RoleName("first weights", "library"), call_site=site
         ).result()  # the first rank hears if others differ
 
-    def _kept(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Return the optimizer; its state is that of the last step whenever it is read or replaced."""
-        optimizer.register_state_dict_pre_hook(lambda _: self._updated())
-        optimizer.register_load_state_dict_pre_hook(lambda *_: self._updated())
+    def _with_current_state(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return the optimizer with hooks: its state is that of the last step when it is read or replaced."""
+        optimizer.register_state_dict_pre_hook(lambda _: self._wait_for_update())
+        optimizer.register_load_state_dict_pre_hook(lambda *_: self._wait_for_update())
         return optimizer
 
-    def _plan(self, bucket_bytes: int | None) -> list[B]:
+    def _plan_buckets(self, bucket_bytes: int | None) -> list[B]:
+        """Divide the parameters, in reverse order, into buckets of one dtype."""
         kinds = {name: (tuple(p.shape), view_of(p).dtype) for name, p in self._names.items()}
-        places = {name: place for place, name in enumerate(kinds)}
+        positions = {name: position for position, name in enumerate(kinds)}
         return [
-            self._bucket(plan, [self._names[name] for name in plan.names], min(places[name] for name in plan.names))
+            self._bucket(plan, [self._names[name] for name in plan.names], min(positions[name] for name in plan.names))
             for plan in plan_by_size(kinds, reversed(list(kinds)), bucket_bytes)
         ]
 
-    def _own(self, module: nn.Module) -> list[B]:
+    def _own_buckets(self, module: nn.Module) -> list[B]:
+        """Return the buckets of the parameters that belong to a module itself, not to a part of it."""
         own = {id(parameter) for parameter in module.parameters(recurse=False)}
         return list({id(b): b for name, b in self._queue.home.items() if id(self._names[name]) in own}.values())
 
-    def _before(self, module: nn.Module) -> None:
+    def _before_forward(self, module: nn.Module) -> None:
+        """Wait for the weights that a module needs, right before its forward."""
         self._agree()
         if self._called is not None:
             self._called.add(module)
         for bucket in self._needs[module]:
-            self._order_of_buckets.used(bucket.plan.index)
-            self._ready(bucket)
+            self._bucket_order.note_use(bucket.plan.index)
+            self._wait_for_weights(bucket)
 
     def _agree(self) -> None:
-        """Let buckets travel in the order of the group's first rank, from the second step on."""
+        """Use the order of the group's first rank for buckets, from the second step on."""
         plans = sorted((bucket.plan for bucket in self._buckets), key=lambda plan: plan.index)
-        order = self._order_of_buckets.agreed([plan.names for plan in plans], same=self._needs_one_order)
+        order = self._bucket_order.agree([plan.names for plan in plans], same=self._needs_one_order)
         if order is not None:
             self._queue = BucketQueue(sorted(self._buckets, key=lambda bucket: order.index(bucket.plan.index)))
 
-    def _settle_homes(self) -> None:
-        """After the first step, let modules that are called wait for weights of modules below them that are not called.
+    def _assign_uncalled(self) -> None:
+        """Let called modules wait for weights of parts that are not called, after the first step.
 
         Such as nn.MultiheadAttention, which uses the weights of its projection without calling it.
         """
@@ -250,44 +254,46 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
             return
         called, self._called = self._called, None
         parents = {child: parent for parent in self.module.modules() for child in parent.children()}
-        for each in self.module.modules():
-            above = each
-            while above not in called and above in parents:
-                above = parents[above]
-            if above is not each:
-                self._needs[above] = list({id(b): b for b in self._needs[above] + self._own(each)}.values())
+        for part in self.module.modules():
+            owner = part
+            while owner not in called and owner in parents:
+                owner = parents[owner]
+            if owner is not part:
+                self._needs[owner] = list({id(b): b for b in self._needs[owner] + self._own_buckets(part)}.values())
 
-    def _gradient(self, name: str) -> None:
+    def _on_gradient(self, name: str) -> None:
+        """Note the gradient of a parameter; send the buckets that are full and next in order."""
         bucket = self._queue.home[name]
         if bucket.due:
             raise UsageError(
                 f"{name}: it was used before its update, by a module that neither owns it nor is called above its "
                 "owner; call model.finish() before such a forward"
             )
-        if name in bucket.came:
+        if name in bucket.arrived:
             raise UsageError(
                 f"{name}: its gradient has left already in this step; run all backwards of a step but the last in "
                 "`with model.no_sync():`, or add their losses up"
             )
         if self._syncs:
-            bucket.came.add(name)
+            bucket.arrived.add(name)
             if bucket.full:
-                self._order_of_buckets.filled(bucket.plan.index)
+                self._bucket_order.note_full(bucket.plan.index)
                 for ready in self._queue.due():
                     self._send(ready)
 
-    def _fill(self, bucket: B) -> None:
-        missing = [name for name in bucket.plan.names if name not in bucket.came]
+    def _fill_missing(self, bucket: B) -> None:
+        """Fill a bucket with zeros for parameters without a gradient, or refuse to."""
+        missing = [name for name in bucket.plan.names if name not in bucket.arrived]
         if self._unused == "error":
             raise UsageError(f"step: {', '.join(missing)} had no gradient; pass unused='zeros' if that is meant")
         for name in missing:
             if self._names[name].grad is None:
                 self._names[name].grad = torch.zeros_like(self._names[name])
-        bucket.came.update(missing)
+        bucket.arrived.update(missing)
 
 
-def as_of_now(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return an optimizer with the same state and parameters, and the settings that this one has now.
+def frozen_settings(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return a copy of an optimizer that shares state and parameters, and has the settings of this moment.
 
     An update may be made after a learning-rate schedule has gone on: it must not use the settings of the next step.
     """

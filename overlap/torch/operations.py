@@ -39,31 +39,31 @@ def operation(record: str, name: str) -> Callable[[_Method], _Method]:
         name: Name of the operation, "all_reduce" for example.
     """
 
-    def of(method: _Method) -> _Method:
-        taken = method.__code__.co_varnames[: method.__code__.co_argcount]
-        renamed = {theirs: ours for theirs, ours in _KEYWORDS.items() if theirs not in taken and ours in taken}
+    def decorate(method: _Method) -> _Method:
+        parameters = method.__code__.co_varnames[: method.__code__.co_argcount]
+        renamed = {
+            theirs: ours for theirs, ours in _KEYWORDS.items() if theirs not in parameters and ours in parameters
+        }
 
         @wraps(method)
-        def named(self: Any, *args: Any, **more: Any) -> Any:
+        def call_by_our_names(self: Any, *args: Any, **more: Any) -> Any:
             if more:
                 more = {renamed.get(key, key): value for key, value in more.items()}
             if not private.profiler_enabled():
                 return method(self, *args, **more)
-            return _recorded(f"c10d::{record}", f"overlap:{name}", self, lambda: method(self, *args, **more), args)
+            return _call_recorded(f"c10d::{record}", f"overlap:{name}", self, lambda: method(self, *args, **more), args)
 
-        return cast(_Method, untraced(named, plain=method))
+        return cast(_Method, untraced(call_by_our_names, plain=method))
 
-    return of
+    return decorate
 
 
 def untraced(method: _Method, *, plain: Callable[..., Any] | None = None) -> _Method:
     """Exclude a method from torch's compiler: C++ calls it within compiled frames, which would be traced.
 
-    Args:
-        method: The method.
-        plain: The same method without recording, for calls without keywords.
+    `plain` is the same method without recording, for calls without keywords.
     """
-    hidden: list[Callable[..., Any]] = []
+    untraced_method: list[Callable[..., Any]] = []
 
     @wraps(method)
     def call(*args: Any, **keywords: Any) -> Any:
@@ -73,20 +73,21 @@ def untraced(method: _Method, *, plain: Callable[..., Any] | None = None) -> _Me
             if plain is not None and not (keywords or private.profiler_enabled()):
                 return plain(*args)
             return method(*args, **keywords)
-        if not hidden:
-            hidden.append(torch.compiler.disable(method))
-        return hidden[0](*args, **keywords)
+        if not untraced_method:
+            untraced_method.append(torch.compiler.disable(method))
+        return untraced_method[0](*args, **keywords)
 
     return cast(_Method, call)
 
 
 _skipped: list[bool] = []
-"""Whether torch's compiler has been told not to trace `call`, whose code all methods share."""
+"""Has an entry once torch's compiler does not trace `call`, whose code all methods share."""
 
 
-def _recorded(call: str, operation: str, group: Any, method: Callable[[], Any], args: Iterable[Any]) -> Any:
+def _call_recorded(call: str, operation: str, group: Any, method: Callable[[], Any], args: Iterable[Any]) -> Any:
+    """Call a method with two records of torch's profiler: one of the call, and one until the operation ends."""
     lists = list(_tensors(args))
-    with private.recorded(call, lists, _described(group, operation, lists)):
+    with private.recorded(call, lists, _record_fields(group, operation, lists)):
         span = record_function(operation)
         span.__enter__()
         try:
@@ -94,15 +95,15 @@ def _recorded(call: str, operation: str, group: Any, method: Callable[[], Any], 
         except BaseException:
             span.__exit__(None, None, None)
             raise
-        over: torch.futures.Future[None] = torch.futures.Future()
-        private.end_with(span, over)
-        work.record_end(lambda: over.set_result(None))
+        ended: torch.futures.Future[None] = torch.futures.Future()
+        private.end_with(span, ended)
+        work.record_end(lambda: ended.set_result(None))
         return work
 
 
-def _described(group: Any, operation: str, lists: Sequence[Any]) -> Mapping[str, object]:
+def _record_fields(group: Any, operation: str, lists: Sequence[Any]) -> Mapping[str, object]:
     """Return the fields of a record, under Kineto's names for other backends."""
-    described: dict[str, object] = {
+    fields: dict[str, object] = {
         "Collective name": operation.partition(":")[2],
         "Process Group Name": group.group_name,
         "Process Group Description": group.group_desc,
@@ -111,10 +112,10 @@ def _described(group: Any, operation: str, lists: Sequence[Any]) -> Mapping[str,
         "Seq": group._get_sequence_number_for_group(),
     }
     if lists:  # c10d's operations take their outputs first
-        described["In msg nelems"] = sum(x.numel() for x in lists[-1])
-        described["Out msg nelems"] = sum(x.numel() for x in lists[0])
-        described["dtype"] = str(lists[0][0].dtype).removeprefix("torch.")
-    return described
+        fields["In msg nelems"] = sum(x.numel() for x in lists[-1])
+        fields["Out msg nelems"] = sum(x.numel() for x in lists[0])
+        fields["dtype"] = str(lists[0][0].dtype).removeprefix("torch.")
+    return fields
 
 
 def _tensors(args: Iterable[Any]) -> Iterator[list[torch.Tensor]]:

@@ -31,11 +31,11 @@ import torch
 from ..errors import UsageError
 
 
-def _nothing() -> None:
-    """Nobody compiles or records."""
+def _return_none() -> None:
+    """Return None, as torch does where nothing compiles or records."""
 
 
-def _found(path: str, otherwise: Any = None) -> Any:
+def _find_private(path: str, otherwise: Any = None) -> Any:
     """Return the attribute of torch at a path such as "_C._profiler"; the default if it is missing."""
     owner: Any = torch
     for name in path.split("."):
@@ -44,14 +44,14 @@ def _found(path: str, otherwise: Any = None) -> Any:
 
 
 # Bound once, for every call of an operation asks both.
-compiler_callback: Callable[[], object] = _found("_C._dynamo.eval_frame.get_eval_frame_callback", _nothing)
+compiler_callback: Callable[[], object] = _find_private("_C._dynamo.eval_frame.get_eval_frame_callback", _return_none)
 """Return what compiles frames of this thread; None if nothing does."""
-profiler_enabled: Callable[[], object] = _found("autograd._profiler_enabled", _nothing)
+profiler_enabled: Callable[[], object] = _find_private("autograd._profiler_enabled", _return_none)
 """Return whether torch's profiler records this thread."""
 
 
 def skip_code(code: CodeType) -> bool:
-    """Tell torch's compiler not to trace a function; False if it is not loaded, or cannot be told."""
+    """Exclude a function from torch's compiler; False if the compiler is not loaded, or has no such function."""
     # A module that takes a second to import, perhaps in another thread now: then nothing is compiled yet.
     compiler: Any = getattr(sys.modules.get("torch._dynamo"), "eval_frame", None)
     if not hasattr(compiler, "skip_code"):
@@ -61,8 +61,8 @@ def skip_code(code: CodeType) -> bool:
 
 
 def recorded(call: str, lists: Sequence[Any], described: Mapping[str, object]) -> AbstractContextManager[object]:
-    """Record a call of c10d in torch's profile for the length of a ``with``."""
-    record = _found("_C._profiler._RecordFunctionFast")
+    """Record a call of c10d in torch's profile within a ``with``."""
+    record = _find_private("_C._profiler._RecordFunctionFast")
     return nullcontext() if record is None else record(call, lists, described)
 
 
@@ -75,33 +75,23 @@ def end_with(span: Any, over: torch.futures.Future[None]) -> None:
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Call a function at the end of the backward pass that is under way.
-
-    Torch has no public callback for that; its own parallel modules use this one.
-
-    Raises:
-        RuntimeError: If none is under way.
-    """
-    queue = _found("autograd.Variable._execution_engine.queue_callback")
+    """Call a function at the end of the backward pass under way; RuntimeError: none is. Torch has no public way."""
+    queue = _find_private("autograd.Variable._execution_engine.queue_callback")
     if queue is not None:
         queue(callback)
 
 
-def keeping_version(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Let changes of a tensor within a ``with`` not count: torch has no public way.
-
-    Raises:
-        UsageError: If this version of torch has none at all.
-    """
-    preserve = _found("autograd._unsafe_preserve_version_counter")
+def preserve_version(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """Do not count changes of a tensor within a ``with`` as new versions; UsageError: this torch cannot."""
+    preserve = _find_private("autograd._unsafe_preserve_version_counter")
     if preserve is None:
         raise UsageError(f"Sharded: stage 3 is not possible with torch {torch.__version__}; use stage=2")
-    kept: AbstractContextManager[object] = preserve(tensor)
-    return kept
+    preserved: AbstractContextManager[object] = preserve(tensor)
+    return preserved
 
 
 def note_step(optimizer: torch.optim.Optimizer) -> None:
-    """Let schedules see that an optimizer has made a step."""
+    """Count a step of an optimizer, for schedules of learning rates."""
     optimizer._opt_called = True
 
 

@@ -51,7 +51,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
     # -- identity -----------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
-        """Return the name that it is registered by."""
+        """Return the name of the backend in torch."""
         return "overlap"
 
     name = _get_backend_name = getBackendName
@@ -62,35 +62,39 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         return self._name
 
     def getGroupName(self) -> str:
-        """Return the name that torch gave it."""
+        """Return the name of this group in torch."""
         return self._name
 
     def _set_group_name(self, name: str) -> None:
+        """Set the name of this group in torch."""
         self._name = name
 
     setGroupName = _set_group_name
 
     @property
     def group_desc(self) -> str:
-        """Its description, as torch gave it."""
+        """Description of this group in torch."""
         return self._description
 
     def getGroupDesc(self) -> str:
-        """Return its description, as torch gave it."""
+        """Return the description of this group in torch."""
         return self._description
 
     def _set_group_desc(self, description: str) -> None:
+        """Set the description of this group in torch."""
         self._description = description
 
     setGroupDesc = _set_group_desc
 
     @property
     def _device_types(self) -> list[torch.device]:
+        """Devices of the backend: the CPU."""
         return [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
+        """Return this group, as the backend of the CPU."""
         if torch.device(device).type != "cpu":
-            raise RuntimeError(f"device: backend 'overlap' is for the CPU, got {device}")
+            raise RuntimeError(f"device: backend 'overlap' is for the CPU, got {device}; give it another backend")
         return self
 
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
@@ -102,13 +106,13 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
     # -- its life ------------------------------------------------------------------------------------------------
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long an operation may take that names no limit."""
+        """Set the time limit of operations that name none."""
         self._timeout = timeout
 
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Leave the group; the last one of a world ends this process's part in it."""
+        """Leave the group; the last group of a world ends this process's part in it."""
         if self._leave is not None:
             self._leave()
 
@@ -127,7 +131,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         group_desc: str | None = None,
         device_types: object = None,
     ) -> ProcessGroup | None:
-        """Make the group of some group ranks; every rank of this group calls it with the ranks of its own part.
+        """Make a group of some ranks; every rank of this group calls it with the ranks of its own part.
 
         Returns:
             None on a rank that is not among them.
@@ -136,23 +140,27 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
             return None
         part = self._group.group(new_ranks, name=group_name)
         store = dist.PrefixStore(f"{group_name or part.name}/", self._store)
-        made = ProcessGroup(store, part, timeout or self._timeout)
-        made._name, made._description = group_name or part.name, group_desc or "undefined"
-        return made
+        part_group = ProcessGroup(store, part, timeout or self._timeout)
+        part_group._name, part_group._description = group_name or part.name, group_desc or "undefined"
+        return part_group
 
     def _set_sequence_number_for_group(self) -> None:
+        """Restart the count of operations."""
         self._seq = 0
 
     def _get_sequence_number_for_group(self) -> int:
+        """Return the number of operations that this rank has issued."""
         return self._seq
 
     def _has_hooks(self) -> bool:
+        """Return False: torch calls no hooks of this backend."""
         return False
 
     def _wait_for_pending_works(self) -> None:
         """Do nothing: there are no hooks to wait for."""
 
     def _start_coalescing(self, device: object) -> None:
+        """Refuse coalescing, which delays operations."""
         raise RuntimeError("coalescing: backend 'overlap' starts each operation at once; use the *_coalesced forms")
 
     # -- barriers ------------------------------------------------------------------------------------------------
@@ -160,13 +168,13 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
     @operation("barrier", "barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Finish once every rank of the group has arrived."""
-        again = self._issue_again(_BARRIER, None, None, opts) if timeout is None else None
-        if again is None:
-            again = self._issue(None, "barrier", limit=self._limit(opts, timeout), known_as=_BARRIER)
-        return Work(again, [])
+        handle = self._issue_prepared(_BARRIER, None, None, opts) if timeout is None else None
+        if handle is None:
+            handle = self._issue(None, "barrier", limit=self._limit(opts, timeout), key=_BARRIER)
+        return Work(handle, [])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for every rank of the group; rank 0 says which did not come in time.
+        """Wait for every rank of the group; rank 0 names ranks that are late.
 
         Args:
             timeout: How long.
@@ -179,13 +187,13 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         limit = self._timeout if timeout is None else timeout
         key = f"overlap/monitored/{self._barriers}"
         if self._group.rank == 0:
-            _look(self._store, key, self._group.size, limit, every=wait_all_ranks)
+            _await_arrivals(self._store, key, self._group.size, limit, every=wait_all_ranks)
         else:
-            _report(self._store, key, self._group.rank, limit)
+            _report_arrival(self._store, key, self._group.rank, limit)
 
 
-def _report(store: dist.Store, key: str, rank: int, timeout: timedelta) -> None:
-    """Tell rank 0 that this rank has reached the barrier, and wait for the verdict."""
+def _report_arrival(store: dist.Store, key: str, rank: int, timeout: timedelta) -> None:
+    """Report to rank 0 that this rank has reached the barrier, and wait for the verdict."""
     store.set(f"{key}/{rank}", "here")
     verdict = b""
     try:
@@ -201,8 +209,8 @@ def _report(store: dist.Store, key: str, rank: int, timeout: timedelta) -> None:
         )
 
 
-def _look(store: dist.Store, key: str, size: int, timeout: timedelta, *, every: bool) -> None:
-    """Wait for all other ranks in the store, which works where operations hang; tell them the verdict."""
+def _await_arrivals(store: dist.Store, key: str, size: int, timeout: timedelta, *, every: bool) -> None:
+    """Wait for all other ranks in the store, which works where operations hang; send them the verdict."""
     limit_ms = round(timeout.total_seconds() * 1000)
     if timeout <= timedelta(0):
         store.set(f"{key}/verdict", "rank 0 had no time")
@@ -210,7 +218,7 @@ def _look(store: dist.Store, key: str, size: int, timeout: timedelta, *, every: 
     until = time.monotonic() + timeout.total_seconds()
     missing: list[int] = []
     for rank in range(1, size):
-        if not _came(store, f"{key}/{rank}", until):
+        if not _has_arrived(store, f"{key}/{rank}", until):
             missing.append(rank)
             if not every:
                 break
@@ -218,12 +226,13 @@ def _look(store: dist.Store, key: str, size: int, timeout: timedelta, *, every: 
         store.set(f"{key}/verdict", "all")
         return
     ranks = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-    told = f"{ranks} failed to pass monitoredBarrier in {limit_ms} ms"
-    store.set(f"{key}/verdict", told)
-    raise dist.DistBackendError(told)
+    verdict = f"{ranks} failed to pass monitoredBarrier in {limit_ms} ms"
+    store.set(f"{key}/verdict", verdict)
+    raise dist.DistBackendError(verdict)
 
 
-def _came(store: dist.Store, key: str, until: float) -> bool:
+def _has_arrived(store: dist.Store, key: str, until: float) -> bool:
+    """Whether a rank arrives at a monitored barrier in time."""
     left_s = until - time.monotonic()
     try:
         if left_s <= 0:

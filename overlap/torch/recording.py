@@ -76,7 +76,7 @@ class _Recording:
             self._step = None
 
     def watch(self, name: str, part: nn.Module) -> list[Any]:
-        """Record one part."""
+        """Record the forward and the backward of one part; return the handles of its hooks."""
 
         def before(*_: object) -> None:
             self._began_ns = self._now()
@@ -85,16 +85,16 @@ class _Recording:
             self._rank.record(f"forward {name}", self._began_ns, self._now())
             made_by = getattr(out if isinstance(out, torch.Tensor) else None, "grad_fn", None)
             if made_by is not None:
-                made_by.register_prehook(lambda _: self._backward_reached(f"backward {name}"))
+                made_by.register_prehook(lambda _: self._begin_backward(f"backward {name}"))
 
         handles = [part.register_forward_pre_hook(before), part.register_forward_hook(after)]
         for parameter in part.parameters(recurse=False):
             if parameter.requires_grad:
-                handles.append(parameter.register_post_accumulate_grad_hook(lambda _: self._seen()))
+                handles.append(parameter.register_post_accumulate_grad_hook(lambda _: self._note_compute()))
         return handles
 
     def watch_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Any]:
-        """Record its steps."""
+        """Record the steps of an optimizer; return the handles of its hooks."""
 
         def before(*_: object) -> None:
             self._began_ns = self._now()
@@ -104,21 +104,25 @@ class _Recording:
 
         return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
-    def _backward_reached(self, name: str) -> None:
+    def _begin_backward(self, name: str) -> None:
+        """Begin the backward of a part, which ends that of the part before."""
         if self._backward is None:
-            private.after_backward(self._backward_ended)
-        self._seen()
-        self._close()
+            private.after_backward(self._end_backward)
+        self._note_compute()
+        self._record_part()
         self._backward = (name, self._last_ns)
 
-    def _seen(self) -> None:
+    def _note_compute(self) -> None:
+        """Note that backward computes at this moment."""
         self._last_ns = self._now()
 
-    def _backward_ended(self) -> None:
-        self._close()
+    def _end_backward(self) -> None:
+        """End the last part at the end of a backward pass."""
+        self._record_part()
         self._backward = None
 
-    def _close(self) -> None:
+    def _record_part(self) -> None:
+        """Record the part of backward that was running, up to its last compute."""
         if self._backward is not None:
             name, since_ns = self._backward
             self._rank.record(name, since_ns, max(since_ns, self._last_ns))

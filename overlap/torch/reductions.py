@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ..runtime.group import Group
 from .errors import CallError
-from .issuing import Issuing, Known, Tensors, nested, root_of, users_frame
+from .issuing import CallKey, Issuing, Tensors, nested, root_of, users_frame
 from .operations import operation
 from .tensors import (
     check_memory,
@@ -34,13 +34,13 @@ class Reductions(Issuing):
     @operation("allreduce_", "all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, op: Any = None) -> Work:
         """Combine a tensor of all ranks, in place; several tensors of one shape are combined with each other too."""
-        known_as: Known | None = None
+        key: CallKey | None = None
         if type(opts) is dist.AllreduceOptions and op is timeout is None and type(tensors) is list:
-            known_as = _known_as("all_reduce", tensors[0], opts) if len(tensors) == 1 else None
-            if known_as is not None:
-                again = self._issue_again(known_as, tensors[0], tensors[0], opts)
-                if again is not None:
-                    return Work(again, tensors)
+            key = _reduction_key("all_reduce", tensors[0], opts) if len(tensors) == 1 else None
+            if key is not None:
+                handle = self._issue_prepared(key, tensors[0], tensors[0], opts)
+                if handle is not None:
+                    return Work(handle, tensors)
         inputs = listed(tensors, "tensors")
         reduction, limit = self._reduction(opts, timeout, op)
         if len(inputs) > 1:
@@ -49,8 +49,8 @@ class Reductions(Issuing):
         if inputs[0].layout is not torch.strided:
             return _sum_sparse(self._group, inputs, reduction, limit)
         if len(inputs) == 1:
-            return Work(self._all_reduce(inputs[0], reduction, limit, known_as), inputs)
-        first = _combined(inputs, reduction[0])
+            return Work(self._all_reduce(inputs[0], reduction, limit, key), inputs)
+        first = _combine_local(inputs, reduction[0])
         handle = self._all_reduce(first, reduction, limit)
         return Work(JoinedOperations([handle], lambda: copy_to(inputs, first)), inputs)
 
@@ -61,19 +61,20 @@ class Reductions(Issuing):
         same_kind(tensors, "tensors")
         check_memory(tensors)
         op, limit = self._reduction(opts, None)
-        (name, factor), (fused, rest) = op, self._parted(tensors, tensors)
+        (name, factor), (fused, rest) = op, self._split_by_size(tensors, tensors)
         handles = [self._all_reduce(tensors[i], op, limit) for i in rest]
         small = [tensors[i] if factor is None else tensors[i].mul_(factor) for i in fused]
         return Work(
             JoinedOperations([*handles, *self._issue_fused("all_reduce", small, small, name, limit=limit)]), tensors
         )
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Any, limit: float, known_as: Known | None = None) -> Handle:
+    def _all_reduce(self, tensor: torch.Tensor, op: Any, limit: float, key: CallKey | None = None) -> Handle:
+        """Issue the all-reduce of one tensor, multiplied first if the operator has a factor."""
         name, factor = op
         if factor is not None:
             tensor.mul_(factor)
-        out, place = flat_output(tensor)
-        return self._issue(place, "all_reduce", out, name, out, limit=limit, known_as=None if factor else known_as)
+        out, copy_back = flat_output(tensor)
+        return self._issue(copy_back, "all_reduce", out, name, out, limit=limit, key=None if factor else key)
 
     @operation("reduce_", "reduce")
     def reduce(
@@ -84,19 +85,19 @@ class Reductions(Issuing):
         opts = opts if opts is not None else None if hasattr(root, "__index__") else root
         (name, factor), limit = self._reduction(opts, timeout, op)
         dst = root_of(root if opts is None else opts, None)
-        known_as: Known | None = None
+        key: CallKey | None = None
         if factor is not None:
             tensor.mul_(factor)
         elif timeout is None:
-            known_as = "reduce", tensor.dtype, tensor.numel(), name, dst
-            again = self._issue_again(known_as, tensor, tensor if self._group.rank == dst else None, opts)
-            if again is not None:
-                return Work(again, [tensor])
+            key = "reduce", tensor.dtype, tensor.numel(), name, dst
+            handle = self._issue_prepared(key, tensor, tensor if self._group.rank == dst else None, opts)
+            if handle is not None:
+                return Work(handle, [tensor])
         if self._group.rank != dst:
-            handle = self._issue(None, "reduce", flat_input(tensor), dst, name, limit=limit, known_as=known_as)
+            handle = self._issue(None, "reduce", flat_input(tensor), dst, name, limit=limit, key=key)
             return Work(handle, [tensor])
-        out, place = flat_output(tensor)
-        return Work(self._issue(place, "reduce", out, dst, name, out, limit=limit, known_as=known_as), [tensor])
+        out, copy_back = flat_output(tensor)
+        return Work(self._issue(copy_back, "reduce", out, dst, name, out, limit=limit, key=key), [tensor])
 
     @operation("reduce_scatter_", "reduce_scatter")
     def reduce_scatter(
@@ -123,15 +124,15 @@ class Reductions(Issuing):
     @operation("_reduce_scatter_base_", "reduce_scatter")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Combine a tensor of all ranks; rank r keeps its r-th part."""
-        known_as: Known | None = None
+        key: CallKey | None = None
         if type(opts) is dist.ReduceScatterOptions:
-            known_as = *_known_as("reduce_scatter", input, opts), output.dtype, output.numel()
-        again = None if known_as is None else self._issue_again(known_as, input, output, opts)
-        if again is None:
+            key = *_reduction_key("reduce_scatter", input, opts), output.dtype, output.numel()
+        handle = None if key is None else self._issue_prepared(key, input, output, opts)
+        if handle is None:
             (name, factor), limit = self._reduction(opts, None)
             x = input if factor is None else input * factor
-            again = self._reduce_scatter(output, x, name, limit, known_as=None if factor else known_as)
-        return Work(again, [output])
+            handle = self._reduce_scatter(output, x, name, limit, key=None if factor else key)
+        return Work(handle, [output])
 
     @operation("reduce_scatter_tensor_coalesced_", "reduce_scatter")
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -139,7 +140,7 @@ class Reductions(Issuing):
         outputs, inputs = self._check_pairs(outputs, inputs, parts="outputs")
         (name, factor), limit = self._reduction(opts, None)
         scaled = [x if factor is None else x * factor for x in inputs]
-        fused, rest = self._parted(outputs, scaled)
+        fused, rest = self._split_by_size(outputs, scaled)
         handles = [self._reduce_scatter(outputs[i], scaled[i], name, limit) for i in rest]
         outs, xs = [outputs[i] for i in fused], [scaled[i] for i in fused]
         return Work(
@@ -156,18 +157,19 @@ class Reductions(Issuing):
         op: str,
         limit: float,
         counts: list[int] | None = None,
-        known_as: Known | None = None,
+        key: CallKey | None = None,
     ) -> Handle:
+        """Issue a reduce-scatter to an output that may overlap its input."""
         same_kind([output, x], "output, input")
         source = flat_input(x)
         if overlaps(output, x):
             source = source.copy()
-        out, place = flat_output(output)
-        return self._issue(place, "reduce_scatter", source, op, out, counts=counts, limit=limit, known_as=known_as)
+        out, copy_back = flat_output(output)
+        return self._issue(copy_back, "reduce_scatter", source, op, out, counts=counts, limit=limit, key=key)
 
 
-def _known_as(name: str, x: torch.Tensor, opts: Any) -> Known:
-    """Return the name of a reduction; one that multiplies first is never kept."""
+def _reduction_key(name: str, x: torch.Tensor, opts: Any) -> CallKey:
+    """Return the key under which a reduction is prepared; one that multiplies first never is."""
     return name, x.dtype, x.numel(), opts.reduceOp.op
 
 
@@ -184,8 +186,8 @@ _LOCALLY: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def _combined(tensors: Tensors, op: str) -> torch.Tensor:
-    """Combine the tensors of this rank into the first, and return it."""
+def _combine_local(tensors: Tensors, op: str) -> torch.Tensor:
+    """Combine the tensors of this rank in the first, and return it."""
     first = tensors[0].detach()
     for other in tensors[1:]:
         _LOCALLY[op](first, other.detach(), out=first)
@@ -193,10 +195,9 @@ def _combined(tensors: Tensors, op: str) -> torch.Tensor:
 
 
 def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: float) -> Work:
-    """Add up the sparse tensors of all ranks, in place; returns once all ranks have said how many elements they have.
+    """Sum the sparse tensors of all ranks in place; returns once their counts of elements have arrived.
 
     Args:
-        group: Group of the ranks.
         tensors: Tensors of this rank, in coordinate layout, with the same axes on all ranks; each becomes the sum.
         op: The reduction asked for, which must be a sum.
         limit_s: How long each part may take.
@@ -220,20 +221,20 @@ def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: fl
     if (sizes[:, 1] != axes).any():
         raise CallError(f"tensor: all ranks must have as many sparse axes, they have {sizes[:, 1].tolist()}")
     counts = sizes[:, 0].tolist()
-    width = local.values()[0:1].numel() if count else _width(local)
+    width = local.values()[0:1].numel() if count else _values_per_index(local)
     places = flat_input(local.indices().t().contiguous()).reshape(-1, axes)
     values = flat_input(local.values().contiguous()).reshape(-1, width)
     gathered = [group.all_gather(x, counts=counts, **call) for x in (places, values)]
 
     def add_up() -> None:
-        where, what = (torch.from_numpy(np.array(future.result(0))) for future in gathered)
+        indices, values = (torch.from_numpy(np.array(future.result(0))) for future in gathered)
         shape = (sum(counts), *local.shape[axes:])
-        total = torch.sparse_coo_tensor(where.t(), what.reshape(shape), local.shape, check_invariants=False)
+        total = torch.sparse_coo_tensor(indices.t(), values.reshape(shape), local.shape, check_invariants=False)
         copy_to(tensors, total.coalesce())
 
     return Work(JoinedOperations(cast("list[Handle]", gathered), add_up), tensors)
 
 
-def _width(tensor: torch.Tensor) -> int:
-    """Return how many numbers lie at one place."""
+def _values_per_index(tensor: torch.Tensor) -> int:
+    """Return the number of values at one index of a sparse tensor."""
     return int(np.prod(tensor.shape[tensor.sparse_dim() :], dtype=np.int64))

@@ -16,11 +16,11 @@ from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from . import private
 from .issuing import users_frame
-from .model import OptimizerMaker, ParameterBucket, TrainedModule, Unused, as_of_now
+from .model import OptimizerMaker, ParameterBucket, TrainedModule, Unused, frozen_settings
 from .tensors import Array, view_of
 
 
-class _Shared(ParameterBucket):
+class _ShardedBucket(ParameterBucket):
     """A bucket of which each rank keeps and updates an equal part.
 
     Attributes:
@@ -31,10 +31,12 @@ class _Shared(ParameterBucket):
         gradients: As `whole`; where the gradients of a step are put together.
         present: Whether `whole` has memory.
         users: Modules in whose forward it is needed now.
-        lent: Whether the program has been given the whole, and may have written it.
+        loaned: Whether the program has been given the whole, and may have written it.
     """
 
-    def __init__(self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int, place: int, ranks: int) -> None:
+    def __init__(
+        self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int, position: int, ranks: int
+    ) -> None:
         super().__init__(plan, parameters, priority)
         self.rows = -(-plan.size // ranks)
         self.whole = torch.zeros(self.rows * ranks, dtype=parameters[0].dtype)
@@ -42,31 +44,31 @@ class _Shared(ParameterBucket):
             view.copy_(parameter.data)
             parameter.data = view
         self.dtype = plan.dtype
-        self.mine = slice(place * self.rows, (place + 1) * self.rows)
-        self.shard = nn.Parameter(self.whole[self.mine].clone())
+        self.own_slice = slice(position * self.rows, (position + 1) * self.rows)
+        self.shard = nn.Parameter(self.whole[self.own_slice].clone())
         self.gathered: Future[Any] | None = None
         self.gradients: torch.Tensor | None = None
         self.mean = self.shard
-        self.nothing = torch.full((), float("nan"), dtype=self.whole.dtype)
+        self.nans = torch.full((), float("nan"), dtype=self.whole.dtype)
         self.present, self.users, self.loaned = True, 0, False
         self.update: Future[Any] | None = None
 
     def free(self) -> None:
-        """Free the memory of the whole weights; references stay, and the parameters read as NaN until `room`."""
+        """Free the memory of the whole weights; references stay, and the parameters read as NaN until `allocate`."""
         if self.present and self.gathered is None and not self.users:
             self.copy_own_part()
             self.present = False
             for parameter in self.parameters:
-                parameter.data = self.nothing.expand(parameter.shape)
+                parameter.data = self.nans.expand(parameter.shape)
             self._resize(0)
 
     def copy_own_part(self) -> None:
-        """Copy this rank's part from the whole weights, if the program had them on loan and may have written them."""
+        """Copy this rank's part from the whole weights, if the program had them on loan."""
         if self.loaned:
             self.loaned = False
-            self.shard.data.copy_(self.whole[self.mine])
+            self.shard.data.copy_(self.whole[self.own_slice])
 
-    def room(self) -> Array:
+    def allocate(self) -> Array:
         """Allocate the memory of the whole weights again, and return it."""
         if not self.present:
             self.present = True
@@ -76,14 +78,14 @@ class _Shared(ParameterBucket):
         return view_of(self.whole)
 
     def _resize(self, n_bytes: int) -> None:
-        """Give the whole so much memory."""
+        """Resize the memory of the whole weights."""
         # The weights are the same again when a backward pass reads its references to them, which torch cannot know:
         # that pass would refuse a new version of them.
-        with private.keeping_version(self.whole):
+        with private.preserve_version(self.whole):
             self.whole.untyped_storage().resize_(n_bytes)
 
 
-class Sharded(TrainedModule[_Shared]):
+class Sharded(TrainedModule[_ShardedBucket]):
     """A module that a group of ranks shares out; it is used as `DataParallel` is.
 
     ======  =====================================
@@ -132,17 +134,21 @@ class Sharded(TrainedModule[_Shared]):
         self._needs_one_order = stage == 3
         super().__init__(module, rank=rank, group=group, bucket_bytes=bucket_bytes, unused=unused)
         self._order = sorted(self._buckets, key=lambda bucket: bucket.priority)
-        self.optimizer: torch.optim.Optimizer = self._kept(optimizer([bucket.shard for bucket in self._buckets]))
+        self.optimizer: torch.optim.Optimizer = self._with_current_state(
+            optimizer([bucket.shard for bucket in self._buckets])
+        )
         if stage == 3:
-            for each in module.modules():
-                each.register_forward_hook(lambda each, _args, out: self._after(each, out))
+            for part in module.modules():
+                part.register_forward_hook(lambda part, _args, out: self._after_forward(part, out))
 
-    def _bucket(self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int) -> _Shared:
-        return _Shared(plan, parameters, priority, self.group.rank, self.group.size)
+    def _bucket(self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int) -> _ShardedBucket:
+        """Make a bucket of which this rank updates its own part."""
+        return _ShardedBucket(plan, parameters, priority, self.group.rank, self.group.size)
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
-    def _send(self, bucket: _Shared) -> None:
+    def _send(self, bucket: _ShardedBucket) -> None:
+        """Issue the reduce-scatter of a full bucket's gradients."""
         if bucket.gradients is None:
             bucket.gradients = torch.zeros(bucket.whole.numel(), dtype=bucket.whole.dtype)
         for view, parameter in zip(bucket.views(bucket.gradients), bucket.parameters, strict=True):
@@ -164,11 +170,11 @@ class Sharded(TrainedModule[_Shared]):
             self._free(bucket)
 
     def _end_step(self) -> None:
-        """Update every part when its mean has arrived, and gather the whole weights, in the order of forward."""
-        optimizer = as_of_now(self.optimizer)
+        """Update every part when its mean has arrived, and gather the whole weights in the order of forward."""
+        optimizer = frozen_settings(self.optimizer)
         for bucket in self._order:
             bucket.copy_own_part()
-            update = partial(self._apply, bucket, bucket.mean, optimizer)
+            update = partial(self._update_shard, bucket, bucket.mean, optimizer)
             bucket.update = self.rank.compute(
                 update, bucket.update, name=RoleName("update", "update"), call_site=users_frame()
             )
@@ -178,14 +184,17 @@ class Sharded(TrainedModule[_Shared]):
             else:
                 bucket.free()
 
-    def _apply(self, bucket: _Shared, mean: torch.Tensor, optimizer: torch.optim.Optimizer, _: object) -> Array:
-        """Update this rank's part, on the compute stream; returns it."""
+    def _update_shard(
+        self, bucket: _ShardedBucket, mean: torch.Tensor, optimizer: torch.optim.Optimizer, _: object
+    ) -> Array:
+        """Update this rank's part, on the compute stream, and return it."""
         bucket.shard.grad = mean
         optimizer.step()  # passes over parameters without a gradient
         bucket.shard.grad = None
         return view_of(bucket.shard)
 
-    def _updated(self) -> None:
+    def _wait_for_update(self) -> None:
+        """Wait until every part has been updated."""
         for bucket in self._buckets:
             last = bucket.update if bucket.gathered is None else bucket.gathered
             if last is not None:
@@ -200,11 +209,12 @@ class Sharded(TrainedModule[_Shared]):
             bucket.loaned = True
         return module
 
-    def _gather(self, bucket: _Shared) -> None:
+    def _gather(self, bucket: _ShardedBucket) -> None:
+        """Issue the all-gather of a bucket's updated parts."""
         part = bucket.update if bucket.update is not None else view_of(bucket.shard)
         bucket.gathered = self.group.all_gather(
             part,
-            bucket.room(),
+            bucket.allocate(),
             stream=self._stream,
             priority=bucket.priority,
             name=RoleName(f"weights {bucket.plan.index}", "bucket"),
@@ -213,7 +223,8 @@ class Sharded(TrainedModule[_Shared]):
         bucket.update = None
         bucket.due = bucket.due and self.stage < 3
 
-    def _ready(self, bucket: _Shared) -> None:
+    def _wait_for_weights(self, bucket: _ShardedBucket) -> None:
+        """Wait until the whole weights of a bucket are on this rank; in stage 3, gather them if necessary."""
         bucket.copy_own_part()
         if self.stage == 3 and (bucket.due or not bucket.present):
             if bucket.gathered is not None:  # was gathered ahead in the last backward, and not needed there
@@ -224,47 +235,50 @@ class Sharded(TrainedModule[_Shared]):
             bucket.gathered = None
         bucket.due = False
 
-    def _before(self, module: nn.Module) -> None:
-        super()._before(module)
+    def _before_forward(self, module: nn.Module) -> None:
+        """Wait for the weights of a module, and gather the next buckets ahead."""
+        super()._before_forward(module)
         needed = self._needs[module]
         if self.stage == 3 and needed:
             for bucket in needed:
                 bucket.users += 1
-            self._ahead(needed[-1], 1)
+            self._gather_ahead(needed[-1], 1)
 
-    def _ahead(self, bucket: _Shared, direction: int) -> None:
-        """Let the buckets be gathered that are needed next."""
-        place = self._order.index(bucket)
+    def _gather_ahead(self, bucket: _ShardedBucket, direction: int) -> None:
+        """Gather the buckets that are needed next, in forward (1) or backward (-1)."""
+        position = self._order.index(bucket)
         for step in range(1, self._depth + 1):
-            if 0 <= place + direction * step < len(self._order):
-                following = self._order[place + direction * step]
+            if 0 <= position + direction * step < len(self._order):
+                following = self._order[position + direction * step]
                 if not following.present and not (direction < 0 and following.full):
                     self._gather(following)
 
-    def _after(self, module: nn.Module, out: Any) -> None:
-        """Give back the weights that forward has used, and ask for them again before backward."""
-        for tensor in [each for each in _tensors(out) if each.requires_grad][:1]:
+    def _after_forward(self, module: nn.Module, out: Any) -> None:
+        """Free the weights that forward has used; a hook gathers them again before backward."""
+        for tensor in [output for output in _tensors_in(out) if output.requires_grad][:1]:
             tensor.register_hook(lambda _: self._before_backward(module))
         for bucket in self._needs[module]:
             bucket.users -= 1
             self._free(bucket)
 
-    def _free(self, bucket: _Shared) -> None:
-        """Give memory back, from the second step on: in the first one it is not known which modules are called."""
+    def _free(self, bucket: _ShardedBucket) -> None:
+        """Free the weights of a bucket, from the second step on: before, it is unknown which modules are called."""
         if self._called is None:
             bucket.free()
 
     def _before_backward(self, module: nn.Module) -> None:
+        """Wait for the weights of a module again, and gather the weights of earlier modules."""
         needed = self._needs[module]
         for bucket in needed:
-            self._ready(bucket)
+            self._wait_for_weights(bucket)
         if needed:
-            self._ahead(needed[0], -1)
+            self._gather_ahead(needed[0], -1)
 
 
-def _tensors(out: Any) -> list[torch.Tensor]:
+def _tensors_in(out: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested lists, tuples and dicts."""
     if isinstance(out, torch.Tensor):
         return [out]
     if isinstance(out, dict):
-        return [each for value in out.values() for each in _tensors(value)]
-    return [each for value in out for each in _tensors(value)] if isinstance(out, (list, tuple)) else []
+        return [tensor for value in out.values() for tensor in _tensors_in(value)]
+    return [tensor for value in out for tensor in _tensors_in(value)] if isinstance(out, (list, tuple)) else []

@@ -1,4 +1,4 @@
-"""Going on after a loss: the processes that live leave their world, and agree on the next one.
+"""Programs that go on after a loss: the surviving processes leave their world, and agree on the next one.
 
 A program that was started by `overlap run --survive` catches the error of an operation, and joins the next world::
 
@@ -55,12 +55,15 @@ class _Steps:
 
     @property
     def prepared(self) -> int:
+        """Last step with a complete state."""
         return self.done
 
     def report(self) -> int:
+        """Return the number of finished steps."""
         return self.done
 
     def advance(self, step: int) -> None:
+        """Set the number of finished steps."""
         self.done = step
 
 
@@ -85,7 +88,7 @@ def next_world(error: BaseException, *, step: int) -> NextWorld:
         UsageError: The program was not started by `overlap run --survive`.
     """
     if not _run:
-        raise UsageError("next_world: nobody decides who goes on; start the program by `overlap run --survive`")
+        raise UsageError("next_world: this program has no witness of survivors; start it by `overlap run --survive`")
     run, connection = _run[0], _connection[0]
     loss = connection.failure(_END_S)
     if not isinstance(loss, Exception) or not run.is_loss(loss):
@@ -112,45 +115,45 @@ def present_world() -> NextWorld:
     return NextWorld(epoch=world.epoch, members=world.members, step=world.step, source=next(newest, 0))
 
 
-def is_asked() -> bool:
+def is_started_to_survive() -> bool:
     """Whether this program was started by `overlap run --survive`."""
     return bool(RunConfig.from_environment(os.environ).survive)
 
 
-def enter(connection: Connection) -> None:
-    """Let the witness and the launcher of a job know that this process has joined a world."""
+def report_joined(connection: Connection) -> None:
+    """Report to the witness and the launcher of a job that this process has joined a world."""
     _connection[:] = [connection]
-    place = find_place(os.environ)
-    if place is None:
+    own_place = find_place(os.environ)
+    if own_place is None:
         return
     if not _run:
-        _run.append(SurvivingRun(place, RunConfig.from_environment(os.environ)))
+        _run.append(SurvivingRun(own_place, RunConfig.from_environment(os.environ)))
     _run[0].state = State.TRAINS
     number = _run[0].world.epoch + 1
-    report_to_launcher(Entering(world=number, joined=True, ranks_each=place.ranks_per_process))
+    report_to_launcher(Entering(world=number, joined=True, ranks_each=own_place.ranks_per_process))
 
 
-def leave() -> None:
-    """Let the launcher of a job know that this process has left its world in order."""
+def report_left() -> None:
+    """Report to the launcher of a job that this process has left its world in order."""
     if _run:
         report_to_launcher(Leaving(world=_run[0].world.epoch + 1))
 
 
-def job_of_world() -> str:
-    """Return the name under which the processes of the present world meet: a newcomer has met nobody before."""
+def world_job() -> str:
+    """Return the name of the present world's rendezvous; newcomers know no earlier one."""
     epoch = _run[0].world.epoch if _run else 0
     return f"{DEFAULT_JOB}-epoch-{epoch}" if epoch else DEFAULT_JOB
 
 
-def present_place() -> Place | None:
-    """Return the place of this process in a world after the first; None: it is still the first. A spare waits for one.
+def next_place() -> Place | None:
+    """Return this process's place in a world after the first, or None in the first; a spare waits for its turn.
 
     Raises:
         SystemExit: The job has ended without this spare.
     """
-    place = None if _run or WITNESS not in os.environ else find_place(os.environ)
-    if place is not None and place.process >= place.processes:
-        _run.append(SurvivingRun(place, RunConfig.from_environment(os.environ)))
+    own_place = None if _run or WITNESS not in os.environ else find_place(os.environ)
+    if own_place is not None and own_place.process >= own_place.processes:
+        _run.append(SurvivingRun(own_place, RunConfig.from_environment(os.environ)))
         if not trio.run(_run[0].wait):
             raise SystemExit(0)
     return _run[0].place if _run and _run[0].world.epoch else None

@@ -16,19 +16,17 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 def view_of(tensor: torch.Tensor) -> Array:
-    """Return an array that is the tensor's memory, with its shape and strides.
-
-    Raises:
-        CallError: If the memory is not that of plain numbers on the CPU; says what to pass instead.
-    """
+    """Return an array that is the tensor's memory, or raise a CallError with a conversion that helps."""
     try:
         return tensor_array(tensor)
     except (TypeError, RuntimeError) as error:
-        raise CallError(_hint(tensor) or f"tensor: cannot use the memory of a {tensor.dtype} tensor: {error}") from None
+        raise CallError(
+            _unsupported_reason(tensor) or f"tensor: cannot use the memory of a {tensor.dtype} tensor: {error}"
+        ) from None
 
 
 def flat_input(tensor: torch.Tensor) -> Array:
-    """Return the elements of a tensor in order: a view if they lie so, else a copy."""
+    """Return the elements of a tensor in order: a view where they are in order in memory, else a copy."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     view = view_of(tensor)
@@ -36,7 +34,7 @@ def flat_input(tensor: torch.Tensor) -> Array:
 
 
 def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]:
-    """Return memory to write the elements of a tensor to, in order, and a function that brings them to their places.
+    """Return flat memory for the elements of a tensor, and a function that copies them to it if that is a copy.
 
     Returns:
         A flat view and None where the tensor is contiguous; else a flat copy and a function that copies it back.
@@ -59,29 +57,21 @@ _NUMBERS = {getattr(torch, name): number for name, number in NUMBERS.items() if 
 
 
 def input_memory(tensor: torch.Tensor) -> Memory:
-    """Return where the elements of a tensor lie in order: they themselves if they lie so, else a copy.
-
-    Raises:
-        CallError: If the memory is not that of plain numbers on the CPU.
-    """
+    """Return the memory of a tensor's elements in order: its own, or that of a copy."""
     return _own_memory(tensor) or _memory_of(flat_input(tensor))
 
 
 def output_memory(tensor: torch.Tensor) -> tuple[Memory, Callable[[], None] | None]:
-    """Return memory to write the elements of a tensor to, as `flat_output` does.
-
-    Raises:
-        CallError: If the memory is not that of plain numbers on the CPU.
-    """
+    """Return memory for the elements of a tensor, as `flat_output` does."""
     own = _own_memory(tensor)
     if own is not None:
         return own, None
-    out, place = flat_output(tensor)
-    return _memory_of(out), place
+    out, copy_back = flat_output(tensor)
+    return _memory_of(out), copy_back
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a tensor lie in order in memory of the CPU, as they are."""
+    """Whether the elements of a tensor are in order in memory of the CPU, not conjugated or negated."""
     return (
         type(tensor) in _PLAIN
         and tensor.is_cpu
@@ -92,6 +82,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _own_memory(tensor: torch.Tensor) -> Memory | None:
+    """Return a tensor's own memory, if its elements are in order there."""
     number = _NUMBERS.get(tensor.dtype)
     if number is None or not is_plain(tensor):
         return None
@@ -99,11 +90,12 @@ def _own_memory(tensor: torch.Tensor) -> Memory | None:
 
 
 def _memory_of(array: Array) -> Memory:
+    """Return the memory of a contiguous array."""
     return array.__array_interface__["data"][0], array.nbytes, NUMBERS[array.dtype.name], array
 
 
 def joined(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """Return the flat tensor over tensors that are contiguous in memory one after the other, as after `chunk`.
+    """Return the flat tensor over tensors that follow each other in memory, as after `chunk`.
 
     Returns:
         None for tensors with gaps or in another order, and for a tensor with permuted strides or lazy conjugation.
@@ -121,38 +113,33 @@ def joined(tensors: list[torch.Tensor]) -> torch.Tensor | None:
 
 
 def copy_blocks(flat: Array, tensors: Iterable[torch.Tensor]) -> None:
-    """Write a flat array, cut into blocks of their sizes, to tensors."""
+    """Write consecutive blocks of a flat array to tensors."""
     start = 0
     for tensor in tensors:
-        out, place = flat_output(tensor)
+        out, copy_back = flat_output(tensor)
         np.copyto(out, flat[start : start + out.size])
-        if place is not None:
-            place()
+        if copy_back is not None:
+            copy_back()
         start += out.size
 
 
 def copy_to(tensors: Iterable[torch.Tensor], tensor: torch.Tensor) -> None:
-    """Write a tensor to each of several."""
+    """Copy a tensor to each of several."""
     with torch.no_grad():
-        for each in tensors:
-            each.copy_(tensor)
+        for target in tensors:
+            target.copy_(tensor)
 
 
 def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors lie in one piece of memory, perhaps apart."""
+    """Return whether two tensors have one storage, perhaps different parts of it."""
     return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
 
 
 def listed(tensors: Any, argument: str) -> list[torch.Tensor]:
-    """Return a list of tensors, from a list or a single tensor.
-
-    Raises:
-        TypeError: If it is neither.
-        CallError: If the list is empty.
-    """
+    """Return a list of tensors, from a list or a single tensor."""
     if isinstance(tensors, torch.Tensor):
         return [tensors]
-    if not isinstance(tensors, list | tuple) or not all(isinstance(each, torch.Tensor) for each in tensors):
+    if not isinstance(tensors, list | tuple) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise TypeError(f"{argument}: expected a tensor or a list of tensors, got {tensors!r:.200}")
     if not tensors:
         raise CallError(f"{argument}: expected at least one tensor, got an empty list")
@@ -160,36 +147,23 @@ def listed(tensors: Any, argument: str) -> list[torch.Tensor]:
 
 
 def one_tensor(tensors: Any, argument: str) -> torch.Tensor:
-    """Return the only tensor of a list, or the tensor: a process has one device, the CPU.
-
-    Raises:
-        TypeError: If it is neither.
-        CallError: If there are more or fewer.
-    """
+    """Return a tensor, or the only one of a list: a process has one device, the CPU."""
     if type(tensors) is list and len(tensors) == 1 and isinstance(tensors[0], torch.Tensor):
         return tensors[0]
-    found = listed(tensors, argument)
-    if len(found) != 1:
-        raise CallError(f"{argument}: expected one tensor, for the one CPU of this rank, got {len(found)}")
-    return found[0]
+    candidates = listed(tensors, argument)
+    if len(candidates) != 1:
+        raise CallError(f"{argument}: expected one tensor, for the one CPU of this rank, got {len(candidates)}")
+    return candidates[0]
 
 
 def check_memory(tensors: Iterable[torch.Tensor]) -> None:
-    """Check that the memory of each tensor can be used, before an operation begins with the first.
-
-    Raises:
-        CallError: If that of one cannot; says what to pass instead.
-    """
+    """Check the memory of each tensor, as `view_of` does, before an operation starts with the first."""
     for tensor in tensors:
         view_of(tensor)
 
 
 def same_kind(tensors: Iterable[torch.Tensor], argument: str) -> None:
-    """Check that tensors which travel together have one device, one dtype and one layout.
-
-    Raises:
-        CallError: Naming both.
-    """
+    """Refuse tensors of several devices, dtypes or layouts, which cannot travel together."""
     first: torch.Tensor | None = None
     for index, tensor in enumerate(tensors):
         first = tensor if first is None else first
@@ -199,27 +173,27 @@ def same_kind(tensors: Iterable[torch.Tensor], argument: str) -> None:
                 f"{tensor.device}"
             )
         if tensor.dtype != first.dtype:
-            raise _differ(argument, "dtype", first.dtype, index, tensor.dtype)
+            raise _difference_error(argument, "dtype", first.dtype, index, tensor.dtype)
         if tensor.layout != first.layout:
-            raise _differ(argument, "layout", first.layout, index, tensor.layout)
+            raise _difference_error(argument, "layout", first.layout, index, tensor.layout)
 
 
 def same_shape(tensors: list[torch.Tensor], argument: str) -> None:
-    """Check that tensors have one shape.
-
-    Raises:
-        CallError: Naming both.
-    """
+    """Refuse tensors of several shapes, which cannot be combined."""
     for index, tensor in enumerate(tensors):
         if tensor.shape != tensors[0].shape:
-            raise _differ(argument, "shape", tuple(tensors[0].shape), index, tuple(tensor.shape))
+            raise _difference_error(argument, "shape", tuple(tensors[0].shape), index, tuple(tensor.shape))
 
 
-def _differ(argument: str, what: str, first: object, index: int, other: object) -> CallError:
-    return CallError(f"{argument}: all tensors must have one {what}, number 0 is {first} and number {index} {other}")
+def _difference_error(argument: str, attribute: str, first: object, index: int, other: object) -> CallError:
+    """Return the error of tensors that differ in an attribute, such as "dtype"."""
+    return CallError(
+        f"{argument}: all tensors must have one {attribute}, number 0 is {first} and number {index} {other}"
+    )
 
 
-def _hint(tensor: torch.Tensor) -> str | None:
+def _unsupported_reason(tensor: torch.Tensor) -> str | None:
+    """Return why the memory of a tensor cannot be used, and a conversion that helps; None if unknown."""
     if tensor.device.type != "cpu":
         return (
             f"tensor: it is on {tensor.device}, and backend 'overlap' carries tensors of the CPU; pass .cpu(), or give "

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .errors import CallError
-from .issuing import Issuing, Known, Tensors, nested, root_of, users_frame
+from .issuing import CallKey, Issuing, Tensors, nested, root_of, users_frame
 from .operations import operation
 from .tensors import (
     Array,
@@ -43,14 +43,14 @@ class Transfers(Issuing):
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int | None = None
     ) -> Work:
-        """Give every rank the root's tensor; of several tensors, each gets the one that the root's options name."""
+        """Copy the root's tensor to every rank; of several tensors, to each the one that the options name."""
         inputs = listed(tensors, "tensors")
         src, limit = root_of(opts, root, len(inputs)), self._limit(opts, timeout)
         if len(inputs) == 1:
-            known_as = "broadcast", inputs[0].dtype, inputs[0].numel(), src
+            key = "broadcast", inputs[0].dtype, inputs[0].numel(), src
             x = inputs[0] if self._group.rank == src else None
-            again = self._issue_again(known_as, x, inputs[0], opts) if timeout is None else None
-            return Work(self._broadcast(inputs[0], src, limit, known_as) if again is None else again, inputs)
+            handle = self._issue_prepared(key, x, inputs[0], opts) if timeout is None else None
+            return Work(self._broadcast(inputs[0], src, limit, key) if handle is None else handle, inputs)
         same_kind(inputs, "tensors")
         same_shape(inputs, "tensors")
         check_memory(inputs)
@@ -58,45 +58,46 @@ class Transfers(Issuing):
         handle = self._broadcast(first, src, limit)
         return Work(JoinedOperations([handle], lambda: copy_to(inputs, first)), inputs)
 
-    def _broadcast(self, tensor: torch.Tensor, root: int, limit: float, known_as: Known | None = None) -> Handle:
-        out, place = flat_output(tensor)
+    def _broadcast(self, tensor: torch.Tensor, root: int, limit: float, key: CallKey | None = None) -> Handle:
+        """Issue the broadcast of one tensor."""
+        out, copy_back = flat_output(tensor)
         if self._group.rank == root:
-            known_as, place = known_as if place is None else None, None
-        return self._issue(place, "broadcast", out, root, out, limit=limit, known_as=known_as)
+            key, copy_back = key if copy_back is None else None, None
+        return self._issue(copy_back, "broadcast", out, root, out, limit=limit, key=key)
 
     @operation("allgather_", "all_gather")
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Give every rank the tensors of all ranks, which may differ in size.
+        """Copy the tensors of all ranks, which may differ in size, to every rank.
 
         A rank may give several tensors of one size, and then takes as many lists, each of all tensors of all ranks.
         """
         xs, limit = listed(input_tensors, "input_tensors"), self._limit(opts, timeout)
         if len(xs) == 1:
-            known_as = "all_gather", xs[0].dtype, xs[0].numel(), xs[0].dtype, xs[0].numel() * self._group.size
-            whole = self._whole(output_tensors, xs[0]) if timeout is None else None
-            again = None if whole is None else self._issue_again(known_as, xs[0], whole, opts)
+            key = "all_gather", xs[0].dtype, xs[0].numel(), xs[0].dtype, xs[0].numel() * self._group.size
+            whole = self._joined_parts(output_tensors, xs[0]) if timeout is None else None
+            handle = None if whole is None else self._issue_prepared(key, xs[0], whole, opts)
             parts = nested(output_tensors, "output_tensors")
-            return Work(self._all_gather(parts, xs[0], limit, known_as) if again is None else again, parts)
+            return Work(self._all_gather(parts, xs[0], limit, key) if handle is None else handle, parts)
         lists = [listed(parts, "output_tensors") for parts in output_tensors]
         if len(lists) != len(xs):
             raise CallError(f"output_tensors: expected one list for each of {len(xs)} input tensors, got {len(lists)}")
         for parts in lists:
-            self._check_count(parts, "output_tensors", each=len(xs))
+            self._check_count(parts, "output_tensors", per_rank=len(xs))
             same_kind([*xs, *parts], "input_tensors, output_tensors")
             same_shape([*xs, *parts], "input_tensors, output_tensors")
         flat = flat_input(torch.stack([x.detach() for x in xs]))
 
-        def place(gathered: Array) -> None:
+        def copy_back(gathered: Array) -> None:
             for parts in lists:
                 copy_blocks(gathered, parts)
 
-        return Work(self._issue(place, "all_gather", flat, None, limit=limit), lists)
+        return Work(self._issue(copy_back, "all_gather", flat, None, limit=limit), lists)
 
     @operation("allgather_coalesced_", "all_gather")
     def allgather_coalesced(self, output_lists: Any, input_tensors: Any, opts: Any = None) -> Work:
-        """Give every rank several tensors of all ranks: `output_lists[rank][i]` is tensor `i` of a rank."""
+        """Copy several tensors of all ranks to every rank: `output_lists[rank][i]` is tensor `i` of a rank."""
         self._check_count(output_lists, "output_lists")
         xs, limit = listed(input_tensors, "input_list"), self._limit(opts, None)
         for rank, outs in enumerate(output_lists):
@@ -116,35 +117,36 @@ class Transfers(Issuing):
         handles = [self._all_gather(list(outs), x, limit) for outs, x in zip(columns, xs, strict=True)]
         return Work(JoinedOperations(handles), output_lists)
 
-    def _all_gather(self, parts: Tensors, tensor: torch.Tensor, limit: float, known_as: Known | None = None) -> Handle:
+    def _all_gather(self, parts: Tensors, tensor: torch.Tensor, limit: float, key: CallKey | None = None) -> Handle:
+        """Issue the all-gather of one tensor to a list with one output for each rank."""
         self._check_count(parts, "output_tensors")
         same_kind([tensor, *parts], "output_tensors, input")
         counts, own = [part.numel() for part in parts], self._group.rank
         if counts[own] != tensor.numel():
             raise CallError(
                 f"output_tensors: number {own} is for this rank's own tensor, which has {tensor.numel()} elements, "
-                f"and has {counts[own]}"
+                f"and has {counts[own]}; pass an output of its size"
             )
-        even, out = None if len(set(counts)) == 1 else counts, _place_of(parts, tensor)
-        place = None if out is not None else lambda gathered: copy_blocks(gathered, parts)
-        known_as = known_as if even is None else None
-        return self._issue(place, "all_gather", flat_input(tensor), out, counts=even, limit=limit, known_as=known_as)
+        even, out = None if len(set(counts)) == 1 else counts, _joined_array(parts, tensor)
+        copy_back = None if out is not None else lambda gathered: copy_blocks(gathered, parts)
+        key = key if even is None else None
+        return self._issue(copy_back, "all_gather", flat_input(tensor), out, counts=even, limit=limit, key=key)
 
     @operation("_allgather_base_", "all_gather")
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Join the tensors of all ranks."""
-        known_as = "all_gather", input.dtype, input.numel(), output.dtype, output.numel()
-        again = self._issue_again(known_as, input, output, opts)
-        if again is None:
-            again = self._all_gather_single(output, input, self._limit(opts, None), known_as)
-        return Work(again, [output])
+        key = "all_gather", input.dtype, input.numel(), output.dtype, output.numel()
+        handle = self._issue_prepared(key, input, output, opts)
+        if handle is None:
+            handle = self._all_gather_single(output, input, self._limit(opts, None), key)
+        return Work(handle, [output])
 
     @operation("allgather_into_tensor_coalesced_", "all_gather")
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Join several tensors of all ranks, each by itself."""
         outputs, inputs = self._check_pairs(outputs, inputs, parts="inputs")
         limit = self._limit(opts, None)
-        fused, rest = self._parted(outputs, inputs)
+        fused, rest = self._split_by_size(outputs, inputs)
         handles = [self._all_gather_single(outputs[i], inputs[i], limit) for i in rest]
         outs, xs = [outputs[i] for i in fused], [inputs[i] for i in fused]
         return Work(JoinedOperations([*handles, *self._issue_fused("all_gather", outs, xs, limit=limit)]), outputs)
@@ -153,11 +155,12 @@ class Transfers(Issuing):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _all_gather_single(
-        self, output: torch.Tensor, x: torch.Tensor, limit: float, known_as: Known | None = None
+        self, output: torch.Tensor, x: torch.Tensor, limit: float, key: CallKey | None = None
     ) -> Handle:
+        """Issue the all-gather of one tensor to one output."""
         same_kind([output, x], "output, input")
-        out, place = flat_output(output)
-        return self._issue(place, "all_gather", flat_input(x), out, limit=limit, known_as=known_as)
+        out, copy_back = flat_output(output)
+        return self._issue(copy_back, "all_gather", flat_input(x), out, limit=limit, key=key)
 
     @operation("gather_", "gather")
     def gather(
@@ -168,29 +171,29 @@ class Transfers(Issuing):
         timeout: timedelta | None = None,
         root: int | None = None,
     ) -> Work:
-        """Give the root the tensors of all ranks."""
+        """Copy the tensors of all ranks to the root."""
         tensor = one_tensor(input_tensors, "input_tensors")
         dst = root_of(opts, root)
-        limit, known_as, again = self._limit(opts, timeout), ("gather", tensor.dtype, tensor.numel(), dst), None
+        limit, key, handle = self._limit(opts, timeout), ("gather", tensor.dtype, tensor.numel(), dst), None
         if self._group.rank != dst:
             if output_tensors and output_tensors != [[]]:
                 raise CallError(f"output_tensors: only rank {dst}, which gathers, has any; pass none")
             if timeout is None:
-                again = self._issue_again(known_as, tensor, None, opts)
-            if again is None:
-                again = self._issue(None, "gather", flat_input(tensor), dst, limit=limit, known_as=known_as)
-            return Work(again, [])
-        whole = self._whole(output_tensors, tensor) if timeout is None else None
-        again = None if whole is None else self._issue_again(known_as, tensor, whole, opts)
+                handle = self._issue_prepared(key, tensor, None, opts)
+            if handle is None:
+                handle = self._issue(None, "gather", flat_input(tensor), dst, limit=limit, key=key)
+            return Work(handle, [])
+        whole = self._joined_parts(output_tensors, tensor) if timeout is None else None
+        handle = None if whole is None else self._issue_prepared(key, tensor, whole, opts)
         parts = nested(output_tensors, "output_tensors")
-        if again is not None:
-            return Work(again, parts)
+        if handle is not None:
+            return Work(handle, parts)
         self._check_count(parts, "output_tensors")
         same_kind([tensor, *parts], "output_tensors, input")
         self._check_sizes(parts, tensor, "output_tensors")
-        out = _place_of(parts, tensor)
-        place = None if out is not None else lambda gathered: copy_blocks(gathered, parts)
-        return Work(self._issue(place, "gather", flat_input(tensor), dst, out, limit=limit, known_as=known_as), parts)
+        out = _joined_array(parts, tensor)
+        copy_back = None if out is not None else lambda gathered: copy_blocks(gathered, parts)
+        return Work(self._issue(copy_back, "gather", flat_input(tensor), dst, out, limit=limit, key=key), parts)
 
     @operation("scatter_", "scatter")
     def scatter(
@@ -201,23 +204,23 @@ class Transfers(Issuing):
         timeout: timedelta | None = None,
         root: int | None = None,
     ) -> Work:
-        """Give each rank one of the root's tensors."""
+        """Copy one of the root's tensors to each rank."""
         output = one_tensor(output_tensors, "output_tensors")
         src = root_of(opts, root)
-        limit, known_as = self._limit(opts, timeout), ("scatter", output.dtype, output.numel(), src)
+        limit, key = self._limit(opts, timeout), ("scatter", output.dtype, output.numel(), src)
         is_root = self._group.rank == src
-        source = self._whole(input_tensors, output) if is_root else None
+        source = self._joined_parts(input_tensors, output) if is_root else None
         if timeout is None and (source is not None or not (is_root or (input_tensors and input_tensors != [[]]))):
-            again = self._issue_again(known_as, source, output, opts)
-            if again is not None:
-                return Work(again, [output])
-        out, place = flat_output(output)
+            handle = self._issue_prepared(key, source, output, opts)
+            if handle is not None:
+                return Work(handle, [output])
+        out, copy_back = flat_output(output)
         if is_root:
             parts = nested(input_tensors, "input_tensors")
             self._check_count(parts, "input_tensors")
             same_kind([output, *parts], "output, input_tensors")
             self._check_sizes(parts, output, "input_tensors")
-            side_by_side = _place_of(parts, output)
+            side_by_side = _joined_array(parts, output)
             whole = (
                 flat_input(torch.cat([part.reshape(-1) for part in parts])) if side_by_side is None else side_by_side
             )
@@ -225,10 +228,10 @@ class Transfers(Issuing):
             raise CallError(f"input_tensors: only rank {src}, which scatters, has any; pass none")
         else:  # not read, but shows size and dtype: to ask the root takes 0.8 ms (8 bytes: 0.1 ms without)
             whole = np.empty(out.size * self._group.size, out.dtype)
-        return Work(self._issue(place, "scatter", whole, src, out, limit=limit, known_as=known_as), [output])
+        return Work(self._issue(copy_back, "scatter", whole, src, out, limit=limit, key=key), [output])
 
-    def _whole(self, parts: Any, like: torch.Tensor) -> torch.Tensor | None:
-        """Return the flat tensor over a part of each rank, if they lie in one piece and are like a tensor."""
+    def _joined_parts(self, parts: Any, like: torch.Tensor) -> torch.Tensor | None:
+        """Return the flat tensor over one part for each rank, if they follow each other and are like a tensor."""
         if type(parts) is list and len(parts) == 1 and type(parts[0]) is list:
             parts = parts[0]
         if type(parts) is not list or len(parts) != self._group.size:
@@ -254,8 +257,8 @@ class Transfers(Issuing):
         limit = self._limit(opts, timeout)
         if not output_split_sizes and not input_split_sizes:
             return self._all_to_all_even(output, input, limit, opts)
-        parts = _split(output, output_split_sizes, self._group.size, "output_split_sizes")
-        sent = _split(input, input_split_sizes, self._group.size, "input_split_sizes")
+        parts = _split_rows(output, output_split_sizes, self._group.size, "output_split_sizes")
+        sent = _split_rows(input, input_split_sizes, self._group.size, "input_split_sizes")
         return self._all_to_all(parts, sent, limit, output)
 
     alltoall_base = all_to_all_single
@@ -273,6 +276,7 @@ class Transfers(Issuing):
         return self._all_to_all(outs, xs, self._limit(opts, timeout), outs)
 
     def _all_to_all_even(self, output: torch.Tensor, x: torch.Tensor, limit: float, opts: Any) -> Work:
+        """Exchange equal parts of a tensor, by one collective."""
         size = self._group.size
         for tensor, argument in ((output, "output"), (x, "input")):
             if tensor.dim() and tensor.size(0) % size:
@@ -280,22 +284,22 @@ class Transfers(Issuing):
                     f"{argument}: axis 0 has {tensor.size(0)} rows, which {size} ranks cannot share evenly; pass "
                     f"{argument}_split_sizes"
                 )
-        known_as = "all_to_all", x.dtype, x.numel(), output.dtype, output.numel()
-        again = self._issue_again(known_as, x, output, opts)
-        if again is None:
-            out, place = flat_output(output)
+        key = "all_to_all", x.dtype, x.numel(), output.dtype, output.numel()
+        handle = self._issue_prepared(key, x, output, opts)
+        if handle is None:
+            out, copy_back = flat_output(output)
             source = flat_input(x)
             if overlaps(output, x):
                 source = source.copy()
-            again = self._issue(place, "all_to_all", source, out, limit=limit, known_as=known_as)
-        return Work(again, [output])
+            handle = self._issue(copy_back, "all_to_all", source, out, limit=limit, key=key)
+        return Work(handle, [output])
 
     def _all_to_all(self, parts: Tensors, sent: Tensors, limit: float, value: Any) -> Work:
         """Send each part as a message: no rank has to know the sizes of messages between others."""
         handles, site = [], users_frame()
         for rank in range(self._group.size):
-            out, place = flat_output(parts[rank])
-            handles.append(self._issue(place, "recv", out, rank, _ALL_TO_ALL_TAG, limit=limit, site=site))
+            out, copy_back = flat_output(parts[rank])
+            handles.append(self._issue(copy_back, "recv", out, rank, _ALL_TO_ALL_TAG, limit=limit, site=site))
         for rank, part in enumerate(sent):
             handles.append(self._issue(None, "send", flat_input(part), rank, _ALL_TO_ALL_TAG, limit=limit, site=site))
         return Work(JoinedOperations(handles), [value] if isinstance(value, torch.Tensor) else value)
@@ -309,9 +313,10 @@ class Transfers(Issuing):
         return Work(self._send(tensor, dst, tag, limit), [tensor])
 
     def _send(self, tensor: torch.Tensor, dst: int, tag: int, limit: float) -> Handle:
+        """Send a tensor, by this thread where the peer is on this host."""
         if self._mail is None or dst == self._group.rank:
             return self._issue(None, "send", flat_input(tensor), dst, tag, limit=limit)
-        return self._begin_mail(self._mail.send, input_memory(tensor), dst, tag, limit)
+        return self._issue_mail(self._mail.send, input_memory(tensor), dst, tag, limit)
 
     @operation("recv_", "recv")
     def recv(self, tensors: Any, src: int, tag: int) -> Work:
@@ -326,26 +331,28 @@ class Transfers(Issuing):
     recvAnysource = recv_anysource
 
     def _recv(self, tensors: Any, src: int | None, tag: int) -> Work:
+        """Receive a tensor, by this thread where the peer is on this host."""
         tensor = one_tensor(tensors, "tensors")
         _check_tag(tag)
         limit = self._limit(None, None)
         if self._mail is not None and src != self._group.rank:
-            memory, place = output_memory(tensor)
-            letter = self._begin_mail(self._mail.receive, memory, src, tag, limit, place)
-            return Work(letter, [tensor], lambda: int(letter.source or 0))
-        out, place = flat_output(tensor)
-        future = self._begin("recv", (out, src, tag), {}, limit, users_frame())
-        handle = future if place is None else JoinedOperations([future], place)
+            memory, copy_back = output_memory(tensor)
+            request = self._issue_mail(self._mail.receive, memory, src, tag, limit, copy_back)
+            return Work(request, [tensor], lambda: int(request.source or 0))
+        out, copy_back = flat_output(tensor)
+        future = self._issue_here("recv", (out, src, tag), {}, limit, users_frame())
+        handle = future if copy_back is None else JoinedOperations([future], copy_back)
         return Work(handle, [tensor], lambda: src if src is not None else int(future.src))
 
 
-def _place_of(parts: Tensors, other: torch.Tensor) -> Array | None:
-    """Return the memory of tensors as one array, unless they lie apart, or with another one in one storage."""
+def _joined_array(parts: Tensors, other: torch.Tensor) -> Array | None:
+    """Return tensors that follow each other in memory as one array; None: gaps, or the storage of `other`."""
     whole = None if overlaps(parts[0], other) else joined(parts)
     return None if whole is None else view_of(whole)
 
 
-def _split(tensor: torch.Tensor, sizes: Sequence[int], ranks: int, argument: str) -> Tensors:
+def _split_rows(tensor: torch.Tensor, sizes: Sequence[int], ranks: int, argument: str) -> Tensors:
+    """Return the parts of a tensor along axis 0, of these sizes or of equal ones."""
     if not sizes:
         sizes = [tensor.size(0) // ranks] * ranks
     if len(sizes) != ranks or sum(sizes) != tensor.size(0):
@@ -356,5 +363,6 @@ def _split(tensor: torch.Tensor, sizes: Sequence[int], ranks: int, argument: str
 
 
 def _check_tag(tag: int) -> None:
+    """Check a tag of a message: the largest ones are our own."""
     if not 0 <= tag < _TAGS:
         raise CallError(f"tag: expected 0 to {_TAGS - 1}, got {tag}")

@@ -20,13 +20,8 @@ _waits: dict[int, Callable[[], list[torch.Tensor]]] = {}
 _numbers, _lock = count(), threading.Lock()
 
 
-def wanted(tensors: object, frames: int) -> bool:
-    """Whether the caller is that hook: C++ under a backward pass, for one tensor of float16.
-
-    Args:
-        tensors: Tensors of the operation.
-        frames: How many frames of ours lie between this call and the caller.
-    """
+def needs_typed_future(tensors: object, frames: int) -> bool:
+    """Whether DDP's hook in C++ is the caller, `frames` frames of ours above: in backward, one tensor of float16."""
     if not isinstance(tensors, list) or len(tensors) != 1 or tensors[0].dtype is not torch.float16:
         return False
     return sys._getframe(frames + 1).f_code.co_name == "_engine_run_backward"
@@ -37,24 +32,28 @@ def future(wait: Callable[[], list[torch.Tensor]]) -> Any:
     with _lock:
         number = next(_numbers)
         _waits[number] = wait
-    return _scripted()(number)
+    return _scripted_fork()(number)
 
 
-def _tensors_of_number(number: int) -> list[torch.Tensor]:
-    return _tensors_of(number)
+def _wait_in_pool(number: int) -> list[torch.Tensor]:
+    """Wait for an operation in torch's pool."""
+    return _wait_once(number)
 
 
-def _tensors_of(number: int) -> list[torch.Tensor]:
+def _wait_once(number: int) -> list[torch.Tensor]:
+    """Wait for the operation of a number, and return its tensors."""
     return _waits.pop(number)()
 
 
-def _begin(number: int) -> torch.jit.Future[list[torch.Tensor]]:
-    return torch.jit.fork(_tensors_of_number, number)
+def _fork(number: int) -> torch.jit.Future[list[torch.Tensor]]:
+    """Start the wait for an operation in torch's pool."""
+    return torch.jit.fork(_wait_in_pool, number)
 
 
 @cache
-def _scripted() -> Any:
+def _scripted_fork() -> Any:
+    """Return `_fork` as a scripted function, with a future that C++ can read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which has no successor for this
-        torch.jit.ignore(_tensors_of)
-        return torch.jit.script(_begin)
+        torch.jit.ignore(_wait_once)
+        return torch.jit.script(_fork)

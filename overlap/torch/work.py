@@ -32,16 +32,16 @@ class Handle(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Whether the operation has ended, well or badly."""
 
     def result(self, timeout: float | None = None) -> object:
-        """Wait for its end, in a thread that runs no event loop, and raise its error."""
+        """Wait for the end of the operation, in a thread that runs no event loop, and raise its error."""
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for its end, and return its error."""
+        """Wait for the end of the operation, and return its error."""
 
     def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
-        """Call `callback` with it, once it is done."""
+        """Call `callback(handle)` once the operation is done."""
 
 
 class JoinedOperations:
@@ -54,51 +54,53 @@ class JoinedOperations:
 
     def __init__(self, handles: Sequence[Handle], finish: Callable[[], None] | None = None) -> None:
         self._finish = finish
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._lock, self._ended = threading.Lock(), threading.Event()
         self._callbacks: list[Callable[[Any], object]] = []
         self._error: BaseException | None = None
-        self._left, self._handles = len(handles) + 1, handles
+        self._unfinished_count, self._handles = len(handles) + 1, handles
         for handle in handles:
-            when_over(handle, self._one_ended)
-        self._count_down()
+            call_at_end(handle, self._note_end)
+        self._count_end()
 
     @property
     def done(self) -> bool:
-        """Whether all have ended, and the copies as well."""
-        return self._over.is_set()
+        """Whether all operations have ended, and the copies as well."""
+        return self._ended.is_set()
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait for the end of all; raises the first error."""
+        """Wait for the end of all operations, and raise the first error."""
         error = self.exception(timeout)
         if error is not None:
             raise error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end of all, and return the first error."""
+        """Wait for the end of all operations, and return the first error."""
         for handle in self._handles if timeout is None else ():
             handle.exception()
-        if not self._over.wait(timeout):
-            raise TimeoutError(f"{self._left} operations have not ended within {timeout:g} s")
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"{self._unfinished_count} operations have not ended within {timeout:g} s")
         return self._error
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call `callback` with this once it is done, in the thread that ends it."""
+        """Call `callback(self)` once all operations are done, in the thread that ends the last."""
         with self._lock:
-            if not self._over.is_set():
+            if not self._ended.is_set():
                 self._callbacks.append(callback)
                 return
         callback(self)
 
-    def _one_ended(self, handle: Handle) -> None:
+    def _note_end(self, handle: Handle) -> None:
+        """Note the end of one operation, and its error if it is the first."""
         error = handle.exception(0)
         if error is not None and self._error is None:
             self._error = error
-        self._count_down()
+        self._count_end()
 
-    def _count_down(self) -> None:
+    def _count_end(self) -> None:
+        """Count an end; at the last one copy the results, and call the callbacks."""
         with self._lock:
-            self._left -= 1
-            if self._left:
+            self._unfinished_count -= 1
+            if self._unfinished_count:
                 return
         if self._error is None and self._finish is not None:
             try:
@@ -106,20 +108,14 @@ class JoinedOperations:
             except Exception as error:
                 self._error = error
         with self._lock:
-            self._over.set()
+            self._ended.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
 
 
 class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
-    """One operation of torch.
-
-    Args:
-        handle: The operation under it.
-        tensors: The value of its future: the written tensors.
-        source: Says which group rank a message came from, for receives.
-    """
+    """One operation of torch: its handle, the tensors that it writes, and the rank that a message came from."""
 
     def __init__(self, handle: Handle, tensors: object, source: Callable[[], int] | None = None) -> None:
         super().__init__()
@@ -129,7 +125,7 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for its end.
+        """Wait for the end of the operation, and raise its error.
 
         Args:
             timeout: How long at most; by default as long as the operation may take.
@@ -155,27 +151,27 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """Wait for its end: the CPU has no streams that could wait instead."""
+        """Wait for the end of the operation: the CPU has no streams that could wait instead."""
         self.wait()
 
     @untraced
     def is_completed(self) -> bool:
-        """Return whether it has ended, well or badly."""
+        """Return whether the operation has ended, well or badly."""
         return self._handle.done and (self._recorded is None or self._recorded.is_set())
 
     @untraced
     def is_success(self) -> bool:
-        """Return whether it has ended well."""
+        """Return whether the operation has ended well."""
         return self._handle.done and self._handle.exception(0) is None
 
     @untraced
     def exception(self) -> BaseException | None:
-        """Return its error as `wait` raises it, or None if it has none so far."""
+        """Return the error of the operation as `wait` raises it; None if it has none so far."""
         error = self._handle.exception(0) if self._handle.done else None
         return None if error is None else backend_error(error)
 
     def result(self) -> object:
-        """Return the tensors that were written."""
+        """Return the tensors that the operation writes."""
         return self._tensors
 
     def source_rank(self) -> int:
@@ -188,20 +184,20 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
 
     @untraced
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future of the tensors; C++ sees its error, too."""
-        if self._future is None and typed.wanted(self._tensors, 2):
+        """Return a future of the written tensors; C++ sees its error, too."""
+        if self._future is None and typed.needs_typed_future(self._tensors, 2):
             self._future = typed.future(lambda: cast("list[torch.Tensor]", self._value(None)))
         if self._future is None:
-            begun: torch.futures.Future[None] = torch.futures.Future()
-            self._future = begun.then(self._value)  # C++ only sees errors that are raised in `then`
+            start: torch.futures.Future[None] = torch.futures.Future()
+            self._future = start.then(self._value)  # C++ only sees errors that are raised in `then`
             if self._handle.done:
-                begun.set_result(None)
+                start.set_result(None)
             else:
-                when_over(self._handle, lambda _: _in_a_thread(begun))
+                call_at_end(self._handle, lambda _: _complete_in_thread(start))
         return self._future
 
     def get_future_result(self) -> torch.futures.Future[Any]:
-        """Return a future that is done when this is, as `get_future` does."""
+        """Return a future of the written tensors, as `get_future` does."""
         return self.get_future()
 
     def record_end(self, record: Callable[[], object]) -> None:
@@ -216,15 +212,16 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
             record()
             recorded.set()
 
-        when_over(self._handle, ended)
+        call_at_end(self._handle, ended)
 
     def _value(self, _: object) -> object:
+        """Wait for the end of the operation, and return its tensors, as the value of a future."""
         self.wait()
         return self._tensors
 
 
-def when_over(handle: Handle, callback: Callable[[Any], object]) -> None:
-    """Call `callback(handle)` once it is done, in the thread that ends it: a waiting one need not wake the loop then.
+def call_at_end(handle: Handle, callback: Callable[[Any], object]) -> None:
+    """Call `callback(handle)` in the thread that ends an operation, without a wake-up of the event loop.
 
     The callback neither waits nor fails.
     """
@@ -234,13 +231,9 @@ def when_over(handle: Handle, callback: Callable[[Any], object]) -> None:
         handle.add_done_callback(callback)
 
 
-def finished(tensors: object) -> Work:
-    """Return the handle of an operation that had nothing to do."""
-    return Work(JoinedOperations(()), tensors)
-
-
-def _in_a_thread(begun: torch.futures.Future[None]) -> None:
-    trio.lowlevel.start_thread_soon(lambda: begun.set_result(None), _ignore_outcome)
+def _complete_in_thread(start: torch.futures.Future[None]) -> None:
+    """Complete a future in a new thread: its callbacks may wait."""
+    trio.lowlevel.start_thread_soon(lambda: start.set_result(None), _ignore_outcome)
 
 
 def _ignore_outcome(outcome: Any) -> None:

@@ -11,7 +11,7 @@ from overlap import OverlapError
 from overlap.cli.bench.options import sampling
 from overlap.cli.bench.report import document
 from overlap.cli.bench.sampling import Sampling
-from overlap.cli.output import as_json, result_path, written
+from overlap.cli.output import as_json, output_path, write_file
 from tests.benchmarks.versus.contenders import CONTENDERS, Contender, contenders_named
 
 from . import (
@@ -112,12 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.iters is None:
             args.iters = survive.KILLS if args.what == "survive" else 20
         how, contenders = sampling(args), contenders_named(args.vs)
-        args.json = result_path(args.json, option="--json")
+        args.json_file = output_path(args.json_file, option="--json-file")
         told = list(_told(MEASURED[args.what](how, contenders)))
         print(verdict(told), flush=True)
         lost = False
-        if args.json is not None:
-            lost = not written(as_json(document(how, {"figures": rows(told)})), args.json, option="--json")
+        if args.json_file is not None:
+            text = as_json(document(how, {"figures": rows(told)}))
+            lost = not write_file(text, args.json_file, option="--json-file")
     except OverlapError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
@@ -135,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--vs", default=",".join(CONTENDERS), metavar="PEERS", help="beside which libraries; default gloo,mpi")
     add("-n", "--iters", type=int, metavar="N", help="samples; default 20, and 200 kills for survive")
     add("-w", "--warmup_iters", type=int, default=5, metavar="N", help="samples before; default 5")
-    add("--json", metavar="FILE", help="write the figures there, too")
+    add("--json-file", metavar="FILE", help="write the result as JSON there, too")
     return parser
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import topology
 from overlap import Rank, run
 from overlap.cli.bench.cases import Assignment, Case
-from overlap.cli.bench.measuring import NodeLayout, RankSamples
+from overlap.cli.bench.measuring import ProcessLayout, RankSamples
 from overlap.cli.bench.sampling import Sampling, Times, slowest
 from overlap.cli.children import Child, read_json_lines, start
 from overlap.collectives.generators import GENERATORS
@@ -51,7 +51,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
     """Measure each collective by each algorithm on 2 and 4 processes joined by Unix sockets."""
     for processes in PROCESSES:
         cluster = topology.cluster("local", nodes=processes, ranks=processes)
-        options = NodeLayout(nodes=processes, transport="efa").options(processes)
+        options = ProcessLayout(processes=processes, transport="efa").options(processes)
         place = f"{processes} processes, Unix"
         begin = partial(_begun, options)
         yield from regrets(f"algorithms/{processes}", place, OPERATIONS, SIZES_BYTES, cluster, sampling, begin)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import NodeLayout, Result, measure_cases
+from overlap.cli.bench.measuring import ProcessLayout, Result, measure_cases
 from overlap.cli.bench.operations import find
 from overlap.cli.bench.sampling import Sampling
 from overlap.units import format_bytes, format_ns
@@ -33,7 +33,7 @@ class Contest:
     """
 
     ranks: int
-    layout: NodeLayout
+    layout: ProcessLayout
     aims: Mapping[int, Mapping[str, float]]
 
     def cases(self) -> list[Case]:
@@ -42,19 +42,27 @@ class Contest:
 
     def describe(self, nbytes: int) -> str:
         """Say what is reduced between whom."""
-        if self.layout.nodes == 1:
+        if self.layout.processes == 1:
             return f"{format_bytes(nbytes)}, {self.ranks} ranks"
         wires = "TCP" if self.layout.tcp else "Unix"
-        each = self.ranks // self.layout.nodes
-        return f"{format_bytes(nbytes)}, {self.layout.nodes} nodes x {each}, {wires}"
+        each = self.ranks // self.layout.processes
+        return f"{format_bytes(nbytes)}, {self.layout.processes} nodes x {each}, {wires}"
 
     def name(self, nbytes: int) -> str:
         """Return a stable name."""
         name = f"all_reduce/{nbytes}/{self.ranks}"
-        return name if self.layout.nodes == 1 else f"{name}/{self.layout.nodes}_{'tcp' if self.layout.tcp else 'unix'}"
+        return (
+            name
+            if self.layout.processes == 1
+            else f"{name}/{self.layout.processes}_{'tcp' if self.layout.tcp else 'unix'}"
+        )
 
 
-_ONE, _TWO, _TWO_TCP = NodeLayout(), NodeLayout(nodes=2, transport="efa"), NodeLayout(nodes=2, tcp=True)
+_ONE, _TWO, _TWO_TCP = (
+    ProcessLayout(),
+    ProcessLayout(processes=2, transport="efa"),
+    ProcessLayout(processes=2, tcp=True),
+)
 
 CONTESTS = (
     Contest(ranks=2, layout=_ONE, aims={MIB: {"gloo": 5.0, "mpi": 1.0}, 64 * MIB: {"gloo": 5.0, "mpi": 3.0}}),

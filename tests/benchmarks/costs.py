@@ -101,7 +101,7 @@ COSTS = (
     Cost(
         name="run/crowded",
         word="start",
-        text=f"  as two nodes, beside {starting.CROWD} busy processes",
+        text=f"  as two processes, beside {starting.CROWD} busy processes",
         aim_ns=None,
         measure=starting.measure_crowded_run,
     ),

@@ -14,7 +14,7 @@ from overlap.collectives.placement import Placement, place
 from overlap.collectives.program import project_all
 from overlap.collectives.proof import verify
 from overlap.collectives.schedule import Schedule
-from overlap.cost.maxplus import cost
+from overlap.cost.clocks import cost
 from overlap.cost.parameters import parameters
 from overlap.cost.placed import on
 from overlap.cost.rounds import rounds

@@ -13,7 +13,7 @@ from math import exp, fsum, log
 import numpy as np
 
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import NodeLayout, Result
+from overlap.cli.bench.measuring import ProcessLayout, Result
 from overlap.cli.bench.operations import find
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.units import format_bytes
@@ -66,7 +66,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
     """Measure each operation on 2 and 4 processes, over Unix sockets and TCP; a sweep's figures come at its end."""
     for tcp in (False, True):
         for processes in PROCESSES:
-            layout, rows = NodeLayout(nodes=processes, tcp=tcp, transport="efa"), []
+            layout, rows = ProcessLayout(processes=processes, tcp=tcp, transport="efa"), []
             place = f"{processes} processes, {'TCP' if tcp else 'Unix'}"
             yield f"{place}: gloo/ours  {'  '.join(f'{format_bytes(size):>7}' for size in SIZES_BYTES)}"
             for name in OPERATIONS:
@@ -98,7 +98,7 @@ def float32_cases(name: str, processes: int, sizes: Sequence[int]) -> list[Case]
     ]
 
 
-def _measured(name: str, processes: int, sampling: Sampling, layout: NodeLayout) -> Iterator[Row | str]:
+def _measured(name: str, processes: int, sampling: Sampling, layout: ProcessLayout) -> Iterator[Row | str]:
     cases, remarks = float32_cases(name, processes, SIZES_BYTES), list[str]()
     ours: list[Result] = []
     theirs: list[ContenderResult] = []

@@ -74,8 +74,8 @@ def measure_run(sampling: Sampling) -> Times:
 
 
 def measure_crowded_run(sampling: Sampling) -> Times:
-    """Time of `overlap run --nnodes 2` on such a script, on a host that 20 other processes keep busy; three samples."""
-    return _runs(min(3, sampling.few), "--ranks", str(RANKS_RUN), "--nnodes", "2", crowd=CROWD)
+    """Time of `overlap run --processes 2` on the script, on a host that 20 other processes keep busy; 3 samples."""
+    return _runs(min(3, sampling.few), "--ranks", str(RANKS_RUN), "--processes", "2", crowd=CROWD)
 
 
 def _runs(count: int, *options: str, crowd: int = 0) -> Times:

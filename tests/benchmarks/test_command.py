@@ -35,7 +35,7 @@ def test_lines_of_figures():
 
 
 def quick_rows(cases, sampling, layout):
-    us = 10.0 if layout.nodes == 1 else 25.0 if layout.tcp else 30.0
+    us = 10.0 if layout.processes == 1 else 25.0 if layout.tcp else 30.0
     return [Result(case=case, times=times(us), wrong=0) for case in cases]
 
 
@@ -74,7 +74,7 @@ def test_one_word_may_stand_for_several_costs(benchmarks, quick):
 import overlap, beyond trio and numpy                       40 ms  1 us - 2 us        <= 50 ms   met
 32 ranks up and down                                         1 ms  1 us - 2 us        <= 500 ms  met
 overlap run, 4 ranks that do nothing                          2 s  1 us - 2 us        <= 1 s     missed
-  as two nodes, beside 20 busy processes                      9 s  1 us - 2 us
+  as two processes, beside 20 busy processes                  9 s  1 us - 2 us
 # 2 of 3 aims met
 """,
         "",
@@ -101,7 +101,7 @@ prove a ring all-reduce, 4096 ranks                           4 s  1 us - 2 us  
 
 
 def test_everything_with_its_aims(benchmarks, quick, tmp_path):
-    assert benchmarks("all", "--vs", "gloo", "--json", "all.json") == (
+    assert benchmarks("all", "--vs", "gloo", "--json-file", "all.json") == (
         0,
         """\
 # figure                                                   median  p10 - p90          aim
@@ -115,7 +115,7 @@ record a flight                                            300 ns  1 us - 2 us  
 import overlap, beyond trio and numpy                       40 ms  1 us - 2 us        <= 50 ms   met
 32 ranks up and down                                         1 ms  1 us - 2 us        <= 500 ms  met
 overlap run, 4 ranks that do nothing                          2 s  1 us - 2 us        <= 1 s     missed
-  as two nodes, beside 20 busy processes                      9 s  1 us - 2 us
+  as two processes, beside 20 busy processes                  9 s  1 us - 2 us
 prove a ring all-reduce, 1024 ranks                        199 ms  1 us - 2 us        <= 200 ms  met
 first plan of any kind, 16,384 ranks                        1.5 s  1 us - 2 us        <= 2 s     met
 generate, prove, project, 64 ranks                          51 ms  1 us - 2 us        <= 50 ms   missed
@@ -202,7 +202,7 @@ def test_files_of_the_current_directory_do_not_stand_in_for_modules(tmp_path, mo
     [
         (("--vs", "nccl"), "benchmarks: --vs: 'nccl' is unknown; known are gloo, mpi\n"),
         (("-n", "0"), "benchmarks: --iters: expected at least 1, got 0\n"),
-        (("--json", "/no/a.json"), "benchmarks: --json: cannot write into /no; name a folder of yours\n"),
+        (("--json-file", "/no/a.json"), "benchmarks: --json-file: cannot write into /no; name a folder of yours\n"),
     ],
 )
 def test_options_that_cannot_be_meant_are_told_before_measuring(benchmarks, monkeypatch, argv, message):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import NodeLayout, Result
+from overlap.cli.bench.measuring import ProcessLayout, Result
 from overlap.cli.bench.operations import find
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import Child, environment
@@ -72,7 +72,7 @@ def measured(program: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], 
 
     monkeypatch.setattr(turns, "Turns", Watched)
     how = Sampling(iters=2, warmup=0)
-    told = list(measure_in_turn(CASES, how, NodeLayout(nodes=2), [contender(program)], say=remarks.append))
+    told = list(measure_in_turn(CASES, how, ProcessLayout(processes=2), [contender(program)], say=remarks.append))
     return had, told, remarks
 
 

@@ -11,10 +11,10 @@ import pytest
 
 import overlap
 from overlap import StallError, UsageError
-from overlap.cli import bench, children
+from overlap.cli import children
 from overlap.cli.bench import report
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import NodeLayout, Result
+from overlap.cli.bench.measuring import ProcessLayout, Result
 from overlap.cli.bench.operations import OPERATIONS, dtype_named, find
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import Child, environment
@@ -35,7 +35,7 @@ from tests.benchmarks.versus.turns import Turns
 
 def parsed(*argv):
     parser = argparse.ArgumentParser()
-    bench.fill(parser)
+    command.fill(parser)
     return parser.parse_args(argv)
 
 
@@ -200,7 +200,21 @@ def test_a_command_goes_on_without_a_missing_peer(fake, monkeypatch, capsys, tmp
         "contenders_named",
         lambda text: [fake(module="no_such_module_x"), fake(f"print({json.dumps(ANSWER)!r})")],
     )
-    argv = ["allr", "-b", "8", "-e", "64K", "-f", "8192", "-n", "1", "--vs", "x", "--json", str(tmp_path / "a.json")]
+    argv = [
+        "allr",
+        "-b",
+        "8",
+        "-e",
+        "64K",
+        "-f",
+        "8192",
+        "-n",
+        "1",
+        "--vs",
+        "x",
+        "--json-file",
+        str(tmp_path / "a.json"),
+    ]
     assert command.main(argv) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "# fake: no_such_module_x is not installed: pip install fake-package" in lines
@@ -214,12 +228,8 @@ def test_a_command_goes_on_without_a_missing_peer(fake, monkeypatch, capsys, tmp
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("allr",), "name the operation and --vs, or --peer-direct both, --checksums both"),
-        (
-            ("allr", "--peer-direct", "both", "--checksums", "both"),
-            "--peer-direct both, --checksums both: compare one thing at a time",
-        ),
-        (("--peer-direct", "both", "--ranks", "3"), "--ranks: 3 ranks cannot be divided among --nnodes 2"),
+        (("allr",), "name the operation and --vs, or --compare peer-direct, --compare checksums"),
+        (("--compare", "peer-direct", "--ranks", "3"), "--ranks: 3 ranks cannot be divided among --processes 2"),
     ],
 )
 def test_options_that_cannot_be_meant(capsys, argv, message):
@@ -313,33 +323,33 @@ def test_real_peers_are_right(name, operation):
 
 def test_both_are_off_and_on_on_two_nodes_joined_by_sockets_unless_told():
     peer_direct, checksums = comparison.COMPARISONS
-    assert comparison.layouts(parsed("--peer-direct", "both"), peer_direct) == (
-        NodeLayout(nodes=2, peer_direct=False, transport="efa"),
-        NodeLayout(nodes=2, transport="efa"),
+    assert comparison.layouts(parsed("--compare", "peer-direct"), peer_direct) == (
+        ProcessLayout(processes=2, peer_direct=False, transport="efa"),
+        ProcessLayout(processes=2, transport="efa"),
     )
-    four = comparison.layouts(parsed("--checksums", "both", "--nnodes", "4"), checksums)
-    assert [(each.nodes, each.checksums) for each in four] == [(4, False), (4, True)]
+    four = comparison.layouts(parsed("--compare", "checksums", "--processes", "4"), checksums)
+    assert [(each.processes, each.checksums) for each in four] == [(4, False), (4, True)]
 
 
 def test_the_operations_of_the_document_at_32_mb_by_default():
-    worlds = comparison.worlds(parsed("--peer-direct", "both", "--ranks", "4"))
+    worlds = comparison.worlds(parsed("--compare", "peer-direct", "--ranks", "4"))
     assert [[(case.operation.name, case.ranks, case.size_bytes) for case in world] for world in worlds] == [
         [("all_reduce", 4, 32_000_000)],
         [("all_gather", 4, 32_000_000)],
         [("reduce_scatter", 4, 32_000_000)],
     ]
-    one = comparison.worlds(parsed("allg", "--peer-direct", "both", "-b", "1K", "-e", "2K"))
+    one = comparison.worlds(parsed("allg", "--compare", "peer-direct", "-b", "1K", "-e", "2K"))
     assert [[(case.operation.name, case.size_bytes) for case in world] for world in one] == [
         [("all_gather", 1024), ("all_gather", 2048)]
     ]
-    with pytest.raises(UsageError, match="3 ranks cannot be divided among --nnodes 2"):
-        comparison.worlds(parsed("--peer-direct", "both", "--ranks", "3"))
+    with pytest.raises(UsageError, match="3 ranks cannot be divided among --processes 2"):
+        comparison.worlds(parsed("--compare", "peer-direct", "--ranks", "3"))
 
 
 PEER_DIRECT = f"""\
-# out of place, ranks on 2 nodes (processes of this machine) joined by Unix
+# out of place, ranks in 2 processes of this host (local x2) joined by Unix
 # sockets
-{report.title(CASES[0], Sampling(), NodeLayout()).split(chr(10), 1)[1].rsplit(chr(10), 1)[0]}
+{report.title(CASES[0], Sampling(), ProcessLayout()).split(chr(10), 1)[1].rsplit(chr(10), 1)[0]}
 # MB is 10^6 bytes; bandwidth is that of the network (busbw)
 # MB/s             size(B)  ranks   host copies   Peer Direct    ratio
 all_reduce        32000000      2         1,000         4,000    4.00x
@@ -360,7 +370,7 @@ def test_both_side_by_side(capsys, monkeypatch, tmp_path, wrong, code, verdict):
         return [Result(case=case, times=times, wrong=wrong if layout.peer_direct else 0) for case in rows]
 
     monkeypatch.setattr(comparison, "measure_cases", measure_cases)
-    assert command.main(["--peer-direct", "both", "--json", str(tmp_path / "p.json")]) == code
+    assert command.main(["--compare", "peer-direct", "--json-file", str(tmp_path / "p.json")]) == code
     assert capsys.readouterr().out == PEER_DIRECT + verdict
     told = json.loads((tmp_path / "p.json").read_text())
     assert [row["median_ns"] for row in told["host_copies"]] == [32e6] * 3
@@ -379,9 +389,9 @@ def test_what_checksums_cost(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(comparison, "measure_cases", measure_cases)
     path = str(tmp_path / "p.json")
-    assert command.main(["allr", "--checksums", "both", "--tcp", "-b", "32MB", "-n", "20", "--json", path]) == 0
+    assert command.main(["allr", "--compare", "checksums", "--tcp", "-b", "32MB", "-n", "20", "--json-file", path]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[0] == "# out of place, ranks on 2 nodes (processes of this machine) joined by TCP"
+    assert out.splitlines()[0] == "# out of place, ranks in 2 processes of this host (local x2) joined by TCP"
     assert out.splitlines()[-3:] == [
         "# MB/s             size(B)  ranks  no checksums     checksums    ratio",
         "all_reduce        32000000      2         8,000         6,400    0.80x",

@@ -39,8 +39,8 @@ _Weights: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 PLACES = {
     "one process": ("--ranks", str(RANKS)),
-    "two processes, shared memory": ("--nnodes", str(RANKS), "--ranks-per-process", "1"),
-    "two processes, sockets": ("--nnodes", str(RANKS), "--ranks-per-process", "1", "--transport", "efa"),
+    "two processes, shared memory": ("--processes", str(RANKS), "--ranks-per-process", "1"),
+    "two processes, sockets": ("--processes", str(RANKS), "--ranks-per-process", "1", "--transport", "efa"),
 }
 """Where ranks are, and the options of `overlap run` for that."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from overlap.cli.bench import measuring, operations, report
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import NodeLayout, Result
+from overlap.cli.bench.measuring import ProcessLayout, Result
 from overlap.cli.bench.operations import find
 from overlap.cli.bench.sampling import Sampling, Times
 
@@ -50,7 +50,7 @@ def test_rows_and_columns():
 
 def test_the_title_says_how_a_time_is_taken_and_what_busbw_is():
     assert (
-        report.title(measured(in_place=True).case, Sampling(iters=7, warmup=2), NodeLayout())
+        report.title(measured(in_place=True).case, Sampling(iters=7, warmup=2), ProcessLayout())
         == """\
 # all_reduce of float32, sum, in place, ranks in one process
 # time: median, 10th and 90th percentile of 7 samples after 2 of warm-up;
@@ -69,16 +69,16 @@ def test_the_title_says_how_a_time_is_taken_and_what_busbw_is():
     ],
 )
 def test_the_title_names_what_all_rows_have_in_common(name, text):
-    told = report.title(measured(name, root=3).case, Sampling(), NodeLayout())
+    told = report.title(measured(name, root=3).case, Sampling(), ProcessLayout())
     assert told.startswith(f"{text}, ranks in one process\n")
 
 
 def test_everything_said_fits_in_80_columns():
-    layout = NodeLayout(nodes=2, tcp=True, rails="4", peer_direct=False, checksums=True)
+    layout = ProcessLayout(processes=2, tcp=True, rails="4", peer_direct=False, checksums=True)
     told = report.title(measured("reduce_scatter").case, Sampling(), layout).splitlines()
     assert told[:3] == [
-        "# reduce_scatter of float32, sum, out of place, ranks on 2 nodes (processes of",
-        "# this machine) joined by TCP over 4 connections, with checksums of payloads,",
+        "# reduce_scatter of float32, sum, out of place, ranks in 2 processes of this",
+        "# host (local x2) joined by TCP over 4 connections, with checksums of payloads,",
         "# through a bounce buffer",
     ]
     assert max(map(len, told)) <= 80
@@ -165,7 +165,7 @@ def test_the_worlds_of_a_bench_obey_its_own_options_only(overlap, monkeypatch):
 
 
 def test_json_on_stdout_is_all_there_is(overlap):
-    code, out, err = overlap("bench", "allg", "-b", "80", "-n", "2", "-w", "0", "--ranks", "2", "--json", "-")
+    code, out, err = overlap("bench", "allg", "-b", "80", "-n", "2", "-w", "0", "--ranks", "2", "--json")
     told = json.loads(out)
     assert (code, err) == (0, "")
     assert set(told) == {"schema_version", "sampling", "machine", "layout", "rows"}
@@ -190,7 +190,7 @@ def test_json_on_stdout_is_all_there_is(overlap):
 
 
 def test_json_in_a_file_comes_with_the_table(overlap, tmp_path):
-    code, out, _ = overlap("bench", "allr", "-b", "8", "-n", "1", "--json", "b.json")
+    code, out, _ = overlap("bench", "allr", "-b", "8", "-n", "1", "--json-file", "b.json")
     assert code == 0
     assert out.splitlines()[-1] == "# every result checked: none wrong"
     assert json.loads((tmp_path / "b.json").read_text())["rows"][0]["op"] == "sum"
@@ -198,8 +198,8 @@ def test_json_in_a_file_comes_with_the_table(overlap, tmp_path):
 
 def test_json_that_could_not_be_written_is_refused_before_measuring(overlap, monkeypatch, tmp_path):
     monkeypatch.setattr(report, "measure_cases", None)
-    assert overlap("bench", "allr", "--json", "no/b.json") == (
+    assert overlap("bench", "allr", "--json-file", "no/b.json") == (
         2,
         "",
-        f"overlap: --json: cannot write into {tmp_path / 'no'}; name a folder of yours\n",
+        f"overlap: --json-file: cannot write into {tmp_path / 'no'}; name a folder of yours\n",
     )

@@ -16,9 +16,9 @@ import pytest
 import overlap
 from overlap import OverlapError
 from overlap.cli import bench, children
-from overlap.cli.bench import measuring, operations, report
+from overlap.cli.bench import measuring, operations
 from overlap.cli.bench.cases import Assignment, Case
-from overlap.cli.bench.measuring import NodeLayout, Result
+from overlap.cli.bench.measuring import ProcessLayout, Result
 from overlap.cli.bench.operations import find
 from overlap.cli.bench.options import cases, layout
 from overlap.cli.bench.sampling import Sampling, Times
@@ -41,43 +41,43 @@ def parsed(*argv):
 @pytest.mark.parametrize(
     ("argv", "expected", "text"),
     [
-        ((), NodeLayout(), "ranks in one process"),
-        (("--nnodes", "1"), NodeLayout(), "ranks in one process"),
+        ((), ProcessLayout(), "ranks in one process"),
+        (("--processes", "1"), ProcessLayout(), "ranks in one process"),
         (
-            ("--nnodes", "2"),
-            NodeLayout(nodes=2),
-            "ranks on 2 nodes (processes of this machine) joined by shared memory",
+            ("--processes", "2"),
+            ProcessLayout(processes=2),
+            "ranks in 2 processes of this host (local x2) joined by shared memory",
         ),
         (
-            ("--nnodes", "2", "--transport", "efa"),
-            NodeLayout(nodes=2, transport="efa"),
-            "ranks on 2 nodes (processes of this machine) joined by Unix sockets",
+            ("--processes", "2", "--transport", "efa"),
+            ProcessLayout(processes=2, transport="efa"),
+            "ranks in 2 processes of this host (local x2) joined by Unix sockets",
         ),
         (
-            ("--nnodes", "3", "--tcp", "--rails", "4", "--peer-direct", "off"),
-            NodeLayout(nodes=3, tcp=True, rails="4", peer_direct=False),
-            "ranks on 3 nodes (processes of this machine) joined by TCP over 4 connections, through a bounce buffer",
+            ("--processes", "3", "--tcp", "--rails", "4", "--no-peer-direct"),
+            ProcessLayout(processes=3, tcp=True, rails="4", peer_direct=False),
+            "ranks in 3 processes of this host (local x3) joined by TCP over 4 connections, through a bounce buffer",
         ),
         (
-            ("--nnodes", "2", "--tcp", "--rails", "eth0,eth1", "--peer-direct", "on"),
-            NodeLayout(nodes=2, tcp=True, rails="eth0,eth1"),
-            "ranks on 2 nodes (processes of this machine) joined by TCP over eth0,eth1",
+            ("--processes", "2", "--tcp", "--rails", "eth0,eth1", "--peer-direct"),
+            ProcessLayout(processes=2, tcp=True, rails="eth0,eth1"),
+            "ranks in 2 processes of this host (local x2) joined by TCP over eth0,eth1",
         ),
         (
-            ("--nnodes", "2", "--checksums", "on"),
-            NodeLayout(nodes=2, checksums=True),
-            "ranks on 2 nodes (processes of this machine) joined by Unix sockets, with checksums of payloads",
+            ("--processes", "2", "--checksums"),
+            ProcessLayout(processes=2, checksums=True),
+            "ranks in 2 processes of this host (local x2) joined by Unix sockets, with checksums of payloads",
         ),
         (
-            ("--nnodes", "2", "--checksums", "off", "--peer-direct", "off"),
-            NodeLayout(nodes=2, checksums=False, peer_direct=False),
-            "ranks on 2 nodes (processes of this machine) joined by Unix sockets, without checksums of payloads, "
+            ("--processes", "2", "--no-checksums", "--no-peer-direct"),
+            ProcessLayout(processes=2, checksums=False, peer_direct=False),
+            "ranks in 2 processes of this host (local x2) joined by Unix sockets, without checksums of payloads, "
             "through a bounce buffer",
         ),
         (
-            ("--nnodes", "2", "--transport", "mpi"),
-            NodeLayout(nodes=2, transport="mpi"),
-            "ranks on 2 nodes (processes of this machine) joined by MPI",
+            ("--processes", "2", "--transport", "mpi"),
+            ProcessLayout(processes=2, transport="mpi"),
+            "ranks in 2 processes of this host (local x2) joined by MPI",
         ),
     ],
 )
@@ -87,42 +87,18 @@ def test_layouts(argv, expected, text):
 
 
 def test_a_transport_of_another_package_is_named():
-    told = NodeLayout(nodes=2, transport="pigeon").describe()
-    assert told == "ranks on 2 nodes (processes of this machine) joined by pigeon"
+    told = ProcessLayout(processes=2, transport="pigeon").describe()
+    assert told == "ranks in 2 processes of this host (local x2) joined by pigeon"
 
 
 def test_ranks_by_default_are_one_on_each_node():
     for argv, ranks in (
         ((), 2),
-        (("--nnodes", "2"), 2),
-        (("--nnodes", "3"), 3),
-        (("--nnodes", "2", "--ranks", "4"), 4),
+        (("--processes", "2"), 2),
+        (("--processes", "3"), 3),
+        (("--processes", "2", "--ranks", "4"), 4),
     ):
         assert [[case.ranks for case in world] for world in cases(parsed("allr", "-b", "8", *argv))] == [[ranks]]
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("--tcp",), "--tcp: concerns what joins several nodes; give --nnodes too, such as --nnodes 2"),
-        (("--rails", "2"), "--rails: concerns"),
-        (("--nnodes", "1", "--peer-direct", "off"), "--peer-direct: concerns"),
-        (("--checksums", "on"), "--checksums: concerns"),
-        (("--transport", "efa"), "--transport: concerns"),
-        (("--vs", "gloo"), "--vs: moved to `python -m tests.benchmarks.versus` of a checkout\n"),
-        (
-            ("--checksums", "both"),
-            "both: moved to `python -m tests.benchmarks.versus` of a checkout\n",
-        ),
-        (("--nnodes", "2", "--rails", "0"), "--rails: expected a positive number, or different interfaces"),
-        (("--nnodes", "2", "--ranks", "4,3"), "--ranks: 3 ranks cannot be divided among --nnodes 2"),
-    ],
-)
-def test_options_that_cannot_be_meant(overlap, monkeypatch, argv, message):
-    monkeypatch.setattr(report, "measure_cases", None)
-    code, out, err = overlap("bench", "allr", "-b", "8", *argv)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"overlap: {message}")
 
 
 def test_something_has_to_be_measured(overlap):
@@ -133,15 +109,16 @@ def test_something_has_to_be_measured(overlap):
 
 
 def test_what_overlap_run_is_told():
-    layout = NodeLayout(nodes=2, tcp=True, rails="4", peer_direct=False, transport="efa")
+    layout = ProcessLayout(processes=2, tcp=True, rails="4", peer_direct=False, transport="efa")
     assert layout.options(6, algorithm="ring") == [
-        *("--nnodes", "2", "--ranks-per-process", "3", "--timeout", "600", "--transport", "efa"),
+        *("--processes", "2", "--ranks-per-process", "3", "--cluster", "local x2", "--timeout", "600"),
+        *("--transport", "efa"),
         *("--no-unix", "--no-peer-direct", "--rails", "4", "--algorithm", "ring"),
     ]
     for checksums, option in ((True, "--checksums"), (False, "--no-checksums")):
-        assert NodeLayout(nodes=2, checksums=checksums).options(2)[-1] == option
-    assert NodeLayout(nodes=2).options(2, rows=3)[4:6] == ["--timeout", "1800"]
-    assert NodeLayout(nodes=2).options(2)[6:] == ["--transport", "auto", "--unix", "--peer-direct"]
+        assert ProcessLayout(processes=2, checksums=checksums).options(2)[-1] == option
+    assert ProcessLayout(processes=2).options(2, rows=3)[6:8] == ["--timeout", "1800"]
+    assert ProcessLayout(processes=2).options(2)[8:] == ["--transport", "auto", "--unix", "--peer-direct"]
 
 
 # -- what they tell ----------------------------------------------------------------------------------------------
@@ -165,7 +142,7 @@ def test_rows_are_those_of_the_slowest_rank_with_all_wrong_elements(child, monke
         return child(f"import json\nfor row in {rows}: print(json.dumps(row))")
 
     monkeypatch.setattr(measuring, "start", start)
-    how, layout = Sampling(iters=2, warmup=0), NodeLayout(nodes=2)
+    how, layout = Sampling(iters=2, warmup=0), ProcessLayout(processes=2)
     assert list(measuring.measure_cases(CASES, how, layout)) == [
         Result(case=CASES[0], times=Times.of([20, 60]), wrong=1),
         Result(case=CASES[1], times=Times.of([90, 80]), wrong=2),
@@ -183,7 +160,7 @@ def test_in_this_process_rows_are_measured_as_asked(monkeypatch):
     asked = []
     monkeypatch.setattr(measuring, "measure", lambda *args, **options: asked.append((args, options)))
     how = Sampling(iters=3, warmup=0)
-    assert len(list(measuring.measure_cases(CASES, how, NodeLayout(), check=False, algorithm="ring"))) == 2
+    assert len(list(measuring.measure_cases(CASES, how, ProcessLayout(), check=False, algorithm="ring"))) == 2
     assert asked == [((case, how), {"check": False, "algorithm": "ring"}) for case in CASES]
 
 
@@ -269,9 +246,9 @@ def test_settings_of_the_user_do_not_reach_what_is_measured(monkeypatch):
     monkeypatch.setattr(children, "Child", lambda command, environ: started.append((command, environ)))
     for name in ("OVERLAP_RAILS", "OVERLAP_SECRET", "RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "7")
-    children.start(["--nnodes", "2"], ["a.module", "text"], before=["nice"], variables={"OVERLAP_JOB": "b"})
+    children.start(["--processes", "2"], ["a.module", "text"], before=["nice"], variables={"OVERLAP_JOB": "b"})
     [(command, environ)] = started
-    options = ("--nnodes", "2", "--no-prefix", "--unannounced")
+    options = ("--processes", "2", "--no-prefix", "--unannounced")
     assert command == ["nice", sys.executable, "-m", "overlap", "run", *options, "-m", "a.module", "text"]
     assert [name for name in environ if name.startswith("OVERLAP_")] == ["OVERLAP_JOB"]
     assert not {"RANK", "WORLD_SIZE"} & set(environ)
@@ -280,13 +257,13 @@ def test_settings_of_the_user_do_not_reach_what_is_measured(monkeypatch):
 @pytest.mark.slow
 def test_two_processes_with_two_ranks_each_are_measured_and_right(overlap):
     code, out, err = overlap(
-        *("bench", "allr", "-b", "8", "-e", "64K", "-f", "8192", "-n", "2", "-w", "0", "--json", "-"),
-        *("--nnodes", "2", "--ranks", "4", "--tcp", "--rails", "2"),
+        *("bench", "allr", "-b", "8", "-e", "64K", "-f", "8192", "-n", "2", "-w", "0", "--json"),
+        *("--processes", "2", "--ranks", "4", "--tcp", "--rails", "2"),
     )
     assert (code, err) == (0, "")
     told = json.loads(out)
     assert told["layout"] == {
-        "nodes": 2,
+        "processes": 2,
         "tcp": True,
         "rails": "2",
         "peer_direct": True,

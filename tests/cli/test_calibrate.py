@@ -141,8 +141,8 @@ BAD = [
     (
         NCCOM,
         {},
-        "it.log: says no collective that is known; give --op, one of all_gather, all_reduce, all_to_all, broadcast, "
-        "gather, reduce, reduce_scatter, scatter",
+        "it.log: says no collective that is known; give --collective, one of all_gather, all_reduce, "
+        "all_to_all, broadcast, gather, reduce, reduce_scatter, scatter",
     ),
     (
         NCCL.replace("250.10", "0.00"),
@@ -202,17 +202,23 @@ def test_a_log_that_is_not_there(tmp_path):
     assert str(caught.value) == f"{tmp_path}/none.log: cannot be read: No such file or directory"
 
 
+FOUR_RANKS = ("#  Rank  1", "#  Rank  2 x\n#  Rank  3 x\n#  Rank  1")
+ONE_RANK = ("#  Rank  1", "#  Rang  1")
+
+
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("change", "words", "message"),
     [
-        (["--cluster", "local"], "--cluster: 'local' has no wires to fit; name the machine that the log is of"),
-        (["--cluster", "trn1.2xlarge", "--ranks", "1"], "--ranks: expected 2 or more, got 1"),
-        (["--cluster", "trn1.2xlarge"], "LOG: expected 4 rows or more, found 1"),
+        (("", ""), ["local"], "--cluster: 'local' has no wires to fit; name the machine that the log is of"),
+        (("", ""), ["trn1.2xlarge", "--ranks", "1"], "--ranks: expected 2 or more, got 1"),
+        (("", ""), ["trn1.2xlarge"], "LOG: expected 4 rows or more, found 1"),
+        (FOUR_RANKS, ["trn1.2xlarge"], "it.log:8: 4 ranks do not fit trn1.2xlarge, which has 2"),
+        (ONE_RANK, ["p5.48xlarge"], "it.log:6: expected a collective of 2 ranks or more, found 1"),
     ],
 )
-def test_what_cannot_be_fitted(overlap, log, words, message):
-    path = log(NCCL)
-    code, out, err = overlap("calibrate", path, *words)
+def test_what_cannot_be_fitted(overlap, log, change, words, message):
+    path = log(NCCL.replace(*change) if change[0] else NCCL)
+    code, out, err = overlap("calibrate", path, "--cluster", *words)
     assert (code, out) == (2, "")
     assert err == f"overlap: {message.replace('LOG', path)}\n"
 
@@ -231,12 +237,6 @@ def test_what_no_cluster_like_it_can_measure(overlap, log):
         2, "",
         "overlap: it.log:7: expected ranks on at most 2 hosts with 8 devices, as p5.48xlarge x2 has, found 4 with 1\n",
     )  # fmt: skip
-
-
-def test_more_ranks_than_the_cluster_has(overlap, log):
-    more = NCCL.replace("#  Rank  1", "#  Rank  2 x\n#  Rank  3 x\n#  Rank  1")
-    code, _, err = overlap("calibrate", log(more), "--cluster", "trn1.2xlarge")
-    assert (code, err) == (2, "overlap: it.log:8: 4 ranks do not fit trn1.2xlarge, which has 2\n")
 
 
 LAUNCHES = Launches(inside_s=50e-6, between_s=None)
@@ -366,14 +366,14 @@ def test_what_was_measured_here_becomes_a_machine_that_plans_and_says_its_errors
     from overlap.cli.calibrate import here
 
     def samples(worlds):
-        for world in (each for each in worlds if each.layout.nodes <= processes):
+        for world in (each for each in worlds if each.layout.processes <= processes):
             for number, size in enumerate((1024, 65536, 1 << 20, 1 << 24)):
-                time_s = (50e-6 + size / 4e9) * world.ranks * world.layout.nodes * (1 + 0.05 * (number % 2))
+                time_s = (50e-6 + size / 4e9) * world.ranks * world.layout.processes * (1 + 0.05 * (number % 2))
                 yield Sample(
                     collective="all_reduce",
                     nbytes=size,
                     ranks=tuple(range(world.ranks)),
-                    processes=world.layout.nodes,
+                    processes=world.layout.processes,
                     time_s=time_s,
                 )
 
@@ -385,9 +385,3 @@ def test_what_was_measured_here_becomes_a_machine_that_plans_and_says_its_errors
     assert max(map(len, lines)) <= 80
     assert f"rows left out: {2 + processes}, median error" in out
     assert overlap("plan", "all_reduce", "--bytes", "1M", "--cluster", "mine.toml x2")[0] == 0
-
-
-def test_a_log_of_one_rank_says_nothing_of_collectives(overlap, log):
-    one = NCCL.replace("#  Rank  1", "#  Rang  1")
-    code, _, err = overlap("calibrate", log(one), "--cluster", "p5.48xlarge")
-    assert (code, err) == (2, "overlap: it.log:6: expected a collective of 2 ranks or more, found 1\n")

@@ -26,9 +26,9 @@ COMMANDS = {
     "run good.py": 0,
     "run bad.py": 1,
     "run --trace t.json good.py": 0,
-    "run --nnodes 2 good.py": 0,
-    "run --nnodes 2 bad.py": 1,
-    "run --nnodes 2 --trace t.json good.py": 0,
+    "run --processes 2 good.py": 0,
+    "run --processes 2 bad.py": 1,
+    "run --processes 2 --trace t.json good.py": 0,
     "timeline none.json": 2,
     "--help": 0,
     "topology --help": 0,
@@ -36,13 +36,13 @@ COMMANDS = {
 STREAMS = (">&-", "2>&-", "<&- >&- 2>&-")
 EVERYDAY = (
     ("run --trace t.json good.py", "2>&-"),
-    ("run --nnodes 2 bad.py", ">&-"),
+    ("run --processes 2 bad.py", ">&-"),
     ("--help", ">&-"),
     ("run bad.py", STREAMS[-1]),
-    ("run --nnodes 2 --trace t.json good.py", STREAMS[-1]),
+    ("run --processes 2 --trace t.json good.py", STREAMS[-1]),
 )
 """What shows the rest: all closed in one process and in several, and each stream by itself for what prints to it."""
-FULL = ("run --nnodes 2 bad.py",)
+FULL = ("run --processes 2 bad.py",)
 
 
 def often(values, everyday):
@@ -102,7 +102,7 @@ def test_where_both_are_full_the_output_is_lost_and_the_code_says_so(shell):
 @pytest.mark.slow
 def test_a_missing_stream_is_not_the_next_file_that_is_opened(shell):
     """Or what is printed would go into a pipe between the processes."""
-    code, _, err = shell("run --nnodes 2 good.py <&- >&-")
+    code, _, err = shell("run --processes 2 good.py <&- >&-")
     assert (code, err) == (0, "")
 
 

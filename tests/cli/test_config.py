@@ -12,7 +12,7 @@ from overlap import UsageError, trace_files
 from overlap.cli.options import add_settings, flag_of, given
 from overlap.config import RunConfig, imposed, requested, unknown_variables
 from overlap.processes.place import member_variables
-from overlap.settings import check_outage, option
+from overlap.settings import option
 from overlap.units import count
 
 FULL = RunConfig(
@@ -95,6 +95,7 @@ def test_a_bad_setting_is_named(name, value, message):
     ],
 )
 def test_an_outage_is_as_long_as_a_run_can_last_through(given, message):
+    check_outage = RunConfig.options()["outage_s"].check
     with pytest.raises(UsageError) as caught:
         check_outage(given)
     assert str(caught.value) == message
@@ -108,8 +109,8 @@ def test_a_variable_that_is_none_of_ours_is_told_once(overlap, script, monkeypat
     monkeypatch.setenv("OVERLAP_SECRET", "correct horse")
     program = script("import overlap\nasync def main(rank): ...\noverlap.run(main)")
     told = [
-        "overlap: OVERLAP_COLOUR is no setting, and says nothing",
-        "overlap: OVERLAP_RANK is no setting, and says nothing; did you mean OVERLAP_RANKS?",
+        "overlap: OVERLAP_COLOUR is no setting, and has no effect",
+        "overlap: OVERLAP_RANK is no setting, and has no effect; did you mean OVERLAP_RANKS?",
     ]
     assert overlap("run", program)[2].splitlines() == told
     assert overlap("run", program)[2] == ""
@@ -172,9 +173,12 @@ def test_numbers_start_again_with_new_settings_and_only_written_traces_are_told(
             first, second, third = (trace_files.next_path(path) for _ in range(3))
             assert third == tmp_path / "run-3.json"
             second.touch()  # of an earlier program
-            trace_files.keep(first)
-            trace_files.keep(third)
-            assert (trace_files.asked(path), trace_files.written(path)) == ([first, second, third], [first, third])
+            trace_files.note_written(first)
+            trace_files.note_written(third)
+            assert (trace_files.reserved_paths(path), trace_files.written_paths(path)) == (
+                [first, second, third],
+                [first, third],
+            )
 
 
 # -- who has said it ---------------------------------------------------------------------------------------------
@@ -208,11 +212,11 @@ def test_errors_name_who_said_it_unless_it_was_the_program(overlap, script, monk
 
 def test_the_configuration_is_shown_with_its_sources(overlap, monkeypatch):
     monkeypatch.setenv("OVERLAP_ALGORITHM", "ring")
-    code, out, err = overlap("run", "--nnodes", "2", "--ranks-per-process", "3", "--no-unix", "--show-config")
+    code, out, err = overlap("run", "--processes", "2", "--ranks-per-process", "3", "--no-unix", "--show-config")
     assert (code, err) == (0, "")
     rows = dict(line.split(maxsplit=1) for line in out.splitlines())
-    assert {name: rows[name].split() for name in ("nnodes", "ranks", "unix", "algorithm", "trace")} == {
-        "nnodes": ["2", "--nnodes"],
+    assert {name: rows[name].split() for name in ("processes", "ranks", "unix", "algorithm", "trace")} == {
+        "processes": ["2", "--processes"],
         "ranks": ["6", "--ranks-per-process"],
         "unix": ["0", "--no-unix"],
         "algorithm": ["ring", "OVERLAP_ALGORITHM"],
@@ -280,7 +284,7 @@ def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
     assert (told.colour_depth, told.sources) == (8, {"colour_depth": "--colour-depth"})
     assert told.variables() == {"OVERLAP_COLOUR_DEPTH": "8"}
     assert More.from_environment({"OVERLAP_COLOUR_DEPTH": "24"}).over(told).colour_depth == 24
-    assert f"{'colour_depth':<16} {'8':<32} --colour-depth" in told.lines()
+    assert f"{'colour_depth':<17} {'8':<50} --colour-depth" in told.lines()
     with pytest.raises(UsageError, match=r"^OVERLAP_COLOUR_DEPTH: expected a positive integer, got 'x'$"):
         More.from_environment({"OVERLAP_COLOUR_DEPTH": "x"})
     with pytest.raises(UsageError, match=r"^colour_depth: too deep$"):

@@ -76,7 +76,7 @@ def test_help_fits_a_narrow_terminal_but_for_commands_to_be_copied(overlap, monk
 
 def test_what_is_said_of_an_example_stands_below_it_where_there_is_no_room_beside(overlap, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    told = "  overlap run --ranks 8 --processes 8 train.py\n      a process for each rank, on this machine\n"
+    told = "  overlap run --processes 2 --ranks 8 train.py\n      two processes with four ranks each, on this host\n"
     assert told in overlap("run", "--help")[1]
 
 
@@ -95,53 +95,10 @@ def test_former_names_go_on_and_say_their_successor(overlap, monkeypatch, former
     assert all(getattr(args, option.removeprefix("--")) for option in words[1:])
 
 
-def test_options_of_another_subject_are_refused(overlap):
-    code, out, err = overlap("plan", "trn1.32xlarge", "--bytes", "1M")
-    assert (code, out, err) == (2, "", "overlap: --bytes: only of a collective; trn1.32xlarge is a machine\n")
-    assert overlap("plan", "all_reduce")[2] == "overlap: --bytes: needed for the plan of a collective\n"
-
-
-PLAN = ["plan", "all_reduce", "--cluster", "trn1.32xlarge", "--bytes"]
-KNOWN = f"known are {', '.join(COMMANDS)}"
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["runn"], f"'runn' is not a command (did you mean run?); {KNOWN}"),
-        (["xyz"], f"'xyz' is not a command; {KNOWN}"),
-        (
-            ["bench"],
-            "OP: name the operation to measure (`overlap bench --help` explains)",
-        ),
-        (["plan", "nosuch"], "SUBJECT: 'nosuch' is no file, no collective (all_reduce, "),
-        (
-            ["plan", "all_reduc"],
-            "SUBJECT: 'all_reduc' (did you mean all_reduce?) is no file, no collective (all_reduce, ",
-        ),
-        (["plan", "trn2.48xlarg"], "SUBJECT: 'trn2.48xlarg' (did you mean trn2.48xlarge?) is no file, "),
-        (["timeline", "none.json"], "none.json: cannot be read"),
-        (["run", "--rank", "3", "x.py"], "run: unrecognized arguments: "),
-        ([*PLAN, "3"], "--bytes: 3 bytes are not whole elements of float32, of 4 bytes"),
-        ([*PLAN, "4", "--top", "-1"], "plan: argument --top: expected 0 or more, got '-1'"),
-        (["bench", "two_hosts"], "OP: 'two_hosts' is unknown; known are all_reduce/allr, reduce_scatter/redsct"),
-        (
-            ["bench", "allr", "-b", "4000000T"],
-            "--maxbytes: all_reduce of 4e+06 TiB on 2 ranks needs 1.6e+07 TiB for inputs and results, this machine has",
-        ),
-    ],
-)
-def test_user_errors_are_one_line_and_exit_2(overlap, argv, message):
-    code, out, err = overlap(*argv)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"overlap: {message}")
-    assert err.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["plan", "trn1.32xlarge", "--check", "0"], ": 1 rank, 1 disjoint ring\n"),
+        (["plan", "trn1.32xlarge", "--group", "0"], ": 1 rank, 1 disjoint ring\n"),
         (["plan", "all_reduce", "--bytes", "4", "--cluster", "local"], " float32 on 1 rank (0) of local\n"),
         (["simulate", "--cluster", "local", "--ranks", "1", "train.py"], "local, 1 rank, virtual time\n"),
     ],
@@ -306,8 +263,8 @@ LOST = "overlap: cannot write the output: No space left on device\n"
         pytest.param(["plan", "trn2.48xlarge"], "1", marks=pytest.mark.slow),
         (["run", "train.py"], ""),  # from a rank
         pytest.param(["demo", "--steps", "1", "--ranks", "2"], "", marks=pytest.mark.slow),
-        (["run", "--nnodes", "2", "train.py"], ""),  # from several processes at once
-        pytest.param(["run", "--nnodes", "2", "train.py"], "1", marks=pytest.mark.slow),
+        (["run", "--processes", "2", "train.py"], ""),  # from several processes at once
+        pytest.param(["run", "--processes", "2", "train.py"], "1", marks=pytest.mark.slow),
     ],
 )
 def test_output_that_cannot_be_written_is_told_in_one_line(process, script, argv, unbuffered):
@@ -456,42 +413,11 @@ def test_a_hook_of_the_program_stays(tmp_path):
 def test_rare_options_are_shown_by_help_all_alone(overlap):
     short, full = overlap("run", "--help")[1], overlap("run", "--help-all")[1]
     assert "--ranks" in short
-    assert "--nnodes" in short
+    assert "--processes" in short
     assert "--checksums" not in short
     assert "--no-checksums" in full
     assert set(re.findall(r"^  (--[a-z-]+)", short, re.M)) < set(re.findall(r"^  (--[a-z-]+)", full, re.M))
     assert overlap("run", "--ranks", "2", "--help-all")[1] == full
-
-
-@pytest.mark.parametrize(
-    ("argv", "meant"),
-    [
-        (["run", "--nnode=2", "x.py"], "--nnodes"),
-        (["run", "--checksum", "x.py"], "--checksums"),
-        (["doctor", "--jsn"], "--json"),
-        (["run", "-np", "4", "x.py"], "--processes or --ranks"),
-        (["simulate", "--world-size=4", "x.py"], "--ranks"),
-        (["run", "--master_port=29500", "x.py"], "--rdzv-endpoint"),
-        (["run", "--stall", "5", "x.py"], "--stall-warning"),
-        (["run", "--give-up", "5", "x.py"], "--stall-timeout"),
-    ],
-)
-def test_a_misspelt_option_is_told_with_the_right_one(overlap, argv, meant):
-    code, out, err = overlap(*argv)
-    assert (code, out) == (2, "")
-    assert f"; did you mean {meant}? (" in err
-
-
-def test_an_option_that_is_needless_here_is_to_be_left_out(overlap):
-    code, out, err = overlap("run", "--standalone", "x.py")
-    assert (code, out) == (2, "")
-    assert "--standalone; leave it out: a run on one host needs no rendezvous (" in err
-
-
-def test_processes_on_each_host_are_refused_with_the_commands_that_start_them(overlap):
-    code, out, err = overlap("run", "--nproc_per_node", "4", "x.py")
-    assert (code, out) == (2, "")
-    assert "; --ranks N --processes N starts N processes here; --ranks-per-process N gives each N ranks (" in err
 
 
 @pytest.mark.parametrize("command", [["run"], ["simulate", "--cluster", "trn2.48xlarge"]])

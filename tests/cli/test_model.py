@@ -33,7 +33,7 @@ def test_the_page_has_its_verdict_last_and_fits_80_columns(told):
 
 
 def test_json_has_what_the_page_says(told):
-    found = json.loads(told(*ON, "--tp", "4", "--pp", "2", "--json", "-"))
+    found = json.loads(told(*ON, "--tp", "4", "--pp", "2", "--json"))
     exposed = sum(each["wire_ns"] + each["waiting_ns"] for each in found["dimensions"].values())
     assert found["compute_ns"] + exposed + found["idle_ns"] == pytest.approx(found["step_ns"], abs=5)
     assert found["layout"]["dp"] == 8
@@ -43,7 +43,7 @@ def test_json_has_what_the_page_says(told):
 
 @pytest.mark.slow
 def test_the_search_says_what_it_left_out_and_then_tells_of_the_best(told):
-    out = told(*ON[:-1], "trn2.3xlarge", "--best", "tp,pp,dp", "--global-batch", "8", "--width", "80")
+    out = told(*ON[:-1], "trn2.3xlarge", "--search", "tp,pp,dp", "--global-batch", "8", "--width", "80")
     lines = out.splitlines()
     assert lines[0].startswith("searched for tp, pp, dp: ")
     assert any(" left out: " in line for line in lines)
@@ -53,7 +53,7 @@ def test_the_search_says_what_it_left_out_and_then_tells_of_the_best(told):
 
 @pytest.mark.slow
 def test_a_search_leaves_the_samples_to_the_ranks_that_are_left(told):
-    found = json.loads(told(*ON[:-1], "trn2.3xlarge", "--global-batch", "16", "--best", "tp", "--json", "-"))
+    found = json.loads(told(*ON[:-1], "trn2.3xlarge", "--global-batch", "16", "--search", "tp", "--json"))
     assert found["layout"]["tp"] * found["layout"]["dp"] == 4
     assert found["search"]["tried"] == 3
 
@@ -70,12 +70,12 @@ def test_what_does_not_fit_the_memory_says_so(told):
     [
         (["llama-8b"], '--cluster: expected a cluster, such as "trn2.48xlarge x16"'),
         ([*ON, "--tp", "7"], "tp x pp x cp: expected a divisor of the 64 ranks of trn2.48xlarge, got 7"),
-        ([*ON, "--best", "tp", "--tp", "4"], "--best: tp is given, and cannot be searched for too"),
-        ([*ON, "--best", ""], "--best: expected names, such as tp,pp,dp, got ''"),
-        ([*ON, "--best", "tp,"], "--best: expected names, such as tp,pp,dp, got 'tp,'"),
+        ([*ON, "--search", "tp", "--tp", "4"], "--search: tp is given, and cannot be searched for too"),
+        ([*ON, "--search", ""], "--search: expected names, such as tp,pp,dp, got ''"),
+        ([*ON, "--search", "tp,"], "--search: expected names, such as tp,pp,dp, got 'tp,'"),
         (
-            ["llama-405b", "--cluster", "trn2.48xlarge", "--best", "tp,dp"],
-            "--best: none of 7 layouts fits llama-405b on trn2.48xlarge; most often: out of memory",
+            ["llama-405b", "--cluster", "trn2.48xlarge", "--search", "tp,dp"],
+            "--search: none of 7 layouts fits llama-405b on trn2.48xlarge; most often: out of memory",
         ),
     ],
 )
@@ -96,7 +96,7 @@ def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
 
     monkeypatch.setattr(search, "estimate", interrupted)
     monkeypatch.setattr(search, "bound_s", lambda *args, **kwargs: 0.0)
-    code, out, err = overlap("model", *ON[:-1], "trn2.3xlarge", "--best", "pp,dp", "--global-batch", "8")
+    code, out, err = overlap("model", *ON[:-1], "trn2.3xlarge", "--search", "pp,dp", "--global-batch", "8")
     assert (code, err) == (130, "overlap: interrupted; 1 layouts were simulated\n")
     assert out.startswith("searched for pp, dp: 3 layouts, 1 simulated, and was interrupted\n")
 
@@ -107,7 +107,7 @@ def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
         (("--layers", "100000"), 4 * 100_000 * 3),
         (("--layers", str(10**9)), 4 * 10**9 * 3),
         (("--layers", str(10**9), "--pp", "2"), 4 * 10**9 // 2 * 5),
-        (("--layers", str(10**9), "--best", "tp"), 4 * 10**9 // 64),
+        (("--layers", str(10**9), "--search", "tp"), 4 * 10**9 // 64),
         (("--schedule", "interleaved-1f1b", "--pp", "2", "--layers", "8", "--global-batch", str(10**9)), None),
     ],
 )
@@ -116,10 +116,3 @@ def test_a_step_that_is_too_large_is_refused_before_anything_of_it_is_built(over
     code, out, err = overlap("model", "llama-8b", "--cluster", "trn2.48xlarge", *words)
     assert (code, out) == (2, "")
     assert re.search(rf"^overlap: --layers: .* has {computes or '.*'} computes or more .* at most 20000: ", err), err
-
-
-def test_the_former_words_say_the_new_ones(overlap):
-    code, _, err = overlap("simulate", "--model", "llama-8b")
-    assert (code, err.count("; a model's step is predicted by `overlap model NAME` (")) == (2, 1)
-    told = "run.json: a recorded run is repeated by `overlap replay run.json`"
-    assert overlap("simulate", "run.json") == (2, "", f"overlap: {told}\n")

@@ -13,17 +13,20 @@ PROGRAM = "import overlap\nasync def main(rank): await rank.barrier()\noverlap.r
 @pytest.mark.parametrize(
     ("argv", "shown"),
     [
-        (("simulate", "--cluster", "trn1.2xlarge", "--json", "/dev/full", "train.py"), "trn1.2xlarge"),
-        (("simulate", "--cluster", "trn1.2xlarge", "--sweep", "ranks=1,2", "--json", "/dev/full", "train.py"), "ranks"),
+        (("simulate", "--cluster", "trn1.2xlarge", "--json-file", "/dev/full", "train.py"), "trn1.2xlarge"),
+        (
+            ("simulate", "--cluster", "trn1.2xlarge", "--sweep", "ranks=1,2", "--json-file", "/dev/full", "train.py"),
+            "ranks",
+        ),
         (("timeline", "run.json", "--html", "/dev/full"), "rank"),
-        (("bench", "all_reduce", "--ranks", "2", "-b", "8", "-e", "8", "--json", "/dev/full"), "all_reduce"),
+        (("bench", "all_reduce", "--ranks", "2", "-b", "8", "-e", "8", "--json-file", "/dev/full"), "all_reduce"),
     ],
 )
 def test_what_was_found_is_shown(overlap, script, argv, shown):
     script(PROGRAM)
     assert overlap("run", "--trace", "run.json", "train.py")[0] == 0
     code, out, err = overlap(*argv)
-    option = next(word for word in argv if word in ("--json", "--html"))
+    option = next(word for word in argv if word in ("--json-file", "--html"))
     assert (code, err) == (1, f"overlap: {option}: {FULL}")
     assert shown in out
 
@@ -46,7 +49,7 @@ def test_neither_does_it_hide_why_the_program_failed(process, script):
 
 @pytest.mark.slow
 def test_nor_does_it_of_several_processes(process, script):
-    child = process("run", "--nnodes", "2", "--trace", "/dev/full", script(PROGRAM + "\nprint('done')"))
+    child = process("run", "--processes", "2", "--trace", "/dev/full", script(PROGRAM + "\nprint('done')"))
     out, err = child.communicate()
     assert (child.returncode, sorted(out.splitlines())) == (0, ["[process 0] done", "[process 1] done"])
     assert f"TraceWarning: trace: {FULL}" in err

@@ -3,12 +3,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
-from overlap.cli.nodes import _BOOT
+from overlap.cli.processes import _BOOT
 from overlap.timeline import read_trace, verdict_of
 
 WORLD = """
@@ -91,7 +92,7 @@ def test_one_node_is_this_process(overlap, script, options):
     assert overlap("run", *options, "--ranks-per-process", "3", script(PLACE)) == (0, "None 3\n", "")
 
 
-def test_under_another_launcher_its_processes_are_the_nodes(overlap, script, monkeypatch):
+def test_nnodes_divides_the_processes_of_another_launcher_into_hosts(overlap, script, monkeypatch):
     for name, value in {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"}.items():
         monkeypatch.setenv(name, value)
     assert overlap("run", script(PLACE)) == (0, "(range(3, 4), 0) None\n", "")
@@ -99,45 +100,13 @@ def test_under_another_launcher_its_processes_are_the_nodes(overlap, script, mon
     assert overlap("run", "--ranks-per-process", "2", script(PLACE)) == (0, "(range(6, 8), 0) 8\n", "")
     assert overlap("run", "--nnodes", "4", "--ranks-per-process", "2", script(PLACE)) == (0, "(range(6, 8), 3) 8\n", "")
     assert "OVERLAP_NNODES" not in os.environ
-    assert overlap("run", "--nnodes", "2", script(PLACE)) == (2, "", (
-        "overlap: --nnodes 2: MPICH has started this process as number 3 of 4; leave out the options, or the launcher\n"
-    ))  # fmt: skip
-
-
-BY_HAND = ("--nnodes", "2", "--rdzv-endpoint")
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("--nnodes", "0"), "run: argument --nnodes: expected a positive integer, got '0'"),
-        (("--node-rank", "0"), "--node-rank needs --nnodes and --rdzv-endpoint, the same for all nodes"),
-        ((*BY_HAND, "a:1", "--node-rank", "2"), "--node-rank 2: nodes are numbered from 0, and --nnodes is 2"),
-        ((*BY_HAND, "a:1", "--node-rank", "1"), "--node-rank: anybody who reaches a:1 could join the job; give "),
-        ((*BY_HAND, "a:0", "--node-rank", "1"), "--rdzv-endpoint: the nodes that are started elsewhere must "),
-        (("--nnodes", "2", "--rdzv-endpoint", "a"), "--rdzv-endpoint: endpoint: expected HOST:PORT"),
-        (("--nnodes", "2", "--ranks", "3"), "3 ranks cannot be divided among --nnodes 2; say --ranks-per-process"),
-        (("--nnodes", "2", "--ranks=4", "--ranks-per-process=4"), "--ranks 4 are not --ranks-per-process 4 on "),
-        (("--nnodes", "3", "--cluster", "trn2.48xlarge x4"), "256 ranks cannot be divided among --nnodes 3; "),
-        (("--processes", "3", "--ranks", "4"), "4 ranks cannot be divided among --processes 3\n"),
-        (
-            ("--processes", "2", "--nnodes", "2"),
-            "--processes: those of this machine are meant, with --ranks in all; leave out --nnodes\n",
-        ),
-        (("--nnodes", "2", "--job-id", "x" * 65), "--job-id: expected at most 64 printable characters, got 'xxx"),
-        (("--nnodes", "2", "--log-dir", "x.py"), "--log-dir: x.py: File exists"),
-        (("--nnodes", "2", "--rails", "eth0,"), "run: argument --rails: expected a positive number, or"),
-        (("--tls-cert", "x.py"), "TLS needs three files: --tls-cert, --tls-key, --tls-ca"),
-        (("--tls-cert", "x.py", "--tls-key", "none", "--tls-ca", "x.py"), "--tls-key: none: there is no such"),
-        (("--nnodes", "2", "--transport", "mpi"), "--transport mpi: mpi4py is not installed: pip install "),
-    ],
-)  # fmt: skip
-def test_nodes_that_cannot_start_are_one_line(overlap, script, monkeypatch, argv, message):
-    monkeypatch.setattr("overlap.launch.mpi.find_spec", lambda name: None)
-    code, out, err = overlap("run", *argv, script("print('ran')", "x.py"))
-    assert (code, out) == (2, "")
-    assert err.startswith(f"overlap: {message}")
-    assert err.count("\n") == 1
+    assert overlap("run", "--nnodes", "2", script(PLACE)) == (0, "(range(3, 4), 1) None\n", "")
+    assert overlap("run", "--nnodes", "2", "--processes", "2", script(PLACE)) == (0, "(range(3, 4), 1) None\n", "")
+    for options in (["--nnodes", "3"], ["--processes", "3"], ["--nnodes", "2", "--node-rank", "0"]):
+        assert overlap("run", *options, script(PLACE)) == (2, "", (
+            f"overlap: {' '.join(options)}: MPICH has started this process as number 3 of 4; leave out the options, or "
+            "the launcher\n"
+        ))  # fmt: skip
 
 
 def test_ctrl_c_while_a_process_still_imports_is_told_by_nobody_but_its_launcher(tmp_path):
@@ -191,7 +160,7 @@ def test_a_process_that_the_system_does_not_start_is_one_line(overlap, script, m
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", one)
-    code, _, err = overlap("run", "--nnodes", "2", script("import time; time.sleep(60)"))
+    code, _, err = overlap("run", "--processes", "2", script("import time; time.sleep(60)"))
     assert (code, err) == (2, "overlap: process 1 cannot be started: Too many open files\n")
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 
@@ -221,6 +190,36 @@ overlap.run(main, ranks=4)
 overlap.run(main)
 overlap.run(main, ranks=6)
 """
+
+
+HOSTS = """
+import numpy, overlap
+async def main(rank):
+    print(rank.rank, rank.node, rank.local_rank)
+overlap.run(main, ranks=4)
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_one_host_stand_for_the_hosts_that_the_cluster_names(process, script):
+    run = process("run", "--processes", "2", "--cluster", "local x2", "--no-prefix", script(HOSTS))
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, err) == (0, "")
+    assert sorted(out.splitlines()) == ["0 0 0", "1 0 1", "2 1 0", "3 1 1"]
+
+
+@pytest.mark.slow
+def test_the_words_of_torchrun_start_the_processes_of_each_host(process, script):
+    program = script(HOSTS)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    options = ["--nnodes", "2", "--nproc_per_node", "2", "--rdzv-endpoint", endpoint, "--no-prefix", "--node-rank"]
+    runs = [process("run", *options, host, program) for host in "01"]
+    outs = [run.communicate(timeout=60) for run in runs]
+    assert [(sorted(out.splitlines()), err) for out, err in outs] == [
+        (["0 0 0", "1 0 1"], ""),
+        (["2 1 0", "3 1 1"], ""),
+    ]
 
 
 @pytest.mark.slow
@@ -262,10 +261,10 @@ def test_a_program_that_only_one_node_could_read_is_refused(overlap, script, mon
     with open(script("print('ran')"), "rb") as source, open(os.dup(0), "rb") as stdin:
         os.dup2(source.fileno(), 0)
         try:
-            told = overlap("run", "--nnodes", "2", "/dev/stdin")
+            told = overlap("run", "--processes", "2", "/dev/stdin")
         finally:
             os.dup2(stdin.fileno(), 0)
-    message = "run: /dev/stdin: every node reads the program for itself; with --nnodes name a file"
+    message = "run: /dev/stdin: every process reads the program for itself; with --processes name a file"
     assert told == (2, "", f"overlap: {message}\n")
 
 
@@ -307,8 +306,6 @@ def test_a_trace_goes_down_a_pipe(process, script):
 
 def test_bad_settings_are_told_by_the_name_under_which_they_were_given(overlap, script, monkeypatch):
     program = script(WORLD)
-    assert overlap("run", "--trace", "", program)[2] == "overlap: --trace: expected the name of a file, got ''\n"
-    assert overlap("run", "--cluster", "nix", program)[2].startswith("overlap: --cluster: unknown cluster 'nix'; ")
     for name, value, told in (
         ("TRACE", "/nonexist/x", "OVERLAP_TRACE: cannot write into /nonexist"),
         ("CLUSTER", "nix", "OVERLAP_CLUSTER: unknown cluster 'nix'; known: "),
@@ -372,35 +369,6 @@ def test_wrong_arguments_of_run_are_one_line_with_the_place(overlap, script):
     code, out, err = overlap("run", script("import overlap\nasync def main(rank): ...\noverlap.run(main, ranks=-1)"))
     assert (code, out) == (2, "")
     assert err == "overlap: train.py:3: ranks: expected a positive integer, got -1\n"
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ((), "run: name a SCRIPT, or -m MODULE (`overlap run --help` explains)"),
-        (("none.py",), "run: none.py: No such file or directory"),
-        (("sub",), "run: sub: Is a directory"),
-        (("broken.py",), "run: broken.py:2: not Python: '(' was never closed"),
-        (("-m",), "run: -m needs a MODULE"),
-        (("-m", "no_such_module_x"), "run: -m no_such_module_x: there is no such module to run"),
-        (("-m", "hollow_package"), "run: -m hollow_package: there is no such module to run"),
-        (("-m", "no_such_module_x.y"), "run: -m no_such_module_x.y: No module named 'no_such_module_x'"),
-        (("--ranks", "0", "x.py"), "run: argument --ranks: expected a positive integer, got '0' (`overlap run --help`"),
-        (("--timeout", "-1", "x.py"), "run: argument --timeout: expected a positive number of seconds, got '-1'"),
-        (("--cluster", "nosuch", "x.py"), "--cluster: unknown cluster 'nosuch'; known: "),
-        (("--algorithm", "nosuch", "x.py"), "algorithm: 'nosuch' is unknown; known are direct"),
-        (("--trace", "sub", "x.py"), "--trace: sub is a directory; name a file in it"),
-        (("--trace", "/nowhere/a.json", "x.py"), "--trace: cannot write into /nowhere"),
-    ],
-)  # fmt: skip
-def test_a_program_that_cannot_start_is_one_line(overlap, script, argv, message):
-    script("x = 1\nprint(", "broken.py")
-    script("", "sub/x.py")
-    script("", "hollow_package/__init__.py")
-    code, out, err = overlap("run", *argv)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"overlap: {message}")
-    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [b"\x00\x01", b"\xff\xfe\xff", b"\x7fELF\x02"])
@@ -504,7 +472,7 @@ def test_ctrl_c_tells_who_waits_for_whom_and_ends_with_130(process, script):
 
 @pytest.mark.slow
 def test_ctrl_c_over_several_nodes_tells_it_of_all_their_ranks(process, script):
-    options = ("--nnodes", "2", "--ranks-per-process", "2", "--stall-warning", "0.5")
+    options = ("--processes", "2", "--ranks-per-process", "2", "--stall-warning", "0.5")
     assert interrupted(process("run", *options, script(WAITING))) == [
         "overlap: interrupted",
         "  ranks 1-3 wait for rank 0, whose program is at train.py:8",
@@ -528,7 +496,7 @@ overlap.run(main)
 
 @pytest.mark.slow
 def test_a_process_whose_loop_is_busy_is_the_odd_one_out_of_a_stall(process, script):
-    child = process("run", "--nnodes", "2", "--stall-warning", "2", script(BUSY))
+    child = process("run", "--processes", "2", "--stall-warning", "2", script(BUSY))
     _, err = child.communicate()
     assert child.returncode == 0, err
     told = re.sub(r" at \S*train.py", " at train.py", re.sub(r"for [\d.]+ s at", "for N s at", err))
@@ -567,7 +535,7 @@ overlap.run(main)
 
 @pytest.mark.slow
 def test_a_time_out_tells_of_a_node_that_computes_before_it_waits_for_it(process, script):
-    child = process("run", "--nnodes", "2", "--timeout", "1", script(COMPUTING))
+    child = process("run", "--processes", "2", "--timeout", "1", script(COMPUTING))
     _, err = child.communicate()
     assert child.returncode == 1, err
     told = re.sub(r"\(\S*train.py", "(train.py", re.sub(r"has waited \d+ s for", "waits for", err))

@@ -39,7 +39,7 @@ def swept(overlap, script):
     """Return a function that sweeps WORK, or another program, and returns (exit code, rows as JSON)."""
 
     def run(*argv, text=WORK, code=0):
-        given, out, err = overlap("simulate", "--json", "-", *argv, script(text))
+        given, out, err = overlap("simulate", "--json", *argv, script(text))
         assert given == code, err
         return json.loads(out)["rows"]
 
@@ -104,14 +104,6 @@ def test_the_table_fits_and_names_what_is_not_swept(overlap, script):
     assert "█" not in narrow
 
 
-def test_a_size_that_the_cluster_has_already_is_refused_before_anything_runs(overlap, script):
-    code, out, err = overlap("simulate", "--cluster", "trn2.48xlarge x16", "--sweep", "nodes=1,4,16", script(WORK))
-    assert (code, out) == (2, "")
-    assert err.startswith(
-        "overlap: --sweep: nodes is given twice: 16 and 1; leave it out of --cluster 'trn2.48xlarge x16'"
-    )
-
-
 def test_a_point_that_fails_is_a_row_and_the_others_go_on(overlap, script):
     code, out, err = overlap("simulate", "--sweep", "ms=1,3,x,2", script(WORK))
     assert (code, err) == (1, "")
@@ -149,7 +141,7 @@ def test_parameters_of_the_program_are_arguments_after_its_own(overlap, script):
 
 def test_parameters_of_a_module_are_arguments_too(overlap, script):
     script(WORK, "swept_module.py")
-    argv = ("--json", "-", "--sweep", "ms=1,2", "-m", "swept_module", "--ranks", "3")
+    argv = ("--json", "--sweep", "ms=1,2", "-m", "swept_module", "--ranks", "3")
     outcomes = [row["outcome"] for row in json.loads(overlap("simulate", *argv)[1])["rows"]]
     assert [(found["world_size"], found["step_ns"]) for found in outcomes] == [(3, 10**6), (3, 2 * 10**6)]
 
@@ -191,7 +183,7 @@ def test_switches_and_factors_can_be_swept(swept):
 
 
 def test_json(overlap, script):
-    code, out, _ = overlap("simulate", "--sweep", "ms=2,3,1", "--json", "rows.json", script(WORK))
+    code, out, _ = overlap("simulate", "--sweep", "ms=2,3,1", "--json-file", "rows.json", script(WORK))
     assert code == 1
     assert "* shortest step: ms=1\n" in out
     with open("rows.json", encoding="utf-8") as file:
@@ -227,7 +219,7 @@ INTERRUPTED = WORK.replace(
 @pytest.mark.slow
 def test_an_interrupt_keeps_the_rows_that_are_done(process, script, tmp_path):
     sweep = ("--sweep", "ms=2,1,3,4")
-    child = process("simulate", "--json", "rows.json", *sweep, script(INTERRUPTED), PYTHONIOENCODING="utf-8")
+    child = process("simulate", "--json-file", "rows.json", *sweep, script(INTERRUPTED), PYTHONIOENCODING="utf-8")
     out, err = child.communicate(timeout=60)
     assert child.returncode == 128 + signal.SIGINT
     assert [line.split()[:3] for line in out.splitlines()[-3:-1]] == [["2", "4", "2.000"], ["*", "1", "4"]]
@@ -266,31 +258,3 @@ def test_progress_on_a_terminal(overlap, script, monkeypatch):
     assert "0/2" in err
     assert "1/2" in err
     assert "ms=2" in err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--sweep", "nodes"], "--sweep: expected NAME=V,V,... such as nodes=1,2,4, got 'nodes'"),
-        (["--sweep", "nodes="], "--sweep: expected NAME=V,V,..."),
-        (["--sweep", "=1"], "--sweep: expected NAME=V,V,..."),
-        (["--sweep", "nodes=1,,2"], "--sweep: expected NAME=V,V,..."),
-        (["--sweep", "nodes=1,2,1"], "--sweep: 'nodes=1,2,1' has a value twice"),
-        (["--sweep", "ms=1", "--sweep", "ms=2"], "--sweep: ms is there twice"),
-        (["--sweep", "bucket_bytes=1", "--sweep", "bucket-bytes=2"], "--sweep: bucket_bytes is there twice"),
-        (["--sweep", "nodes=one"], "nodes: expected a positive integer, got 'one'"),
-        (["--sweep", "peer_direct=perhaps"], "peer_direct: expected 1 or 0, got 'perhaps'"),
-        (["--sweep", "ms=1", "--trace", "sim.json"], "--trace: a sweep has many timelines"),
-    ],
-)
-def test_sweeps_that_cannot_be_meant(overlap, script, options, message):
-    code, out, err = overlap("simulate", *options, script(WORK.replace("args =", "1 / 0; args =")))
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
-
-
-def test_a_sweep_without_a_script_is_refused_before_anything_runs(overlap):
-    code, out, err = overlap("simulate", "--sweep", "ms=1,2")
-    assert (code, out) == (2, "")
-    assert err == "overlap: simulate: name a SCRIPT, or -m MODULE (`overlap simulate --help` explains)\n"

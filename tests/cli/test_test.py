@@ -29,7 +29,7 @@ def test_weights_faults_traces_and_output(overlap, tmp_path):
     code, out, _ = overlap("test", program, "--ranks", "2", "--same")
     assert (code, "weights differ: before the first update 'weight' differs: rank 1 (" in out) == (1, True)
     trace = tmp_path / "trace.txt"
-    code, out, _ = overlap("test", program, "--ranks", "2", "--same", "--trace", str(trace), "--", "--right")
+    code, out, _ = overlap("test", program, "--ranks", "2", "--same", "--operations", str(trace), "--", "--right")
     assert code == 0
     assert len(trace.read_text().splitlines()) == 8
     code, out, _ = overlap("test", program, "--ranks", "2", "--faults", "die(rank=1, at=1)", "--", "--right")
@@ -51,27 +51,23 @@ def test_a_failure_names_the_command_that_repeats_it(overlap):
     assert overlap(*words[1:])[:2] == (code, out)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["none.py"], "program: cannot read none.py: No such file or directory"),
-        (["none.py", "--ranks", "0"], "expected a positive integer, got '0'"),
-        (
-            ["none.py", "--color", "red"],
-            "test: unrecognized arguments: --color red; if they are the program's, end the line with -- --color red; "
-            "did you mean --cluster? (`overlap test --help` explains)",
-        ),
-        (
-            ["none.py", "skip", "--ranks", "2", "--", "now"],
-            "test: unrecognized arguments: skip; if they are the program's, end the line with -- skip now (`",
-        ),
-        (["none.py", "--faults", "flood"], "faults: 'flood' is unknown; known are die"),
-    ],
-)
-def test_mistakes(overlap, words, told):
-    code, out, err = overlap("test", *words)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"overlap: {told}")
+def test_a_module_is_run_as_python_does(overlap, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path[:])
+    (tmp_path / "tested_package").mkdir()
+    (tmp_path / "tested_package" / "__init__.py").write_text("")
+    (tmp_path / "tested_package" / "part.py").write_text("WORD = 'part'")
+    (tmp_path / "tested_package" / "__main__.py").write_text(
+        "import sys, torch.distributed as dist\nfrom .part import WORD\n"
+        "dist.init_process_group('gloo')\ndist.barrier()\n"
+        "print(WORD, sys.argv[1:])\ndist.destroy_process_group()\nif sys.argv[1:] == ['wrong']: sys.exit(3)"
+    )
+    code, out, err = overlap("test", "-m", "tested_package", "--ranks", "2", "-v", "--", "right")
+    assert (code, out.splitlines()[:2], err) == (0, ["[r0] part ['right']", "[r1] part ['right']"], "")
+    out = overlap("test", "-m", "tested_package", "--", "wrong")[1]
+    assert "repeat: overlap test -m tested_package --ranks 2 -- wrong" in out
+    told = "overlap: test: -m absent_package: there is no such module to run\n"
+    assert overlap("test", "-m", "absent_package") == (2, "", told)
 
 
 NEVER_ENDS = """
@@ -106,3 +102,9 @@ def test_a_rank_that_waits_in_c_for_ever_is_named_and_the_command_ends(tmp_path,
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1
     assert told in done.stdout + done.stderr
+
+
+def test_a_program_that_is_missing_is_refused(overlap):
+    assert overlap("test", "none.py") == (
+        2, "", "overlap: program: cannot read none.py: No such file or directory\n"
+    )  # fmt: skip

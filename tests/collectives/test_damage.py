@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from overlap.collectives import GENERATORS, Schedule, fits, generate, project_all, verify
 from overlap.collectives.explain import contributors
-from overlap.collectives.explain import expected as wanted
+from overlap.collectives.explain import expected_contributors as wanted
 from overlap.collectives.schedule import COLUMNS
 from overlap.errors import ScheduleError
 

@@ -3,7 +3,7 @@
 import pytest
 
 from overlap.collectives.generators import generate
-from overlap.collectives.narrowing import WIDER, narrowed
+from overlap.collectives.narrowing import WIDER, narrow_to_root
 from overlap.collectives.proof import verify
 
 TABLES = [
@@ -17,7 +17,7 @@ TABLES = [
 @pytest.mark.parametrize("root", [0, 3])
 def test_the_root_has_its_result_and_nothing_else_travels(collective, algorithm, root):
     wider = generate(WIDER[collective], algorithm, 8)
-    table = narrowed(wider, root)
+    table = narrow_to_root(wider, root)
     verify(table)
     assert (table.collective, table.root) == (collective, root)
     remote, before = (int((each.src != each.dst).sum()) for each in (table, wider))

@@ -10,7 +10,7 @@ from overlap.collectives.slicing import (
     SLICE_BYTES,
     in_slices,
     message_bytes,
-    sliced,
+    slice_rows,
     slices_of,
 )
 
@@ -42,7 +42,7 @@ def check(schedule):
     ],
 )
 def test_slices_give_the_same_results(collective, algorithm, size, slices):
-    schedule = sliced(generate(collective, algorithm, size), slices)
+    schedule = slice_rows(generate(collective, algorithm, size), slices)
     verify(schedule)
     check(schedule)
 
@@ -69,7 +69,7 @@ def test_rows_of_different_lengths_are_cut_at_the_same_places(collective, algori
 
 def test_a_slice_is_passed_on_as_soon_as_it_has_come():
     whole = generate("all_reduce", "ring", 2)
-    program = project_all(sliced(whole, 3))[0]
+    program = project_all(slice_rows(whole, 3))[0]
     sends, receives = program.queues
     first_gathered = next(at for at, step in enumerate(sends) if step.src.buffer != sends[0].src.buffer)
     assert first_gathered == 3

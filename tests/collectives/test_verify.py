@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from overlap.collectives import GENERATORS, Buffer, Op, Schedule, fits, generate, verify
-from overlap.collectives.explain import Origin, contributors, expected
+from overlap.collectives.explain import Origin, contributors, expected_contributors
 from overlap.collectives.generators.families import FROM_ROOT
 from overlap.collectives.tablewriter import TableWriter
 from overlap.errors import ScheduleError
@@ -282,7 +282,7 @@ def test_provenance_is_the_definition() -> None:
         for schedule in schedules(collective, algorithm, 6):
             ends = [schedule.root] if collective in ("reduce", "gather") else range(6)
             for rank, slot in itertools.product(ends, range(schedule.slots[1])):
-                assert contributors(schedule, rank, slot) == expected(schedule, rank, slot)
+                assert contributors(schedule, rank, slot) == expected_contributors(schedule, rank, slot)
 
 
 def chain_of(order: list[int]) -> TableWriter:

@@ -46,9 +46,9 @@ REFUSED: list[tuple[str, Callable[[R], object], str]] = [
     ("scalar to gather", lambda r: r.all_gather(np.float64(1)), "^x: all_gather works along axis 0, got a 0-dim"),
     ("scalar to scatter", lambda r: r.scatter(1.0, 1), "^x: scatter works along axis 0, got a 0-dimensional"),
     ("odd blocks", lambda r: r.reduce_scatter(np.ones(3)),
-     r"^x: reduce_scatter needs axis 0 divisible by the group's 2 ranks, got shape \(3,\)$"),
+     r"^x: reduce_scatter needs axis 0 divisible by the group's 2 ranks, got shape \(3,\); pad it$"),
     ("odd rows", lambda r: r.all_to_all(np.ones((5, 2))),
-     r"^x: all_to_all needs axis 0 divisible by the group's 2 ranks, got shape \(5, 2\)$"),
+     r"^x: all_to_all needs axis 0 divisible by the group's 2 ranks, got shape \(5, 2\); pad it$"),
     # op
     ("unknown op", lambda r: r.all_reduce(X, "median"), "^op: 'median' is .*; known are sum, mean, .*"),
     ("no op", lambda r: r.all_reduce(X, None), "^op: None is unknown; known are sum"),
@@ -102,9 +102,9 @@ REFUSED: list[tuple[str, Callable[[R], object], str]] = [
     ("out of a future", lambda r: r.all_reduce(r.compute(np.ones, 2), out=[0.0]),
      "^out: expected an array, got list; a result needs"),
     ("out away from the root", lambda r: r.reduce(X, 0, out=np.ones(4)),
-     "^out: only the root 0 of reduce gets a result, this is rank 1$"),
+     "^out: only the root 0 of reduce gets a result, this is rank 1; pass out=None here$"),
     ("gather away from the root", lambda r: r.gather(X, 0, out=np.ones(8)),
-     "^out: only the root 0 of gather gets a result, this is rank 1$"),
+     "^out: only the root 0 of gather gets a result, this is rank 1; pass out=None here$"),
     # memory
     ("x in out of a scatter", lambda r: r.reduce_scatter(X, out=X[:2]), "^out: overlaps x, which reduce_scatter still"),
     ("x is out of all_to_all", lambda r: r.all_to_all(X, out=X), "^out: overlaps x, which all_to_all still reads"),

@@ -41,7 +41,7 @@ def inside(rank: overlap.Rank) -> Any:
 def kept(rank: overlap.Rank) -> dict[str, int]:
     """Return the sizes of everything that a process keeps of groups."""
     here, host = inside(rank), rank._around._engine.__dict__.get("_host_memory")  # type: ignore[attr-defined]
-    names = ["_open", "_of_group", "_unused", "_off", "_any", "unreported"]
+    names = ["_open", "_of_group", "_unused", "_off", "_any", "unraised"]
     sizes = {"notes": len(getattr(rank._backend, "_notes", ()))}
     if isinstance(here, SpanningCommunicators):
         names += ["spanning", "_resting", "_counts", "_sent", "_any_call", "_ended_here", "_ended"]

@@ -186,9 +186,13 @@ def test_groups_that_cannot_be(ranks: list[int], message: str) -> None:
 
 def test_meshes_that_cannot_be() -> None:
     async def main(rank: overlap.Rank) -> None:
-        with pytest.raises(UsageError, match=r"^axes: dp=2 x tp=3 makes 6 ranks, but the world has 4$"):
+        with pytest.raises(
+            UsageError, match=r"^axes: dp=2 x tp=3 makes 6 ranks, but the world has 4; choose sizes with that product$"
+        ):
             rank.mesh(dp=2, tp=3)
-        with pytest.raises(UsageError, match=r"^axes: none makes 1 ranks, but the world has 4$"):
+        with pytest.raises(
+            UsageError, match=r"^axes: none makes 1 ranks, but the world has 4; choose sizes with that product$"
+        ):
             rank.mesh()
         with pytest.raises(UsageError, match=r"^dp: an axis needs a whole number of ranks, at least 1; got 0$"):
             rank.mesh(dp=0, tp=4)

@@ -64,8 +64,8 @@ def test_the_rank_the_operation_the_step_and_the_line_are_named(clock: str) -> N
     assert isinstance(error, overlap.NonFiniteError)
     assert str(error) == (
         f"rank 1 was about to send nan by gradients #2 on group 'world' at {place[0]} in step 2: element [2, 7] of "
-        "float32 (4, 8), the first of 2 that are not finite, is nan; nobody has received it, so what computed it is on "
-        "this rank"
+        "float32 (4, 8), the first of 2 that are not finite, is nan; no rank has received it: look for its cause in "
+        "the computes of this rank"
     )
     assert (error.rank, error.seq, error.step, error.call_site) == (1, 2, 2, place[0])
     assert (error.index, error.value, error.count) == ((2, 7), "nan", 2)
@@ -102,7 +102,7 @@ def test_others_are_told_whose_it_was() -> None:
     mine, theirs = overlap.run(main, ranks=2, timeout_s=TIMEOUT_S, check="nan")
     assert re.fullmatch(
         r"NonFiniteError: (rank 0 was about to send inf by all_reduce #0 on group 'world' at \S+:\d+: the value of "
-        r"float64 \(\) is inf; nobody has received it, so what computed it is on this rank)",
+        r"float64 \(\) is inf; no rank has received it: look for its cause in the computes of this rank)",
         mine,
     )
     assert re.fullmatch(
@@ -122,7 +122,7 @@ def test_between_processes() -> None:
 
     for told in run_far(main, 2, 2, check="nan"):
         assert "rank 3 was about to send -inf by all_reduce #0 on group 'world' at " in told
-        assert "element [4] of float32 (5,) is -inf; nobody has received it" in told
+        assert "element [4] of float32 (5,) is -inf; no rank has received it" in told
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -31,11 +31,17 @@ def test_in_virtual_time(orders: list[list[int]], kinds: list[str], count: int) 
     assert looked[:2] == [len(kinds) * sum(rank in order for order in orders) for rank in (0, 1)]
 
 
-@pytest.mark.everyday(1)
-@pytest.mark.parametrize("wire", ["efa", pytest.param("shared_memory", marks=pytest.mark.slow)])
-def test_between_processes(wire: str) -> None:
+@pytest.mark.parametrize(
+    ("wire", "count"),
+    [
+        ("efa", 1000),
+        pytest.param("efa", 100_000, marks=pytest.mark.slow),
+        pytest.param("shared_memory", 100_000, marks=pytest.mark.slow),
+    ],
+)
+def test_between_processes(wire: str, count: int) -> None:
     program = str(Path(__file__).with_name("permuted.py"))
-    words = ["run", "--processes", "2", "--ranks", "4", "--transport", wire, "--no-prefix", program, "100000"]
+    words = ["run", "--processes", "2", "--ranks", "4", "--transport", wire, "--no-prefix", program, str(count)]
     ended = subprocess.run([sys.executable, "-m", "overlap", *words], capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stderr
     looked = 6 * len(KINDS)

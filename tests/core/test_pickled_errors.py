@@ -130,7 +130,7 @@ def test_an_error_can_be_made_portable_in_itself() -> None:
     error = overlap.RankFailedError(rank=1, cause=Held(), where="", doing=(), others={}, world_size=3)
     error.__cause__ = error.cause
     error.add_note("a note")
-    got = errors.portable(error)
+    got = errors.picklable_copy(error)
     assert (str(got), got.__notes__) == (str(error), ["a note"])
     assert (type(got.__cause__), type(got.cause)) == (overlap.RemoteError, overlap.RemoteError)
     assert error.cause is error.__cause__

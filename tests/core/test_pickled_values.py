@@ -15,7 +15,7 @@ import pytest
 import overlap
 import topology
 from overlap.config import RunConfig
-from overlap.settings import NodeCount
+from overlap.settings import CountRange
 from overlap.timeline import Recorder, Timeline
 from topology import Cluster
 
@@ -58,7 +58,7 @@ def test_a_record_arrives_with_all_its_fields(kind: type[Any], travel: Callable[
 
 def config() -> RunConfig:
     return RunConfig.given(
-        ranks=4, trace=Path("run.json"), cluster=topology.cluster("trn1.32xlarge", nodes=2), nnodes=NodeCount(4, 2),
+        ranks=4, trace=Path("run.json"), cluster=topology.cluster("trn1.32xlarge", nodes=2), nnodes=CountRange(4, 2),
         rails=("eth0", "eth1"), timeout_s=2.5, check="nan", virtual=overlap.Virtual(conditions=overlap.Conditions()),
     )  # fmt: skip
 

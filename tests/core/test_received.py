@@ -16,7 +16,7 @@ import trio
 import overlap
 from overlap.runtime import spanning_messages
 from overlap.runtime.communicator import Communicator
-from overlap.runtime.forms import pack_form, parsed, text_of, unpack_form
+from overlap.runtime.forms import pack_form, parse_form, text_of, unpack_form
 from overlap.runtime.match import Key
 
 from .companies import by_shared_memory, by_sockets, in_memory, run_far
@@ -414,7 +414,7 @@ def test_without_data_a_receive_has_the_shapes() -> None:
 @pytest.mark.parametrize("text", ["", "{", "[1]", "{'w': 'int2048 (2,)'}", "['float64 (a,)']", "[" * 5000])
 def test_a_form_that_nobody_can_have_sent_is_refused(text: str) -> None:
     with pytest.raises(overlap.OverlapError, match="a message has an invalid form of a tree"):
-        parsed(text)
+        parse_form(text)
 
 
 def test_a_form_that_unpacks_to_more_than_any_is_cut() -> None:

@@ -360,7 +360,7 @@ def test_the_stream_of_another_rank_is_refused() -> None:
         streams[rank.rank] = rank.stream("tp")
         await rank.barrier()
         other = streams[1 - rank.rank]
-        message = f"^stream: 'tp' is rank {1 - rank.rank}'s, this is rank {rank.rank}$"
+        message = f"^stream: 'tp' is rank {1 - rank.rank}'s, this is rank {rank.rank}; use its own$"
         with pytest.raises(overlap.UsageError, match=message):
             rank.barrier(stream=other)
 

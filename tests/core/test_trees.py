@@ -137,7 +137,7 @@ def test_from_threads_and_between_processes() -> None:
         ),
         (
             lambda r: r.reduce_scatter([np.ones(2), np.ones(3)]),
-            "x: reduce_scatter needs axis 0 divisible by the group's 2 ranks, got shape (3,)",
+            "x: reduce_scatter needs axis 0 divisible by the group's 2 ranks, got shape (3,); pad it",
         ),
         (
             lambda r: r.all_reduce({"a": "text"}),

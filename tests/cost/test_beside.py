@@ -8,7 +8,7 @@ from overlap.collectives.program import StepKind, project_all
 from overlap.collectives.schedule import Buffer
 from overlap.cost import cost, on, rounds
 from overlap.cost.forced import forced
-from overlap.cost.option import PricedPhase
+from overlap.cost.phase import PricedPhase
 from overlap.cost.select import plan
 
 from .star import Star

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import topology
 from overlap.collectives.generators.composed import PHASES
 from overlap.cost.candidates import candidates
-from overlap.cost.phased import apart, in_slices_s
+from overlap.cost.pipeline import apart, in_slices_s
 from overlap.cost.select import plan
 from tests.properties import one_in
 

@@ -10,11 +10,11 @@ import topology
 from overlap.collectives.generators import generate
 from overlap.collectives.placement import place
 from overlap.cost import on, parameters, rounds
+from overlap.cost.clocks import cost
 from overlap.cost.composed import two_level_options
 from overlap.cost.flat import PlanRequest, flat_options
 from overlap.cost.geometry import Geometry
 from overlap.cost.library import library_options
-from overlap.cost.maxplus import cost
 from overlap.cost.measurements import COLLECTIVES, cluster_of, of_version
 from overlap.cost.parameters import itemsize_of, measured
 from overlap.cost.select import plan

@@ -10,7 +10,7 @@ from overlap.cost import IDEAL, CostParameters, cost, on, rounds
 from overlap.cost.composed import rooted_options, two_level_options
 from overlap.cost.flat import PlanRequest
 from overlap.cost.geometry import Geometry
-from overlap.cost.phased import apart, in_slices_s
+from overlap.cost.pipeline import apart, in_slices_s
 
 
 def options(name, collective, ranks=None, parameters=IDEAL, root=0, make=two_level_options):

@@ -7,7 +7,7 @@ import topology
 from overlap.collectives import generate
 from overlap.collectives.generators.doubling import halving_doubling
 from overlap.collectives.generators.families import READINGS
-from overlap.collectives.generators.layouts import device_cube, kangarings, relabelled, side_by_side
+from overlap.collectives.generators.layouts import device_cube, kangarings, relabel, side_by_side
 from overlap.collectives.generators.ring import kangaring, ring
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
@@ -57,19 +57,19 @@ def edges(pattern):
 
 
 def test_relabelling_is_another_name_for_each_rank():
-    pattern = relabelled(ring(4), [2, 0, 3, 1])
+    pattern = relabel(ring(4), [2, 0, 3, 1])
     other = ring(4, order=[2, 0, 3, 1])
     edges = [
         set(zip(p.step.tolist(), p.src.tolist(), p.dst.tolist(), p.chunk.tolist(), strict=True))
         for p in (pattern, other)
     ]
     assert edges[0] == edges[1]
-    assert relabelled(pattern, range(4)) is pattern
+    assert relabel(pattern, range(4)) is pattern
 
 
 def test_what_is_contiguous_stays_so_under_other_names():
     cube = device_cube(tiles(4, 2))
-    renamed = relabelled(cube, [3, 1, 0, 2, 7, 6, 5, 4])
+    renamed = relabel(cube, [3, 1, 0, 2, 7, 6, 5, 4])
     assert len(READINGS["all_reduce"]("rdh", renamed)) == len(READINGS["all_reduce"]("rdh", cube))
 
 
@@ -110,7 +110,7 @@ def test_all_wires_work_in_every_step_of_a_cube():
     [
         (lambda: device_cube(tiles(3, 2)), "power of two devices"),
         (lambda: device_cube([(0, 1), (2,)]), "equally many ranks"),
-        (lambda: relabelled(halving_doubling(4), [0, 1, 2, 2]), "each of 0..3 once"),
+        (lambda: relabel(halving_doubling(4), [0, 1, 2, 2]), "each of 0..3 once"),
         (lambda: kangarings(4, couples=[(0, 1), (1, 3)], orders=[(0, 1)]), "each of 0..3 once"),
         (lambda: generate("all_gather", "rdh", 8, devices=tiles(2, 2)), "expected all 8 ranks"),
     ],

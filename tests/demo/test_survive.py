@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from overlap.cli.demo import survival
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_survivor_and_the_spare_go_on_with_the_same_weights():
     command = [sys.executable, "-m", "overlap", "demo", "--survive", "--width", "100", "--ascii"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

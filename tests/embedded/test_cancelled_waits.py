@@ -280,7 +280,8 @@ def test_a_close_that_takes_too_long_says_what_it_waits_for(waits: str) -> None:
 
     awaited = "recv #0 from rank 1 on group 'world' (train.py:7)" if waits == "receive" else "the other ranks"
     assert in_threads(live, 2) == [
-        f"close: rank 0 has not been done within 0.2 s: it waits for {awaited}",
+        f"close: rank 0 has not been done within 0.2 s: it waits for {awaited}; let all ranks close, or pass a longer "
+        "timeout_s",
         "closed",
     ]
 

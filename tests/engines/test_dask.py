@@ -388,10 +388,10 @@ def test_an_example_runs_unchanged(dask_cluster: DaskCluster, tmp_path: Path) ->
 
 
 def test_what_dask_says_of_a_task_becomes_a_sentence() -> None:
-    from overlap.dask.gang import why
+    from overlap.dask.gang import loss_reason
 
-    assert why(None) == "was cancelled"
-    assert why(ModuleNotFoundError("No module named 'numpy'")) == (
+    assert loss_reason(None) == "was cancelled"
+    assert loss_reason(ModuleNotFoundError("No module named 'numpy'")) == (
         "has no module 'numpy', unlike the driver: install it on every worker"
     )
-    assert why(OSError("disk")) == "has ended: OSError: disk"
+    assert loss_reason(OSError("disk")) == "has ended: OSError: disk"

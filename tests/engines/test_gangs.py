@@ -14,11 +14,11 @@ import pytest
 import overlap
 from overlap.config import RunConfig
 from overlap.engines import attempts, home
-from overlap.engines.attempts import attempted
-from overlap.engines.demand import ResourcesError, awaited, lacking
-from overlap.engines.gang import GangOutcome, GangSpec, MemberEnd, gang_of
+from overlap.engines.attempts import run_attempts
+from overlap.engines.demand import ResourcesError, lacking, wait_for_resources
+from overlap.engines.gang import GangOutcome, GangSpec, MemberEnd, describe_gang
 from overlap.engines.member import GangMember
-from overlap.engines.verdict import failure, lost_member
+from overlap.engines.verdict import failure, find_lost_member
 from overlap.errors import PeerLostError, RankFailedError, UsageError
 from transports.failures import LinkLostError
 
@@ -53,7 +53,7 @@ async def total_of(rank: overlap.Rank, fails: bool) -> tuple[int, float, int]:
 
 def spec(fails: bool = False, **settings: Any) -> GangSpec:
     wanted = RunConfig.given(ranks=4, **settings)
-    return gang_of(
+    return describe_gang(
         "Threads",
         total_of,
         (fails,),
@@ -83,7 +83,7 @@ def once(of: GangSpec) -> GangOutcome:
 
 def test_results_come_in_the_order_of_ranks_with_one_trace(tmp_path: Path) -> None:
     wanted = RunConfig.given(ranks=4, trace=tmp_path / "run.json")
-    got = attempted(spec(trace=tmp_path / "run.json"), wanted, once, max_restarts=0, loads=pickle.loads)
+    got = run_attempts(spec(trace=tmp_path / "run.json"), wanted, once, max_restarts=0, loads=pickle.loads)
     assert got == [(rank, 6.0, 0) for rank in range(4)]
     from overlap.timeline import read_trace
 
@@ -93,7 +93,7 @@ def test_results_come_in_the_order_of_ranks_with_one_trace(tmp_path: Path) -> No
 
 def test_a_gang_that_fails_starts_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = RunConfig.given(ranks=4, flight_dir=str(tmp_path))
-    got = attempted(spec(fails=True), wanted, once, max_restarts=2, loads=pickle.loads)
+    got = run_attempts(spec(fails=True), wanted, once, max_restarts=2, loads=pickle.loads)
     assert got == [(rank, 6.0, 1) for rank in range(4)]
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("overlap: restart")]
     assert len(told) == 1
@@ -105,7 +105,7 @@ def test_a_gang_that_fails_starts_again(tmp_path: Path, capsys: pytest.CaptureFi
 def test_the_error_is_that_of_the_rank_itself(tmp_path: Path) -> None:
     wanted = RunConfig.given(ranks=4, flight_dir=str(tmp_path))
     with pytest.raises(RankFailedError, match=r"rank 3 failed at test_gangs.py:\d+: ValueError: on purpose") as caught:
-        attempted(spec(fails=True), wanted, once, max_restarts=0, loads=pickle.loads)
+        run_attempts(spec(fails=True), wanted, once, max_restarts=0, loads=pickle.loads)
     assert isinstance(caught.value.__cause__, ValueError)
     assert caught.value.__notes__[0].startswith("where rank 3 ran:\nTraceback")
     assert caught.value.__notes__[1].startswith("flight records of 2 processes are in")
@@ -133,7 +133,7 @@ def test_a_member_without_a_module_of_the_program_says_so() -> None:
 
 
 def test_a_result_that_cannot_be_sent_is_named() -> None:
-    locked = gang_of(
+    locked = describe_gang(
         "Threads", returns_a_lock, (), RunConfig.given(ranks=1), ranks_each=1, argument="each", name=None,
         pickling=pickling, import_path=(),
     )  # fmt: skip
@@ -148,7 +148,7 @@ async def returns_a_lock(rank: overlap.Rank) -> object:
 
 
 def test_a_member_that_is_stopped_ends_without_an_error() -> None:
-    member = GangMember(gang_of(
+    member = GangMember(describe_gang(
         "Threads", waits, (), RunConfig.given(ranks=1), ranks_each=1, argument="each", name=None, pickling=pickling,
         import_path=(),
     ), 0, pickling)  # fmt: skip
@@ -180,7 +180,7 @@ def raised(rank: int) -> RankFailedError:
 def test_the_rank_that_has_raised_beats_what_others_say_of_it() -> None:
     ends = {0: MemberEnd(member=0, error=lost(3)), 1: MemberEnd(member=1, error=raised(3))}
     assert failure(spec(), GangOutcome(ends=ends, lost={})) is ends[1].error
-    assert (lost_member(spec(), ends[0]), lost_member(spec(), ends[1])) == (1, None)
+    assert (find_lost_member(spec(), ends[0]), find_lost_member(spec(), ends[1])) == (1, None)
 
 
 def test_a_broken_wire_is_how_the_loss_of_another_is_seen() -> None:
@@ -223,13 +223,13 @@ def test_waiting_ends_with_what_is_missing(capsys: pytest.CaptureFixture[str], m
         return False
 
     with pytest.raises(ResourcesError, match="job 'a': not there within 40 s: a node") as caught:
-        awaited("job 'a'", 40, ready, lambda: "a node")
+        wait_for_resources("job 'a'", 40, ready, lambda: "a node")
     assert (caught.value.missing, caught.value.waited_s) == ("a node", 40)
     assert capsys.readouterr().err == "overlap: job 'a': waiting for resources, up to 40 s: a node\n" * 2
 
 
 def test_what_is_there_at_once_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    awaited("job 'a'", 40, lambda seconds: True, lambda: "a node")
+    wait_for_resources("job 'a'", 40, lambda seconds: True, lambda: "a node")
     assert capsys.readouterr().err == ""
 
 
@@ -245,7 +245,7 @@ def test_what_has_no_place_is_named() -> None:
 
 def test_files_come_home_once_and_stay_in_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = home.open_home("token")
+    folder = home.make_gang_folder("token")
     assert folder.stat().st_mode & 0o777 == 0o700
     for name in ("a-12.flight", "b-13.flight", "trace-process1.json.part", "other"):
         (folder / name).write_bytes(name.encode())
@@ -254,7 +254,7 @@ def test_files_come_home_once_and_stay_in_their_folder(tmp_path: Path, monkeypat
     assert home.take_records("token") == {}
     assert not folder.exists()
     (tmp_path / "x.flight").symlink_to(folder / "gone")
-    written = home.put_down({"../x.flight": b"x"}, tmp_path)
+    written = home.write_files({"../x.flight": b"x"}, tmp_path)
     assert written == [tmp_path / "x.flight"]
     assert written[0].read_bytes() == b"x"
     assert not written[0].is_symlink()
@@ -262,11 +262,11 @@ def test_files_come_home_once_and_stay_in_their_folder(tmp_path: Path, monkeypat
 
 def test_folders_that_were_left_long_ago_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    old, living, young = (home.open_home(token) for token in ("old", "living", "young"))
+    old, living, young = (home.make_gang_folder(token) for token in ("old", "living", "young"))
     (living / f"job-{os.getpid()}.flight").touch()
     for folder in (old, living):
         os.utime(folder, (1, 1))
-    new = home.open_home("new")
+    new = home.make_gang_folder("new")
     assert sorted(tmp_path.iterdir()) == sorted([living, young, new])
 
 
@@ -300,10 +300,10 @@ def test_bad_input_is_a_sentence(changed: dict[str, Any], sentence: str) -> None
         "argument": "each", "name": None, "pickling": pickling, "import_path": (),
     } | changed  # fmt: skip
     with pytest.raises(UsageError, match=sentence):
-        gang_of(told.pop("engine"), told.pop("main"), told.pop("args"), told.pop("config"), **told)
+        describe_gang(told.pop("engine"), told.pop("main"), told.pop("args"), told.pop("config"), **told)
 
 
 def test_restarts_are_no_negative_number() -> None:
     with pytest.raises(UsageError, match="max_restarts: expected 0 or more, got -1"):
-        attempted(spec(), RunConfig(), once, max_restarts=-1, loads=pickle.loads)
-    assert attempts.in_one_line_of(raised(1)) == "rank 1 failed: ValueError: no; the other 3 ranks were stopped"
+        run_attempts(spec(), RunConfig(), once, max_restarts=-1, loads=pickle.loads)
+    assert attempts.summary_line(raised(1)) == "rank 1 failed: ValueError: no; the other 3 ranks were stopped"

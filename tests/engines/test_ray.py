@@ -404,9 +404,9 @@ def test_an_example_runs_unchanged(ray_cluster: RayCluster, tmp_path: Path) -> N
 def test_what_ray_says_of_a_process_becomes_a_sentence(text: str, sentence: str) -> None:
     import ray
 
-    from overlap.ray.gang import why
+    from overlap.ray.gang import loss_reason
 
-    assert why(ray.exceptions.RayError(text)).startswith(sentence)
+    assert loss_reason(ray.exceptions.RayError(text)).startswith(sentence)
 
 
 def test_members_of_a_lost_node_are_waited_for_no_longer_once_one_of_them_is_missed(

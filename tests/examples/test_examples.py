@@ -100,7 +100,7 @@ def test_digits_do_not_depend_on_the_number_of_ranks():
 @pytest.mark.slow
 def test_the_same_program_in_two_processes():
     shown = printed_by(
-        "-m", "overlap", "run", "--nnodes", "2", "--ranks-per-process", "2", EXAMPLES / "05_many_processes.py"
+        "-m", "overlap", "run", "--processes", "2", "--cluster", "local x2", EXAMPLES / "05_many_processes.py"
     )
     nodes = [line[: len("[process 0]")] for line in sorted(shown.splitlines())]
     assert nodes == ["[process 0]", "[process 0]", "[process 1]", "[process 1]"]

@@ -87,7 +87,7 @@ def test_the_loss_falls(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["11_data_parallel", "12_zero"])
 def test_in_two_processes(name):
-    command = ("-m", "overlap", "run", "--nnodes", "2", "--ranks-per-process", "2", EXAMPLES / f"{name}.py", 20)
+    command = ("-m", "overlap", "run", "--processes", "2", "--ranks-per-process", "2", EXAMPLES / f"{name}.py", 20)
     done = interpreters.run(*command, cwd=EXAMPLES.parent, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     losses = [float(loss) for loss in re.findall(r"^\[process 0\] .*loss (\d\.\d+)$", done.stdout, flags=re.M)]

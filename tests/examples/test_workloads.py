@@ -106,7 +106,7 @@ def test_smaller_buckets_of_a_small_transformer_hide_more():
     """The sweep that the example suggests, on a smaller model."""
     sweep = ("--sweep", "nodes=1,2", "--sweep", "bucket_bytes=100MiB,3GiB")
     script = ("examples/07_transformer.py", "--layers", "3")
-    found = json.loads(printed_by("-m", "overlap", "simulate", "--json", "-", *sweep, *script))
+    found = json.loads(printed_by("-m", "overlap", "simulate", "--json", *sweep, *script))
     one, all_of_one, two, all_of_two = (row["outcome"] for row in found["rows"])
     assert (one["world_size"], two["world_size"]) == (64, 128)
     assert one["exposed_ns"] < all_of_one["exposed_ns"] == all_of_one["comm_ns"]

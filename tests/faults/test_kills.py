@@ -27,7 +27,7 @@ def kill_one(folder: Path, chance: Random, number: int) -> tuple[float, str]:
     the others are in the midst of reading the memory of the one that dies, or hold some of it.
     """
     nodes, each = chance.randint(2, 3), chance.randint(1, 2)
-    options = ("--nnodes", str(nodes), "--ranks-per-process", str(each), "--rails", str(chance.choice((1, 1, 4))))
+    options = ("--processes", str(nodes), "--ranks-per-process", str(each), "--rails", str(chance.choice((1, 1, 4))))
     place = PLACES[number // 2 % len(PLACES)]
     with job(folder, *options, program="train.py", FAULT="hit", MOMENT="moving", VICTIM="0", PLACE=place) as one:
         begin_s = one.until("struck") if number % 2 else one.began_s

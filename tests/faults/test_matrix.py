@@ -16,7 +16,7 @@ import pytest
 
 from .job import ROOT, Job, job
 
-NODES = ("--nnodes", "2", "--ranks-per-process", "2")
+NODES = ("--processes", "2", "--ranks-per-process", "2")
 WIRES = {
     "memory": ("--ranks", "4"),
     "shared": NODES,

@@ -32,12 +32,12 @@ NO_MEMORY = "shares no memory with processes of this host, which sockets reach: 
 
 # what is limited (as `ulimit` has it), to how much, the options, the exit code, and what stderr says
 LIMITS = [
-    pytest.param("-n 32", ["--nnodes", "2"], 0, "", id="32 descriptors"),
-    pytest.param("-n 32", ["--nnodes", "2", "--transport", "efa"], 0, "", id="32 descriptors, efa"),
+    pytest.param("-n 32", ["--processes", "2"], 0, "", id="32 descriptors"),
+    pytest.param("-n 32", ["--processes", "2", "--transport", "efa"], 0, "", id="32 descriptors, efa"),
     pytest.param("-n 32", ["--ranks", "4"], 0, "", id="32 descriptors, memory"),
-    pytest.param("-n 20", ["--nnodes", "2"], 2, FEW, id="20 descriptors"),
-    pytest.param("-n 32", ["--nnodes", "8"], 2, FEW, id="32 descriptors, 8 nodes"),
-    pytest.param("-v 1500000", ["--nnodes", "2"], 0, NO_MEMORY, id="1.5 GB of addresses"),
+    pytest.param("-n 20", ["--processes", "2"], 2, FEW, id="20 descriptors"),
+    pytest.param("-n 32", ["--processes", "8"], 2, FEW, id="32 descriptors, 8 nodes"),
+    pytest.param("-v 1500000", ["--processes", "2"], 0, NO_MEMORY, id="1.5 GB of addresses"),
 ]
 
 
@@ -91,7 +91,7 @@ def test_names_need_not_be_text(tmp_path: Path) -> None:
     with open(folder + b"/tr\xe9.py", "w") as file:
         file.write(PROGRAM.replace("    return", "    if rank.rank: raise ValueError('no')\n    return"))
     here = Path(os.fsdecode(folder))
-    done = launched(here, "--nnodes", "2", "--trace", b"r\xe9.json", b"tr\xe9.py", limit="-c 0")
+    done = launched(here, "--processes", "2", "--trace", b"r\xe9.json", b"tr\xe9.py", limit="-c 0")
     assert done.returncode == 1
     last = done.stderr.decode(errors="replace").splitlines()[-1]
     assert last == "overlap: rank 1 failed at tr\\udce9.py:8: ValueError: no"

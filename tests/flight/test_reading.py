@@ -20,7 +20,7 @@ from overlap.flight.folder import runs
 from overlap.flight.hang import PAGE_LINES, judge
 from overlap.flight.layout import START_AT, TEXT_LIMIT_BYTES, read_text, write_text
 from overlap.flight.reading import read_flight
-from overlap.kernel_facts import born
+from overlap.kernel_facts import start_of
 from tests import interpreters
 
 from . import KILLED
@@ -100,7 +100,7 @@ def test_damage_of_any_kind_is_refused_or_read(tmp_path, sample, damage):
 @pytest.mark.slow
 def test_the_files_of_two_nodes_tell_which_was_killed(tmp_path, capsys):
     (tmp_path / "train.py").write_text(KILLED)
-    command_line = ["run", "--nnodes", "2", "--flight-dir", "records", "--job-id", "j", "train.py"]
+    command_line = ["run", "--processes", "2", "--flight-dir", "records", "--job-id", "j", "train.py"]
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     interpreters.run("-m", "overlap", *command_line, cwd=tmp_path, env=environ, timeout=120)
     assert command(["why", str(tmp_path / "records")]) == 0
@@ -252,9 +252,9 @@ def test_a_pipe_among_records_is_passed_over(folder, sample, capsys):
 def test_a_process_id_that_is_used_again_is_no_running_job() -> None:
     """A record is of a process that began when it says."""
     host, pid = platform.node()[:100], os.getpid()
-    assert runs(host, pid, born(pid))
-    assert not runs(host, pid, str(int(born(pid)) + 1))
-    assert not runs(f"{host}-other", pid, born(pid))
+    assert runs(host, pid, start_of(pid))
+    assert not runs(host, pid, str(int(start_of(pid)) + 1))
+    assert not runs(f"{host}-other", pid, start_of(pid))
     assert not runs(host, pid, "")
 
 

@@ -79,7 +79,7 @@ overlap.run(main)
 def test_each_process_of_a_launch_keeps_to_its_share(tmp_path: Path, options: list[str], bound: bool) -> None:
     (tmp_path / "tells.py").write_text(_TELLS)
     cores = sorted(usable())
-    command = ("-m", "overlap", "run", "--nnodes", "2", "--no-prefix", *options, "tells.py")
+    command = ("-m", "overlap", "run", "--processes", "2", "--no-prefix", *options, "tells.py")
     job = Python(*command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     told, _ = job.communicate(timeout=60)
     expected = [sorted(share) for share in shares(by_place(cores), 2)] if bound else [cores, cores]

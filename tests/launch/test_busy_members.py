@@ -479,7 +479,7 @@ def test_a_world_waits_for_a_rank_that_is_busy(tmp_path: Path, rank: int, how: s
 @contextmanager
 def running(folder: Path, *arguments: str) -> Iterator[Python]:
     """Launch nodes of a world of two."""
-    command = ("-m", "overlap", "run", "--nnodes", "2", "--no-prefix", *arguments)
+    command = ("-m", "overlap", "run", "--processes", "2", "--no-prefix", *arguments)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
     ours = {"PYTHONPATH": str(Path(__file__).parents[2]), "OVERLAP_SECRET": "of this test"}
     with Python(*command, cwd=folder, env=plain | ours) as job:

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from overlap.cli.nodes import listener_of
+from overlap.cli.processes import listener_of
 from overlap.processes.sockets import ListenError
 from tests.interpreters import Python
 
@@ -30,7 +30,7 @@ class Job:
         (folder / "train.py").write_text(f"{HEAD}{program}\n# reads sys.argv\n")
         plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
         self.process = Python(
-            *("-m", "overlap", "run", *options, "train.py", "a", "--nnodes"),
+            *("-m", "overlap", "run", *options, "train.py", "a", "--processes"),
             cwd=folder,
             env=plain | {"PYTHONPATH": ROOT, "NO_COLOR": "1"} | variables,
             stdin=subprocess.PIPE,
@@ -51,7 +51,7 @@ def job(tmp_path):
     jobs = []
 
     def start(program, *options, **variables):
-        jobs.append(Job(tmp_path, program, options or ("--nnodes", "2"), variables))
+        jobs.append(Job(tmp_path, program, options or ("--processes", "2"), variables))
         return jobs[-1]
 
     yield start
@@ -94,7 +94,7 @@ print(json.dumps({
 
 
 def test_each_node_finds_its_place(job):
-    code, out, err = job(SHOW, "--nnodes", "2", "--ranks_per_process", "4", "--no_prefix", "--rails", "3").end()
+    code, out, err = job(SHOW, "--processes", "2", "--ranks_per_process", "4", "--no_prefix", "--rails", "3").end()
     assert (code, err) == (0, "")
     first, second = sorted(map(json.loads, out.splitlines()), key=lambda shown: shown["torch"])
     assert (first.pop("torch"), second.pop("torch")) == ([0, 8, 0, 4, 0], [4, 8, 0, 4, 1])
@@ -102,7 +102,7 @@ def test_each_node_finds_its_place(job):
     host, port = first["endpoint"]
     assert (first.pop("port"), second.pop("port")) == (port, None)
     assert first == second
-    assert (first["argv"], first["leads"], first["rails"]) == (["train.py", "a", "--nnodes"], True, 3)
+    assert (first["argv"], first["leads"], first["rails"]) == (["train.py", "a", "--processes"], True, 3)
     assert (host, first["OVERLAP_RANKS"], first["job"] != "overlap") == ("127.0.0.1", None, True)
 
 
@@ -126,7 +126,7 @@ def test_what_a_member_starts_is_a_world_of_its_own(job, tmp_path):
 def test_a_port_in_use_is_told_before_anything_starts(job):
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        code, out, err = job("print('started')", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}").end()
+        code, out, err = job("print('started')", "--processes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}").end()
     assert (code, out) == (2, "")
     assert err.startswith(f"overlap: --rdzv-endpoint: cannot listen at 127.0.0.1:{port}: port {port} is taken")
     assert err.count("\n") == 1
@@ -178,7 +178,7 @@ for number in range(200):
 os.write(1, b"\\xff\\x00last")
 os.write(2, b"one\\r\\ntwo")
 """
-    code, out, err = job(program, "--nnodes", "3").end()
+    code, out, err = job(program, "--processes", "3").end()
     wanted = [f"{number} {'x' * (number * 37 % 5000)}" for number in range(200)] + ["\ufffd\x00last"]
     for node in range(3):
         begin = f"[process {node}] "
@@ -196,7 +196,7 @@ def test_the_first_node_reads_what_the_launcher_is_given(job):
 @pytest.mark.slow
 def test_log_files_instead_of_the_terminal(job, tmp_path):
     program = "print('hello', node)\nif node:\n    raise ValueError('no')"
-    code, out, err = job(program, "--nnodes", "2", "--log-dir", "logs/a").end()
+    code, out, err = job(program, "--processes", "2", "--log-dir", "logs/a").end()
     assert (code, out) == (1, "")
     assert err.startswith("Traceback (most recent call last):\n")
     assert err.endswith("exited with code 1; all it printed is in logs/a/process-1.log\n")
@@ -248,7 +248,7 @@ if node:
     {how}
 open("fifo").read()  # to the end of the other process
 """
-    found, _, err = job(program, "--nnodes", "2", "--ranks-per-process", "2").end()
+    found, _, err = job(program, "--processes", "2", "--ranks-per-process", "2").end()
     assert found == code
     assert err.count("\n") == 1
     assert err.startswith("overlap: process 1 (ranks 2-3, pid ")
@@ -279,7 +279,7 @@ import subprocess
 left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(left.pid)
 """
-    code, out, err = job(program, "--nnodes", "2", "--no-prefix").end()
+    code, out, err = job(program, "--processes", "2", "--no-prefix").end()
     assert (code, err) == (0, "")
     assert [ends(int(line)) for line in out.split()] == [True, True]
 
@@ -323,7 +323,7 @@ def test_a_signal_to_one_process_names_it(job):
 
 @pytest.mark.slow
 def test_a_command_of_ours_says_itself_why_it_ends_what_it_has_started(job):
-    one = job(WAIT, "--nnodes", "2", "--unannounced")
+    one = job(WAIT, "--processes", "2", "--unannounced")
     one.lines(2)
     one.process.send_signal(signal.SIGTERM)
     found, out, err = one.end()
@@ -342,7 +342,7 @@ while True:
 
 @pytest.mark.slow
 def test_the_second_ctrl_c_ends_them_at_once(job):
-    one = job(DEAF, "--nnodes", "2", "--no-prefix", "--grace", "3600")
+    one = job(DEAF, "--processes", "2", "--no-prefix", "--grace", "3600")
     pids = [int(line) for line in one.lines(2)]
     one.process.send_signal(signal.SIGINT)
     assert one.lines(2) == ["no\n", "no\n"]
@@ -355,7 +355,7 @@ def test_the_second_ctrl_c_ends_them_at_once(job):
 
 @pytest.mark.slow
 def test_after_the_grace_they_are_killed(job):
-    one = job(DEAF, "--nnodes", "2", "--no-prefix", "--grace", "0.1")
+    one = job(DEAF, "--processes", "2", "--no-prefix", "--grace", "0.1")
     one.lines(2)
     one.process.send_signal(signal.SIGINT)
     code, _, err = one.end()
@@ -379,7 +379,7 @@ sum(range(10**15))  # one call of C code, which keeps the GIL
 
 
 def test_nothing_survives_a_launcher_that_is_killed(job):
-    one = job(ENDLESS, "--nnodes", "2", "--no-prefix")
+    one = job(ENDLESS, "--processes", "2", "--no-prefix")
     pids = [int(word) for line in one.lines(2) for word in line.split()]
     assert len(set(pids)) == 4
     one.process.kill()
@@ -398,7 +398,7 @@ if os.environ.get("OVERLAP_LIFELINE_FD"):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux lets the kernel send the signal")
 def test_nor_does_a_process_that_has_not_begun_to_run_our_code(job, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(STUCK_START)
-    one = job("", "--nnodes", "2", "--no-prefix", PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
+    one = job("", "--processes", "2", "--no-prefix", PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
     pids = [int(line) for line in one.lines(2)]
     one.process.kill()
     assert all(ends(pid) for pid in pids)

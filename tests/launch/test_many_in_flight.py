@@ -50,5 +50,5 @@ if __name__ == "__main__":
 def test_three_thousand_in_flight(kind: str, elements: int, transport: str, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(PROGRAM.replace("KIND", kind, 1).replace("ELEMENTS", str(elements)))
-    run = launched(tmp_path, path, "--nnodes", "2", "--transport", transport)
+    run = launched(tmp_path, path, "--processes", "2", "--transport", transport)
     assert run.returncode == 0, run.stderr

@@ -269,12 +269,12 @@ def test_kills_leave_the_same_bits(job, tmp_path, kills):
 
 @pytest.mark.slow
 def test_kills_of_one_node_of_two_leave_the_same_bits(job, tmp_path):
-    check_kills(job, tmp_path, 3, "--nnodes", "2")
+    check_kills(job, tmp_path, 3, "--processes", "2")
 
 
 @pytest.mark.parametrize("kills", [pytest.param(6, marks=pytest.mark.slow), pytest.param(18, marks=pytest.mark.kills)])
 def test_many_kills_of_one_node_of_four_leave_the_same_bits(job, tmp_path, kills):
-    check_kills(job, tmp_path, kills, "--nnodes", "4", "--ranks-per-process", "2")
+    check_kills(job, tmp_path, kills, "--processes", "4", "--ranks-per-process", "2")
 
 
 def test_a_program_that_always_fails_ends_with_its_error_last(job, tmp_path):
@@ -372,7 +372,7 @@ def test_a_world_whose_third_node_always_dies_goes_on_with_two(tmp_path):
             "-m",
             "overlap",
             "run",
-            "--nnodes",
+            "--processes",
             "2:3",
             "--max-restarts",
             "5",
@@ -392,10 +392,10 @@ def test_a_world_whose_third_node_always_dies_goes_on_with_two(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--nnodes", "2:3"], "--nnodes 2:3: fewer are tried only with --max-restarts; give it too"),
-        (["--nnodes", "3:2"], "run: argument --nnodes: expected a range such as 2:4, the smaller number first, "
+        (["--processes", "2:3"], "--processes 2:3: fewer are tried only with --max-restarts; give it too"),
+        (["--processes", "3:2"], "run: argument --processes: expected a range such as 2:4, the smaller number first, "
          "got '3:2' (`overlap run --help` explains)"),
-        (["--nnodes", "2:"], "run: argument --nnodes: expected a positive integer, or a range such as 2:4, "
+        (["--processes", "2:"], "run: argument --processes: expected a positive integer, or a range such as 2:4, "
          "got '2:' (`overlap run --help` explains)"),
     ],
 )  # fmt: skip
@@ -420,7 +420,7 @@ def test_a_node_that_is_lost_with_its_launcher_is_replaced_by_another(job, tmp_p
         where = ("--nnodes", "2", "--node-rank", str(node), "--rdzv-endpoint", endpoint)
         return job("by-hand", "--no-prefix", "--max-restarts", "4", *where, kills=kills, OVERLAP_SECRET=secret)
 
-    undisturbed = job("undisturbed", "--no-prefix", "--nnodes", "2", kills=0).end()
+    undisturbed = job("undisturbed", "--no-prefix", "--processes", "2", kills=0).end()
     endpoint = f"127.0.0.1:{free_port()}"
     nodes = [start(0, kills=2), start(1, kills=2)]
     nodes[lost].process.stderr.readline()  # it has failed once: the others count one attempt more than who comes now

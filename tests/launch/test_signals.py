@@ -153,7 +153,7 @@ def test_what_is_saved_of_a_job_that_is_told_to_end_is_told(start: Start, tmp_pa
 @pytest.mark.slow
 def test_a_launcher_tells_what_is_saved_of_a_job_that_is_told_to_end(start: Start, tmp_path: Path) -> None:
     (tmp_path / "saves.py").write_text(SAVES.replace("KIND", "'state'"))
-    job = start("-m", "overlap", "run", "--nnodes", "2", "--grace", str(LIMIT_S), "--state-dir", "state", "saves.py")
+    job = start("-m", "overlap", "run", "--processes", "2", "--grace", str(LIMIT_S), "--state-dir", "state", "saves.py")
     job.pid_of_one_that_is_up()
     code, _, err = job.ends(signal.SIGTERM)
     assert code == 143
@@ -168,7 +168,7 @@ def test_a_program_that_keeps_the_loop_is_interrupted(start: Start, tmp_path: Pa
 
 
 def test_all_nodes_of_a_launcher_end_so(start: Start, tmp_path: Path) -> None:
-    job = start("-m", "overlap", "run", "--nnodes", "2", "--trace", "run.json", "--grace", str(LIMIT_S), "train.py")
+    job = start("-m", "overlap", "run", "--processes", "2", "--trace", "run.json", "--grace", str(LIMIT_S), "train.py")
     job.pid_of_one_that_is_up()
     code, out, err = job.ends(signal.SIGTERM)
     assert (code, out) == (143, ["[process 0] finally 0", "[process 1] finally 1"])
@@ -180,7 +180,7 @@ def test_all_nodes_of_a_launcher_end_so(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_node_that_somebody_else_tells_to_end_is_named(start: Start) -> None:
-    job = start("-m", "overlap", "run", "--nnodes", "2", "train.py")
+    job = start("-m", "overlap", "run", "--processes", "2", "train.py")
     os.kill(job.pid_of_one_that_is_up(), signal.SIGTERM)
     code, _, err = job.ends()
     assert code == 143
@@ -288,7 +288,7 @@ def test_a_busy_program_tells_all_the_same(start: Start) -> None:
 
 @pytest.mark.slow
 def test_a_launcher_passes_the_question_on_and_goes_on(start: Start) -> None:
-    job = start("-m", "overlap", "run", "--nnodes", "2", "train.py", "each")
+    job = start("-m", "overlap", "run", "--processes", "2", "train.py", "each")
     pids = sorted(job.pid_of_one_that_is_up() for _ in range(2))
     job.process.send_signal(signal.SIGUSR1)
     side = f"side at train.py:{line_of('sleep_forever')}"
@@ -308,7 +308,7 @@ if os.environ.get("OVERLAP_LIFELINE_FD"):
 def test_a_process_that_is_still_starting_does_not_die_of_the_question(start: Start, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(ASKED_AT_ONCE)
     job = start(
-        "-m", "overlap", "run", "--nnodes", "2", "train.py", program="", PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}"
+        "-m", "overlap", "run", "--processes", "2", "train.py", program="", PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}"
     )
     code, _, err = job.ends()
     assert (code, err.count("no world lives here in real time; its program is at")) == (0, 2)

@@ -64,7 +64,7 @@ def script(folder: Path, text: str) -> Path:
 
 
 def test_the_timeline_shows_that_a_rail_was_lost_and_is_back(tmp_path: Path) -> None:
-    run = launched(tmp_path, script(tmp_path, RAILS), "--nnodes", "2", "--rails", "3", "--trace", "run.json")
+    run = launched(tmp_path, script(tmp_path, RAILS), "--processes", "2", "--rails", "3", "--trace", "run.json")
     assert run.returncode == 0, run.stderr
     wires = [span for span in read_trace(tmp_path / "run.json").spans if span.kind == "wires"]
     told = sorted((span.rank, re.sub(r"\d+\.\d s$", "N s", span.name)) for span in wires)
@@ -85,7 +85,7 @@ def test_the_timeline_shows_that_a_rail_was_lost_and_is_back(tmp_path: Path) -> 
     first_ns = read_trace(tmp_path / "run.json").spans[0].start_ns
     for span in wires:
         assert f"wires at {(span.start_ns - first_ns) / 1e9:.3f} s, rank {span.rank}: {span.name}\n" in drawn
-    told_json = json.loads(timeline(tmp_path, "run.json", "--json", "--ranks", "1"))["wires"]
+    told_json = json.loads(timeline(tmp_path, "run.json", "--json", "--rank", "1"))["wires"]
     assert told_json == [{"rank": 1, "at_ns": s.start_ns, "what": s.name} for s in wires if s.rank == 1]
 
 
@@ -96,7 +96,7 @@ def timeline(folder: Path, *options: str) -> str:
 
 
 def test_a_flipped_bit_names_the_operation_the_peer_and_the_place(tmp_path: Path) -> None:
-    run = launched(tmp_path, script(tmp_path, FLIPS), "--nnodes", "2", "--no-unix", "--checksums")
+    run = launched(tmp_path, script(tmp_path, FLIPS), "--processes", "2", "--no-unix", "--checksums")
     assert run.returncode == 1
     what = (
         r"process 0 \(rank 0\) is lost: the last connection to it was lost: a bad frame: bytes 0 to 400000 of the "

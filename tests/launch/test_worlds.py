@@ -113,7 +113,7 @@ def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(
     ids=["Unix", "TCP, two rails", "TCP, staged"],
 )
 def test_two_nodes_of_two_ranks(tmp_path: Path, way: tuple[str, ...]) -> None:
-    run = launched(tmp_path, program(tmp_path), "--nnodes", "2", "--ranks-per-process", "2", *way)
+    run = launched(tmp_path, program(tmp_path), "--processes", "2", "--ranks-per-process", "2", *way)
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == results(4, 2)
 
@@ -144,7 +144,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "options"),
-    [("ranks=2", None), ("ranks=2, clock='virtual'", None), ("", ("--nnodes", "2", "--ranks-per-process", "1"))],
+    [("ranks=2", None), ("ranks=2, clock='virtual'", None), ("", ("--processes", "2", "--ranks-per-process", "1"))],
     ids=["alone", "virtual", "two nodes"],
 )
 def test_an_error_that_cannot_be_shown_in_a_nursery_of_the_program_has_a_rank_and_a_line(
@@ -165,14 +165,14 @@ def test_an_error_that_cannot_be_shown_in_a_nursery_of_the_program_has_a_rank_an
 
 @pytest.mark.slow
 def test_four_nodes_live_through_several_worlds(tmp_path: Path) -> None:
-    run = launched(tmp_path, program(tmp_path, worlds=2), "--nnodes", "4", "--ranks-per-process", "1")
+    run = launched(tmp_path, program(tmp_path, worlds=2), "--processes", "4", "--ranks-per-process", "1")
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == 2 * results(4, 1)
 
 
 @pytest.mark.slow
 def test_one_trace_of_all_processes(tmp_path: Path) -> None:
-    run = launched(tmp_path, program(tmp_path), "--nnodes", "2", "--ranks-per-process", "2", "--trace", "run.json")
+    run = launched(tmp_path, program(tmp_path), "--processes", "2", "--ranks-per-process", "2", "--trace", "run.json")
     assert run.returncode == 0, run.stderr
     assert set(results(4, 2)) <= {line.partition("] ")[2] for line in run.stdout.splitlines()}
     told = "[process 0] overlap: trace in run.json; look at it with `overlap timeline run.json` or "
@@ -209,7 +209,7 @@ EVERYDAY = ("is killed",)  # that an error is told last is a test of the launche
 def test_a_failure_ends_all_and_names_its_culprit(tmp_path: Path, how: str) -> None:
     failure, code, told = FAILURES[how]
     script = program(tmp_path, failure=failure)
-    run = launched(tmp_path, script, "--nnodes", "2", "--ranks-per-process", "2")
+    run = launched(tmp_path, script, "--processes", "2", "--ranks-per-process", "2")
     assert run.returncode == code, run.stderr
     assert re.search(told, run.stderr), run.stderr
 
@@ -283,7 +283,7 @@ def test_a_process_that_is_killed_is_named_with_what_it_was_doing(tmp_path: Path
     script = program(tmp_path, failure=failure)
     if "tag=1" in failure:
         script.write_text(script.read_text().replace("    everybody =", "    elif rank.rank == 2:\n" + SENDS))
-    run = launched(tmp_path, script, "--nnodes", "2", "--ranks-per-process", "2", "--flight-dir", "flights")
+    run = launched(tmp_path, script, "--processes", "2", "--ranks-per-process", "2", "--flight-dir", "flights")
     assert run.returncode == 137
     lines = run.stderr.splitlines()
     killed = next(number for number, line in enumerate(lines) if line.startswith("overlap: process 1 (ranks 2-3, pid "))
@@ -315,7 +315,7 @@ print("done")
 @pytest.mark.parametrize("worlds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_process_that_ends_well_without_joining_is_not_waited_for(tmp_path: Path, worlds: int) -> None:
     (tmp_path / "absent.py").write_text(ABSENT.replace("WORLDS", str(worlds)))
-    run = launched(tmp_path, Path("absent.py"), "--nnodes", "2", "--join-timeout", str(10 * LIMIT_S))
+    run = launched(tmp_path, Path("absent.py"), "--processes", "2", "--join-timeout", str(10 * LIMIT_S))
     assert (run.returncode, run.stdout) == (1, "[process 1] done\n")
     assert re.fullmatch(
         r"overlap: process 1 \(rank 1, pid \d+\) exited with code 0 without joining", run.stderr.splitlines()[-1]
@@ -337,7 +337,7 @@ overlap.run(main)
 @pytest.mark.slow
 def test_of_a_long_error_the_terminal_has_both_ends_and_the_log_has_all(tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text(EARLY)
-    run = launched(tmp_path, Path("early.py"), "--nnodes", "2", "--log-dir", "logs")
+    run = launched(tmp_path, Path("early.py"), "--processes", "2", "--log-dir", "logs")
     lines = run.stderr.splitlines()
     assert (run.returncode, len(lines), lines[0]) == (1, 25, "Traceback (most recent call last):")
     assert re.fullmatch(r"  \.\.\. 5\d\d lines left out \.\.\.", lines[12])
@@ -365,7 +365,7 @@ overlap.run(main)
 @pytest.mark.slow
 def test_an_error_with_a_line_of_10_mb_names_its_rank_and_its_line(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(LONG)
-    run = launched(tmp_path, Path("long.py"), "--nnodes", "2")
+    run = launched(tmp_path, Path("long.py"), "--processes", "2")
     lines = run.stderr.splitlines()
     assert lines[-1].startswith("overlap: rank 1 failed at long.py:7: ValueError: HEAD xxx")
     assert max(map(len, lines)) < 3000
@@ -389,7 +389,7 @@ overlap.run(main)
 @pytest.mark.slow
 def test_a_compute_of_a_launched_job_cannot_begin_a_second_world(tmp_path: Path) -> None:
     (tmp_path / "nested.py").write_text(NESTED)
-    run = launched(tmp_path, Path("nested.py"), "--nnodes", "2")
+    run = launched(tmp_path, Path("nested.py"), "--processes", "2")
     told = r"overlap: rank [01] failed at nested\.py:7: UsageError: run: this process is in a world of its job already"
     assert re.match(told, run.stderr.splitlines()[-1])
     assert run.returncode == 1
@@ -416,7 +416,7 @@ def test_the_secret_is_not_left_in_the_environment_of_ranks_nor_of_what_they_sta
 ) -> None:
     (tmp_path / "telling.py").write_text(TELLING)
     if launcher == "ours":
-        command = ("-m", "overlap", "run", "--nnodes", "2", "--no-prefix", "telling.py")
+        command = ("-m", "overlap", "run", "--processes", "2", "--no-prefix", "telling.py")
         run = interpreters.run(*command, cwd=tmp_path, env=clean(OVERLAP_SECRET="correct horse"), timeout=LIMIT_S)
         assert (run.returncode, run.stdout, run.stderr) == (0, "False\nFalse\n", "")
         return
@@ -454,7 +454,7 @@ def test_a_script_under_another_launcher_needs_no_change(tmp_path: Path) -> None
 @pytest.mark.slow  # test_membership*.py and tests/core/test_stall.py show silence and time-outs on a clock of the test
 def test_a_node_that_stops_is_noticed_by_its_timeout(tmp_path: Path) -> None:
     script = program(tmp_path, failure="os.kill(os.getpid(), signal.SIGSTOP)")
-    run = launched(tmp_path, script, "--nnodes", "2", "--timeout", "5", "--grace", "1")
+    run = launched(tmp_path, script, "--processes", "2", "--timeout", "5", "--grace", "1")
     assert run.returncode != 0
     assert "did not finish within timeout_s=5" in run.stderr
     assert "rank 0: all_gather #3 on group 'world'" in run.stderr
@@ -463,7 +463,7 @@ def test_a_node_that_stops_is_noticed_by_its_timeout(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_ends_all_with_130(tmp_path: Path) -> None:
     script = program(tmp_path, failure="print('waiting', flush=True); import trio; await trio.sleep_forever()")
-    command = ("-m", "overlap", "run", "--nnodes", "2", "--ranks-per-process", "2", script)
+    command = ("-m", "overlap", "run", "--processes", "2", "--ranks-per-process", "2", script)
     with Python(*command, cwd=tmp_path, env=clean()) as job:
         assert job.stdout is not None
         assert "waiting" in job.stdout.readline()
@@ -476,7 +476,7 @@ def test_ctrl_c_ends_all_with_130(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_failed_run_leaves_one_trace_of_all(tmp_path: Path) -> None:
     script = program(tmp_path, failure="raise ValueError('no')")
-    run = launched(tmp_path, script, "--nnodes", "2", "--ranks-per-process", "2", "--trace", "run.json")
+    run = launched(tmp_path, script, "--processes", "2", "--ranks-per-process", "2", "--trace", "run.json")
     assert run.returncode == 1
     assert [path.name for path in tmp_path.glob("*.json")] == ["run.json"], run.stderr
     timeline = read_trace(tmp_path / "run.json")
@@ -490,7 +490,7 @@ def test_a_failed_run_leaves_one_trace_of_all(tmp_path: Path) -> None:
 )
 def test_mpi_starts_the_processes_and_carries_the_bytes(tmp_path: Path, nodes: int, each: int) -> None:
     run = launched(
-        tmp_path, program(tmp_path), "--transport", "mpi", "--nnodes", str(nodes), "--ranks-per-process", str(each)
+        tmp_path, program(tmp_path), "--transport", "mpi", "--processes", str(nodes), "--ranks-per-process", str(each)
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] or line for line in run.stdout.splitlines()) == results(4, each)
@@ -516,7 +516,7 @@ time.sleep(600)
 def test_a_helper_of_mpi_that_is_killed_ends_the_job_and_is_named(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(KILLS_A_HELPER)
-    run = launched(tmp_path, script, "--transport", "mpi", "--nnodes", "2")
+    run = launched(tmp_path, script, "--transport", "mpi", "--processes", "2")
     assert run.returncode == 1
     assert re.search(
         r"^overlap: --transport mpi: process [01]: the helper of mpiexec \(pid \d+\) that holds its place "
@@ -531,6 +531,6 @@ def test_a_helper_of_mpi_that_is_killed_ends_the_job_and_is_named(tmp_path: Path
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
 def test_a_failure_under_mpi_ends_all(tmp_path: Path) -> None:
     script = program(tmp_path, failure="raise ValueError('no such batch')")
-    run = launched(tmp_path, script, "--transport", "mpi", "--nnodes", "2", "--ranks-per-process", "2")
+    run = launched(tmp_path, script, "--transport", "mpi", "--processes", "2", "--ranks-per-process", "2")
     assert run.returncode != 0
     assert "rank 3 failed at train.py:12: ValueError: no such batch" in run.stderr

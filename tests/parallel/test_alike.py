@@ -130,7 +130,7 @@ def test_a_hook_that_changes_the_shape_is_told():
             await model.finish()
         return str(caught.value)
 
-    told = "hook: bucket 0 is float64 (4,), what the hook made of it is float64 (3,)"
+    told = "hook: bucket 0 is float64 (4,), the result of the hook is float64 (3,)"
     assert overlap.run(main, ranks=2) == [told] * 2
 
 

@@ -363,8 +363,8 @@ def test_a_gradient_that_is_not_finite_names_rank_parameter_and_step(dtype):
     assert (error.rank, error.operation, error.step, error.index) == (2, "the gradient of 'w'", 2, (1, 0))
     assert str(error).startswith("rank 2 was about to send nan by the gradient of 'w' at ")
     assert str(error).endswith(
-        f" in step 2: element [1, 0] of {dtype} (2, 3) is nan; nobody has received it, so what computed it is on this "
-        "rank"
+        f" in step 2: element [1, 0] of {dtype} (2, 3) is nan; no rank has received it: look for its cause in the "
+        "computes of this rank"
     )
 
 
@@ -471,7 +471,7 @@ def test_a_hook_that_changes_the_shape_is_named():
             await model.finish()
         return str(caught.value)
 
-    assert run(main) == ["hook: bucket 0 is float32 (4,), what the hook made of it is float32 (3,)"] * 2
+    assert run(main) == ["hook: bucket 0 is float32 (4,), the result of the hook is float32 (3,)"] * 2
 
 
 def test_a_gradient_written_where_it_is_packed_travels_alone_as_well():

@@ -237,7 +237,7 @@ def test_a_gradient_that_is_not_finite_names_rank_parameter_and_step():
 
 def test_nesterov_refuses_what_cannot_be_meant():
     for options, told in (
-        ({"lr": -1}, "lr: expected a number from 0, got -1"),
+        ({"lr": -1}, "lr: expected a number from 0, or a function of the step, got -1"),
         ({"momentum": 1}, "momentum: expected at least 0 and less than 1, got 1"),
     ):
         with pytest.raises(overlap.UsageError) as caught:

@@ -47,8 +47,8 @@ def test_alike_nobody_is_named():
     [
         (4, [2], "after step 4 rank 2 of 4 has other weights than the rest, first in 'b'"),
         (5, [1, 3], "after step 4 ranks 1, 3 of 5 have other weights than the rest, first in 'b'"),
-        (2, [1], "after step 4 rank 1 of 2 has other weights than the rest, first in 'b'; of two halves, nobody knows "
-                 "which is right"),
+        (2, [1], "after step 4 rank 1 of 2 has other weights than the rest, first in 'b'; with two halves, either may "
+                 "be right"),
     ],
 )  # fmt: skip
 def test_a_bit_that_flips_in_one_replica_is_told_with_its_rank(ranks, flipped, told):

@@ -168,8 +168,8 @@ TAKES = "; it takes F and B, or F, I and W"
         ("0F0,0F1,0B0", "stage 0 has F of microbatch 1" + TAKES + "\n  rank 0: 0F0 0F1 0B0", (0, None)),
         ("0F0,0I0", "stage 0 has F, I of microbatch 0" + TAKES + "\n  rank 0: 0F0 0I0", (0, None)),
         ("0F1,0B1", "stage 0 has nothing of microbatch 0" + TAKES + "\n  rank 0: 0F1 0B1", (0, None)),
-        ("0B0,0F0", "0B0 stands before 0F0, which it needs\n  rank 0: >>0B0<< 0F0", (0, 0)),
-        ("0F0,0W0,0I0", "0W0 stands before 0I0, which it needs\n  rank 0: 0F0 >>0W0<< 0I0", (0, 1)),
+        ("0B0,0F0", "it never ends: rank 0 waits in 0B0 for 0F0\n  rank 0: >>0B0<< 0F0", (0, 0)),
+        ("0F0,0W0,0I0", "it never ends: rank 0 waits in 0W0 for 0I0\n  rank 0: 0F0 >>0W0<< 0I0", (0, 1)),
         (
             "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1",
             "it never ends: rank 0 waits in 0B0 for 1B0 or 1I0, rank 1 waits in 1F1 for 0F1\n"

@@ -66,7 +66,7 @@ alternatives:
     ],
 )
 def test_pages_fit_a_terminal(run, name):
-    out = run("all_reduce", "--bytes", "32MiB", "--cluster", name, *(["--ranks", "0-6"] * (name == "local")))[1]
+    out = run("all_reduce", "--bytes", "32MiB", "--cluster", name, *(["--group", "0-6"] * (name == "local")))[1]
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -99,21 +99,21 @@ def test_options_reach_the_plan(run):
     base = ("reduce_scatter", "--bytes", "32000000", "--cluster", "dl1.24xlarge x4")
     assert predicted(*base, "--exact")["algorithm"] in IN_RANK_ORDER
     assert predicted(*base)["predicted_s"] < 2e-3 < predicted(*base, "--no-peer-direct")["predicted_s"]
-    group = ("all_reduce", "--bytes", "1G", "--cluster", "trn1.32xlarge", "--ranks", "0-7")
+    group = ("all_reduce", "--bytes", "1G", "--cluster", "trn1.32xlarge", "--group", "0-7")
     assert predicted(*group)["ranks"] == list(range(8))
     assert [predicted(*group, "--dtype", name)["dtype"] for name in ("float32", "uint8")] == ["float32", "uint8"]
-    rooted = ("broadcast", "--bytes", "1M", "--cluster", "trn1.32xlarge", "--ranks", "0-7")
+    rooted = ("broadcast", "--bytes", "1M", "--cluster", "trn1.32xlarge", "--group", "0-7")
     assert predicted(*rooted, "--root", "3")["ranks"] == list(range(8))
 
 
 def test_the_plain_machine_has_as_many_ranks_as_asked_for(run):
-    assert "on 7 ranks (0-6) of local" in run("all_reduce", "--bytes", "8", "--cluster", "local", "--ranks", "0-6")[1]
-    two = json.loads(run("all_reduce", "--bytes", "8", "--cluster", "local x2", "--ranks", "0-3", "--json")[1])
+    assert "on 7 ranks (0-6) of local" in run("all_reduce", "--bytes", "8", "--cluster", "local", "--group", "0-6")[1]
+    two = json.loads(run("all_reduce", "--bytes", "8", "--cluster", "local x2", "--group", "0-3", "--json")[1])
     assert (two["cluster"], two["algorithm"] != "") == ("local x2", True)
 
 
 def test_the_short_cut_is_priced(run):
-    words = ("all_reduce", "--bytes", "1MiB", "--cluster", "local", "--ranks", "0-3")
+    words = ("all_reduce", "--bytes", "1MiB", "--cluster", "local", "--group", "0-3")
     out = run(*words)[1]
     assert out.splitlines()[2] == "  direct"
     assert "  time goes to  40 us launch, 336 us copies in memory" in out
@@ -127,16 +127,16 @@ def test_the_short_cut_is_priced(run):
         (("all_reduce", "--bytes", "many", "--cluster", "local"), UsageError, "--bytes: 'many' is not a size"),
         (("all_reduce", "--bytes", "8", "--cluster", "trn9"), TopologyError, "unknown cluster 'trn9'"),
         (
-            ("all_reduce", "--bytes", "8", "--cluster", "local", "--ranks", "x"),
+            ("all_reduce", "--bytes", "8", "--cluster", "local", "--group", "x"),
             TopologyError,
             "'x' is not a list",
         ),
-        (("all_reduce", "--bytes", "8", "--cluster", "trn1.2xlarge", "--ranks", "0-5"), TopologyError, "rank 2 is not"),
-        (("all_reduce", "--bytes", "8", "--cluster", "trn1.32xlarge", "--ranks", "0-2"), TopologyError, "3 ranks"),
+        (("all_reduce", "--bytes", "8", "--cluster", "trn1.2xlarge", "--group", "0-5"), TopologyError, "rank 2 is not"),
+        (("all_reduce", "--bytes", "8", "--cluster", "trn1.32xlarge", "--group", "0-2"), TopologyError, "3 ranks"),
         (
-            ("all_reduce", "--bytes", "8", "--cluster", "local", "--ranks", "0"),
+            ("all_reduce", "--bytes", "8", "--cluster", "local", "--group", "0"),
             UsageError,
-            "^--ranks: '0' is one rank, ",
+            "^--group: '0' is one rank, ",
         ),
         (
             ("broadcast", "--bytes", "8", "--cluster", "trn1.2xlarge", "--root", "2"),

@@ -297,7 +297,7 @@ def test_on_many_ranks_two_of_each_class_run_for_all_and_it_is_the_same(tmp_path
     shown = []
     for most in (10_000_000, 100):
         monkeypatch.setattr(COMMAND, "_MOVES_AT_MOST", most)
-        assert command("--cluster", "trn1.32xlarge", "--json", str(tmp_path / "found.json"), file) == 0
+        assert command("--cluster", "trn1.32xlarge", "--json-file", str(tmp_path / "found.json"), file) == 0
         shown.append(json.loads((tmp_path / "found.json").read_text())["runs"])
     few = capsys.readouterr().out
     assert "8 of 32 ranks run, two for all that are like one of the trace" in " ".join(few.split())

@@ -141,6 +141,6 @@ def test_what_cannot_be_searched_for_is_refused():
     with pytest.raises(overlap.UsageError) as refused:
         searched(names=("tp", "sequence"))
     assert str(refused.value) == (
-        "--best: 'sequence' cannot be searched for; known are tp, pp, dp, cp, ep, micro_batch, bucket_bytes, order, "
+        "--search: 'sequence' cannot be searched for; known are tp, pp, dp, cp, ep, micro_batch, bucket_bytes, order, "
         "schedule, zero, checkpointing"
     )

@@ -321,7 +321,8 @@ REFUSED: dict[str, tuple[Callable[[ProcessGroup], Work], str]] = {
     ),
     "outputs that are too small": (
         lambda group: group.allgather([[torch.ones(2), torch.ones(2)]], [torch.ones(3)]),
-        "output_tensors: number 0 is for this rank's own tensor, which has 3 elements, and has 2",
+        "output_tensors: number 0 is for this rank's own tensor, which has 3 elements, and has 2; pass "
+        "an output of its size",
     ),
     "splits that do not fit": (
         lambda group: group.all_to_all_single(torch.ones(3), torch.ones(3), [1, 1], [1, 2]),

@@ -200,7 +200,7 @@ overlap.run(main)
 @pytest.mark.parametrize("wires", [["--transport", "efa"], []], ids=["sockets", "memory"])
 def test_between_processes_forks_leave_wires_and_files_alone(tmp_path: Path, wires: list[str]) -> None:
     (tmp_path / "forking.py").write_text(FORKING)
-    command = ["-m", "overlap", "run", "--nnodes", "2", *wires, "--trace", "run.json", "forking.py"]
+    command = ["-m", "overlap", "run", "--processes", "2", *wires, "--trace", "run.json", "forking.py"]
     with Python(*command, cwd=tmp_path) as process:
         _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, errors

@@ -7,7 +7,7 @@ import threading
 import trio
 
 import overlap
-from overlap.runtime.interpreter import GC_THRESHOLD, SWITCH_INTERVAL_S, BlasLimit, tuned
+from overlap.runtime.interpreter import GC_THRESHOLD, SWITCH_INTERVAL_S, BlasLimit, tuned_interpreter
 
 
 def settings() -> tuple[float, tuple[int, int, int]]:
@@ -16,7 +16,7 @@ def settings() -> tuple[float, tuple[int, int, int]]:
 
 def test_settings_come_back_though_worlds_end_in_the_order_in_which_they_began() -> None:
     before = settings()
-    first, second = tuned(), tuned()
+    first, second = tuned_interpreter(), tuned_interpreter()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

@@ -81,9 +81,8 @@ def check_blame(error, faults):
     blamed = re.match(r"rank (\d) (died at|was not heard in) .* \(\S+\.py:\d+\), as Faults\(", str(error.cause))
     assert blamed, error
     assert int(blamed[1]) == error.rank == error.cause.culprit
-    again = (
-        f"the same again: clock=overlap.Virtual(faults=overlap.{faults}) or `overlap simulate --faults {faults.seed}`"
-    )
+    command = f"`overlap simulate --fault-seed {faults.seed}`"
+    again = f"the same again: clock=overlap.Virtual(faults=overlap.{faults}) or {command}"
     assert error.__notes__ == [again]
     return str(error)
 

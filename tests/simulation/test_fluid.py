@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from overlap.simulation import sharing
 from overlap.simulation.flow import Flow, Section, quantised
 from overlap.simulation.fluid import Fluid
-from overlap.simulation.sharing import Rates, few, many
+from overlap.simulation.sharing import Rates, fair_rates
 
 
 def flow(name, marks_ns, needs, **turn):
@@ -200,7 +200,7 @@ def test_rates_are_max_min_fair(flows):
 
     A flow has risen by what it has of its messages' part of the resource that holds it back most.
     """
-    found = many(flows, range(5))
+    found = fair_rates(flows, range(5))
     each_of = [sum(each.section.messages.get(r, 0) for each in flows) for r in range(5)]
     parts = [
         min(each.section.messages[r] / (each_of[r] * share) for r, share in each.section.needs.items())
@@ -231,8 +231,15 @@ def queues(draw):
 
 
 @given(queues())
-def test_one_by_one_and_at_once_give_the_same_bits(flows):
-    assert few(flows, range(5)) == many(flows, range(5))
+def test_the_most_urgent_take_what_they_would_alone(flows):
+    """Neither less urgent flows nor younger ones of their lanes take anything from them; none passes its cap."""
+    first = min(each.priority for each in flows)
+    lanes = [each.lane for each in flows if each.priority == first]
+    urgent = [each for each in flows if each.priority == first]
+    urgent = [each for n, each in enumerate(urgent) if each.lane is None or each.lane not in lanes[:n]]
+    rates = dict(zip(flows, fair_rates(flows, range(5)), strict=True))
+    assert [rates[each] for each in urgent] == fair_rates(urgent, range(5))
+    assert all(rate <= each.cap for each, rate in rates.items())
 
 
 def test_a_crowd_that_comes_again_is_not_worked_out_again(monkeypatch):
@@ -241,19 +248,18 @@ def test_a_crowd_that_comes_again_is_not_worked_out_again(monkeypatch):
 
     def counting(flows, scarce):
         found.append(len(flows))
-        return many(flows, scarce)
+        return fair_rates(flows, scarce)
 
-    monkeypatch.setattr(sharing, "many", counting)
-    monkeypatch.setattr(sharing, "_FEW", 0)
+    monkeypatch.setattr(sharing, "fair_rates", counting)
     crowd = [flow(name, 100, {0: 1.0}) for name in "abc"]
     again = [Flow((each.key, "again"), [100], [each.section]) for each in crowd]
     rates = Rates()
-    assert rates.of(crowd, [0]) == rates.of(again, [0]) == many(crowd, [0])
+    assert rates.of(crowd, [0]) == rates.of(again, [0]) == fair_rates(crowd, [0])
     assert found == [3]
     again[0].cap = 0.1
-    assert rates.of(again, [0]) == many(again, [0]) != rates.of(crowd, [0])
+    assert rates.of(again, [0]) == fair_rates(again, [0]) != rates.of(crowd, [0])
     again[0].cap, again[1].priority = 1.0, 1
-    assert rates.of(again, [0]) == many(again, [0]) != rates.of(crowd, [0])
+    assert rates.of(again, [0]) == fair_rates(again, [0]) != rates.of(crowd, [0])
     assert found == [3] * 3
 
 
@@ -263,7 +269,7 @@ def test_who_shares_nothing_scarce_is_left_alone(monkeypatch):
 
     def counting(self, flows, scarce):
         shared.append((sorted(each.key[0] for each in flows), sorted(scarce)))
-        return few(flows, scarce)
+        return fair_rates(flows, scarce)
 
     monkeypatch.setattr(Rates, "of", counting)
     found = play(
@@ -290,5 +296,5 @@ def test_each_crowd_gets_what_it_would_get_among_all(groups):
     crowded = [each for each in every if any(each.section.needs.get(resource) for resource in scarce)]
     expected = dict.fromkeys(every, 1.0)
     if crowded:
-        expected.update(zip(crowded, many(crowded, scarce), strict=True))
+        expected.update(zip(crowded, fair_rates(crowded, scarce), strict=True))
     assert [each.rate for each in every] == pytest.approx([expected[each] for each in every], rel=1e-12)

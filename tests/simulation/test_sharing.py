@@ -208,5 +208,5 @@ def test_a_root_copies_beside_its_messages(tmp_path, memory_bytes_per_s, taken_n
     file.write_text(machine.replace("1e30", memory_bytes_per_s))
     cluster = topology.Cluster.load(file, ranks=4)
     found = plan("broadcast", MIB, cluster, algorithm="mesh")
-    pricing = Pricing.of_option(found.option, range(4), Resources(cluster), SlowWires(Conditions()))
+    pricing = Pricing(found.option, np.arange(4), Resources(cluster), SlowWires(Conditions()))
     assert pricing.demand(MIB, np.zeros(4, np.int64)).alone_ns == round(found.predicted_s * 1e9) == taken_ns

@@ -135,7 +135,7 @@ class Job:
         ready.add(member)
         slow = self.draw.random() < 0.02
         await trio.sleep(self.draw.choice((0.5, 5.0)) if slow else self.draw.uniform(0, 0.002))
-        waits_until_s = trio.current_time() + 2.0
+        waits_until_s, look_s = trio.current_time() + 2.0, 0.001
         while True:
             others = [m for m in world.members if m != member]
             lost = [m for m in others if m in self.dead or (world.epoch, m) in self.left]
@@ -144,7 +144,8 @@ class Job:
                 raise PeerLostError("lost", culprit=world.members.index((lost or silent)[0]))
             if ready == set(world.members):
                 return
-            await trio.sleep(0.001)
+            await trio.sleep(look_s)
+            look_s = min(2 * look_s, 0.1)  # seconds of waiting are not looked through by the millisecond
 
 
 @pytest.fixture
@@ -158,6 +159,7 @@ def one_process(monkeypatch):
     for name in ("renumber", "report_to_launcher", "notify"):
         monkeypatch.setattr(epochs, name, lambda *_: None)
     monkeypatch.setattr(witness, "_lock", lambda path: None)
+    monkeypatch.setattr(Witness, "look_s", 0.02)  # as of the witness between hosts: of those waits most of the time is
     monkeypatch.setattr(Witness, "is_dead", lambda self, member: member in jobs[-1].dead)
     member, last = list(epochs._member), list(epochs._last)
     yield jobs

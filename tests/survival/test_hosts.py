@@ -64,6 +64,7 @@ def test_the_others_go_on_when_a_host_is_lost(start, tmp_path, options, each, lo
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["witness-overlap"]
 
 
+@pytest.mark.slow
 def test_hosts_go_on_after_the_loss_of_a_process(start, tmp_path):
     hosts = start("--processes", "2")
     for job in hosts:

@@ -39,11 +39,11 @@ def pid_of(job, member):
 @pytest.mark.parametrize(
     ("options", "killed", "worlds"),
     [
-        (["--processes", "4"], [2, 0], [4, 3, 2]),
-        (["--processes", "4", "--shared-memory", "0"], [0], [4, 3]),
-        (["--processes", "2", "--ranks", "4"], [0], [4, 2]),
-        (["--processes", "2"], [1], [2, 1]),
-        (["--nnodes", "3"], [0, 2], [3, 2, 1]),
+        pytest.param(["--processes", "4"], [2, 0], [4, 3, 2], marks=pytest.mark.slow),
+        pytest.param(["--processes", "4", "--shared-memory", "0"], [0], [4, 3], marks=pytest.mark.slow),
+        pytest.param(["--processes", "2", "--ranks", "4"], [0], [4, 2], marks=pytest.mark.slow),
+        pytest.param(["--processes", "2"], [1], [2, 1], marks=pytest.mark.slow),
+        (["--processes", "3"], [0, 2], [3, 2, 1]),
     ],
     ids=["4", "sockets", "2x2", "one of two", "nodes"],
 )
@@ -61,6 +61,7 @@ def test_the_others_go_on(start, options, killed, worlds):
     check_nothing_is_left(job)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_program_ends_the_job(start):
     job = start("--survive", "--processes", "3", last_epoch=9, manner="raises")
     assert job.end() == 1
@@ -69,6 +70,7 @@ def test_an_error_of_the_program_ends_the_job(start):
     check_nothing_is_left(job)
 
 
+@pytest.mark.slow
 def test_a_loss_ends_a_job_that_does_not_survive(start):
     job = start("--processes", "2", last_epoch=1)
     job.until("goes on 0")
@@ -105,6 +107,7 @@ def test_processes_of_another_launcher_have_no_witness(start):
     assert "survive: processes need a witness; start them with `overlap run --survive --processes N`" in job.err
 
 
+@pytest.mark.slow
 def test_the_loss_of_all_ends_the_job(start):
     job = start("--survive", "--processes", "2", last_epoch=9)
     job.until("goes on 0")
@@ -114,6 +117,7 @@ def test_the_loss_of_all_ends_the_job(start):
     check_nothing_is_left(job)
 
 
+@pytest.mark.slow
 def test_zero_goes_on_from_a_checkpoint_in_memory(start):
     job = start("--survive", "--processes", "3", program=SHARDING, manner="save")
     assert job.end() == 0, job.err
@@ -122,6 +126,7 @@ def test_zero_goes_on_from_a_checkpoint_in_memory(start):
     check_nothing_is_left(job)
 
 
+@pytest.mark.slow
 def test_zero_without_a_checkpoint_is_refused(start):
     job = start("--survive", "--processes", "2", program=SHARDING)
     assert job.end() == 1

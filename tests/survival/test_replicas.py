@@ -128,8 +128,10 @@ def job(tmp_path):
         made.kill()
 
 
-@pytest.mark.everyday(1)
-@pytest.mark.parametrize(("stage", "spares"), [("1", 0), ("3", 0), ("3", 1)])
+@pytest.mark.parametrize(
+    ("stage", "spares"),
+    [pytest.param("1", 0, marks=pytest.mark.slow), ("3", 0), pytest.param("3", 1, marks=pytest.mark.slow)],
+)
 def test_processes_go_on(job, stage, spares):
     run, ranks = job(stage, "14:2", spares=spares), 3 + spares
     assert run.end() == 0, run.err
@@ -140,6 +142,7 @@ def test_processes_go_on(job, stage, spares):
     run.check_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_stands_in_for_neighbours_that_are_lost(job):
     run = job("3", "14:1,14:2", "save")
     assert run.end() == 0, run.err

@@ -58,14 +58,13 @@ def check_end(job, sizes, each=1):
     return history
 
 
-@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("options", "losses", "sizes"),
     [
-        (["--processes", "2", "--spares", "2"], [[0], [1]], [2, 2, 2]),
+        pytest.param(["--processes", "2", "--spares", "2"], [[0], [1]], [2, 2, 2], marks=pytest.mark.slow),
         (["--processes", "2", "--ranks", "4", "--spares", "1", "--shared-memory", "0"], [[0]], [2, 2]),
         pytest.param(["--processes", "3", "--spares", "2"], [[0, 2]], [3, 3], marks=pytest.mark.slow),
-        pytest.param(["--nnodes", "3", "--spares", "1"], [[1], [0]], [3, 3, 2], marks=pytest.mark.slow),
+        pytest.param(["--processes", "3", "--spares", "1"], [[1], [0]], [3, 3, 2], marks=pytest.mark.slow),
     ],
     ids=["all of the first", "2x2, sockets", "two in one step", "more losses than spares"],
 )
@@ -83,12 +82,14 @@ def test_spares_take_the_places_of_the_lost(start, options, losses, sizes):
     assert job.err.count("no spare is ready") == int(sizes[-1] < sizes[0])
 
 
+@pytest.mark.slow
 def test_a_spare_that_is_not_needed_ends_with_the_job(start):
     job = start("--processes", "2", "--spares", "1", epochs=0)
     check_end(job, [2])
     assert job.err == ""
 
 
+@pytest.mark.slow
 def test_a_spare_that_dies_while_it_joins_costs_an_epoch(start):
     job = start("--processes", "2", "--spares", "2", epochs=2, DIES="2")
     kill(job, 0)
@@ -97,6 +98,7 @@ def test_a_spare_that_dies_while_it_joins_costs_an_epoch(start):
     assert history[1][1] == history[2][1]
 
 
+@pytest.mark.slow
 def test_a_spare_that_dies_while_it_waits_is_not_taken(start):
     job = start("--processes", "2", "--spares", "2", epochs=1)
     kill(job, 2)
@@ -132,6 +134,7 @@ def test_a_spare_with_another_program_is_refused(start, tmp_path):
     job.check_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_state_that_nobody_has_ends_the_job_by_name(start):
     job = start("--processes", "2", "--spares", "1", epochs=2, HANGS="2")
     kill(job, 0)
@@ -143,6 +146,7 @@ def test_a_state_that_nobody_has_ends_the_job_by_name(start):
     job.check_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_the_loss_of_all_members_ends_the_job(start):
     job = start("--processes", "2", "--spares", "1", epochs=2)
     kill(job, 0, 1)
@@ -183,6 +187,7 @@ print("again", overlap.run(size), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_spare_that_has_joined_is_in_the_next_run(start, tmp_path):
     (tmp_path / "twice.py").write_text(TWICE)
     job = start("--processes", "3", "--spares", "1", epochs=1, program=tmp_path / "twice.py")

@@ -15,8 +15,9 @@ from tests.faults.job import Job
 PROGRAM = str(Path(__file__).with_name("looping.py"))
 
 
-@pytest.mark.everyday(1)
-@pytest.mark.parametrize("killed", [[0], [1, 2], [2, 0]], ids=str)
+@pytest.mark.parametrize(
+    "killed", [[0], *(pytest.param(killed, marks=pytest.mark.slow) for killed in ([1, 2], [2, 0]))], ids=str
+)
 def test_a_trace_has_all_epochs(tmp_path, killed):
     options = ["--survive", "--processes", "3", "--trace", "run.json"]
     job = Job(tmp_path, *options, program=PROGRAM, arguments=[str(len(killed))])

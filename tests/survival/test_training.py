@@ -24,9 +24,9 @@ def history_of(output: str, each: int = 1) -> list[tuple[list[int], int]]:
 @pytest.mark.parametrize(
     ("options", "killed"),
     [
-        (["--processes", "3"], [1, 0]),
+        pytest.param(["--processes", "3"], [1, 0], marks=pytest.mark.slow),
         (["--processes", "2", "--ranks", "4"], [0]),
-        (["--processes", "3", "--shared-memory", "0"], [0, 2]),
+        pytest.param(["--processes", "3", "--shared-memory", "0"], [0, 2], marks=pytest.mark.slow),
     ],
     ids=["memory", "2x2", "sockets"],
 )

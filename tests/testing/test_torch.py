@@ -240,7 +240,7 @@ def uses_mpi():
     import mpi4py  # noqa: F401
 
 
-@pytest.mark.everyday(10)
+@pytest.mark.everyday(3)
 @pytest.mark.parametrize(
     ("function", "told"),
     [

@@ -43,7 +43,7 @@ def test_a_task_goes_on_when_it_is_its_turn_and_not_before() -> None:
     turns, went = Turns(0), []
 
     async def go(rank: int) -> None:
-        await turns.taken(rank)
+        await turns.wait_for_turn(rank)
         went.append(rank)
 
     async def all_go() -> None:

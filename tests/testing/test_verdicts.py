@@ -5,7 +5,7 @@ import pytest
 from overlap.errors import CollectiveMismatchError, RankFailedError, RankLeftError, StallError
 from overlap.testing import survived
 from overlap.testing.judging import judge
-from overlap.testing.record import Issue, Made, Record, Touch, WeightRecord
+from overlap.testing.record import GroupCall, Issue, Record, Touch, WeightRecord
 from overlap.testing.verdict import why_mismatched, why_stalled
 
 STALL = StallError(None, [], reason="cannot finish")
@@ -191,13 +191,13 @@ def test_a_long_cycle_is_told_by_its_joints_only() -> None:
 
 
 def test_groups_of_some() -> None:
-    made = [Made(rank=rank, ranks=(0, 1), line="x.py:3") for rank in (0, 1, 2)]
-    verdict = survived.groups(Record(size=4, made=made), {0, 1, 2, 3})
+    made = [GroupCall(rank=rank, ranks=(0, 1), line="x.py:3") for rank in (0, 1, 2)]
+    verdict = survived.groups(Record(size=4, group_calls=made), {0, 1, 2, 3})
     assert verdict is not None
     assert (verdict.ranks[0], verdict.lines) == (3, ("x.py:3",))
-    assert survived.groups(Record(size=4, made=made), {0, 1, 2}) is None  # rank 3 may still have come to it
-    alone = [Made(rank=0, ranks=(0, 1), line="x.py:3", alone=True)]
-    assert survived.groups(Record(size=2, made=alone), {0, 1}) is None
+    assert survived.groups(Record(size=4, group_calls=made), {0, 1, 2}) is None  # rank 3 may still have come to it
+    alone = [GroupCall(rank=0, ranks=(0, 1), line="x.py:3", alone=True)]
+    assert survived.groups(Record(size=2, group_calls=alone), {0, 1}) is None
 
 
 def weights(rank: int, step: int, **digests: str) -> WeightRecord:
@@ -241,18 +241,18 @@ def test_a_rank_that_left_is_told_with_what_it_did_last() -> None:
 
 
 def test_groups_made_in_another_order() -> None:
-    def made(rank: int, *groups: tuple[tuple[int, ...], int], alone: bool = False) -> list[Made]:
-        return [Made(rank=rank, ranks=ranks, line=f"x.py:{line}", alone=alone) for ranks, line in groups]
+    def made(rank: int, *groups: tuple[tuple[int, ...], int], alone: bool = False) -> list[GroupCall]:
+        return [GroupCall(rank=rank, ranks=ranks, line=f"x.py:{line}", alone=alone) for ranks, line in groups]
 
     order = [((0, 1), 3), ((1, 2), 4)]
     wrong = [*made(0, *order), *made(1, *order), *made(2, *order[::-1])]
-    verdict = survived.group_order(Record(size=3, made=wrong))
+    verdict = survived.group_order(Record(size=3, group_calls=wrong))
     assert verdict is not None
     assert (verdict.kind, verdict.ranks, verdict.lines) == ("group order", (2, 0), ("x.py:4", "x.py:3"))
     assert "rank 2 made the group of ranks 1-2 at x.py:4 where rank 0 made that of ranks 0-1 at x.py:3" in verdict.text
-    assert survived.groups(Record(size=3, made=wrong), {0, 1, 2}) is None
-    assert survived.group_order(Record(size=2, made=[*made(0, *order), *made(1, *order)])) is None
-    assert survived.group_order(Record(size=2, made=[*made(0, *order), *made(1, order[1], alone=True)])) is None
+    assert survived.groups(Record(size=3, group_calls=wrong), {0, 1, 2}) is None
+    assert survived.group_order(Record(size=2, group_calls=[*made(0, *order), *made(1, *order)])) is None
+    assert survived.group_order(Record(size=2, group_calls=[*made(0, *order), *made(1, order[1], alone=True)])) is None
 
 
 def test_one_tag_for_two_messages_under_way_is_told_with_both_lines() -> None:
@@ -292,7 +292,7 @@ def test_a_group_whose_ranks_pass_different_lists_is_the_cause_of_an_inversion()
     for issue, members in zip(made.issues, [(0, 1), (0, 1, 2), (0, 1, 2)], strict=True):
         issue.members = members
     lists = [(0, 1), (0, 1, 2), (0, 1, 2), (0, 1, 2)]
-    made.made = [Made(rank=rank, ranks=ranks, line="x.py:4") for rank, ranks in enumerate(lists)]
+    made.group_calls = [GroupCall(rank=rank, ranks=ranks, line="x.py:4") for rank, ranks in enumerate(lists)]
     verdicts = judge(made, STALL)
     assert [verdict.kind for verdict in verdicts] == ["group members", "order inversion"]
     assert (verdicts[0].ranks, verdicts[0].lines) == ((0, 1, 2, 3), ("x.py:4",))
@@ -305,5 +305,17 @@ def test_a_group_whose_ranks_pass_different_lists_is_the_cause_of_an_inversion()
 def test_lists_that_the_other_rank_passes_later_are_no_wrong_members() -> None:
     lists = {0: [(0, 1), (2, 3)], 1: [(2, 3)]}
     made = record(2)
-    made.made = [Made(rank=rank, ranks=ranks, line="x.py:4") for rank, of in lists.items() for ranks in of]
+    made.group_calls = [GroupCall(rank=rank, ranks=ranks, line="x.py:4") for rank, of in lists.items() for ranks in of]
     assert survived.group_members(made) is None
+
+
+def test_old_names_work_for_one_more_version() -> None:
+    written = Record(size=1, group_calls=[GroupCall(rank=0, ranks=(0,), line="train.py:3")])
+    with pytest.warns(DeprecationWarning, match="Record.made is now Record.group_calls"):
+        assert written.made == written.group_calls
+    issue = Issue(
+        rank=0, index=0, op="barrier", what="", group="world", members=(0,), key="a", seq=0, line="train.py:4",
+        issued_ns=0,
+    )  # fmt: skip
+    with pytest.warns(DeprecationWarning, match="Issue.told is now Issue.title"):
+        assert issue.told == issue.title == "barrier #0 on group 'world' (train.py:4)"

@@ -47,7 +47,7 @@ def test_a_terminal_that_does_not_know_its_width_is_shown_the_usual(command, tra
 
 
 def test_step_ranks_width_and_ascii(command, training):
-    shown = command("--step", "2", "--ranks", "0,2", "--width", "100", "--ascii")
+    shown = command("--step", "2", "--rank", "0,2", "--width", "100", "--ascii")
     assert shown == render_text(training(3), step=2, ranks=[0, 2], width=100, ascii=True)
 
 
@@ -62,7 +62,7 @@ def stripped(text):
 
 @pytest.mark.parametrize(("text", "ranks"), [("1", [1]), ("0-2", [0, 1, 2]), ("2, 0-1,1", [0, 1, 2])])
 def test_rank_lists(command, text, ranks):
-    assert [row["rank"] for row in json.loads(command("--json", "--ranks", text))["ranks"]] == ranks
+    assert [row["rank"] for row in json.loads(command("--json", "--rank", text))["ranks"]] == ranks
 
 
 def test_json_has_a_version_and_exact_figures(command, training):
@@ -133,11 +133,11 @@ def test_html_stands_alone(command, training, tmp_path, monkeypatch):
     [
         (("--step", "x"), "--step: 'x' is neither a number nor 'all'; recorded steps: 0-2"),
         (("--step", "7"), "step: nobody recorded step 7; recorded are 0-2"),
-        (("--ranks", "a"), "--ranks: 'a' is not a rank or a range such as 3-5"),
-        (("--ranks", "0-"), "--ranks: '0-' is not a rank or a range such as 3-5"),
-        (("--ranks", ""), "--ranks: '' is not a rank or a range such as 3-5"),
-        (("--ranks", "0-99999999"), "--ranks: '0-99999999' makes more than 1000000 ranks"),
-        (("--ranks", "2-4"), "ranks: 3-4 not recorded here; recorded are 0-2"),
+        (("--rank", "a"), "--rank: 'a' is not a rank or a range such as 3-5"),
+        (("--rank", "0-"), "--rank: '0-' is not a rank or a range such as 3-5"),
+        (("--rank", ""), "--rank: '' is not a rank or a range such as 3-5"),
+        (("--rank", "0-99999999"), "--rank: '0-99999999' makes more than 1000000 ranks"),
+        (("--rank", "2-4"), "ranks: 3-4 not recorded here; recorded are 0-2"),
         (("--width", "39"), "--width: 39 is too narrow; at least 40 columns are needed"),
         (("--html", "/nowhere/x.html"), "--html: cannot write into /nowhere; name a folder of yours"),
     ],
@@ -162,18 +162,18 @@ def test_names_cannot_leave_the_page():
 
 
 OPTIONS = {
-    "-o": ["o.json"], "--step": ["1"], "--ranks": ["0"], "--all": [], "--width": ["60"], "--ascii": [], "--ops": [],
+    "-o": ["o.json"], "--step": ["1"], "--rank": ["0"], "--all": [], "--width": ["60"], "--ascii": [], "--ops": [],
     "--stragglers": [], "--critical-path": [], "--what-if": ["bandwidth=2x"], "--advise": [],
-    "--against": ["run.trace.json"], "--fail-if": ["exposed > 100%"], "--json": [], "--html": ["h.html"],
+    "--compare": ["run.trace.json"], "--fail-if": ["exposed > 100%"], "--json": [], "--html": ["h.html"],
     "--svg": ["s.svg"],
 }  # fmt: skip
 TABLES, PICTURES = {"--ops", "--stragglers", "--critical-path"}, {"--html", "--svg"}
 PREDICTIONS = {"--what-if", "--advise"}
 REFUSED = {
     "-o": OPTIONS.keys() - {"-o"},
-    "--what-if": {*TABLES, *PICTURES, "--against", "--ranks", "--all", "--advise"},
-    "--advise": {*TABLES, *PICTURES, "--against", "--ranks", "--all"},
-    "--against": {*TABLES, "--json"},
+    "--what-if": {*TABLES, *PICTURES, "--compare", "--rank", "--all", "--advise"},
+    "--advise": {*TABLES, *PICTURES, "--compare", "--rank", "--all"},
+    "--compare": {*TABLES, "--json"},
     "--json": TABLES,
 }
 
@@ -192,7 +192,7 @@ def test_two_options_do_what_each_is_for_or_are_refused(command, pair, tmp_path,
     shown = command(*words)
     if "--json" in pair:
         told = json.loads(shown)
-        assert "--ranks" not in pair or [row["rank"] for row in told["ranks"]] == [0]
+        assert "--rank" not in pair or [row["rank"] for row in told["ranks"]] == [0]
         assert "--step" not in pair or told["step"] == 1
     for option in PICTURES.intersection(pair):
         assert (tmp_path / OPTIONS[option][0]).stat().st_size > 0

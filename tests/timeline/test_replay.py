@@ -533,7 +533,7 @@ def test_it_does_not_advise_to_move_the_waits_of_a_pipeline(role, told):
 @pytest.mark.parametrize(
     "option",
     [
-        ["--html", "x.html"], ["--svg", "x.svg"], ["--against", "b.json"], ["--ranks", "0"],
+        ["--html", "x.html"], ["--svg", "x.svg"], ["--compare", "b.json"], ["--rank", "0"],
         ["--ops"], ["--stragglers"], ["--critical-path"], ["--all"],
     ],
     ids=lambda option: option[0],

@@ -247,7 +247,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.split("\n\n")] == ["operation", "rank", "on", "whole"]
     assert [line for line in shown.splitlines() if line != line.rstrip()] == []
-    assert main(parser.parse_args([str(late), "--against", str(even), "--fail-if", "exposed > 5%"])) == 1
+    assert main(parser.parse_args([str(late), "--compare", str(even), "--fail-if", "exposed > 5%"])) == 1
     shown, told = capsys.readouterr()
     lines = shown.splitlines()
     assert lines[-1] == "+11.0 us (+55.0%) against 20.0 us, mostly on the wire: +8.5 us"

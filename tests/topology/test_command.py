@@ -79,11 +79,11 @@ def test_machines_without_rules_or_rings(run):
 
 
 def test_checking_a_group(run):
-    assert run("trn1.32xlarge", "--check", "0-7") == (
+    assert run("trn1.32xlarge", "--group", "0-7") == (
         0,
         "legal: 0-7 on trn1.32xlarge: 8 ranks, 1 disjoint ring\n",
     )
-    code, out = run("inf2.48xlarge", "--check", "0-3")
+    code, out = run("inf2.48xlarge", "--group", "0-3")
     assert code == 0
     assert out.splitlines()[1].startswith("warning: rule inf2-ring-unused: a group of fewer than 24 ranks")
 
@@ -92,11 +92,11 @@ def test_checking_a_group(run):
     ("words", "message"),
     [
         (
-            ["trn1.32xlarge", "--check", "0-6"],
+            ["trn1.32xlarge", "--group", "0-6"],
             "group 0-6 of 7 ranks is not legal on trn1.32xlarge; rule trn1-sizes-2024",
         ),
-        (["trn1.32xlarge", "--check", "0-3", "--edition", "2022"], "rule trn1-sizes-2022"),
-        (["trn1.32xlarge", "--check", "0..3"], "'0..3' is not a list of ranks"),
+        (["trn1.32xlarge", "--group", "0-3", "--edition", "2022"], "rule trn1-sizes-2022"),
+        (["trn1.32xlarge", "--group", "0..3"], "'0..3' is not a list of ranks"),
         (["trn1.32xlarge", "--lnc", "2"], "lnc: expected 1, found 2"),
         (["trn3", "--nodes", "2"], "unknown cluster 'trn3'"),
     ],
@@ -108,12 +108,12 @@ def test_mistakes_raise_for_the_front_door(run, words, message):
 
 
 def test_judgement_as_json(run):
-    code, out = run("trn1.32xlarge", "--check", "0-6", "--json")
+    code, out = run("trn1.32xlarge", "--group", "0-6", "--json")
     verdict = json.loads(out)
     assert code == 2
     assert (verdict["legal"], verdict["nearest"][0]) == (False, list(range(8)))
     assert [finding["rule"] for finding in verdict["findings"]] == ["trn1-sizes-2024"]
-    code, out = run("trn1.32xlarge", "--check", "0-7", "--json")
+    code, out = run("trn1.32xlarge", "--group", "0-7", "--json")
     verdict = json.loads(out)
     assert (code, verdict["legal"], verdict["findings"], verdict["nearest"]) == (0, True, [], [])
 

@@ -159,9 +159,13 @@ def test_ultraserver_is_whole_by_default():
         (
             "trn1.32xlarge x32769",
             {},
-            "trn1.32xlarge x32769: 1048608 ranks are more than any cluster has: at most 1048576",
+            "trn1.32xlarge x32769: 1048608 ranks are more than any cluster has; pass at most ranks=1048576",
         ),
-        ("local", {"ranks": 1 << 40}, "local x1: 1099511627776 ranks are more than any cluster has: at most 1048576"),
+        (
+            "local",
+            {"ranks": 1 << 40},
+            "local x1: 1099511627776 ranks are more than any cluster has; pass at most ranks=1048576",
+        ),
         ("trn1.32xlarge x2", {"ranks": 7}, "7 ranks do not spread evenly over 2 nodes of trn1.32xlarge"),
         ("local x2", {"ranks": 7}, "7 ranks do not spread evenly over 2 nodes of local"),
         ("local", {"ranks": 0}, "ranks: expected 1 or more, found 0"),

@@ -41,7 +41,7 @@ def test_every_machine_of_neuron_says_what_its_library_has(name):
     assert library.name == "NeuronX"
     assert library.runs("all_reduce", ("hierarchical", "rdh", "mesh"))
     assert not library.runs("all_reduce", ("hierarchical", "rdh", "double_binary_tree"))
-    assert not library.speaks_of("broadcast")
+    assert not library.covers("broadcast")
 
 
 def test_mi300x_has_what_rccl_has():

@@ -7,7 +7,7 @@ import pytest
 from overlap.collectives.generators import generate
 from overlap.collectives.placement import place
 from overlap.cost import on, parameters, rounds
-from overlap.cost.maxplus import cost
+from overlap.cost.clocks import cost
 from overlap.cost.parameters import IDEAL
 from overlap.cost.select import plan
 from topology import Cluster, Curve, TopologyError, cluster, names

@@ -83,7 +83,7 @@ def test_it_carries_a_job_once_it_is_installed(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--transport", "plain", "--no-prefix"]
+    command = [sys.executable, "-m", "overlap", "run", "--processes", "2", "--transport", "plain", "--no-prefix"]
     done = subprocess.run(
         [*command, str(script)],
         env={**os.environ, "PYTHONPATH": path},

@@ -15,10 +15,25 @@ import argparse
 
 from ...collectives.reduce import OPS
 from ...errors import UsageError
-from ..options import count, transport
+from ...settings import Option
+from ...units import count, switch
+from ..options import add_options, shared
+from ..parser import Renamed
 
-BOTH = "both"
-"""Value of a setting that `tests.benchmarks.versus` compares on and off."""
+OPTIONS = {
+    "ranks": shared("ranks", "several: 2,4; default: 2, or 1 for each process", read=str),
+    "in_place": Option(read=switch, help="put results into the memory of the inputs"),
+    "algorithm": shared("algorithm"),
+    "processes": shared("processes", "default: 1", read=count, also=(), old=("--nnodes",)),
+    "tcp": Option(read=switch, help="join the processes by TCP, not by Unix sockets"),
+    "rails": shared("rails", "such as 4", read=str),
+    "peer_direct": shared("peer_direct"),
+    "checksums": shared("checksums"),
+    "transport": shared("transport"),
+    "json": shared("json"),
+    "json_file": shared("json_file"),
+}
+"""Options that other commands have, too, and those of the ranks."""
 
 _DESCRIPTION = """\
 Measure an operation over a range of sizes: time, bandwidth, and whether every result was right.
@@ -30,15 +45,15 @@ all_to_all or alltoall, broadcast, reduce, gather, scatter, permute, send_recv, 
 _EPILOG = """\
 examples:
   overlap bench all_reduce -b 8 -e 64M --ranks 2,4
-  overlap bench allr -b 64M --nnodes 2 --ranks 4   two processes with two ranks each, which share memory
-  overlap bench allr -b 64M --nnodes 2 --checksums on    sockets that check all that arrives
-  overlap bench all_gather --json result.json
+  overlap bench allr -b 64M --processes 2 --ranks 4   two processes with two ranks each, which share memory
+  overlap bench allr -b 64M --processes 2 --checksums    sockets that check all that arrives
+  overlap bench all_gather --json-file result.json
 
 Sizes: K, M, G and KiB, MiB, GiB are binary; kB, MB, GB are decimal. Bandwidths are in 10^9 bytes per second.
 The exit code is 1 if a result was wrong.
 
 In a checkout, `python -m tests.benchmarks.versus allr --vs gloo,mpi` measures the operation through torch.distributed
-and MPI too, and `python -m tests.benchmarks.versus --peer-direct both` compares two settings side by side.
+and MPI too, and `python -m tests.benchmarks.versus --compare peer-direct` compares two settings side by side.
 """
 
 
@@ -57,25 +72,10 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("-w", "--warmup_iters", type=int, default=5, metavar="N", help="samples before; default 5")
     add("-d", "--datatype", default="float32", metavar="TYPE", help="such as float32 (or float), int8, bfloat16")
     add("-o", "--op", default="sum", metavar="OP", help=f"{', '.join(OPS)}; default sum")
-    add("-r", "--root", type=int, default=0, metavar="RANK", help="of broadcast, reduce, gather, scatter; default 0")
-    add("-c", "--check", type=int, choices=(0, 1), default=1, help="check results, outside the timed loop; default 1")
-    add("--ranks", metavar="N[,N...]", help="sizes of the world; default 2, or one rank a node")
-    add("--in-place", action="store_true", help="put results into the memory of the inputs")
-    add("--algorithm", metavar="A", help="use this algorithm where it exists, such as ring")
-    add("--nnodes", type=count, metavar="N", help="spread the ranks over N processes of this machine")
-    add("--tcp", action="store_true", help="join the nodes by TCP, not by Unix sockets")
-    add("--rails", metavar="R", help="connections between two nodes: 4")
-    either = ("on", "off", BOTH)
-    add("--peer-direct", choices=either, metavar="on|off", help="sockets read and write the arrays; default on")
-    add("--checksums", choices=either, metavar="on|off", help="sockets check payloads; default on between hosts")
-    add("--vs", help=argparse.SUPPRESS)
-    add(
-        "--transport",
-        type=transport,
-        metavar="NAME",
-        help="transport between nodes: shared memory (default), sockets (efa), mpi, or one installed",
-    )
-    add("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the table")
+    add("-r", "--root", type=int, default=0, metavar="RANK", help=shared("root").help)
+    check = add("-c", "--verify", type=int, choices=(0, 1), default=1, help="check results, outside the timed loop")
+    add("--check", action=Renamed, now=check)
+    add_options(parser, OPTIONS)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -84,9 +84,6 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If an option cannot be meant; nothing has been measured then.
     """
-    if args.vs is not None or BOTH in (args.peer_direct, args.checksums):
-        option = "--vs" if args.vs is not None else "both"
-        raise UsageError(f"{option}: moved to `python -m tests.benchmarks.versus` of a checkout")
     if args.operation is None:
         raise UsageError("OP: name the operation to measure (`overlap bench --help` explains)")
     from .report import measure

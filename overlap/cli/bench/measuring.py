@@ -1,4 +1,4 @@
-"""Timed runs of cases on our ranks, in this process or in one for each node, and the check of results.
+"""Timed runs of cases on our ranks, in this process or in several, and the check of results.
 
 `overlap run -m overlap.cli.bench.measuring ASSIGNMENT` is one process of several. The process of rank 0 prints a line
 of JSON for each row. All rows are measured in one world, as the steps of a training program are: new connections for
@@ -33,20 +33,29 @@ RankSamples: TypeAlias = "list[list[int]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLayout:
-    """Nodes of a measured world, all of them processes of this machine, and the transport that joins them."""
+class ProcessLayout:
+    """Processes of a measured world, all of them on this host, and the transport that joins them."""
 
-    nodes: int = 1  # Number of nodes, over which ranks are spread evenly; 1 is this process itself
+    processes: int = 1  # Number of processes, over which ranks are spread evenly; 1 is this process itself
     tcp: bool = False  # Whether sockets use TCP instead of Unix sockets, which are faster on one machine
-    rails: str | None = None  # Number of connections between two nodes, or interfaces; None: the transport's default
+    rails: str | None = (
+        None  # Number of connections between two processes, or interfaces; None: the transport's default
+    )
     peer_direct: bool = True  # Whether sockets read and write the arrays themselves
     checksums: bool | None = None  # Whether received payloads are checked; None: the transport's default
     transport: str = "auto"  # "auto", "shared_memory", "sockets", "mpi", or the name of another package's transport
 
     def options(self, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
         """Return the options of `overlap run` for a world of `ranks` ranks that measures `rows` rows."""
-        options = ["--nnodes", str(self.nodes), "--ranks-per-process", str(ranks // self.nodes)]
-        options += ["--timeout", str(rows * _LIMIT_S), "--transport", self.transport]
+        options = ["--processes", str(self.processes), "--ranks-per-process", str(ranks // self.processes)]
+        options += [
+            "--cluster",
+            f"local x{self.processes}",
+            "--timeout",
+            str(rows * _LIMIT_S),
+            "--transport",
+            self.transport,
+        ]
         options += ["--no-unix" if self.tcp else "--unix", "--peer-direct" if self.peer_direct else "--no-peer-direct"]
         options += [] if self.rails is None else ["--rails", self.rails]
         options += [] if self.checksums is None else ["--checksums" if self.checksums else "--no-checksums"]
@@ -54,9 +63,14 @@ class NodeLayout:
 
     def describe(self) -> str:
         """Return the layout in words."""
-        if self.nodes == 1:
+        if self.processes == 1:
             return "ranks in one process"
-        return f"ranks on {self.nodes} nodes (processes of this machine) joined by {self._wires()}"
+        return f"ranks in {self.processes} processes of this host ({self._cluster}) joined by {self._wires()}"
+
+    @property
+    def _cluster(self) -> str:
+        """Cluster with a host for each process: on one host only algorithms of its memory would be chosen."""
+        return f"local x{self.processes}"
 
     @property
     def shares_memory(self) -> bool:
@@ -99,14 +113,19 @@ class Result:
 
 
 def measure_cases(
-    cases: Sequence[Case], sampling: Sampling, layout: NodeLayout, *, check: bool = True, algorithm: str | None = None
+    cases: Sequence[Case],
+    sampling: Sampling,
+    layout: ProcessLayout,
+    *,
+    check: bool = True,
+    algorithm: str | None = None,
 ) -> Iterator[Result]:
     """Measure cases that differ only in their counts; yield each row when it is known.
 
     Raises:
         OverlapError: If a process of the world fails.
     """
-    if layout.nodes == 1:
+    if layout.processes == 1:
         for case in cases:
             yield measure(case, sampling, check=check, algorithm=algorithm)
         return

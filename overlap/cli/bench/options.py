@@ -10,7 +10,7 @@ from ...cost.select import check_algorithm
 from ...settings import parse_rails
 from ...units import format_bytes, parse_bytes
 from .cases import Case
-from .measuring import NodeLayout
+from .measuring import ProcessLayout
 from .operations import BenchOperation, dtype_named, find, redop_named
 from .sampling import Sampling
 
@@ -42,11 +42,11 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
                 dtype=dtype,
                 op=op,
                 root=_root(args.root, ranks),
-                in_place=args.in_place,
+                in_place=bool(args.in_place),
             )
             for size in sizes
         ]
-        for ranks in world_sizes(_ranks(args), fewest=operation.fewest_ranks, nodes=args.nnodes)
+        for ranks in world_sizes(_ranks(args), fewest=operation.fewest_ranks, processes=args.processes)
     ]
 
 
@@ -63,23 +63,23 @@ def sampling(args: argparse.Namespace) -> Sampling:
     return Sampling(iters=args.iters, warmup=args.warmup_iters)
 
 
-def layout(args: argparse.Namespace) -> NodeLayout:
+def layout(args: argparse.Namespace) -> ProcessLayout:
     """Return where the ranks of the worlds are.
 
     Raises:
-        UsageError: If an option concerns nodes, and there is only this process.
+        UsageError: If an option concerns several processes, and there is only this one.
     """
-    nodes = args.nnodes or 1
-    if nodes == 1:
-        _check_no_node_options(args)
+    processes = args.processes or 1
+    if processes == 1:
+        _check_one_process(args)
     if args.rails is not None:
         _check_rails(args.rails)
-    return NodeLayout(
-        nodes=nodes,
-        tcp=args.tcp,
+    return ProcessLayout(
+        processes=processes,
+        tcp=bool(args.tcp),
         rails=args.rails,
-        peer_direct=args.peer_direct != "off",
-        checksums=None if args.checksums is None else args.checksums == "on",
+        peer_direct=args.peer_direct is not False,
+        checksums=args.checksums,
         transport=args.transport or "auto",
     )
 
@@ -98,37 +98,30 @@ def check_memory(worlds: Sequence[Sequence[Case]], there_bytes: int) -> None:
         )
 
 
-def world_sizes(text: str, *, fewest: int = 1, nodes: int | None = None) -> list[int]:
+def world_sizes(text: str, *, fewest: int = 1, processes: int | None = None) -> list[int]:
     """Read a list such as `2,4`.
 
     Raises:
-        UsageError: If the text is no such list, a world is too small, or its ranks cannot be divided among the nodes.
+        UsageError: If the text is no such list, a world is too small, or its ranks cannot be divided.
     """
     words = text.split(",")
     for word in words:
         if not word.strip().isdecimal() or int(word) < fewest:
             raise UsageError(f"--ranks: expected integers of at least {fewest} such as 2,4, got {text!r}")
-        if nodes is not None and int(word) % nodes:
-            raise UsageError(f"--ranks: {word} ranks cannot be divided among --nnodes {nodes}")
+        if processes is not None and int(word) % processes:
+            raise UsageError(f"--ranks: {word} ranks cannot be divided among --processes {processes}")
     return [int(word) for word in words]
 
 
 def _ranks(args: argparse.Namespace) -> str:
-    """Return `--ranks`; by default one rank on each node, and at least two."""
-    return args.ranks or str(max(2, args.nnodes or 1))
+    """Return `--ranks`; by default one rank in each process, and at least two."""
+    return args.ranks or str(max(2, args.processes or 1))
 
 
-def _check_no_node_options(args: argparse.Namespace) -> None:
-    node_options = {
-        "--tcp": args.tcp,
-        "--rails": args.rails,
-        "--peer-direct": args.peer_direct,
-        "--checksums": args.checksums,
-        "--transport": args.transport,
-    }
-    for name, value in node_options.items():
-        if value:
-            raise UsageError(f"{name}: concerns what joins several nodes; give --nnodes too, such as --nnodes 2")
+def _check_one_process(args: argparse.Namespace) -> None:
+    for name in ("tcp", "rails", "peer_direct", "checksums", "transport"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')}: concerns what joins processes; give --processes 2 too")
 
 
 def _check_rails(text: str) -> None:

@@ -13,9 +13,9 @@ import trio
 
 from ...collectives.kinds import Collective
 from ...units import wrapped
-from ..output import STDOUT, as_json, result_path, written
+from ..output import output_path, print_result
 from .cases import SEED, Case
-from .measuring import NodeLayout, Result, measure_cases
+from .measuring import ProcessLayout, Result, measure_cases
 from .options import cases, check_memory, layout, sampling
 from .sampling import BATCH, BATCHED_BYTES, Sampling
 
@@ -26,28 +26,28 @@ MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of th
 def measure(args: argparse.Namespace) -> int:
     """Measure a collective over its sizes, print the table, and return the exit code."""
     worlds, how, where = cases(args), sampling(args), layout(args)
-    args.json = result_path(args.json, option="--json")
+    args.json_file = output_path(args.json_file, option="--json-file")
     check_memory(worlds, MEMORY_BYTES)
-    print_line = printer(args.json)
+    print_line = printer(args)
     print_line(title(worlds[0][0], how, where))
     print_line(header())
     rows = []
     for world in worlds:
-        for result in measure_cases(world, how, where, check=bool(args.check), algorithm=args.algorithm):
+        for result in measure_cases(world, how, where, check=bool(args.verify), algorithm=args.algorithm):
             rows.append(result)
             print_line(row(result))
     print_line(summary(rows))
-    return finish(args.json, how, {"layout": asdict(where), "rows": described(rows)}, rows)
+    return finish(args, how, {"layout": asdict(where), "rows": described(rows)}, rows)
 
 
-def printer(json_path: str | None) -> Callable[[str], None]:
+def printer(args: argparse.Namespace) -> Callable[[str], None]:
     """Return a function that prints a line at once; it prints nothing where the JSON goes to stdout."""
-    return (lambda text: None) if json_path == STDOUT else (lambda text: print(text, flush=True))
+    return (lambda text: None) if args.json else (lambda text: print(text, flush=True))
 
 
-def finish(path: str | None, how: Sampling, parts: Mapping[str, object], rows: Sequence[Result]) -> int:
-    """Write the JSON, if it is asked for, and return the exit code."""
-    is_written = path is None or written(as_json(document(how, parts)), path, option="--json")
+def finish(args: argparse.Namespace, how: Sampling, parts: Mapping[str, object], rows: Sequence[Result]) -> int:
+    """Print or write the JSON, if it is asked for, and return the exit code."""
+    is_written = print_result(args, lambda: document(how, parts), list)
     return _WRONG_EXIT if not is_written or any(row.wrong for row in rows) else 0
 
 
@@ -72,7 +72,7 @@ def remark(text: str) -> str:
     return "\n".join(line for each in text.splitlines() for line in wrapped(each, first="# ", rest="# "))
 
 
-def title(case: Case, sampling: Sampling, layout: NodeLayout) -> str:
+def title(case: Case, sampling: Sampling, layout: ProcessLayout) -> str:
     """Return the operation and the way it is measured, as lines that begin with #."""
     place = "in place" if case.in_place else "out of place"
     factor = case.operation.kind.traits.busbw_factor
@@ -163,18 +163,13 @@ def described(rows: Sequence[Result]) -> list[dict[str, object]]:
     """Return rows for JSON: times in nanoseconds for one operation, bandwidths in bytes per second."""
     return [
         {
+            **{name: getattr(row.case, name) for name in ("size_bytes", "count", "ranks", "in_place")},
+            **{name: getattr(row, name) for name in ("algbw_bytes_per_s", "busbw_bytes_per_s", "wrong")},
+            **asdict(row.times),
             "operation": row.case.operation.name,
-            "size_bytes": row.case.size_bytes,
-            "count": row.case.count,
             "dtype": row.case.dtype.name,
             "op": row.case.op if row.case.operation.kind.traits.reduces else None,
             "root": row.case.root if row.case.operation.kind.traits.rooted else None,
-            "ranks": row.case.ranks,
-            "in_place": row.case.in_place,
-            **asdict(row.times),
-            "algbw_bytes_per_s": row.algbw_bytes_per_s,
-            "busbw_bytes_per_s": row.busbw_bytes_per_s,
-            "wrong": row.wrong,
         }
         for row in rows
     ]

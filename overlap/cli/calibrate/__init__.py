@@ -13,9 +13,11 @@ import topology
 from ...errors import UsageError
 from ...planning import products
 from ...planning.calibrate import calibrate
-from ..output import written
+from ...settings import Option
+from ...units import switch
+from ..options import add_options, shared
 from .here import BETWEEN, calibrate_here
-from .page import page
+from .page import deliver_machine, page
 from .published import show_published
 
 _DESCRIPTION = """\
@@ -39,7 +41,7 @@ steps (for minutes), each also with the one fitted figure fitted to all others.
 _EPILOG = """\
 examples:
   overlap calibrate all_reduce.log --cluster "p5.48xlarge x2" --name ours -o ours.toml
-  overlap calibrate redsct.txt --op reduce_scatter --cluster trn2.48xlarge
+  overlap calibrate redsct.txt --collective reduce_scatter --cluster trn2.48xlarge
   overlap plan all_reduce --bytes 1G --cluster "ours.toml x16"
   overlap calibrate --products gemms.csv --cluster p5.48xlarge -o ours.toml
   overlap calibrate --here -o here.toml
@@ -48,35 +50,44 @@ examples:
 """
 
 
+OPTIONS = {
+    "cluster": shared("cluster", "of the log"),
+    "products": Option(read=str, metavar="FILE", help="matrix products that were timed, instead of a log"),
+    "collective": Option(read=str, metavar="NAME", help="collective of a log that does not say it", old=("--op",)),
+    "ranks": shared("ranks", "default: those of the log, or all"),
+    "name": Option(read=str, metavar="NAME", help="name of the new machine; default: that of the file"),
+    "output": shared("output", "the machine file; default: print it"),
+}
+PUBLISHED_OPTIONS = {
+    "machine": Option(read=str, metavar="NAME", help="only this one, such as trn2.48xlarge; default: all"),
+    "enforce": Option(
+        read=switch,
+        help="exit with 1 unless every class of rows has the accuracy that is asked of rows that nothing was fitted "
+        "to, and algorithms change where they should",
+        old=("--check",),
+    ),
+    "record": Option(read=switch, help="write the errors of left-out steps, for bands"),
+    "json": shared("json"),
+}
+
+
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("logs", nargs="*", metavar="LOG", help="output of a benchmark")
     parser.add_argument("--here", action="store_true", help="measure this computer, for a minute or two, not a log")
     parser.add_argument("--between", choices=BETWEEN, help="what joins processes, with --here; default: shared_memory")
-    parser.add_argument("--cluster", metavar="NAME", help='cluster of a log, such as "p5.48xlarge x2"')
-    parser.add_argument("--products", metavar="FILE", help="matrix products that were timed, instead of a log")
-    parser.add_argument("--op", metavar="NAME", help="the collective, where a log does not say it")
-    parser.add_argument("--ranks", type=int, metavar="N", help="ranks that took part; default: the log's, or all")
-    parser.add_argument("--name", metavar="NAME", help="of the new machine; default: that of the file")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the machine file there; default: print it")
+    add_options(parser, OPTIONS)
     parser.add_argument(
         "--published", nargs="?", const="collectives", choices=("collectives", "steps"),
         help="compare predictions with published measurements: of collectives (the default), or of training steps",
     )  # fmt: skip
     published = parser.add_argument_group("with --published")
-    published.add_argument("--machine", metavar="NAME", help="only this one, such as trn2.48xlarge; default: all")
-    published.add_argument(
-        "--check", action="store_true",
-        help="exit with 1 unless every class of rows has the accuracy that is asked of rows that nothing was fitted "
-        "to, and algorithms change where they should",
-    )  # fmt: skip
-    published.add_argument("--record", action="store_true", help="write the errors of left-out steps, for bands")
-    published.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_options(published, PUBLISHED_OPTIONS)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command and return the exit code: 0, or 1 if a file cannot be written or `--check` fails.
+    """Run the command and return the exit code: 0, or 1 if a file cannot be written or `--enforce` fails.
 
     Raises:
         UsageError: If a log cannot be read, or does not fit the cluster; naming file, row and what was expected.
@@ -84,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
     """
     if args.published:
         return show_published(args)
-    for option in ("machine", "check", "record", "json"):
+    for option in ("machine", "enforce", "record", "json"):
         if getattr(args, option):
             raise UsageError(f"--{option}: only with --published")
     if args.here:
@@ -97,22 +108,17 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(
             "calibrate: name a LOG and the --cluster that it is of, or --here for this computer, or --published"
         )
-    found = calibrate(args.logs, args.cluster, op=args.op, ranks=args.ranks)
-    text = found.machine_file(args.name or (Path(args.output).stem if args.output else f"{found.base} calibrated"))
-    print("\n".join(page(found)))
-    if args.output is None:
-        print("\n" + text, end="")
-        return 0
-    if not written(text, args.output, option="--output"):
-        return 1
-    print(f"\nmachine in {args.output}; plan with it: overlap plan all_reduce --bytes 1G --cluster {args.output}")
-    return 0
+    calibration = calibrate(args.logs, args.cluster, op=args.collective, ranks=args.ranks)
+    name = args.name or (Path(args.output).stem if args.output else f"{calibration.base} calibrated")
+    text = calibration.machine_file(name)
+    print("\n".join(page(calibration)))
+    return deliver_machine(text, args.output, collective_bytes="1G")
 
 
 def _calibrate_products(args: argparse.Namespace) -> int:
     """Fit a chip to timed products, print the errors of left-out ones, and write the machine file."""
     base = (args.cluster or "").split(" ")[0]
-    if args.logs or args.op or args.ranks or base not in topology.names():
+    if args.logs or args.collective or args.ranks or base not in topology.names():
         raise UsageError(f"--products: expected one of our machines as --cluster, and no LOG beside it; got {base!r}")
     fits = products.fit(products.read(args.products), args.products)
     for dtype, fit in fits.items():
@@ -122,7 +128,4 @@ def _calibrate_products(args: argparse.Namespace) -> int:
         )
     name = args.name or (Path(args.output).stem if args.output else f"{base} calibrated")
     text = products.machine_file(base, name, args.products, fits)
-    if args.output is None:
-        print("\n" + text, end="")
-        return 0
-    return 0 if written(text, args.output, option="--output") else 1
+    return deliver_machine(text, args.output)

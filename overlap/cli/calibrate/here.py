@@ -16,12 +16,11 @@ from ...notice import notify
 from ...planning.calibrate import own_machine_file
 from ...units import format_bytes, wrapped
 from ..bench.cases import Case
-from ..bench.measuring import NodeLayout, measure_cases
+from ..bench.measuring import ProcessLayout, measure_cases
 from ..bench.operations import find
 from ..bench.sampling import Sampling
-from ..output import written
 from .busy import Busyness
-from .page import accuracy_lines, rows_table
+from .page import accuracy_lines, deliver_machine, rows_table
 
 BETWEEN: Mapping[str, str] = {"shared_memory": "shared_memory", "sockets": "efa", "mpi": "mpi"}
 """Ways to join processes, and the transport of each; the first one is the default on one host."""
@@ -43,7 +42,7 @@ class _World:
     """A world in which cases are measured."""
 
     ranks: int
-    layout: NodeLayout
+    layout: ProcessLayout
 
 
 def calibrate_here(args: argparse.Namespace) -> int:
@@ -52,7 +51,7 @@ def calibrate_here(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If an option does not go with `--here`, or the transport is missing.
     """
-    for option in ("cluster", "op", "ranks"):
+    for option in ("cluster", "collective", "ranks"):
         if getattr(args, option) is not None:
             raise UsageError(f"--{option}: --here measures this computer; leave it out")
     if args.logs:
@@ -67,18 +66,11 @@ def calibrate_here(args: argparse.Namespace) -> int:
     found = fit_own(samples, cores=cores, shared_memory=shared)
     print("\n".join([*_page(found, between), *busy_lines(found, busyness)]))
     text = own_machine_file(args.name or "here", found, between=between, cores=cores)
-    if args.output is None:
-        print("\n" + text, end="")
-        return 0
-    if not written(text, args.output, option="--output"):
-        return 1
-    print(f"\nmachine in {args.output}; plan with it:")
-    print(f"overlap plan all_reduce --bytes 1M --cluster {args.output}")
-    return 0
+    return deliver_machine(text, args.output, collective_bytes="1M")
 
 
 def _worlds(transport: str) -> list[_World]:
-    own, apart = NodeLayout(), NodeLayout(nodes=2, transport=transport)
+    own, apart = ProcessLayout(), ProcessLayout(processes=2, transport=transport)
     return [_World(ranks=2, layout=own), _World(ranks=4, layout=own), _World(ranks=2, layout=apart)]
 
 
@@ -101,14 +93,14 @@ def _samples(worlds: Sequence[_World]) -> Iterator[Sample]:
     least: dict[tuple[_World, str, int], float] = {}
     for number in range(_ROUNDS):
         for world in worlds:
-            processes = f"{world.layout.nodes} process{'es' if world.layout.nodes > 1 else ''}"
+            processes = f"{world.layout.processes} process{'es' if world.layout.processes > 1 else ''}"
             notify(f"measuring {world.ranks} ranks in {processes}, round {number + 1} of {_ROUNDS}")
             for name in _OPERATIONS:
                 for nbytes, time_s in _round(name, world):
                     case = world, name, nbytes
                     least[case] = min(time_s, least.get(case, time_s))
     for (world, name, nbytes), time_s in least.items():
-        ranks, nodes = tuple(range(world.ranks)), world.layout.nodes
+        ranks, nodes = tuple(range(world.ranks)), world.layout.processes
         yield Sample(collective=name, nbytes=nbytes, ranks=ranks, processes=nodes, time_s=time_s)
 
 

@@ -7,8 +7,27 @@ from collections.abc import Callable, Sequence
 from ...cost.fitting import FittedRows, Launches, Sample, crosses
 from ...planning.calibrate import Calibration
 from ...units import columns, format_bytes, format_s
+from ..output import write_file
 
 _TEXTS = ("collective", "joined by")
+
+
+def deliver_machine(text: str, path: str | None, *, collective_bytes: str | None = None) -> int:
+    """Print a machine file, or write it to `path`, and return the exit code: 1 if it cannot be written.
+
+    Args:
+        text: The file.
+        path: Where to write it; None: stdout.
+        collective_bytes: Size of the collective of a command that plans with the file; None: there is none.
+    """
+    if path is None:
+        print("\n" + text, end="")
+        return 0
+    if not write_file(text, path, option="--output"):
+        return 1
+    if collective_bytes is not None:
+        print(f"\nplan with it: overlap plan all_reduce --bytes {collective_bytes} --cluster {path}")
+    return 0
 
 
 def rows_table(heads: Sequence[str], found: FittedRows, about: Callable[[Sample], Sequence[str]]) -> list[str]:

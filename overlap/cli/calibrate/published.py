@@ -13,32 +13,29 @@ from ...cost.measurements import GIVEN, TRAINING, Measurement
 from ...cost.validation import Accuracy, Class, Crossover, Validation, ValidationRow, validate
 from ...errors import UsageError
 from ...units import columns, format_bytes, format_s, wrapped
-from ..output import as_json
+from ..output import print_result
 from .steps import show_steps
 
 SCHEMA_VERSION = 3
 
 
 def show_published(args: argparse.Namespace) -> int:
-    """Print the comparison, and return the exit code: 1 if `--check` finds less accuracy than is asked.
+    """Print the comparison, and return the exit code: 1 if `--enforce` finds less accuracy than is asked.
 
     Raises:
         UsageError: If nothing is published of the machine, or an option is of a calibration.
     """
-    for option in ("here", "between", "cluster", "op", "ranks", "name", "output", "logs"):
+    for option in ("here", "between", "cluster", "collective", "ranks", "name", "output", "logs"):
         if getattr(args, option):
             raise UsageError(f"--published: compares published measurements; leave out {option}")
-    other, of = ("check", "collectives") if args.published == "steps" else ("record", "steps")
+    other, of = ("enforce", "collectives") if args.published == "steps" else ("record", "steps")
     if getattr(args, other):
         raise UsageError(f"--{other}: only with --published {of}")
     if args.published == "steps":
         return show_steps(args)
     validation = validate(args.machine)
-    if args.json:
-        print(as_json(describe(validation), version=SCHEMA_VERSION), end="")
-    else:
-        print("\n".join(_page(validation)))
-    return 1 if args.check and not validation.as_asked else 0
+    print_result(args, lambda: describe(validation), lambda: _page(validation), version=SCHEMA_VERSION)
+    return 1 if args.enforce and not validation.as_asked else 0
 
 
 def describe(validation: Validation) -> dict[str, object]:

@@ -9,9 +9,7 @@ from statistics import median
 from ...errors import UsageError
 from ...planning.validation import Judged, judge, published, record
 from ...units import columns, format_s, wrapped
-from ..output import as_json
-
-SCHEMA_VERSION = 1
+from ..output import print_result
 
 
 def show_steps(args: argparse.Namespace) -> int:
@@ -27,10 +25,7 @@ def show_steps(args: argparse.Namespace) -> int:
     judged = judge(rows)
     if args.record:
         print(f"wrote {record(judged).name}")
-    if args.json:
-        print(as_json({"steps": [_described(row) for row in judged]}, version=SCHEMA_VERSION), end="")
-    else:
-        print("\n".join(_page(judged)))
+    print_result(args, lambda: {"steps": [_described(row) for row in judged]}, lambda: _page(judged))
     return 0
 
 

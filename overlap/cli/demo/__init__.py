@@ -15,11 +15,12 @@ from dataclasses import replace
 
 from ...data import digits
 from ...errors import UsageError
+from ...settings import Option
 from ...timeline import Timeline
 from ...timeline.files.tracefile import write_trace
-from ...units import parse_bytes
+from ...units import integer, parse_bytes
 from ..console import Console
-from ..options import check_width
+from ..options import add_options, check_width, shared
 from .report import drawings, gain, introduction, judged, progress, summary
 from .training import Task, compare, fitting_bandwidth
 
@@ -47,20 +48,22 @@ The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, 
 """
 
 
+OPTIONS = {
+    "ranks": shared("ranks", "default: 8"),
+    "steps": Option(read=integer, metavar="N", help="training steps of each model; default: 20"),
+    "bandwidth": Option(read=str, metavar="SIZE", help="bytes per second of a link; default: fits this machine"),
+    "width": shared("width"),
+    "ascii": shared("ascii"),
+    "survive": shared("survive", "kill one of two processes, and show how a spare takes its place", off=None),
+    "trace": shared("trace"),
+}
+
+
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("--ranks", type=int, default=8, metavar="N", help="data-parallel ranks (default: 8)")
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps of each model (default: 20)")
-    parser.add_argument("--bandwidth", metavar="SIZE", help="bytes per second of a link; default: fits this machine")
-    parser.add_argument(
-        "--width", type=int, metavar="N", help="columns of the drawing, at least 40; default: the terminal's"
-    )
-    parser.add_argument("--ascii", action="store_true", help="draw in plain ASCII")
-    parser.add_argument(
-        "--survive", action="store_true", help="kill one of two processes instead, and show how a spare takes its place"
-    )
-    parser.add_argument("--trace", metavar="FILE", help="also write the timeline as a Chrome trace-event file")
+    add_options(parser, OPTIONS)
+    parser.set_defaults(ranks=8, steps=20)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -71,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
     """
     check_width(args.width)
     console = Console(width=args.width, highlight=False, markup=False, emoji=False)
-    ascii, color = args.ascii or console.plain, console.coloured
+    ascii, color = bool(args.ascii) or console.plain, console.coloured
     if args.survive:
         from .survival import demonstrate  # few want it
 

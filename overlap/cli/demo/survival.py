@@ -18,7 +18,7 @@ from ...timeline.draw.view import TimelineView
 from ...timeline.files.tracefile import read_trace
 from ...units import format_ns
 from ..console import Console
-from ..nodes import boot
+from ..processes import boot
 from .survivor import replayed
 
 _VICTIM, _SURVIVOR, _SPARE = 0, 1, 2
@@ -36,8 +36,8 @@ class _Story:
     killed_ns: int = 0
     first_ns: int = 0  # the end of the first step with the spare
 
-    def hear(self, member: int, line: dict[str, object]) -> None:
-        """Take one line of a process."""
+    def record(self, member: int, line: dict[str, object]) -> None:
+        """Record one line of output of a process."""
         if "pid" in line and member not in self.pids:
             self.pids[member] = int(str(line["pid"]))
         if "digest" in line:
@@ -51,7 +51,7 @@ class _Story:
 
 
 def demonstrate(console: Console, *, steps: int, width: int, ascii: bool) -> bool:
-    """Run it; return whether the weights are those of a run with the same history of members.
+    """Run the job; return whether its weights equal those of a run with the same history of members.
 
     Raises:
         OverlapError: If the job fails.
@@ -108,7 +108,7 @@ def _read(story: _Story, member: int, log: Path, start: int, console: Console) -
             console.print(text, soft_wrap=True)
             continue
         line = json.loads(text)
-        story.hear(member, line)
+        story.record(member, line)
         if line.get("end") == _KILL_AT and not story.killed_ns and len(story.pids) == 2:
             story.killed_ns = time.perf_counter_ns()
             os.kill(story.pids[_VICTIM], signal.SIGKILL)

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 
-from ...settings import Option
-from ...units import switch, wrapped
+from ...units import wrapped
 from ..console import Console
-from ..options import add_options
-from ..output import as_json
+from ..options import add_options, shared
+from ..output import print_result
 from . import machine, network, software
 from .finding import CheckResult, State
 
@@ -31,8 +30,6 @@ examples:
   overlap doctor --json >doctor.json      for a bug report
 """
 
-_OPTIONS = {"json": Option(read=switch, help="print one JSON object instead")}
-
 _MARKS: dict[State, str] = {"good": "ok", "note": "note", "slow": "slow", "missing": "-", "wrong": "WRONG"}
 _LABEL = 26
 """Columns of the state and the subject."""
@@ -41,17 +38,15 @@ _LABEL = 26
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    add_options(parser, _OPTIONS)
+    add_options(parser, {"json": shared("json")})
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    found = list(chain(software.findings(), machine.findings(), network.findings()))
-    if args.json:
-        print(as_json({"findings": [asdict(one) for one in found]}, version=2), end="")
-    else:
-        print("\n".join(page(found, min(Console().width, 100))))
-    return int(any(one.state == "wrong" for one in found))
+    results = list(chain(software.findings(), machine.findings(), network.findings()))
+    document = {"findings": [asdict(result) for result in results]}
+    print_result(args, lambda: document, lambda: page(results, min(Console().width, 100)), version=2)
+    return int(any(result.state == "wrong" for result in results))
 
 
 def page(findings: Sequence[CheckResult], width: int) -> Iterator[str]:
@@ -67,6 +62,5 @@ def page(findings: Sequence[CheckResult], width: int) -> Iterator[str]:
         if finding.fix:
             yield f"{' ' * _LABEL}fix: {finding.fix}"
     counted = Counter(finding.state for finding in findings)
-    told = ", ".join(f"{counted[state]} {state}" for state in _MARKS if counted[state])
     yield ""
-    yield told
+    yield ", ".join(f"{counted[state]} {state}" for state in _MARKS if counted[state])

@@ -70,13 +70,13 @@ def rails(interfaces: Sequence[str], folder: Path) -> CheckResult:
         interfaces: Their names, without the loopback interface.
         folder: Where the system describes them.
     """
-    told = [f"{name}{_speed(folder / name)}" for name in interfaces if _state(folder / name) != "down"]
-    if not told:
+    links = [f"{name}{_speed(folder / name)}" for name in interfaces if _state(folder / name) != "down"]
+    if not links:
         return CheckResult(
             subject="rails", state="note", text="no interface but loopback: other machines are out of reach"
         )
-    more = f"; `--rails {','.join(name.split()[0] for name in told)}` uses each" if len(told) > 1 else ""
-    return CheckResult(subject="rails", state="good", text=", ".join(told) + more)
+    more = f"; `--rails {','.join(link.split()[0] for link in links)}` uses each" if len(links) > 1 else ""
+    return CheckResult(subject="rails", state="good", text=", ".join(links) + more)
 
 
 def _state(interface: Path) -> str:

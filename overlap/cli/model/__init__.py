@@ -14,7 +14,7 @@ from ... import Virtual
 from ...config import RunConfig
 from ...errors import UsageError
 from ...launch.report import EXIT_FAILED, EXIT_INTERRUPTED
-from ...notice import notify, say
+from ...notice import notify, write_stderr
 from ...parallel.schedules import FAMILIES
 from ...planning import Layout, Model, estimate, known, load
 from ...planning.device import Device
@@ -23,8 +23,8 @@ from ...planning.search import FREE, Candidate, SearchResult, candidates, search
 from ...settings import Option
 from ...timeline.recording import DEFAULT_CAPACITY
 from ...units import count, integer, number, parse_bytes, switch
-from ..options import add_options, check_width, values
-from ..output import STDOUT, as_json, output_path, result_path, written
+from ..options import add_options, check_width, shared, values
+from ..output import output_path, print_result
 from ..parser import HelpAll, Parser
 from ..simulate.setting import PARAMETERS, checked, revised
 from .page import described, page, search_page
@@ -67,9 +67,7 @@ _LAYOUT = {
         read=count, metavar="N", help="samples of a step; default: 8 microbatches for each stage"
     ),
     "micro_batch": Option(read=count, metavar="N", help="samples that pass the pipeline together"),
-    "chunks": Option(
-        read=count, metavar="N", help="stages on each rank, with --schedule interleaved-1f1b; default: 2"
-    ),
+    "chunks": shared("chunks"),
     "schedule": Option(read=str, metavar="NAME", help=f"of the pipeline: {', '.join(FAMILIES)}"),
     "zero": Option(read=integer, metavar="N", help="0 to 3; 3 is FSDP; default: 1"),
     "checkpointing": Option(
@@ -98,7 +96,9 @@ _LAYOUT = {
     "order": Option(read=str, metavar="A.B.C", help=f"axes, neighbours last: {', '.join(ORDERS)}"),
 }  # fmt: skip
 _ANSWER = {
-    "best": Option(read=str, metavar="NAME,...", help=f"search for the best of these: {', '.join(FREE)}"),
+    "search": Option(
+        read=str, metavar="NAME,...", help=f"search for the best of these: {', '.join(FREE)}", old=("--best",)
+    ),
     "within": Option(read=number, metavar="S", help="seconds of a search; default: 60, and one simulation in any case"),
 }
 # Parameters of simulations that a layout does not imply, and that ranks which behave alike have.
@@ -119,7 +119,7 @@ config.json of Hugging Face. An option of the layout that is not given has its d
 _EPILOG = f"""\
 examples:
   overlap model llama-70b --tp 8 --pp 4 --cluster "trn2.48xlarge x16"
-  overlap model llama-8b --best tp,pp,dp,bucket_bytes,order --cluster "trn2.48xlarge x2"
+  overlap model llama-8b --search tp,pp,dp,bucket_bytes,order --cluster "trn2.48xlarge x2"
 
 models: {", ".join(known())}
 """
@@ -130,10 +130,8 @@ def fill(parser: Parser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--help-all", action=HelpAll)
     parser.add_argument("model", nargs="?", metavar="NAME", help="model; without one, figures of your own say all")
-    parser.add_argument("--trace", metavar="FILE", help="write the timeline there (.json or .json.gz)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the page")
-    parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
-    add_options(parser, _ANSWER, usual=("best",))
+    add_options(parser, {name: shared(name) for name in ("trace", "json", "json_file", "width")})
+    add_options(parser, _ANSWER, usual=("search",))
     add_options(
         parser.add_argument_group("the cluster and what is assumed of it"), _ASSUMED, usual=("cluster", "nodes")
     )
@@ -150,7 +148,7 @@ def main(args: argparse.Namespace) -> int:
         TopologyError: If there is no such cluster.
     """
     check_width(args.width)
-    args.json, args.trace = result_path(args.json, option="--json"), output_path(args.trace)
+    args.json_file, args.trace = output_path(args.json_file, option="--json-file"), output_path(args.trace)
     setting = values(args, _ASSUMED)
     cluster, virtual, algorithm = _where(setting)
     # Shares of the peak that the user sets replace the measured rates of the device.
@@ -159,8 +157,8 @@ def main(args: argparse.Namespace) -> int:
     model = load(args.model, values(args, _FIGURES))
     names = _names(args)
     layout = _layout(args, cluster, virtual.dtype, names)
-    if args.within is not None and (args.best is None or not args.within > 0):
-        raise UsageError(f"--within: expected a positive number, and --best beside it, got {args.within!r}")
+    if args.within is not None and (args.search is None or not args.within > 0):
+        raise UsageError(f"--within: expected a positive number, and --search next to it, got {args.within!r}")
     _check_size(model, layout, cluster, searched=bool(names))
     result = SearchResult() if names else None
     begun_s, interrupted = perf_counter(), False
@@ -178,13 +176,14 @@ def main(args: argparse.Namespace) -> int:
 
         write_trace(step.timeline, args.trace)
     searched = None if result is None else (names, result)
-    is_written = args.json is None or written(as_json(described(step, searched)), args.json, option="--json")
-    if args.json != STDOUT:
+
+    def lines() -> list[str]:
         from ..console import Console
 
         width = Console(width=args.width).width
-        lines = search_page(*searched, width=width) if searched else []
-        print("\n".join([*lines, *page(step, wall_s, width)]), flush=True)
+        return [*(search_page(*searched, width=width) if searched else []), *page(step, wall_s, width)]
+
+    is_written = print_result(args, lambda: described(step, searched), lines)
     return EXIT_INTERRUPTED if interrupted else 0 if is_written else EXIT_FAILED
 
 
@@ -200,18 +199,18 @@ def _where(setting: dict[str, Any]) -> tuple[Cluster, Virtual, str | None]:
 
 def _names(args: argparse.Namespace) -> list[str]:
     """Return the names to search for, with `dp` unless it is given: it gets the ranks that the others leave."""
-    if args.best is None:
+    if args.search is None:
         return []
-    names = [name.strip() for name in args.best.split(",")]
+    names = [name.strip() for name in args.search.split(",")]
     if not all(names):
-        raise UsageError(f"--best: expected names, such as tp,pp,dp, got {args.best!r}")
+        raise UsageError(f"--search: expected names, such as tp,pp,dp, got {args.search!r}")
     return names if args.dp is not None or "dp" in names else [*names, "dp"]
 
 
 def _layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[str]) -> Layout:
     options = values(args, _LAYOUT)
     if twice := [name for name in names if name in options]:
-        raise UsageError(f"--best: {twice[0]} is given, and cannot be searched for too")
+        raise UsageError(f"--search: {twice[0]} is given, and cannot be searched for too")
     if (schedule := options.get("schedule")) in FAMILIES:
         options.setdefault("chunks", FAMILIES[schedule].chunks or 2)
     shared = options.get("tp", 1) * options.get("pp", 1) * options.get("cp", 1)
@@ -257,7 +256,7 @@ def _search(
     def print_candidate(number: int, candidate: Candidate) -> None:
         best = f"; best so far {result.best.step_s * 1e3:.1f} ms: {result.best.layout}" if result.best else ""
         if sys.stderr.isatty():
-            say(f"{number + 1}: {candidate.layout}, at least {candidate.bound_s * 1e3:.1f} ms{best}\n")
+            write_stderr(f"{number + 1}: {candidate.layout}, at least {candidate.bound_s * 1e3:.1f} ms{best}\n")
 
     begun_s = perf_counter()
     try:
@@ -281,7 +280,7 @@ def _search(
     if result.best is None:
         most = max(result.left_out.items(), key=lambda each: len(each[1]), default=("nothing to try", []))
         raise UsageError(
-            f"--best: none of {result.tried} layouts fits {model.name} on {cluster.name}; most often: {most[0]}"
+            f"--search: none of {result.tried} layouts fits {model.name} on {cluster.name}; most often: {most[0]}"
         )
     return False
 

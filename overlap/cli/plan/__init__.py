@@ -15,9 +15,7 @@ from topology import names
 from ...collectives.generators import GENERATORS
 from ...errors import UsageError
 from ...parallel.schedules import FAMILIES
-from ...settings import Option
-from ...units import switch
-from ..options import add_options, flag_of, values
+from ..options import add_options, flag_of, shared, values
 from . import collective, machine, schedule
 
 _DESCRIPTION = """\
@@ -39,9 +37,9 @@ wait for each other for ever, is refused.
 _EPILOG = f"""\
 examples:
   overlap plan all_reduce --bytes 32MiB --cluster "trn2.48xlarge x4"
-  overlap plan all_gather --bytes 256K --cluster trn1.32xlarge --ranks 0-7
+  overlap plan all_gather --bytes 256K --cluster trn1.32xlarge --group 0-7
   overlap plan trn1.32xlarge
-  overlap plan "trn2.48xlarge x4" --check 0-7
+  overlap plan "trn2.48xlarge x4" --group 0-7
   overlap plan 1f1b --ranks 4 --microbatches 8
   overlap plan mine.csv
 
@@ -53,13 +51,10 @@ schedules: {", ".join(FAMILIES)}
 """
 
 _SHARED = {
-    "ranks": Option(
-        read=str, metavar="R",
-        help="of OP the ranks of the group, such as 0-7 or 0-3,8-11 (default: all of the machine); "
-        "of SCHEDULE how many ranks (default: 4)",
-    ),
-    "json": Option(read=switch, help="print one JSON object instead"),
-}  # fmt: skip
+    "ranks": shared("ranks", "of MACHINE, default: all; of SCHEDULE, default: 4", read=str),
+    "group": shared("group", "of OP, default: all ranks; of MACHINE, a group to judge", old=("--check",)),
+    "json": shared("json"),
+}
 
 _SUBJECTS = {"collective": collective, "machine": machine, "schedule": schedule}
 
@@ -74,7 +69,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command and return the exit code: 0, or 2 for `--check` of an illegal group.
+    """Run the command and return the exit code: 0, or 2 if `--group` is illegal.
 
     Raises:
         UsageError: If the subject is unknown, or an option does not go with it or has an impossible value.
@@ -88,6 +83,8 @@ def main(args: argparse.Namespace) -> int:
             name = next(iter(values_of_kind))
             flag = flag_of(name, _SUBJECTS[other].OPTIONS[name])
             raise UsageError(f"{flag}: only of a {other}; {args.subject} is a {kind}")
+    if kind == "schedule" and args.group is not None:
+        raise UsageError(f"--group: only of a collective or a machine; {args.subject} is a schedule")
     show: Callable[[str, Mapping[str, Any]], int] = _SUBJECTS[kind].show
     return show(args.subject, {**options_of_kinds[kind], **values(args, _SHARED)})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,25 +11,21 @@ from topology import Cluster, cluster, format_ranks, parse_ranks
 from ...cost.forced import forced
 from ...cost.levels import Crossing
 from ...cost.parameters import itemsize_of, known_sizes
-from ...cost.select import NAMES, Plan, plan
+from ...cost.select import NAMES, Alternative, Plan, plan
 from ...errors import UsageError
 from ...settings import Option
-from ...units import format_bytes, format_s, index, integer, parse_bytes, switch, wrapped
+from ...units import format_bytes, format_s, index, parse_bytes, switch, wrapped
+from ..options import shared
 from ..output import as_json, field
 
 OPTIONS = {
     "bytes": Option(
         read=str, metavar="SIZE", help="the larger one of a rank's input and output, such as 32MiB; always needed"
     ),
-    "cluster": Option(
-        read=str, metavar="NAME", help='machine, such as "trn2.48xlarge x4", or a .toml file; always needed'
-    ),
-    "dtype": Option(read=str, metavar="NAME", help="type of the elements; default: float32"),
-    "root": Option(read=integer, metavar="RANK", help="group rank of the root; default: 0"),
-    "peer_direct": Option(
-        read=switch, help="network adapters read device memory themselves (default; matters on dl1)",
-        off="host memory is in between",
-    ),
+    "cluster": shared("cluster", "or a .toml file; always needed"),
+    "dtype": shared("dtype", "default: float32"),
+    "root": shared("root"),
+    "peer_direct": shared("peer_direct", "by network adapters; matters on dl1"),
     "exact": Option(read=switch, help="only algorithms that reduce every element in the order of ranks: exact=True"),
     "top": Option(read=index, metavar="N", help="alternatives to print; default: 8"),
 }  # fmt: skip
@@ -45,9 +41,11 @@ def show(op: str, options: Mapping[str, Any]) -> int:
     for name in ("bytes", "cluster"):
         if name not in options:
             raise UsageError(f"--{name}: needed for the plan of a collective")
-    ranks = parse_ranks(options["ranks"]) if "ranks" in options else None
+    if "ranks" in options:
+        raise UsageError(f"--ranks: of a collective name the ranks of its group: --group {options['ranks']}")
+    ranks = parse_ranks(options["group"]) if "group" in options else None
     if ranks is not None and len(ranks) < 2:
-        raise UsageError(f"--ranks: {options['ranks']!r} is one rank, which sends nothing; name a group, such as 0-7")
+        raise UsageError(f"--group: {options['group']!r} is one rank, which sends nothing; name a group, such as 0-7")
     dtype, machine = options.get("dtype", "float32"), _machine(options["cluster"], ranks)
     nbytes, element_bytes = parse_bytes(options["bytes"], argument="--bytes"), itemsize_of(dtype)
     if nbytes % element_bytes:
@@ -74,7 +72,6 @@ def _machine(name: str, ranks: tuple[int, ...] | None) -> Cluster:
 
 def describe(chosen: Plan) -> dict[str, object]:
     """Return a plan for JSON: seconds, bytes, ranks of the world."""
-    priced = [option for option in chosen.alternatives if option.predicted_s is not None]
     return {
         "op": chosen.op,
         "bytes": chosen.nbytes,
@@ -93,19 +90,17 @@ def describe(chosen: Plan) -> dict[str, object]:
         "busiest_link": asdict(chosen.busiest) if chosen.busiest else None,
         "reason": chosen.reason,
         "library": chosen.library,
-        "proposals": [
-            {"algorithm": option.algorithm, "detail": option.detail, "predicted_s": option.predicted_s}
-            for option in chosen.proposals
-        ],
+        "proposals": list(map(_described, chosen.proposals)),
         "levels": [asdict(option) | {"bytes": option.share * chosen.nbytes} for option in chosen.levels],
-        "alternatives": [
-            {"algorithm": option.algorithm, "detail": option.detail, "predicted_s": option.predicted_s}
-            for option in priced
-        ],
+        "alternatives": [_described(option) for option in chosen.alternatives if option.predicted_s is not None],
         "not_applicable": [
             {"algorithm": option.algorithm, "why": option.why_not} for option in chosen.alternatives if option.why_not
         ],
     }
+
+
+def _described(option: Alternative) -> dict[str, object]:
+    return {"algorithm": option.algorithm, "detail": option.detail, "predicted_s": option.predicted_s}
 
 
 def _advice(machine: Cluster, chosen: Plan) -> list[str]:
@@ -173,37 +168,28 @@ def _crossed(crossing: Crossing, nbytes: int) -> str:
     return f"{amount} of the busiest, {all_of} of all, {format_s(crossing.s_per_byte * nbytes)} on the way out"
 
 
-def _others(chosen: Plan, top: int) -> list[str]:
-    return [*_slower(chosen, top), *_proposed(chosen, top)]
+def _others(chosen: Plan, most: int) -> Iterator[str]:
+    """Yield the slower algorithms, those that do not apply, and faster ones that the library lacks."""
+    priced = [option for option in chosen.alternatives if option.predicted_s is not None]
+    yield "alternatives:" if chosen.alternatives else "no alternatives"
+    yield from _listed(chosen, priced, most, "slower ones")
+    for option in chosen.alternatives:
+        if option.why_not:
+            yield from wrapped(f"{option.algorithm} does not apply: {option.why_not}", first="  ", rest="    ")
+    if chosen.proposals:  # this package could run them; they are no promise to users of the library
+        yield ""
+        yield f"proposals, which {chosen.library} lacks:"
+        yield from _listed(chosen, chosen.proposals, most, "more")
 
 
-def _proposed(chosen: Plan, top: int) -> list[str]:
-    """Return faster algorithms that this package could run; they are no promise to users of the library."""
-    if not chosen.proposals:
-        return []
-    lines = ["", f"proposals, which {chosen.library} lacks:"]
-    for proposal in chosen.proposals[:top]:
-        assert proposal.predicted_s is not None
-        name, less = _name(proposal.algorithm, proposal.detail), f"{proposal.predicted_s / chosen.predicted_s - 1:.0%}"
-        lines += wrapped(name, first=f"  {format_s(proposal.predicted_s):>8}  {less:>7}  ", rest=" " * 21)
-    more = len(chosen.proposals) - top
-    return [*lines, f"  and {more} more (--top {len(chosen.proposals)})"] if more > 0 else lines
-
-
-def _slower(chosen: Plan, top: int) -> list[str]:
-    priced = [alternative for alternative in chosen.alternatives if alternative.predicted_s is not None]
-    lines = ["alternatives:"] if chosen.alternatives else ["no alternatives"]
-    for alternative in priced[:top]:
-        assert alternative.predicted_s is not None
-        more = f"+{alternative.predicted_s / chosen.predicted_s - 1:.0%}" if chosen.predicted_s else ""
-        name = _name(alternative.algorithm, alternative.detail)
-        lines += wrapped(name, first=f"  {format_s(alternative.predicted_s):>8}  {more:>7}  ", rest=" " * 21)
-    if len(priced) > top:
-        lines.append(f"  and {len(priced) - top} slower ones (--top {len(priced)})")
-    for alternative in chosen.alternatives:
-        if alternative.why_not:
-            lines += wrapped(f"{alternative.algorithm} does not apply: {alternative.why_not}", first="  ", rest="    ")
-    return lines
+def _listed(chosen: Plan, options: Sequence[Alternative], most: int, rest: str) -> Iterator[str]:
+    for option in options[:most]:
+        assert option.predicted_s is not None
+        more = f"{option.predicted_s / chosen.predicted_s - 1:+.0%}" if chosen.predicted_s else ""
+        head = f"  {format_s(option.predicted_s):>8}  {more:>7}  "
+        yield from wrapped(_name(option.algorithm, option.detail), first=head, rest=" " * 21)
+    if len(options) > most:
+        yield f"  and {len(options) - most} {rest} (--top {len(options)})"
 
 
 def _name(algorithm: str, detail: str) -> str:

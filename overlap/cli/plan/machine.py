@@ -14,7 +14,8 @@ from topology.picture import draw, paragraph
 
 from ...errors import UsageError
 from ...settings import Option
-from ...units import count, switch
+from ...units import count
+from ..options import shared
 from ..output import as_json
 
 ILLEGAL_EXIT = 2
@@ -24,11 +25,10 @@ _LISTED_GROUPS = 4
 _LEAST_WIDTH = 60
 
 OPTIONS = {
-    "nodes": Option(read=count, metavar="N", help="number of nodes"),
-    "lnc": Option(read=count, metavar="1|2", help="physical cores per logical core"),
+    "nodes": shared("nodes"),
+    "lnc": shared("lnc"),
     "edition": Option(read=count, metavar="YEAR", help="judge by the rules of that year; default: the newest"),
-    "check": Option(read=str, metavar="RANKS", help="judge a group such as 0-7 or 0-3,8-11"),
-    "ascii": Option(read=switch, help="draw with + - | only"),
+    "ascii": shared("ascii"),
 }
 
 
@@ -41,8 +41,8 @@ def show(name: str, options: Mapping[str, Any]) -> int:
     """
     size = {key: options[key] for key in ("nodes", "lnc", "edition") if key in options}
     machine = cluster(name, ranks=_ranks(options), **size)
-    if "check" in options:
-        return _check(machine, parse_ranks(options["check"]), json=bool(options.get("json")))
+    if "group" in options:
+        return _check(machine, parse_ranks(options["group"]), json=bool(options.get("json")))
     if options.get("json"):
         print(as_json(describe(machine)), end="")
         return 0

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
 
 from ...errors import UsageError
 from ...launch.report import EXIT_FAILED, EXIT_INTERRUPTED
 from ...notice import notify
+from ...settings import Option
 from ...units import wrapped
-from ..options import add_options, check_width, values
-from ..output import STDOUT, as_json, output_path, result_path, written
+from ..options import add_options, check_width, shared, values
+from ..output import output_path, print_result
 from ..pace import pace
 from ..parser import HelpAll, Parser
 from ..program import Program, add_program, named, report_late_options, report_traces
 from .goodput import add_goodput, measured_goodput
 from .page import assumptions, described, drawing, page
 from .setting import PARAMETERS, checked
-from .simulation import SAMPLES, Simulation, simulate, telling
+from .simulation import SAMPLES, Simulation, pulse_of, simulate
 from .sweep import Point, SweepRow, axes, best, json_rows, points, sweep, table
 
 _DESCRIPTION = """\
@@ -53,6 +54,12 @@ A program that has a global name {SAMPLES} gets a throughput too. The best row i
 throughput, or else the shortest step.
 """
 
+OPTIONS = {
+    "sweep": Option(read=str, metavar="NAME=V,V,...", repeated=True, help="once for each of these values"),
+    **{name: shared(name) for name in ("trace", "json", "json_file", "width", "ascii")},
+}
+"""Options that are no settings of a simulation."""
+
 _USUAL = {"cluster", "nodes", "ranks", "algorithm", "efficiency", "profile", "jitter"}
 
 
@@ -67,11 +74,7 @@ def fill(parser: Parser) -> None:
 def add_simulation(parser: Parser) -> None:
     """Add the options of a simulation, whatever its program."""
     parser.add_argument("--help-all", action=HelpAll, more=_MORE)
-    parser.add_argument("--sweep", action="append", metavar="NAME=V,V,...", help="once for each of these values")
-    parser.add_argument("--trace", metavar="FILE", help="write the timeline there (.json or .json.gz)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the page")
-    parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
-    parser.add_argument("--ascii", action="store_true", help="draw with plain characters only")
+    add_options(parser, OPTIONS)
     group = parser.add_argument_group("the cluster and what is assumed of it; each NAME can also be swept")
     add_options(group, PARAMETERS, usual=_USUAL)
 
@@ -92,13 +95,11 @@ def _goodput(args: argparse.Namespace) -> int:
     if args.sweep or args.trace is not None:
         raise UsageError("--mtbf: leave out --sweep and --trace: the program runs several times, with losses")
     check_width(args.width)
-    args.json = result_path(args.json, option="--json")
+    args.json_file = output_path(args.json_file, option="--json-file")
     setting, program = checked(values(args, PARAMETERS)), _program(args, ())
     with redirect_stdout(sys.stderr):
         measured = measured_goodput(program, setting, args)
-    if args.json != STDOUT:
-        print("\n".join(measured.page()), flush=True)
-    return 0 if args.json is None or written(as_json(measured.described()), args.json, option="--json") else EXIT_FAILED
+    return 0 if print_result(args, measured.described, measured.page) else EXIT_FAILED
 
 
 def simulated(args: argparse.Namespace, make: Callable[[Sequence[str]], Program], *, prints_pace: bool = False) -> int:
@@ -107,30 +108,29 @@ def simulated(args: argparse.Namespace, make: Callable[[Sequence[str]], Program]
     Args:
         args: Of `add_simulation`.
         make: Makes the program, given further arguments for it.
-        tells_itself: Whether the program says how far it is.
+        prints_pace: Whether the program prints its progress.
     """
     check_width(args.width)
-    args.json = result_path(args.json, option="--json")
+    args.json_file = output_path(args.json_file, option="--json-file")
     return _sweep(args, make) if args.sweep else _once(args, make, prints_pace)
 
 
 def _once(args: argparse.Namespace, make: Callable[[Sequence[str]], Program], prints_pace: bool) -> int:
     setting, program, trace = checked(values(args, PARAMETERS)), make(()), output_path(args.trace)
-    aside = redirect_stdout(sys.stderr) if args.json == STDOUT else nullcontext()
+    aside = redirect_stdout(sys.stderr) if args.json else nullcontext()
     with aside, report_traces(args.trace, trace, verdict=False):
         if prints_pace:
             simulation = simulate(program, setting, trace=trace)
         else:
-            with pace() as tell:
-                simulation = simulate(program, setting, trace=trace, pulse=telling(tell))
-    if args.json != STDOUT:
-        _show(args, simulation)
-    told = args.json is None or written(as_json(_found(simulation)), args.json, option="--json")
-    return 0 if told else EXIT_FAILED
+            with pace() as print_pace:
+                simulation = simulate(program, setting, trace=trace, pulse=pulse_of(print_pace))
+    return 0 if print_result(args, partial(_document, simulation), partial(_page, args, simulation)) else EXIT_FAILED
 
 
 def _program(args: argparse.Namespace, arguments: Sequence[str]) -> Program:
     if args.script is not None and args.script.endswith((".json", ".json.gz")):
+        if args.json:
+            raise UsageError(f"--json: prints the result on stdout; --json-file {args.script} writes it to a file")
         raise UsageError(f"{args.script}: a recorded run is repeated by `overlap replay {args.script}`")
     program = named(args, *arguments, command="simulate")
     if not arguments:
@@ -138,7 +138,7 @@ def _program(args: argparse.Namespace, arguments: Sequence[str]) -> Program:
     return program
 
 
-def _found(simulation: Simulation) -> dict[str, object]:
+def _document(simulation: Simulation) -> dict[str, object]:
     return {
         "wall_s": simulation.wall_s,
         "meta": [run.timeline.meta for run in simulation.runs],
@@ -146,15 +146,17 @@ def _found(simulation: Simulation) -> dict[str, object]:
     }
 
 
-def _show(args: argparse.Namespace, simulation: Simulation) -> None:
+def _page(args: argparse.Namespace, simulation: Simulation) -> Iterator[str]:
+    """Yield the lines of all runs, and print their pictures."""
     from ..console import Console
 
     console = Console(width=args.width, highlight=False)
     look = {"ascii": args.ascii or console.plain, "color": console.coloured}
     for number, run in enumerate(simulation.runs, 1):
         if len(simulation.runs) > 1:
-            print(f"run {number} of {len(simulation.runs)}")
-        print("\n".join(page(run.outcome, run.request, simulation.wall_s)), end="\n\n", flush=True)
+            yield f"run {number} of {len(simulation.runs)}"
+        yield from page(run.outcome, run.request, simulation.wall_s)
+        yield ""
         for line in drawing(run.timeline, run.outcome, width=console.width, **look):
             console.print(line)
 
@@ -172,33 +174,29 @@ def _sweep(args: argparse.Namespace, make: Callable[[Sequence[str]], Program]) -
 
     rows, interrupted = sweep(grid, run)
     winner = best(rows)
-    if args.json != STDOUT:
-        _show_rows(args, rows, winner)
-    told = True
-    if args.json is not None:
-        found = {
-            "sweep": {axis.name: axis.texts for axis in swept},
-            "complete": not interrupted,
-            "rows": json_rows(rows, winner),
-        }
-        told = written(as_json(found), args.json, option="--json")
+
+    def document() -> dict[str, object]:
+        texts = {axis.name: axis.texts for axis in swept}
+        return {"sweep": texts, "complete": not interrupted, "rows": json_rows(rows, winner)}
+
+    is_written = print_result(args, document, partial(_rows_page, args, rows, winner))
     if interrupted:
         notify(f"interrupted; {len(rows)} of {len(grid)} points are done")
         return EXIT_INTERRUPTED
-    return EXIT_FAILED if not told or any(row.error is not None for row in rows) else 0
+    return EXIT_FAILED if not is_written or any(row.error is not None for row in rows) else 0
 
 
-def _show_rows(args: argparse.Namespace, rows: Sequence[SweepRow], winner: SweepRow | None) -> None:
+def _rows_page(args: argparse.Namespace, rows: Sequence[SweepRow], winner: SweepRow | None) -> Iterator[str]:
     from ..console import Console
 
     console = Console(width=args.width)
     if common := _common(rows):
-        print("\n".join(wrapped(f"assumed at every point: {'; '.join(common)}", min(console.width, 80), rest="  ")))
-    ascii = args.ascii or console.plain
-    print("\n".join(["", *table(rows, winner, width=console.width, ascii=ascii)]), flush=True)
+        yield from wrapped(f"assumed at every point: {'; '.join(common)}", min(console.width, 80), rest="  ")
+    yield ""
+    yield from table(rows, winner, width=console.width, ascii=args.ascii or console.plain)
 
 
 def _common(rows: Sequence[SweepRow]) -> list[str]:
-    """Return the assumptions that all points share: what is swept stands in the table."""
-    told = [assumptions(row.run.request) for row in rows if row.run]
-    return [text for text in told[0] if all(text in other for other in told)] if told else []
+    """Return the assumptions that all points share; the table has the swept ones."""
+    by_row = [assumptions(row.run.request) for row in rows if row.run]
+    return [text for text in by_row[0] if all(text in texts for texts in by_row)] if by_row else []

@@ -17,10 +17,12 @@ from ...config import RunConfig
 from ...cost.select import plan
 from ...errors import OverlapError, UsageError
 from ...planning.goodput import Goodput, Loss, RestartingJob, SurvivingJob, goodput
+from ...settings import Option
 from ...survival.virtual import AFTER, STATE
 from ...timeline.measure.metrics import windows_of
 from ...timeline.spans import Timeline
-from ...units import duration, format_s, index
+from ...units import duration, format_s
+from ..options import add_options, shared
 from ..output import field
 from ..parser import Parser
 from ..program import Program
@@ -30,24 +32,22 @@ _LOSSES = 5  # measured losses
 _CALM = Faults(delay=0.0, loss=0.0, death=0.0, slow=0.0, reorder=False, survive=True)
 
 
+OPTIONS = {
+    "mtbf": Option(read=duration, metavar="TIME", help="mean time between losses of the whole job, such as 3h"),
+    "spares": shared("spares", "default: 0"),
+    "repair": Option(read=duration, metavar="TIME", help="after which a lost one is a spare again; default: never"),
+    "duration": Option(read=duration, metavar="TIME", help="of the job; default: 24h"),
+    "recovery": Option(read=duration, metavar="TIME", help="from a loss to the next world; default: 0.3s"),
+    "checkpoint": Option(read=duration, metavar="TIME", help="for the formula: of a write; default: 30s"),
+    "restart": Option(read=duration, metavar="TIME", help="for the formula: of a start; default: 10min"),
+}
+
+
 def add_goodput(parser: Parser) -> None:
     """Add the options of a job with losses."""
     group = parser.add_argument_group("goodput of a long job that goes on after losses, as under --survive")
-    add = group.add_argument
-    add("--mtbf", type=_time, metavar="TIME", help="mean time between losses of the whole job, such as 3h")
-    add("--spares", type=index, default=0, metavar="N", help="that take the places of lost ones; default: 0")
-    add("--repair", type=_time, metavar="TIME", help="after which a lost one is a spare again; default: never")
-    add("--duration", type=_time, default="24h", metavar="TIME", help="of the job; default: 24h")
-    add("--recovery", type=_time, default="0.3s", metavar="TIME", help="from a loss to the next world; default: 0.3s")
-    add("--checkpoint", type=_time, default="30s", metavar="TIME", help="for the formula: of a write; default: 30s")
-    add("--restart", type=_time, default="10min", metavar="TIME", help="for the formula: of a start; default: 10min")
-
-
-def _time(text: str) -> float:
-    try:
-        return duration(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    add_options(group, OPTIONS, usual=("mtbf",))
+    parser.set_defaults(spares=0, duration=24 * 3600.0, recovery=0.3, checkpoint=30.0, restart=600.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

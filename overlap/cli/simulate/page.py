@@ -143,25 +143,16 @@ def drawing(timeline: Timeline, outcome: StepSummary, *, width: int, ascii: bool
         yield Text.assemble(*line, no_wrap=True, overflow="crop")
 
 
+_FIGURES = ("rank", "compute_ns", "comm_ns", "overlapped_ns", "exposed_ns", "queued_ns", "idle_ns", "overlap_ratio")
+
+
 def described(outcome: StepSummary) -> dict[str, object]:
     """Return the figures of a run for `--json`: integers of nanoseconds, shares from 0 to 1 or null."""
-    row = outcome.longest
+    own = ("world_size", "step", "steps", "step_ns", "exposed_share", "samples_per_s")
     return {
-        "world_size": outcome.world_size,
-        "step": outcome.step,
-        "steps": outcome.steps,
-        "rank": row.rank,
-        "step_ns": row.wall_ns,
-        "compute_ns": row.compute_ns,
-        "comm_ns": row.comm_ns,
-        "overlapped_ns": row.overlapped_ns,
-        "exposed_ns": row.exposed_ns,
-        "queued_ns": row.queued_ns,
-        "idle_ns": row.idle_ns,
-        "overlap_ratio": row.overlap_ratio,
-        "exposed_share": outcome.exposed_share,
-        "samples_per_s": outcome.samples_per_s,
+        **{name: getattr(outcome, name) for name in own},
+        **{name: getattr(outcome.longest, name) for name in _FIGURES},
         "busiest": asdict(outcome.busiest) if outcome.busiest else None,
-        "communicated": [asdict(each) for each in outcome.shapes],
-        "extrapolated": [asdict(each) for each in outcome.extrapolated],
+        "communicated": list(map(asdict, outcome.shapes)),
+        "extrapolated": list(map(asdict, outcome.extrapolated)),
     }

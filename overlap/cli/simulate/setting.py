@@ -16,7 +16,8 @@ from ...processes.life import DEFAULT_RANKS, cluster_of
 from ...settings import Option
 from ...simulation import Profile, Roofline
 from ...simulation.conditions import ALL
-from ...units import count, integer, number, switch
+from ...units import integer, number, switch
+from ..options import shared
 
 COMPUTE_CLASSES = ("flops", "memory", "seconds", ALL)
 """Limits of computes: `overlap.simulation.compute_cost.ComputeClass`, or all of them."""
@@ -37,26 +38,26 @@ def _slow_compute(text: str) -> tuple[str, float]:
 
 
 PARAMETERS: Mapping[str, Option] = {
-    "cluster": Option(read=str, metavar="NAME", help='such as "trn2.48xlarge x4"; default: the program\'s'),
-    "nodes": Option(read=count, metavar="N", help="how many of them"),
-    "lnc": Option(read=count, metavar="N", help="physical cores per logical core"),
-    "ranks": Option(read=count, metavar="N", help="how many; default: all that fit if the cluster is set here"),
-    "algorithm": Option(read=str, metavar="A", help="use this algorithm wherever it exists, such as ring"),
-    "dtype": Option(read=str, metavar="TYPE", help="that ranks compute in"),
+    "cluster": shared("cluster"),
+    "nodes": shared("nodes"),
+    "lnc": shared("lnc"),
+    "ranks": shared("ranks", "default: all that fit if the cluster is set here"),
+    "algorithm": shared("algorithm"),
+    "dtype": shared("dtype", "that ranks compute in"),
     "efficiency": Option(read=number, metavar="E", help="share of the peak that computes reach"),
     "memory_efficiency": Option(read=number, metavar="E", help="share of the memory's bandwidth that they reach"),
     "profile": Option(read=str, metavar="TRACE", help="computes take what those of their name took in TRACE"),
-    "peer_direct": Option(
-        read=switch, help="network adapters read device memory (default)", off="they copy through the host"
-    ),
+    "peer_direct": shared("peer_direct", "by network adapters"),
     "shapes_only": Option(read=switch, help="arrays have shape and dtype, and no data"),
     "alike": Option(
         read=integer,
         metavar="N",
         help="ranks of each of N equal blocks behave alike, and two of them run for all; shapes only",
     ),
-    "faults": Option(read=integer, metavar="SEED", help="things go wrong, by this seed: see overlap.Faults"),
-    "seed": Option(read=integer, metavar="N", help="of everything random"),
+    "fault_seed": Option(
+        read=integer, metavar="N", help="faults happen, by this seed: see overlap.Faults", old=("--faults",)
+    ),
+    "seed": shared("seed"),
     "jitter": Option(read=number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
     "straggler_share": Option(read=number, metavar="S", help="share of the ranks that are slow"),
     "straggler_factor": Option(read=number, metavar="F", help="how many times as long they compute"),
@@ -169,7 +170,7 @@ def _virtual(values: Mapping[str, Any], base: Virtual) -> Virtual:
     )
     conditions = replace(base.conditions, **_some(values, _CONDITIONS))
     implied = {"shapes_only": True} if values.get("alike") else {}
-    faults = replace(base.faults or Faults(), seed=values["faults"]) if "faults" in values else base.faults
+    faults = replace(base.faults or Faults(), seed=values["fault_seed"]) if "fault_seed" in values else base.faults
     assumed = {**implied, **_some(values, _ASSUMED)}
     return replace(base, **assumed, conditions=conditions, faults=faults, interference=interference)
 

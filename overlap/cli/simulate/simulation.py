@@ -222,7 +222,7 @@ def simulate(
     return Simulation(runs=tuple(_judged(request, timeline, samples) for request, timeline in seen), wall_s=wall_s)
 
 
-def telling(tell: Callable[[int, int, str], bool]) -> Callable[[RunConfig, int, int | None], None]:
+def pulse_of(tell: Callable[[int, int, str], bool]) -> Callable[[RunConfig, int, int | None], None]:
     """Return a `pulse` that tells how far a simulation is, and once how it would take less time."""
     hinted = False
 

@@ -13,7 +13,7 @@ import topology
 
 from ...errors import UsageError
 from ...launch.report import EXIT_INTERRUPTED, report
-from ...notice import say
+from ...notice import write_stderr
 from ...units import wrapped
 from .page import described
 from .setting import LOCAL, PARAMETERS, value_of
@@ -45,8 +45,8 @@ class SweepAxis:
             raise UsageError(f"--sweep: expected NAME=V,V,... such as nodes=1,2,4, got {text!r}")
         if len(set(texts)) < len(texts):
             raise UsageError(f"--sweep: {text!r} has a value twice; name each value once")
-        known = name.replace("-", "_")
-        return cls(name=name, parameter=known if known in PARAMETERS else None, texts=texts)
+        field = name.replace("-", "_")
+        return cls(name=name, parameter=field if field in PARAMETERS else None, texts=texts)
 
     @property
     def option(self) -> str:
@@ -171,7 +171,7 @@ def _row(point: Point, run: Callable[[Point], Simulation]) -> SweepRow:
             if code == EXIT_INTERRUPTED:
                 raise KeyboardInterrupt from error
             return SweepRow(point=point, error=_in_one_line(errors.getvalue(), code))
-    say(errors.getvalue())
+    write_stderr(errors.getvalue())
     return SweepRow(point=point, run=simulation.runs[-1], wall_s=simulation.wall_s)
 
 

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from ...errors import UsageError
 from ...launch.report import EXIT_FAILED
 from ...notice import notify
+from ...settings import Option
 from ...timeline.files.kineto import PROFILER
 from ...timeline.files.merge import merged, merged_header
 from ...timeline.files.parts import Part, pack_part
@@ -24,8 +25,9 @@ from ...timeline.replay.prediction import Prediction, advise, neighbours, predic
 from ...timeline.spans import ORIGIN, Timeline
 from ...timeline.why.oddities import oddities
 from ...timeline.why.verdict import Verdict, parse_limit, verdict_of
-from ..options import check_width
-from ..output import as_json, kept, output_path
+from ...units import switch
+from ..options import add_options, check_width, shared
+from ..output import as_json, attempt, output_path
 from ..pace import pace
 from .report import SCHEMA_VERSION, described, report
 
@@ -48,20 +50,44 @@ _EPILOG = """\
 examples:
   overlap run --trace run.trace.json train.py    record one
   overlap timeline run.trace.json                draw its median step
-  overlap timeline run.trace.json --step 3 --ranks 0,4-7
+  overlap timeline run.trace.json --step 3 --rank 0,4-7
   overlap timeline run.trace.json --step all --json
   overlap timeline run.trace.json --html run.html  a page to scroll, zoom and search
   overlap timeline run.trace.json --ops --stragglers --critical-path
   overlap timeline run.trace.json --what-if bucket_bytes=4MiB --what-if "compute 'tokenise'=0.5x"
   overlap timeline run.json --advise
   overlap timeline rank0.json rank1.json --advise  files of PyTorch's profiler, one for each rank
-  overlap timeline new.json --against old.json --fail-if "exposed > 5%" --fail-if "step > 41ms"
+  overlap timeline new.json --compare old.json --fail-if "exposed > 5%" --fail-if "step > 41ms"
   overlap timeline run-process0.json run-process1.json -o run.json
                                                  make one file of those of several processes
 
 The file is Chrome trace-event JSON: ui.perfetto.dev opens it too.
 """
 
+
+OPTIONS = {
+    "output": shared("output", "the files as one trace file, and draw nothing"),
+    "step": shared("step", "by wall time; all: every step"),
+    "rank": Option(read=str, metavar="LIST", help="ranks to show, such as 0,3-5; default: all", old=("--ranks",)),
+    "all": shared("all", "otherwise ranks that are alike share a row"),
+    "width": shared("width"),
+    "ascii": shared("ascii"),
+    "ops": Option(read=switch, help="the cost of each operation, by place in the program"),
+    "stragglers": Option(read=switch, help="ranks that come late, or move bytes slowly"),
+    "critical_path": Option(read=switch, help="the chain of work that made the step as long as it is"),
+    "what_if": Option(
+        read=str, metavar="CHANGE", repeated=True,
+        help="predict the step with a change: bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
+        "\"compute 'x'=0.5x\", bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, "
+        "awaits=late, updates=late, barriers=none, loop=free, streams=apart, window=8; several hold together",
+    ),
+    "advise": Option(read=switch, help="try such changes, and list the five that would shorten the step most"),
+    "compare": shared("compare", "its trace: both pictures, and the differences"),
+    "fail_if": shared("fail_if", "'exposed > 5%%', 'step > 40ms'"),
+    "json": shared("json"),
+    "html": Option(read=str, metavar="FILE", help="also write a page that stands alone: zoom, search, details"),
+    "svg": Option(read=str, metavar="FILE", help="also write the picture as SVG"),
+}  # fmt: skip
 
 _ADVISE_S = 60.0
 """Advice on a long run takes no longer: what is not tried by then is named."""
@@ -71,37 +97,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("files", nargs="+", metavar="FILE", help="trace file, .json or .json.gz; several are merged")
-    parser.add_argument("-o", "--output", metavar="OUT", help="write the files as one trace file, and draw nothing")
-    parser.add_argument("--step", metavar="N|all", help="step to show; default: the median one by wall time, or all")
-    parser.add_argument("--ranks", metavar="LIST", help="ranks to show, such as 0,3-5; default: all")
-    parser.add_argument(
-        "--all", action="store_true", help="a row for each rank; otherwise ranks that are alike share one"
-    )
-    parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
-    parser.add_argument("--ascii", action="store_true", help="draw with # = ~ ! . only")
-    parser.add_argument("--ops", action="store_true", help="the cost of each operation, by place in the program")
-    parser.add_argument("--stragglers", action="store_true", help="ranks that come late, or move bytes slowly")
-    parser.add_argument(
-        "--critical-path", action="store_true", help="the chain of work that made the step as long as it is"
-    )
-    parser.add_argument(
-        "--what-if",
-        action="append",
-        metavar="CHANGE",
-        help="predict the step with a change: bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
-        "\"compute 'x'=0.5x\", bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, "
-        "awaits=late, updates=late, barriers=none, loop=free, streams=apart, window=8; several hold together",
-    )
-    parser.add_argument(
-        "--advise", action="store_true", help="try such changes, and list the five that would shorten the step most"
-    )
-    parser.add_argument("--against", metavar="B", help="compare with another trace: its picture, and the differences")
-    parser.add_argument(
-        "--fail-if", action="append", metavar="TEST", help="exit with 1 if so: 'exposed > 5%%', 'step > 40ms'"
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
-    parser.add_argument("--html", metavar="OUT", help="also write a page that stands alone: zoom, search, details")
-    parser.add_argument("--svg", metavar="OUT", help="also write the picture as SVG")
+    add_options(parser, OPTIONS)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -124,25 +120,25 @@ def main(args: argparse.Namespace) -> int:
     if timeline.meta.get(ORIGIN) == PROFILER:
         notify(f"a profile of PyTorch: `overlap why {args.files[0]}` names operators, modules and lines, and says why")
     step = _step(args.step, timeline)
-    ranks = _ranks(args.ranks)
-    kept_all = True
+    ranks = _ranks(args.rank)
+    is_written = True
     if args.advise:
         verdict = verdict_of(timeline, step=step)
-        with pace() as tell:
-            advice = advise(timeline, step=step, progress=tell, within_s=_ADVISE_S)
-        _advised(args, advice)
+        with pace() as print_pace:
+            advice = advise(timeline, step=step, progress=print_pace, within_s=_ADVISE_S)
+        _print_advice(args, advice)
     elif changes:
-        verdict = _predicted(args, predict(neighbours(timeline, step), changes, step=step))
+        verdict = _print_prediction(args, predict(neighbours(timeline, step), changes, step=step))
     elif args.json:
         verdict = verdict_of(timeline, step=step, ranks=ranks)
         print(as_json(report(timeline, step, ranks, verdict), version=SCHEMA_VERSION), end="")
-        kept_all = _written(args, timeline, verdict, step, ranks)
+        is_written = _write_pictures(args, timeline, verdict, step, ranks)
     else:
-        verdict, kept_all = _shown(args, timeline, step, ranks)
+        verdict, is_written = _print_pages(args, timeline, step, ranks)
     failed = [limit for limit in limits if limit.holds(verdict)]
     for limit in failed:
         print(f"--fail-if: {limit.text(verdict)}", file=sys.stderr)
-    return EXIT_FAILED if failed or not kept_all else 0
+    return EXIT_FAILED if failed or not is_written else 0
 
 
 _TABLES = ("ops", "stragglers", "critical_path")
@@ -150,20 +146,20 @@ _PICTURES = ("html", "svg")
 _EXCLUDED: dict[str, tuple[tuple[str, ...], str]] = {
     "output": (
         (
-            "step", "ranks", "all", "width", "ascii", *_TABLES, "what_if", "advise", "against",
+            "step", "rank", "all", "width", "ascii", *_TABLES, "what_if", "advise", "compare",
             "fail_if", "json", *_PICTURES,
         ),
         "-o only writes the files as one trace file",
     ),
     "advise": (
-        (*_PICTURES, *_TABLES, "against", "ranks", "all"),
+        (*_PICTURES, *_TABLES, "compare", "rank", "all"),
         "--advise only prints predictions, of all ranks: run the command once more without --advise",
     ),
     "what_if": (
-        (*_PICTURES, *_TABLES, "against", "ranks", "all"),
+        (*_PICTURES, *_TABLES, "compare", "rank", "all"),
         "--what-if only prints predictions, of all ranks: run the command once more without --what-if",
     ),
-    "against": ((*_TABLES, "json"), "--against prints two pictures and their differences"),
+    "compare": ((*_TABLES, "json"), "--compare prints two pictures and their differences"),
     "json": (_TABLES, "the JSON has operations and arrivals; for tables, run the command once more without --json"),
 }  # fmt: skip
 """For each option, those that it cannot do at the same time, and why."""
@@ -190,7 +186,7 @@ def _spelled(option: str) -> str:
     return "-o" if option == "output" else f"--{option.replace('_', '-')}"
 
 
-def _advised(args: argparse.Namespace, advice: list[Prediction]) -> None:
+def _print_advice(args: argparse.Namespace, advice: list[Prediction]) -> None:
     """Print the predictions of the changes that would gain most."""
     from . import show
 
@@ -200,18 +196,18 @@ def _advised(args: argparse.Namespace, advice: list[Prediction]) -> None:
         show.advice(show.console(args), advice)
 
 
-def _predicted(args: argparse.Namespace, found: Prediction) -> Verdict:
+def _print_prediction(args: argparse.Namespace, prediction: Prediction) -> Verdict:
     """Print a prediction, and return its verdict."""
     from . import show
 
     if args.json:
-        print(json.dumps(described(found), indent=2, sort_keys=True))
+        print(json.dumps(described(prediction), indent=2, sort_keys=True))
     else:
-        show.prediction(show.console(args), found)
-    return found.predicted
+        show.prediction(show.console(args), prediction)
+    return prediction.predicted
 
 
-def _shown(
+def _print_pages(
     args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None
 ) -> tuple[Verdict, bool]:
     """Print the requested pages; return the verdict, and whether all requested files are written."""
@@ -222,26 +218,26 @@ def _shown(
         steps = len(timeline.steps())
         console.print(f"showing step {step}, the median of {steps} by wall time (--step N|all)", soft_wrap=True)
     view = show.view(args, timeline, step, ranks)
-    if args.against is not None:
-        other = read_trace(args.against)
+    if args.compare is not None:
+        other = read_trace(args.compare)
         show.beside(console, view, show.view(args, other, _step(args.step, other), ranks))
     elif args.ops or args.stragglers or args.critical_path:
         show.tables(console, args, timeline, step, ranks, view.verdict)
     else:
         show.picture(console, view, timeline, ranks)
-    return view.verdict, _written(args, timeline, view.verdict, step, ranks)
+    return view.verdict, _write_pictures(args, timeline, view.verdict, step, ranks)
 
 
-def _written(
+def _write_pictures(
     args: argparse.Namespace, timeline: Timeline, verdict: Verdict, step: int | None, ranks: Sequence[int] | None
 ) -> bool:
     """Write the files that are asked for; return whether all are written."""
     from . import show
 
-    kept_all = args.html is None or show.write_html(timeline, verdict, args.html, step=step, ranks=ranks)
+    is_written = args.html is None or show.write_html(timeline, verdict, args.html, step=step, ranks=ranks)
     if args.svg is None:
-        return kept_all
-    return show.write_svg(show.view(args, timeline, step, ranks), args.svg) and kept_all
+        return is_written
+    return show.write_svg(show.view(args, timeline, step, ranks), args.svg) and is_written
 
 
 def _merge(files: Sequence[str], path: str) -> bool:
@@ -249,7 +245,7 @@ def _merge(files: Sequence[str], path: str) -> bool:
     with ExitStack() as spools:
         parts = [_part(file, spools.enter_context(TemporaryFile())) for file in files]
         merged_header([part.header for part in parts])  # raises if they are not of one run
-        return kept(lambda: write_merged(parts, path), path, option="--output")
+        return attempt(lambda: write_merged(parts, path), path, option="--output")
 
 
 def _part(file: str, spool: BinaryIO) -> Part:
@@ -265,8 +261,8 @@ def _step(text: str | None, timeline: Timeline) -> int | None:
     try:
         return int(text)
     except ValueError:
-        known = listed(timeline.steps()) or "none"
-        raise UsageError(f"--step: {text!r} is neither a number nor 'all'; recorded steps: {known}") from None
+        recorded = listed(timeline.steps()) or "none"
+        raise UsageError(f"--step: {text!r} is neither a number nor 'all'; recorded steps: {recorded}") from None
 
 
 def _ranks(text: str | None) -> tuple[int, ...] | None:
@@ -275,4 +271,4 @@ def _ranks(text: str | None) -> tuple[int, ...] | None:
     try:
         return unlisted(text)
     except ValueError as error:
-        raise UsageError(f"--ranks: {error}") from None
+        raise UsageError(f"--rank: {error}") from None

@@ -28,8 +28,8 @@ def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None, ve
         "world_size": timeline.world_size,
         "ranks": [_figures(row) for row in breakdowns(timeline, step=step, ranks=ranks)],
         "wires": [{"rank": span.rank, "at_ns": span.start_ns, "what": span.name} for span in wires(timeline, ranks)],
-        "arrivals": [asdict(one) for one in arrivals(timeline, step=step)],
-        "operations": [asdict(one) for one in operations(timeline, step=step, ranks=ranks)],
+        "arrivals": [asdict(row) for row in arrivals(timeline, step=step)],
+        "operations": [asdict(row) for row in operations(timeline, step=step, ranks=ranks)],
         "verdict": str(verdict),
         "causes": [asdict(cause) for cause in verdict.causes],
         "kept": [asdict(cause) for cause in verdict.kept],
@@ -44,7 +44,7 @@ def wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
 
 
 def described(prediction: Prediction) -> dict[str, object]:
-    """Return a prediction for JSON, as `--what-if` and `--advise` print it: integers of nanoseconds."""
+    """Return a prediction for JSON of `--what-if` and `--advise`: integers of nanoseconds."""
     predicted = asdict(prediction.predicted)
     for name in ("causes", "kept", "small"):
         predicted.pop(name)
@@ -60,23 +60,12 @@ def described(prediction: Prediction) -> dict[str, object]:
     }
 
 
+_FIGURES = (
+    *("rank", "wall_ns", "compute_ns", "comm_ns", "compute_only_ns", "overlapped_ns", "exposed_ns", "waiting_ns"),
+    *("wire_ns", "transfer_ns", "queued_ns", "kept_ns", "copy_ns", "idle_ns", "overlap_ratio", "ideal_wall_ns"),
+    "possible_gain_ns",
+)
+
+
 def _figures(row: Breakdown) -> dict[str, int | float | None]:
-    return {
-        "rank": row.rank,
-        "wall_ns": row.wall_ns,
-        "compute_ns": row.compute_ns,
-        "comm_ns": row.comm_ns,
-        "compute_only_ns": row.compute_only_ns,
-        "overlapped_ns": row.overlapped_ns,
-        "exposed_ns": row.exposed_ns,
-        "waiting_ns": row.waiting_ns,
-        "wire_ns": row.wire_ns,
-        "transfer_ns": row.transfer_ns,
-        "queued_ns": row.queued_ns,
-        "kept_ns": row.kept_ns,
-        "copy_ns": row.copy_ns,
-        "idle_ns": row.idle_ns,
-        "overlap_ratio": row.overlap_ratio,
-        "ideal_wall_ns": row.ideal_wall_ns,
-        "possible_gain_ns": row.possible_gain_ns,
-    }
+    return {name: getattr(row, name) for name in _FIGURES}

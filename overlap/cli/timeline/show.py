@@ -18,7 +18,7 @@ from ...timeline.why.stragglers import stragglers
 from ...timeline.why.verdict import Verdict
 from ...units import wrapped
 from ..console import Console
-from ..output import written
+from ..output import write_file
 from .report import wires
 from .tables import (
     advice_text,
@@ -121,9 +121,9 @@ _LINES_SAVED = 6  # of a picture whose table and verdict are left out
 
 def write_html(timeline: Timeline, of: Verdict, path: str, *, step: int | None, ranks: Sequence[int] | None) -> bool:
     """Write a page that stands alone; return False if it could not be written."""
-    return written(page(timeline, str(of), step=step, ranks=ranks), path, option="--html")
+    return write_file(page(timeline, str(of), step=step, ranks=ranks), path, option="--html")
 
 
 def write_svg(view: TimelineView, path: str) -> bool:
     """Write the picture as SVG; return False if it could not be written."""
-    return written(svg(view), path, option="--svg")
+    return write_file(svg(view), path, option="--svg")

@@ -26,6 +26,8 @@ Generator: TypeAlias = Callable[..., Schedule]
 
 
 def _reading(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
+    """Return the generator of a collective and algorithm, which reads a pattern of the algorithm."""
+
     def generator(size: int, **options: object) -> Schedule:
         return READINGS[collective](algorithm, make(size, **options))
 
@@ -33,6 +35,7 @@ def _reading(collective: str, algorithm: str, make: Callable[..., Pattern]) -> G
 
 
 def _rooted(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
+    """Return the generator of a collective with a root, made from a pattern of broadcasts."""
     lower = read.broadcast if collective == "broadcast" else read.reduce
 
     def generator(size: int, *, root: int = 0, **options: object) -> Schedule:
@@ -42,6 +45,8 @@ def _rooted(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Ge
 
 
 def _all_reduce_by_tree(algorithm: str) -> Generator:
+    """Return the generator of an all-reduce along a tree: a reduction up, a broadcast down."""
+
     def generator(size: int, **options: object) -> Schedule:
         return read.all_reduce(algorithm, FROM_ROOT[algorithm](size, 0, **options))
 
@@ -91,7 +96,6 @@ def generate(
     """Expand a collective to its table of transfers.
 
     Args:
-        algorithm: Name of one of its algorithms.
         algorithm: Name of an algorithm that it has.
         size: Ranks in the group, at least 1.
         root: Group rank of the root, for rooted collectives.

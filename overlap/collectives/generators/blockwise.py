@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...errors import ScheduleError
 from ..pattern import Ints
 from ..schedule import Buffer, Schedule
-from ..slicing import joined, single_slots
+from ..slicing import join_rows, single_slots
 from ..tablewriter import TableWriter
 
 _Column: TypeAlias = NDArray[np.integer]
@@ -84,7 +84,7 @@ def gather(inside: Schedule, between: Schedule) -> Schedule:
         between: Gather over nodes, to the root's.
     """
     local_size, nodes = inside.size, between.size
-    first, second = _rooted(inside, between, near=Buffer.IN, far=Buffer.OUT)
+    first, second = _rooted_levels(inside, between, near=Buffer.IN, far=Buffer.OUT)
     table = TableWriter()
     for local in range(local_size):
         _add_level(table, second, np.arange(nodes) * local_size + local, 0, 0)
@@ -102,7 +102,7 @@ def scatter(inside: Schedule, between: Schedule) -> Schedule:
         between: Scatter over nodes, from the root's.
     """
     local_size, nodes = inside.size, between.size
-    first, second = _rooted(inside, between, near=Buffer.OUT, far=Buffer.IN)
+    first, second = _rooted_levels(inside, between, near=Buffer.OUT, far=Buffer.IN)
     table = TableWriter()
     _add_level(table, first, between.root * local_size + np.arange(local_size), 0, 0)
     for local in range(local_size):
@@ -110,7 +110,7 @@ def scatter(inside: Schedule, between: Schedule) -> Schedule:
     return _build_rooted(table, inside, between)
 
 
-def _rooted(inside: Schedule, between: Schedule, *, near: Buffer, far: Buffer) -> tuple[_WideLevel, _WideLevel]:
+def _rooted_levels(inside: Schedule, between: Schedule, *, near: Buffer, far: Buffer) -> tuple[_WideLevel, _WideLevel]:
     """Return the levels of a gather or scatter: `near` has one block on every rank, `far` has all on the root."""
     local_size, nodes = inside.size, between.size
     first = _WideLevel(
@@ -135,16 +135,19 @@ def _rooted(inside: Schedule, between: Schedule, *, near: Buffer, far: Buffer) -
 
 
 def _build_rooted(table: TableWriter, inside: Schedule, between: Schedule) -> Schedule:
+    """Return the schedule of a gather or scatter on two levels from its rows."""
     nodes, size, root = between.size, inside.size * between.size, between.root * inside.size + inside.root
     scratch = nodes + max(inside.blocks[2] * nodes, between.blocks[2])
     return table.build(inside.collective, "hierarchical", size, scratch=scratch, root=root)
 
 
 def _side_by_side(width: int, start: int) -> _Cells:
+    """Return a function of the slots of blocks, each with its parts next to each other."""
     return lambda block, part: start + block * width + part
 
 
 def _node_by_node(local_size: int) -> _Cells:
+    """Return a function of the slots of blocks, with the blocks of a part next to each other."""
     return lambda block, part: part * local_size + block
 
 
@@ -161,11 +164,12 @@ def _add_level(table: TableWriter, level: _WideLevel, ranks: Ints, step: int, ch
     wide["src"], wide["dst"] = ranks[wide["src"]], ranks[wide["dst"]]
     wide["step"], wide["channel"] = wide["step"] + step, wide["channel"] + channel
     for buffer, slot in (("sbuf", "sslot"), ("dbuf", "dslot")):
-        wide[buffer], wide[slot] = _moved(wide[buffer], wide[slot], inner, level.homes)
-    table.extend(joined(wide))
+        wide[buffer], wide[slot] = _move_cells(wide[buffer], wide[slot], inner, level.homes)
+    table.extend(join_rows(wide))
 
 
-def _moved(buffer: _Column, slot: _Column, part: Ints, homes: _Homes) -> tuple[_Column, _Column]:
+def _move_cells(buffer: _Column, slot: _Column, part: Ints, homes: _Homes) -> tuple[_Column, _Column]:
+    """Return buffers and slots after a move of some buffers to others, by functions of slot and part."""
     to_buffer, to_slot = buffer.copy(), slot.copy()
     for old, (new, cells) in homes.items():
         here = buffer == old

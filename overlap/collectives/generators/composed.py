@@ -11,7 +11,7 @@ from typing import TypeAlias
 from .. import pattern as read
 from ..pattern import Pattern
 from ..schedule import Schedule
-from ..slicing import pipelined
+from ..slicing import pipeline
 from . import blockwise
 from .along_rings import Rings
 from .families import READINGS, SPREADING, Options, from_root, spreading
@@ -129,7 +129,7 @@ def hierarchical(
         schedule, steps = _blockwise(table, collective, root, inside, between)
     else:
         schedule, steps = _from_root(collective, root, scatter, rings, inside, between)
-    return pipelined(schedule, starts(collective, steps), slices)
+    return pipeline(schedule, starts(collective, steps), slices)
 
 
 _Staged: TypeAlias = tuple[Schedule, Mapping[Scope, Sequence[int]]]  # a schedule, and the steps of its phases
@@ -151,6 +151,7 @@ class _LevelAlgorithm:
 
 
 def _spread(table: Tables, collective: str, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Staged:
+    """Return a composition of two levels for collectives that spread chunks, and the steps of each level."""
     within = inside.spreading()
     if collective == "all_reduce" and (between.algorithm not in SPREADING or between.folds):
         inner = table(collective, between.algorithm, between.size, **between.options)
@@ -163,6 +164,7 @@ def _spread(table: Tables, collective: str, inside: _LevelAlgorithm, between: _L
 
 
 def _blockwise(table: Tables, collective: str, root: int, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Staged:
+    """Return a composition of two levels for collectives that move blocks, and the steps of each level."""
     home, place = divmod(root, inside.size)
     near = table(collective, inside.algorithm, inside.size, root=place, **inside.options)
     far = table(collective, between.algorithm, between.size, root=home, **between.options)
@@ -173,6 +175,7 @@ def _blockwise(table: Tables, collective: str, root: int, inside: _LevelAlgorith
 def _from_root(
     collective: str, root: int, scatter: str, rings: Rings | None, inside: _LevelAlgorithm, between: _LevelAlgorithm
 ) -> _Staged:
+    """Return a composition of a scatter at the root, transfers between nodes, and a gather in each node."""
     within = inside.spreading()
     across = from_root(between.algorithm)(between.size, root // inside.size, **between.options)
     lower = read.reduce if collective == "reduce" else read.broadcast

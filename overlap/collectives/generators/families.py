@@ -46,6 +46,7 @@ def _scatter_all_gather(
     gather_options: Options | None = None,
     rings: Rings | None = None,
 ) -> Pattern:
+    """Return a broadcast as a scatter and an all-gather, by the names of their algorithms."""
     inside = spreading(gather)(size, **(gather_options or {}))
     return scattered.scatter_all_gather(size, root, inside, scatter=scatter, rings=rings)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, owners, spread
+from ..pattern import Ints, Pattern, flat_columns, owners, spread
 from ..schedule import COLUMNS, Buffer, Schedule
 from ..slicing import with_rows
 from .torus import squarest
@@ -39,6 +39,7 @@ def compose(inter: Pattern, intra: Pattern) -> Pattern:
 
 
 def _compose(inter: Pattern, intra: Pattern) -> Pattern:
+    """Return the pattern of two levels: chunks go between nodes first, then inside every node."""
     nodes, local_size = inter.size, intra.size
     size, parts = nodes * local_size, inter.parts * intra.parts
     lanes = int(inter.channel.max(initial=0)) + 1
@@ -62,7 +63,7 @@ def _outer(inter: Pattern, intra: Pattern) -> list[Ints]:
     chunk = (major * intra.parts + minor) * size + owner * local_size + local
     group = np.where(inter.group >= 0, (inter.group * local_size + local) * intra.parts + minor, -1)
     src, dst = inter.src * local_size + local, inter.dst * local_size + local
-    return _flat(inter.step, src, dst, chunk, inter.channel, group)
+    return flat_columns(inter.step, src, dst, chunk, inter.channel, group)
 
 
 def _inner(inter: Pattern, intra: Pattern, lanes: int) -> list[Ints]:
@@ -77,11 +78,7 @@ def _inner(inter: Pattern, intra: Pattern, lanes: int) -> list[Ints]:
     group = np.where(shared >= 0, shared * inter.size + node, -1)
     src, dst = (node * local_size + end[:, None, None] for end in (intra.src, intra.dst))
     step, channel = intra.step[:, None, None] + inter.steps, intra.channel[:, None, None] + lanes
-    return _flat(step, src, dst, chunk, channel, group)
-
-
-def _flat(*columns: Ints) -> list[Ints]:
-    return [column.reshape(-1).astype(np.int32) for column in np.broadcast_arrays(*columns)]
+    return flat_columns(step, src, dst, chunk, channel, group)
 
 
 def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:
@@ -105,13 +102,15 @@ def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:
         slots = {name: rows[name] * k for name in ("sslot", "dslot", "count")}
         grouped = {"group": np.where(rows["group"] >= 0, rows["group"] * nodes + node, -1)}
         blocks.append({**rows, **moved, **ends, **slots, **grouped})
-    blocks += _inserted(flat, inter, sums, middle, local_size)
+    blocks += _inter_node_rows(flat, inter, sums, middle, local_size)
     whole = with_rows(flat, blocks, slots_per_block=flat.slots_per_block * k)
     scratch = max(flat.blocks[2], inter.blocks[2])
     return replace(whole, size=nodes * local_size, blocks=(1, 1, scratch), algorithm="hierarchical")
 
 
-def _inserted(flat: Schedule, inter: Schedule, sums: Ints, middle: int, local_size: int) -> list[dict[str, Ints]]:
+def _inter_node_rows(
+    flat: Schedule, inter: Schedule, sums: Ints, middle: int, local_size: int
+) -> list[dict[str, Ints]]:
     """Return the inter-node rows, once for each run of chunks that one rank of a node has summed."""
     k, width = inter.slots_per_block, flat.slots_per_block
     source = inter.sbuf == Buffer.IN

@@ -27,11 +27,12 @@ def side_by_side(patterns: Sequence[Pattern]) -> Pattern:
         patterns: Over the same ranks, each rank owning equally many chunks.
     """
     if any(pattern.mate for pattern in patterns):
-        return replace(_together(patterns), mate=_together([pattern.backward for pattern in patterns]))
-    return _together(patterns)
+        return replace(_side_by_side(patterns), mate=_side_by_side([pattern.backward for pattern in patterns]))
+    return _side_by_side(patterns)
 
 
-def _together(patterns: Sequence[Pattern]) -> Pattern:
+def _side_by_side(patterns: Sequence[Pattern]) -> Pattern:
+    """Return patterns of one size as one, each on its own chunks and channels."""
     size, columns, chunks, lanes, groups = patterns[0].size, [], 0, 0, 0
     for p in patterns:
         group = np.where(p.group >= 0, p.group + groups, -1)
@@ -44,7 +45,7 @@ def _together(patterns: Sequence[Pattern]) -> Pattern:
     return replace(whole, steps=max(pattern.steps for pattern in patterns))
 
 
-def relabelled(pattern: Pattern, ranks: Sequence[int]) -> Pattern:
+def relabel(pattern: Pattern, ranks: Sequence[int]) -> Pattern:
     """Give the part of rank i to rank `ranks[i]`.
 
     Raises:
@@ -55,10 +56,11 @@ def relabelled(pattern: Pattern, ranks: Sequence[int]) -> Pattern:
     plays = np.asarray(ranks, np.int32)
     if (plays == np.arange(pattern.size)).all():
         return pattern
-    return replace(_renamed(pattern, plays), mate=_renamed(pattern.mate, plays) if pattern.mate else None)
+    return replace(_renumber(pattern, plays), mate=_renumber(pattern.mate, plays) if pattern.mate else None)
 
 
-def _renamed(p: Pattern, plays: Ints) -> Pattern:
+def _renumber(p: Pattern, plays: Ints) -> Pattern:
+    """Return a pattern with other numbers for its ranks: `plays[i]` is the rank in the place of i."""
     part, owner = np.divmod(np.arange(len(p.owner), dtype=np.int32), np.int32(p.size))
     chunk = part * np.int32(p.size) + plays[owner]
     place = np.arange(len(chunk), dtype=np.int32) if p.place is None else p.place
@@ -101,15 +103,18 @@ def device_cube(devices: Sequence[Sequence[int]]) -> Pattern:
     Raises:
         ScheduleError: If the devices are no cube.
     """
-    count, each = len(devices), {len(ranks) for ranks in devices}
-    if count & (count - 1) or len(each) != 1:
-        raise ScheduleError(f"a cube needs a power of two devices with equally many ranks, got {count} with {each}")
+    count, rank_counts = len(devices), {len(ranks) for ranks in devices}
+    if count & (count - 1) or len(rank_counts) != 1:
+        raise ScheduleError(
+            f"a cube needs a power of two devices with equally many ranks, got {count} with {rank_counts}; "
+            "choose another algorithm"
+        )
     axes = max(1, count.bit_length() - 1)
-    across = side_by_side([relabelled(halving_doubling(count), _turned(count, axis)) for axis in range(axes)])
-    return relabelled(compose(across, mesh(each.pop())), [rank for ranks in devices for rank in ranks])
+    across = side_by_side([relabel(halving_doubling(count), _rotate_cube(count, axis)) for axis in range(axes)])
+    return relabel(compose(across, mesh(rank_counts.pop())), [rank for ranks in devices for rank in ranks])
 
 
-def _turned(corners: int, by: int) -> list[int]:
+def _rotate_cube(corners: int, by: int) -> list[int]:
     """Return the corners of a cube with their bits rotated."""
     bits = corners.bit_length() - 1
     return [(corner << by | corner >> (bits - by)) & (corners - 1) for corner in range(corners)]
@@ -132,4 +137,4 @@ def kangarings(
     """
     rings = [kangaring(size, order=order) for order in ([None] if orders is None else orders)]
     whole = rings[0] if len(rings) == 1 else side_by_side(rings)
-    return whole if couples is None else relabelled(whole, [rank for couple in couples for rank in couple])
+    return whole if couples is None else relabel(whole, [rank for couple in couples for rank in couple])

@@ -24,7 +24,7 @@ def all_reduce(size: int) -> Schedule:
     about n bytes.
     """
     table, ranks = TableWriter(), np.arange(size, dtype=np.int32)
-    end = _reduced(table, size, per_block=size, within=ranks, out=ranks)
+    end = _add_reduction(table, size, per_block=size, within=ranks, out=ranks)
     src, dst = _pairs(size)
     table.move(end, src, dst, (Buffer.OUT, src), (Buffer.OUT, src), group=src)
     return table.build("all_reduce", "rank_order", size, slots_per_block=size, scratch=size + 1)
@@ -36,7 +36,7 @@ def reduce_scatter(size: int) -> Schedule:
     Cost: 1 step, and local additions; n (size - 1) / size bytes per rank; SCRATCH of about n bytes.
     """
     table, nowhere = TableWriter(), np.zeros(size, np.int32)
-    _reduced(table, size, per_block=1, within=nowhere, out=nowhere)
+    _add_reduction(table, size, per_block=1, within=nowhere, out=nowhere)
     return table.build("reduce_scatter", "rank_order", size, scratch=size + 1)
 
 
@@ -52,7 +52,7 @@ def chain(size: int, *, slices: int = 8) -> Pattern:
     return spread(size, owner, v + slice_, np.int32(size - 1) - v, np.int32(size - 2) - v, slice_)
 
 
-def _reduced(table: TableWriter, size: int, *, per_block: int, within: Ints, out: Ints) -> int:
+def _add_reduction(table: TableWriter, size: int, *, per_block: int, within: Ints, out: Ints) -> int:
     """Add the rows by which each rank adds up its piece; return the first step after them.
 
     Args:

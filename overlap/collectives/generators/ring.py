@@ -71,11 +71,14 @@ def kangaring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
     pairs = size // 2
     path = list(range(pairs)) if order is None else list(order)
     if not fits("kangaring", size) or sorted(path) != list(range(pairs)):
-        raise ScheduleError(f"kangaring needs an even number of ranks and a ring of all pairs, got {size} and {path}")
+        raise ScheduleError(
+            f"kangaring needs an even number of ranks and a ring of all pairs, got {size} and {path}; choose ring"
+        )
     return replace(_pass_on_in_pairs(size, path), mate=_pass_on_in_pairs(size, path[::-1]))
 
 
 def _pass_on_in_pairs(size: int, path: Sequence[int]) -> Pattern:
+    """Return KangaRing: pairs of ranks form a ring, and each rank passes chunks to its partner as well."""
     pairs = size // 2
     step = np.arange(pairs, dtype=np.int32)[:, None, None]
     cycle = np.arange(2, dtype=np.int32)[:, None]

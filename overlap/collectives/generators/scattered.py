@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, spread
+from ..pattern import Ints, Pattern, flat_columns, spread
 from .along_rings import Rings, ring_scatter
 from .tree import subtrees
 
@@ -62,8 +62,8 @@ def scattered(
     """
     if scatter not in SCATTERS:
         raise ScheduleError(f"scatter: expected one of {', '.join(SCATTERS)}, got {scatter!r}")
-    backward = _scattered(root, between.backward, inside.backward, scatter, rings)
-    return replace(_scattered(root, between, inside, scatter, rings), mate=backward)
+    backward = _scatter_and_gather(root, between.backward, inside.backward, scatter, rings)
+    return replace(_scatter_and_gather(root, between, inside, scatter, rings), mate=backward)
 
 
 def scatter_steps(size: int, scatter: str, root: int = 0, rings: Rings | None = None) -> int:
@@ -73,7 +73,8 @@ def scatter_steps(size: int, scatter: str, root: int = 0, rings: Rings | None = 
     return (size - 1).bit_length() if scatter == "binomial" else min(size - 1, 1)
 
 
-def _scattered(root: int, between: Pattern, inside: Pattern, scatter: str, rings: Rings | None) -> Pattern:
+def _scatter_and_gather(root: int, between: Pattern, inside: Pattern, scatter: str, rings: Rings | None) -> Pattern:
+    """Return a broadcast on two levels: a scatter at the root, transfers between nodes, a gather in each node."""
     nodes, local_size = between.size, inside.size
     home, local_root = divmod(root, local_size)
     size, depth = nodes * local_size, inside.parts * len(between.owner)
@@ -81,7 +82,7 @@ def _scattered(root: int, between: Pattern, inside: Pattern, scatter: str, rings
     start, lanes = scatter_steps(local_size, scatter, local_root, rings), int(between.channel.max(initial=0)) + 2
     first = _from_root(home, local_root, local_size, depth, scatter, rings)
     middle = _across(between, inside, local_root, start)
-    last = _gathered(between, inside, local_root, start + (between.steps if nodes > 1 else 0), lanes)
+    last = _gather_edges(between, inside, local_root, start + (between.steps if nodes > 1 else 0), lanes)
     # Ranks of the root's node that passed a chunk on have it already: it need not come again.
     has = np.zeros((size, len(owner)), np.bool_)
     has[root] = True
@@ -108,7 +109,7 @@ def _from_root(home: int, root: int, local_size: int, depth: int, scatter: str, 
     before = np.cumsum(count * depth) - count * depth
     chunk = block[row] * depth + np.arange(len(row)) - before[row]
     src, dst = (home * local_size + (end[row] + root) % local_size for end in (parent, child))
-    return _flat(step[row], src, dst, chunk, 0, -1)
+    return flat_columns(step[row], src, dst, chunk, 0, -1)
 
 
 def _across(between: Pattern, inside: Pattern, root: int, start: int) -> list[Ints]:
@@ -120,10 +121,10 @@ def _across(between: Pattern, inside: Pattern, root: int, start: int) -> list[In
     shared = between.group[:, None]
     group = np.where(shared >= 0, shared * local_size + local, -1)
     src, dst = (end[:, None] * local_size + local for end in (between.src, between.dst))
-    return _flat(between.step[:, None] + start, src, dst, chunk, between.channel[:, None] + 1, group)
+    return flat_columns(between.step[:, None] + start, src, dst, chunk, between.channel[:, None] + 1, group)
 
 
-def _gathered(between: Pattern, inside: Pattern, root: int, start: int, lanes: int) -> list[Ints]:
+def _gather_edges(between: Pattern, inside: Pattern, root: int, start: int, lanes: int) -> list[Ints]:
     """Return the edges inside nodes: local ranks exchange the chunks that came to them."""
     local_size, width = inside.size, len(between.owner)
     node = np.arange(between.size, dtype=np.int32)[:, None, None]
@@ -135,8 +136,4 @@ def _gathered(between: Pattern, inside: Pattern, root: int, start: int, lanes: i
     above = (int(between.group.max(initial=-1)) + 1) * local_size
     group = np.where(shared >= 0, above + shared * between.size + node, -1)
     src, dst = (node * local_size + end[:, None] for end in (inside.src, inside.dst))
-    return _flat(inside.step[:, None] + start, src, dst, chunk, inside.channel[:, None] + lanes, group)
-
-
-def _flat(*columns: Ints | int) -> list[Ints]:
-    return [column.reshape(-1).astype(np.int32) for column in np.broadcast_arrays(*columns)]
+    return flat_columns(inside.step[:, None] + start, src, dst, chunk, inside.channel[:, None] + lanes, group)

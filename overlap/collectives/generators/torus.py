@@ -72,7 +72,7 @@ def _copies(
 ) -> Pattern:
     """Run the waves once for each dimension to start with, in both directions, `first` being that of even copies."""
     if prod(sides) != size or min(sides, default=1) < 1:
-        raise ScheduleError(f"a torus of sides {sides} does not have {size} ranks")
+        raise ScheduleError(f"a torus of sides {sides} does not have {size} ranks; pass sides with that product")
     ranks = np.arange(size, dtype=np.int32).reshape(tuple(sides))
     axes = [axis for axis, side in enumerate(sides) if side > 1]
     starts = [(turn, sign) for turn in range(len(axes)) for sign in (first, -first)]
@@ -87,15 +87,16 @@ def _copies(
 
 
 def _bucket_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Iterable[Wave]:
-    held, step = np.eye(size, dtype=np.bool_), 0
+    """Yield the waves of rings along each axis in turn: step, receivers, and the chunks that each rank sends."""
+    has, step = np.eye(size, dtype=np.bool_), 0
     for axis in axes:
         receiver = np.roll(ranks, -sign, axis).reshape(-1)
-        start = held
+        start = has
         for distance in range(ranks.shape[axis] - 1):
             # Each rank passes on the chunks that the rank `distance` places before had at the start of this dimension.
             sends = start[np.roll(ranks, sign * distance, axis).reshape(-1)]
             yield step, receiver, sends
-            held = held | sends[np.roll(ranks, sign, axis).reshape(-1)]
+            has = has | sends[np.roll(ranks, sign, axis).reshape(-1)]
             step += 1
 
 

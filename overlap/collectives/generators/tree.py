@@ -51,6 +51,7 @@ def _columns(edges: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:
 
 
 def _from_root(size: int, root: int, slices: int, step: Ints, src: Ints, dst: Ints, chunk: Ints | int) -> Pattern:
+    """Return the pattern of edges among ranks numbered from the root."""
     owner = np.full(slices, root, np.int32)
     return spread(size, owner, step, (src + root) % size, (dst + root) % size, chunk)
 
@@ -174,6 +175,7 @@ def _two_trees(places: int) -> tuple[_Tree, _Tree]:
 
 
 def _parent(place: int, places: int) -> int:
+    """Return the parent of a place, from 1 on, in an in-order binary tree of that many places."""
     lowest = place & -place
     above = place ^ lowest | lowest << 1
     return above if above <= places else place ^ lowest

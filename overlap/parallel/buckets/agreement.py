@@ -15,9 +15,8 @@ from ...errors import ReplicaError, UsageError, agreed
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
-from ...runtime.rank import Rank
 from ...timeline.span import RoleName
-from ..work import MemoryWork, users_frame
+from ..work import MemoryWork, nothing, users_frame
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,14 +29,14 @@ _SLOTS = 64
 
 def digests(items: Iterable[str]) -> NDArray[np.int64]:
     """Return the number of items, and a digest of each; where slots run out, the last digest is of all the rest."""
-    told = list(items)
-    parts = [*told[: _SLOTS - 2], "\n".join(told[_SLOTS - 2 :])]
-    made = [int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "big", signed=True) for part in parts]
-    return np.array([len(told), *made, *[0] * (_SLOTS - 1 - len(made))], np.int64)
+    texts = list(items)
+    parts = [*texts[: _SLOTS - 2], "\n".join(texts[_SLOTS - 2 :])]
+    hashes = [int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "big", signed=True) for part in parts]
+    return np.array([len(texts), *hashes, *[0] * (_SLOTS - 1 - len(hashes))], np.int64)
 
 
 def check_alike(
-    subject: str, items: Sequence[str], gathered: NDArray[np.int64], ranks: Sequence[int], own: int
+    subject: str, items: Sequence[str], gathered: NDArray[np.int64], ranks: Sequence[int], this_rank: int
 ) -> None:
     """Compare the digests of all ranks with the items of this one.
 
@@ -46,16 +45,16 @@ def check_alike(
         items: The items of this rank.
         gathered: The digests of all ranks, in the order of `ranks`.
         ranks: World ranks.
-        own: World rank of this process.
+        this_rank: World rank of this process.
 
     Raises:
         UsageError: Naming the first rank that differs, and the first item that does.
     """
     expected = digests(items)
-    for rank, theirs in zip(ranks, gathered.reshape(len(ranks), -1), strict=True):
-        if (theirs != expected).any():
-            index = int((theirs[1:] != expected[1:]).argmax())
-            count = int(theirs[0])
+    for rank, row in zip(ranks, gathered.reshape(len(ranks), -1), strict=True):
+        if (row != expected).any():
+            index = int((row[1:] != expected[1:]).argmax())
+            count = int(row[0])
             if index < min(len(items), _SLOTS - 2):
                 item = f"{items[index]} here is something else there"
             elif count != len(items):
@@ -64,41 +63,32 @@ def check_alike(
                 item = "the digests have come damaged"
             else:
                 item = f"one of those after {items[index - 1]}"
-            raise agreed(UsageError(f"{subject} differ between rank {own} and rank {rank}: {item}"))
+            raise agreed(UsageError(f"{subject} differ between rank {this_rank} and rank {rank}: {item}"))
 
 
-def agreement(rank: Rank, group: Group, subject: str, items: Sequence[str], *, name: str = "") -> Future[None]:
+def agreement(work: MemoryWork, group: Group, subject: str, items: Sequence[str], *, name: str = "") -> Future[None]:
     """Return a future that fails, on every rank of a group, unless all have the same items.
 
     Args:
-        rank: This rank.
+        work: Issues the comparison.
         group: The ranks that compare.
         subject: The name of the items; see `check_alike`.
         items: The items of this rank.
         name: Name of the operation in timelines; by default from the subject.
     """
-    site = users_frame()
-    gathered = group.all_gather(
-        metadata(digests(items)), name=RoleName(name or f"compare {subject}", "library"), call_site=site
-    )
-    check = partial(check_alike, subject, items, ranks=group.ranks, own=rank.rank)
-    real = rank.empty(1).flags.writeable  # else there is nothing to compare
-    return rank.compute(
-        check if real else _nothing, gathered, name=RoleName("compare", "library"), seconds=0.0, call_site=site
-    )
+    label = RoleName(name or f"compare {subject}", "library")
+    gathered = group.all_gather(metadata(digests(items)), name=label, call_site=users_frame())
+    check = partial(check_alike, subject, items, ranks=group.ranks, this_rank=work.rank.rank)
+    return work.compute(check if work.real else nothing, gathered, name="compare")
 
 
-def _nothing(_: object) -> None:
-    """Be done."""
-
-
-def compare_replicas(rank: Rank, group: Group, views: Mapping[str, Array], step: int) -> Future[None]:
+def compare_replicas(work: MemoryWork, group: Group, views: Mapping[str, Array], step: int) -> Future[None]:
     """Issue the comparison, behind all computes that have been issued; nothing waits for it.
 
     Cost: one pass over the weights, at 10 GB/s and more, and 8 bytes of each parameter on a stream of its own.
 
     Args:
-        rank: This rank.
+        work: Issues the digests and the comparison.
         group: The ranks that should have the same weights.
         views: The weights by name.
         step: After which they are compared, from 1, for the message.
@@ -107,16 +97,12 @@ def compare_replicas(rank: Rank, group: Group, views: Mapping[str, Array], step:
         A future that fails on every rank, with a `ReplicaError`, if they differ.
     """
     nbytes = sum(view.nbytes for view in views.values())
-    real = rank.empty(1).flags.writeable  # else there is nothing to compare
-    digest = partial(_digests, views) if real else partial(metadata, np.zeros(len(views), np.int64))
-    digested = MemoryWork(rank).compute(digest, name=RoleName("digest of weights", "library"), moved_bytes=nbytes)
-    gathered = group.all_gather(
-        digested, stream=rank.stream(f"replicas of {group.name}"), name=RoleName("compare replicas", "library")
-    )
+    digest = partial(_digests, views) if work.real else partial(metadata, np.zeros(len(views), np.int64))
+    digested = work.compute(digest, name="digest of weights", moved_bytes=nbytes)
+    stream, name = work.rank.stream(f"replicas of {group.name}"), RoleName("compare replicas", "library")
+    gathered = group.all_gather(digested, stream=stream, name=name, call_site=users_frame())
     check = partial(_check, tuple(views), group.ranks, step)
-    return rank.compute(
-        check if real else _nothing, gathered, name=RoleName("compare replicas", "library"), seconds=0.0
-    )
+    return work.compute(check if work.real else nothing, gathered, name="compare replicas")
 
 
 def odd_ones(digests: Sequence[int]) -> list[int]:
@@ -130,8 +116,8 @@ def odd_ones(digests: Sequence[int]) -> list[int]:
 
 
 def _digests(views: Mapping[str, Array]) -> Array:
-    found = [xxhash.xxh3_64_intdigest(view.reshape(-1).view(np.uint8).data) for view in views.values()]
-    return metadata(np.array(found, np.uint64).view(np.int64))
+    hashes = [xxhash.xxh3_64_intdigest(view.reshape(-1).view(np.uint8).data) for view in views.values()]
+    return metadata(np.array(hashes, np.uint64).view(np.int64))
 
 
 def _check(names: Sequence[str], ranks: Sequence[int], step: int, gathered: NDArray[np.int64]) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ...runtime.future import Future
 from ...runtime.stream import Stream
-from ...timeline.span import RoleName
 from ..parameters import Parameters
 from .bucket import Bucket, BucketContext, scaled
 from .gradients import blame
@@ -66,11 +65,11 @@ class Averaged(Bucket):
     def send(self, step: int) -> None:
         """Pack the gradients and send them, with zeros for missing ones."""
         assert not self.waits, "an update reads the buffer first"
-        places = [self._flat[part] for part in self.parts]  # views for this step: the last step's may be locked
-        packed = self._pack(step, None, partial(self._in_parts, places))
+        views = [self._flat[part] for part in self.parts]  # views for this step: the last step's may be locked
+        packed = self._pack(step, None, partial(self._in_parts, views))
         self.arrived = [
-            self._reduce(packed[index], step, self._group.all_reduce, "bucket", out=place, stream=self._stream)
-            for index, place in enumerate(places)
+            self._reduce(packed[index], step, self._group.all_reduce, "bucket", out=view, stream=self._stream)
+            for index, view in enumerate(views)
         ]
         self._step = step
 
@@ -85,15 +84,13 @@ class Averaged(Bucket):
         moved_bytes = self._parameters.moved_bytes(self.plan) / len(self.parts)
         for part, arrived in zip(self.parts, self.arrived, strict=True):
             apply = partial(self._apply, self._step, part)
-            newest = self._work.compute(
-                apply, arrived, *factors, name=RoleName("update", "update"), moved_bytes=moved_bytes
-            )
+            newest = self._work.compute(apply, arrived, *factors, name="update", role="update", moved_bytes=moved_bytes)
         return newest
 
     # -- on the compute stream -------------------------------------------------------------------------------------
 
-    def _in_parts(self, places: list[Array], flat: Array) -> list[Array]:
-        return places if flat is self._flat else [flat[part] for part in self.parts]
+    def _in_parts(self, views: list[Array], flat: Array) -> list[Array]:
+        return views if flat is self._flat else [flat[part] for part in self.parts]
 
     def _look(self, flat: Array, step: int) -> None:
         stays = flat is not self._flat or self._group.size == 1  # else the mean takes its place
@@ -102,11 +99,11 @@ class Averaged(Bucket):
             super()._look(flat, step)
 
     def _apply(self, step: int, part: slice, reduced: Array, *factors: float | None) -> dict[str, Array]:
-        if not self._context.real:
+        if not self._work.real:
             return self._parameters.views
         if not self.apply(step, part, reduced, *factors):
             [(name, view)] = self.views.items()
-            blame(self._asking, name, self._mine, view, step, self.place)
+            blame(self._asking, name, self._mine, view, step, self.site)
         if part.stop == self.plan.size:
             self._mine = None
         return self._parameters.views

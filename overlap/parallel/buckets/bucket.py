@@ -19,7 +19,7 @@ from .hooked import Hooked
 from .plan import BucketPlan, Hook
 
 if TYPE_CHECKING:
-    from ..tree import Array, Place
+    from ..tree import Array, Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,6 @@ class BucketContext:
     hook: Hook | None  # Takes the place of the collective
     exact: bool  # Whether every gradient is added up in the order of ranks
     work: MemoryWork  # Issues computes that move memory
-    real: bool  # False in a world whose arrays have no data
 
 
 class Bucket:
@@ -48,7 +47,7 @@ class Bucket:
         plan: Its gradients.
         handed: Gradients of this step that have not been packed, by name.
         sent: Whether the gradients of this step have been sent.
-        place: The line of the program that handed a gradient over last.
+        site: The line of the program that handed a gradient over last.
         views: The places of the gradients in the buffer, by name; empty without a buffer.
         hooked: The hook at work on this bucket, if there is one.
     """
@@ -67,8 +66,8 @@ class Bucket:
         counts: Sequence[int] | None = None,
     ) -> None:
         self.plan, self.handed, self.sent = plan, dict[str, object](), False
-        self.place: Place | None = None
-        self._places: dict[str, Place] = {}
+        self.site: Site | None = None
+        self._sites: dict[str, Site] = {}
         self.views: dict[str, Array] = {} if buffer is None else plan.views(buffer)
         self.hooked: Hooked | None = None
         if context.hook is not None:
@@ -77,8 +76,9 @@ class Bucket:
         self._priority, self._buffer = priority, buffer
         self._alone = len(plan.slots) == 1 and context.hook is None  # then the gradient need not be copied
         self._added: set[str] = set()  # of which the buffer holds gradients that have not been sent
-        nothing = context.rank.empty(plan.size, plan.dtype) if buffer is None and not context.real else buffer
-        self._nothing = None if context.real else nothing
+        self._shape_only = None  # gradients of a world without data
+        if not self._work.real:
+            self._shape_only = context.rank.empty(plan.size, plan.dtype) if buffer is None else buffer
 
     @property
     def full(self) -> bool:
@@ -89,20 +89,20 @@ class Bucket:
         """Return a future that is done when the buffer may be written; None if the order of computes sees to that."""
         return None
 
-    def hand_over(self, name: str, gradient: object, place: Place) -> None:
+    def hand_over(self, name: str, gradient: object, site: Site) -> None:
         """Take a gradient of this step."""
-        self.handed[name], self._places[name] = gradient, place
+        self.handed[name], self._sites[name] = gradient, site
 
     def add(self, name: str, gradient: object, step: int) -> None:
         """Add a gradient to the buffer, to be sent with later ones."""
-        add, slot = partial(self._add, name, name in self._added, step, self.place), self.views[name]
+        add, slot = partial(self._add, name, name in self._added, step, self.site), self.views[name]
         self._added.add(name)
-        self._work.compute(add, self._free(), gradient, name=RoleName("add", "library"), moved_bytes=3 * slot.nbytes)
+        self._work.compute(add, self._free(), gradient, name="add", moved_bytes=3 * slot.nbytes)
 
-    def _add(self, name: str, added: bool, step: int, place: Place | None, _: object, gradient: Array) -> None:
+    def _add(self, name: str, added: bool, step: int, site: Site | None, _: object, gradient: Array) -> None:
         view = self.views[name]
-        check_gradient(name, gradient, view.shape, view.dtype, step, place)
-        if self._context.real:
+        check_gradient(name, gradient, view.shape, view.dtype, step, site)
+        if self._work.real:
             _fill(view, gradient, add=added)
 
     def _pack(self, step: int, after: object, form: Callable[[Array], object]) -> Future[Any]:
@@ -113,21 +113,21 @@ class Bucket:
             after: Futures to wait for.
             form: From the flat gradients of the bucket to the result of the compute.
         """
-        places, added = self._places, frozenset(self._added)
-        self._places = {}
+        sites, added = self._sites, frozenset(self._added)
+        self._sites = {}
         gradients = [self.handed.pop(name, None) for name in self.plan.names]
         self._added.clear()
         self.sent = True
-        pack = partial(self._packed, step, places, added, form)
+        pack = partial(self._packed, step, sites, added, form)
         moved_bytes = 0 if self._alone and not added else 2 * self.plan.nbytes
-        return self._work.compute(pack, after, *gradients, name=RoleName("pack", "pack"), moved_bytes=moved_bytes)
+        return self._work.compute(pack, after, *gradients, name="pack", role="pack", moved_bytes=moved_bytes)
 
     def _reduce(
         self, packed: Future[Any], step: int, collective: Callable[..., Future[Array]], name: str, **options: Any
     ) -> Future[Array]:
         """Issue the mean over the group: by the hook, if there is one, or by this collective."""
         if self.hooked is not None:
-            return self.hooked.start(packed, step, self.place)
+            return self.hooked.start(packed, step, self.site)
         if self._group.size == 1:
             return packed
         return collective(
@@ -136,7 +136,7 @@ class Bucket:
             exact=self._context.exact,
             priority=self._priority,
             name=RoleName(f"{name} {self.plan.index}", "bucket"),
-            call_site=self.place,
+            call_site=self.site,
             **options,
         )
 
@@ -145,17 +145,17 @@ class Bucket:
     def _packed(
         self,
         step: int,
-        places: Mapping[str, Place],
+        sites: Mapping[str, Site],
         added: frozenset[str],
         form: Callable[[Array], object],
         _: object,
         *gradients: Array | None,
     ) -> object:
         for slot, gradient in zip(self.plan.slots, gradients, strict=True):
-            if slot.name in places:
-                check_gradient(slot.name, gradient, slot.shape, self.plan.dtype, step, places[slot.name])
-        if self._nothing is not None:
-            return form(self._nothing)
+            if slot.name in sites:
+                check_gradient(slot.name, gradient, slot.shape, self.plan.dtype, step, sites[slot.name])
+        if self._shape_only is not None:
+            return form(self._shape_only)
         flat = self._as_it_lies(gradients[0]) if self._alone and not added else None
         if flat is None:
             flat = self._side_by_side(added, gradients)
@@ -187,7 +187,7 @@ class Bucket:
     def _look(self, flat: Array, step: int) -> None:
         """Refuse gradients that are not finite."""
         if not is_finite(flat):
-            raise not_finite(self.plan.views(flat), rank=self._context.rank.rank, step=step, place=self.place)
+            raise not_finite(self.plan.views(flat), rank=self._context.rank.rank, step=step, site=self.site)
 
 
 def scaled(gradient: Array, factors: Iterable[float | None]) -> Array:

@@ -20,7 +20,7 @@ from ...timeline.span import RoleName
 from ..checkpoints.names import Own
 from ..settings import Settings, check_count
 from ..strategy import Ahead, Strategy
-from ..tree import Params, Place
+from ..tree import Params, Site
 from ..work import users_frame
 from .agreement import agreement
 from .bucket import Bucket, BucketContext, scaled
@@ -55,9 +55,8 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     def __init__(self, rank: Rank, params: Params, group: Group | None, settings: Settings) -> None:
         super().__init__(rank, params, group, settings.ahead)
         self._settings = settings
-        self._real = rank.empty(1).flags.writeable  # else the world has no data
         self._context = BucketContext(
-            rank=rank, group=self.group, hook=settings.hook, exact=settings.exact, work=self._work, real=self._real
+            rank=rank, group=self.group, hook=settings.hook, exact=settings.exact, work=self._work
         )
         self._copies = self._copies_of(settings)
         self._uneven = settings.uneven and self.group.size > 1
@@ -72,10 +71,10 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
 
     def _copies_of(self, settings: Settings) -> dict[str, int]:
         """Return how many ranks of the clip group have each parameter, where that is more than one."""
-        found: dict[str, int] = {}
+        copied: dict[str, int] = {}
         for name, copies in (settings.clip_copies or {}).items():
-            self._names.find(name, lambda leaf, copies=copies: found.__setitem__(leaf, copies))  # type: ignore[misc]
-        return found
+            self._names.find(name, lambda leaf, copies=copies: copied.__setitem__(leaf, copies))  # type: ignore[misc]
+        return copied
 
     def _use(self, buckets: list[B]) -> None:
         """Take these buckets from now on, in the order in which they travel."""
@@ -156,14 +155,14 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         if self._sample_weight == 1.0:
             return gradient
         shape, dtype = self._leaves[name]
-        nbytes, label = prod(shape) * dtype.itemsize, RoleName("weigh by samples", "library")
-        return self._work.compute(partial(_scaled, self._sample_weight), gradient, name=label, moved_bytes=2 * nbytes)
+        weigh, moved_bytes = partial(_scaled, self._sample_weight), 2 * prod(shape) * dtype.itemsize
+        return self._work.compute(weigh, gradient, name="weigh by samples", moved_bytes=moved_bytes)
 
-    def _take(self, gradients: Mapping[str, object], place: Place) -> None:
+    def _take(self, gradients: Mapping[str, object], site: Site) -> None:
         gradients = {name: self._weighted(name, gradient) for name, gradient in gradients.items()}
         for name, gradient in gradients.items():
             bucket = self._home[name]
-            bucket.place = place
+            bucket.site = site
             if not bucket.handed:
                 self._prepare(bucket)
             if not self._syncs and bucket.views:
@@ -171,7 +170,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
                 continue
             if bucket.sent or name in bucket.handed:
                 raise self._second(name)
-            bucket.hand_over(name, gradient, place)
+            bucket.hand_over(name, gradient, site)
             if self._observed is not None:
                 self._observed.append(name)
         for bucket in self._queue.due():
@@ -231,12 +230,12 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
 
     # -- ranks with fewer samples --------------------------------------------------------------------------------
 
-    def _count(self, mine: float) -> Future[Array]:
-        """Ask how many ranks have samples in this step."""
+    def _count(self, samples: float) -> Future[Array]:
+        """Issue the count of the ranks that have samples in this step; this rank counts as `samples`, 0 or 1."""
         stream = self.rank.stream(f"samples of {self.group.name}")
-        place = users_frame()
+        site = users_frame()
         return self.group.all_reduce(
-            np.array([mine]), stream=stream, name=RoleName("ranks with samples", "library"), call_site=place
+            np.array([samples]), stream=stream, name=RoleName("ranks with samples", "library"), call_site=site
         )
 
     async def _join(self) -> None:
@@ -255,40 +254,29 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         active, self._active = self._active, None
         if active is None:
             return ()
-        size, real, stream = self.group.size, self._real, self._update_stream
-        factor = self.rank.compute(
-            lambda count: size / count[0] if real else 1.0,
-            active,
-            name=RoleName("mean", "library"),
-            seconds=0.0,
-            stream=stream,
-        )
-        return (factor,)
+        size, real = self.group.size, self._work.real
+        factor = lambda count: size / count[0] if real else 1.0  # noqa: E731
+        return (self._work.compute(factor, active, name="mean", stream=self._update_stream),)
 
     # -- the norm ------------------------------------------------------------------------------------------------
 
     def _clip(self) -> tuple[Future[object], ...]:
         """Return the factor that limits the norm of all gradients."""
         limit, stream = self._settings.clip_norm, self._update_stream
-        if limit is None or not self._real:
+        if limit is None or not self._work.real:
             return ()
-        arrived = [each for bucket in self._buckets for each in self._arrived(bucket)]
+        arrived = [mean for bucket in self._buckets for mean in self._arrived(bucket)]
         parts: list[list[Part]] = [
-            [(place, self._copies.get(name, 1)) for name, place in places] for _, places in arrived
+            [(part, self._copies.get(name, 1)) for name, part in parts_of_mean] for _, parts_of_mean in arrived
         ]
-        reduced, place = [future for future, _ in arrived], users_frame()
+        reduced, site = [future for future, _ in arrived], users_frame()
         nbytes = sum(bucket.plan.nbytes for bucket in self._buckets)
         squares: Future[Array] = self._work.compute(
-            partial(square_sums, parts), *reduced, name=RoleName("norm", "library"), moved_bytes=nbytes, stream=stream
+            partial(square_sums, parts), *reduced, name="norm", moved_bytes=nbytes, stream=stream
         )
         for group in self._with_other_parts():
-            squares = group.all_reduce(squares, exact=True, name=RoleName("norm", "library"), call_site=place)
-        factor = partial(clip_factor, limit)
-        return (
-            self.rank.compute(
-                factor, squares, name=RoleName("norm", "library"), seconds=0.0, stream=stream, call_site=place
-            ),
-        )
+            squares = group.all_reduce(squares, exact=True, name=RoleName("norm", "library"), call_site=site)
+        return (self._work.compute(partial(clip_factor, limit), squares, name="norm", stream=stream),)
 
     def _with_other_parts(self) -> list[Group]:
         """Return the groups with other gradients than this rank's, after the means."""
@@ -301,21 +289,21 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         """Return the order in which buckets travel, once gradients have shown it: it decides on bits; and of hooks."""
         order = {"order": list(self._seen)} if self._seen else {}
         hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked and bucket.hooked.state]
-        lost = next((found for each in hooked if (found := each.unsavable)), "")
+        lost = next(filter(None, (hook.unsavable for hook in hooked)), "")
         return order | {"hooks": bool(hooked), "lost": lost}
 
     def own(self) -> dict[str, Array]:
         """Return the state of this rank's hooks."""
         hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
-        return {name: array for each in hooked for name, array in each.own().items()}
+        return {name: array for hook in hooked for name, array in hook.own().items()}
 
-    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+    def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
         """Go on from that step: weights and the optimizer's state have been written into place.
 
         Args:
             steps: Number of steps before the checkpoint.
             notes: The result of `notes` when it was saved.
-            own: The result of `own` on this rank; None if other ranks saved it.
+            arrays: The result of `own` on this rank; None if other ranks saved it.
 
         Returns:
             The difference to the saved model, for people to read; empty if there is none.
@@ -326,10 +314,10 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             self._observed, self._seen = None, order
             self._reorder(order)
         hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
-        if own is None:
+        if arrays is None:
             return "the state of hooks starts from the beginning" if notes.get("hooks") else ""
-        fit = [each.resume(own) for each in hooked]
-        return str(notes.get("lost", "")) if all(fit) else "what hooks keep of other buckets begins anew"
+        fit = [hook.resume(arrays) for hook in hooked]
+        return str(notes.get("lost", "")) if all(fit) else "the state of hooks is of other buckets"
 
     # -- the order -----------------------------------------------------------------------------------------------
 
@@ -340,7 +328,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             return
         self._seen = order
         if self.group.size > 1:
-            self._agreed = (agreement(self.rank, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),)
+            self._agreed = (agreement(self._work, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),)
         self._reorder(order)
 
 

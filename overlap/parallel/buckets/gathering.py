@@ -87,14 +87,8 @@ class Prefetched(Gathering):
         """
         if not self._expected:
             raise UsageError("finish: with uneven=True, stage 3 needs at least one step of every rank")
-        held, self._ahead = self._ahead, deque()
-        for bucket in self._expected[self._depth :]:
-            if len(held) > self._depth:
-                _let_go(*held.popleft())
-            held.append((bucket, bucket.gather_beside()))
-        for each in held:
-            _let_go(*each)
-        self._visits = self._expected
+        for bucket in self._expected:
+            bucket.unused.append(bucket.passed(self.visit(bucket)))
 
     def all_of(self, bucket: Scattered) -> Future[dict[str, Array]]:
         """Return the parameters of a bucket by name, to be kept."""
@@ -112,17 +106,12 @@ class Prefetched(Gathering):
         for bucket in self._expected[: self._depth]:
             self._ahead.append((bucket, bucket.gather()))
 
-    def _look_ahead(self, place: int) -> None:
-        if place < len(self._expected):
-            bucket = self._expected[place]
+    def _look_ahead(self, visit: int) -> None:
+        if visit < len(self._expected):
+            bucket = self._expected[visit]
             self._ahead.append((bucket, bucket.gather(when=True)))
 
     def _forget(self) -> None:
         for bucket, whole in self._ahead:
             bucket.unused.append(whole)
         self._ahead.clear()
-
-
-def _let_go(bucket: Scattered, whole: Future[Array]) -> None:
-    """Let the next update of a bucket wait for a gather, and drop the gathered parameters."""
-    bucket.unused.append(bucket.passed(whole))

@@ -12,7 +12,7 @@ from ...errors import NonFiniteError, UsageError, agreed
 from ...runtime.checking import first_not_finite
 from ...runtime.group import Group
 from ...timeline.recording import call_site
-from ..tree import Place
+from ..tree import Site
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +26,7 @@ def check_gradient(
     shape: tuple[int, ...],
     dtype: np.dtype[np.generic],
     step: int,
-    place: Place | None = None,
+    site: Site | None = None,
 ) -> None:
     """Refuse a value that cannot be the gradient of a parameter.
 
@@ -36,7 +36,7 @@ def check_gradient(
         shape: Shape of the parameter.
         dtype: Dtype of the parameter.
         step: Step of the model, from 1; messages count as `rank.step` does, from 0.
-        place: The line that handed it over; None: the caller is there.
+        site: The line that handed it over; None: the caller is there.
 
     Raises:
         UsageError: If it is no array, has another shape, or is complex where the parameter is not.
@@ -44,13 +44,13 @@ def check_gradient(
     actual = getattr(gradient, "shape", None)
     if actual == shape and (dtype.kind == "c" or getattr(getattr(gradient, "dtype", None), "kind", "") != "c"):
         return
-    its = f"reduce: the gradient of {name!r} in step {step - 1}"
-    where = f"; it was handed over at {call_site(*place)}" if place is not None else ""
+    subject = f"reduce: the gradient of {name!r} in step {step - 1}"
+    where = f"; it was handed over at {call_site(*site)}" if site is not None else ""
     if actual is None:
-        raise UsageError(f"{its} is of type {type(gradient).__name__}, not an array{where}")
+        raise UsageError(f"{subject} is of type {type(gradient).__name__}, not an array{where}")
     if actual != shape:
-        raise UsageError(f"{its} has shape {actual}, the parameter {shape}{where}")
-    raise UsageError(f"{its} is {getattr(gradient, 'dtype', '')}, the parameter {dtype}{where}")
+        raise UsageError(f"{subject} has shape {actual}, the parameter {shape}{where}")
+    raise UsageError(f"{subject} is {getattr(gradient, 'dtype', '')}, the parameter {dtype}{where}")
 
 
 _KINDS = ("nan", "inf", "-inf")
@@ -69,20 +69,20 @@ def is_finite(flat: Array) -> bool:
     return first_not_finite(flat) is None
 
 
-def not_finite(views: Mapping[str, Array], *, rank: int, step: int, place: Place | None) -> NonFiniteError:
+def not_finite(views: Mapping[str, Array], *, rank: int, step: int, site: Site | None) -> NonFiniteError:
     """Return the error that names rank, parameter, step and element of the first gradient that is not finite.
 
     Args:
         views: Gradients by name, of which one is not finite.
         rank: World rank.
         step: Step of the model, from 1.
-        place: The line that handed a gradient over last.
+        site: The line that handed a gradient over last.
     """
     name, view = next((name, view) for name, view in views.items() if first_not_finite(view) is not None)
-    return _error(name, view, _seen(view), rank, step, place)
+    return _error(name, view, _seen(view), rank, step, site)
 
 
-def blame(group: Group, name: str, gradient: Array | None, view: Array, step: int, place: Place | None) -> None:
+def blame(group: Group, name: str, gradient: Array | None, view: Array, step: int, site: Site | None) -> None:
     """Find the rank with a gradient that is not finite, on the thread of a compute, and raise the error on all ranks.
 
     A mean that is not finite shows on all ranks, so all of them call this.
@@ -93,7 +93,7 @@ def blame(group: Group, name: str, gradient: Array | None, view: Array, step: in
         gradient: This rank's gradient; None if it is known to be finite.
         view: An array of its shape and type.
         step: Step of the model, from 1.
-        place: The line that handed the gradient over.
+        site: The line that handed the gradient over.
 
     Raises:
         NonFiniteError: The same on every rank, if a rank had such a gradient.
@@ -103,7 +103,7 @@ def blame(group: Group, name: str, gradient: Array | None, view: Array, step: in
     rows = group.all_gather(np.array(seen, np.int64)).result().reshape(-1, 3)
     for rank, (count, index, kind) in zip(group.ranks, rows.tolist(), strict=True):
         if count:
-            raise _error(name, view, (count, index, kind), rank, step, place)
+            raise _error(name, view, (count, index, kind), rank, step, site)
     message = f"reduce: the gradients of {name!r} in step {step - 1} are finite, but their sum over the ranks is not"
     raise agreed(UsageError(f"{message}; scale the loss down"))
 
@@ -119,7 +119,7 @@ def _seen(array: Array) -> tuple[int, int, int]:
 
 
 def _error(
-    name: str, array: Array, seen: tuple[int, int, int], rank: int, step: int, place: Place | None
+    name: str, array: Array, seen: tuple[int, int, int], rank: int, step: int, site: Site | None
 ) -> NonFiniteError:
     count, index, kind = seen
     return NonFiniteError(
@@ -127,7 +127,7 @@ def _error(
         operation=f"the gradient of {name!r}",
         seq=-1,
         step=step - 1,
-        call_site=call_site(*place) if place is not None else "?",
+        call_site=call_site(*site) if site is not None else "?",
         array=f"{array.dtype.name} {array.shape}",
         index=tuple(map(int, np.unravel_index(index, array.shape))),
         value=_KINDS[kind],
@@ -151,9 +151,9 @@ def square_sums(parts: Sequence[Sequence[Part]], *reduced: Array) -> NDArray[np.
         reduced: The mean gradient of each bucket, flat.
     """
     sums = (
-        square_sum(array[place]) / copies
+        square_sum(array[part]) / copies
         for places, array in zip(parts, reduced, strict=True)
-        for place, copies in places
+        for part, copies in places
     )
     return np.array([fsum(sums)])
 

@@ -11,11 +11,11 @@ from ...errors import UsageError
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
-from ..checkpoints.names import Own, packed, unpacked, unsavable
+from ..checkpoints.names import Own, packed, unpacked
 from .plan import BucketPlan, GradientBucket, Hook
 
 if TYPE_CHECKING:
-    from ..tree import Array, Place
+    from ..tree import Array, Site
 
 
 class Hooked:
@@ -44,37 +44,44 @@ class Hooked:
         counts: Sequence[int] | None = None,
     ) -> None:
         self.state: dict[str, Any] = {}
+        self._name = f"hook:{plan.index}"  # in checkpoints
         self._hook, self._rank, self._plan, self._priority = hook, rank, plan, priority
         self._group = group.on(rank.stream(f"gradients of {group.name}, bucket {plan.index}"))
         self._counts = None if counts is None else tuple(counts)
 
-    def start(self, packed: Future[Array], step: int, place: Place | None) -> Future[Array]:
+    def start(self, packed: Future[Array], step: int, site: Site | None) -> Future[Array]:
         """Return a future of the mean: of all of it, or of this rank's part."""
-        return self._rank.spawn(self._run, packed, step, place, name=f"hook of bucket {self._plan.index}")
+        return self._rank.spawn(self._run, packed, step, site, name=f"hook of bucket {self._plan.index}")
 
     @property
     def unsavable(self) -> str:
         """The part of the state that checkpoints cannot hold, for people to read; empty if there is none."""
-        found = unsavable(self.state)
-        return found and f"it has not what the hook keeps as {found}"
+        try:
+            self._packed()
+        except UsageError as error:
+            return f"the state of a hook is not in it: {error}"
+        return ""
 
     def own(self) -> dict[str, Array]:
         """Return the state for a checkpoint; none if there is none."""
-        if not self.state or self.unsavable:
-            return {}
-        return packed(f"hook:{self._plan.index}", {"names": self._plan.names, "state": self.state})
+        return {} if not self.state or self.unsavable else self._packed()
+
+    def _packed(self) -> dict[str, Array]:
+        return packed(self._name, {"names": self._plan.names, "state": self.state})
 
     def resume(self, own: Own) -> bool:
-        """Take the state of a checkpoint over; False if it is that of another bucket."""
-        told = unpacked(f"hook:{self._plan.index}", own)
-        if told is not None and told["names"] != list(self._plan.names):
+        """Take the state of a checkpoint over; False if it is that of another bucket, or of an earlier version."""
+        saved = unpacked(self._name, own)
+        if saved is None:
+            return not any(name.startswith(f"{self._name}:") for name in own)
+        if saved["names"] != self._plan.names:
             return False
-        self.state = {} if told is None else told["state"]
+        self.state = saved["state"]
         return True
 
-    async def _run(self, packed: Future[Array], step: int, place: Place | None) -> Array:
+    async def _run(self, packed: Future[Array], step: int, site: Site | None) -> Array:
         buffer, index = await packed, self._plan.index
-        mine = GradientBucket(
+        bucket = GradientBucket(
             rank=self._rank,
             group=self._group,
             index=index,
@@ -83,31 +90,31 @@ class Hooked:
             shapes=tuple(slot.shape for slot in self._plan.slots),
             buffer=buffer,
             priority=self._priority,
-            place=place,
+            place=site,
             counts=self._counts,
             state=self.state,
             rng=np.random.default_rng((step, index, self._rank.rank)),
         )
-        made = self._hook(mine)
-        if not isinstance(made, Awaitable):
-            raise UsageError(f"hook: expected an async function; of bucket {index} it returned {type(made).__name__}")
-        reduced = await made
+        result = self._hook(bucket)
+        if not isinstance(result, Awaitable):
+            raise UsageError(f"hook: expected an async function; of bucket {index} it returned {type(result).__name__}")
+        reduced = await result
         reduced = await reduced if isinstance(reduced, Future) else reduced
         if not isinstance(reduced, np.ndarray):
-            raise UsageError(f"hook: what it made of bucket {index} is of type {type(reduced).__name__}, not an array")
+            raise UsageError(f"hook: its result for bucket {index} is of type {type(reduced).__name__}, not an array")
         return self._part(reduced, buffer)
 
     def _part(self, reduced: Array, buffer: Array) -> Array:
         """Return this rank's part of the hook's result."""
-        place = slice(0, buffer.size)
+        part = slice(0, buffer.size)
         if self._counts is not None:
             start = sum(self._counts[: self._group.rank])
-            place = slice(start, start + self._counts[self._group.rank])
-            if (reduced.shape, reduced.dtype) == ((place.stop - place.start,), buffer.dtype):
+            part = slice(start, start + self._counts[self._group.rank])
+            if (reduced.shape, reduced.dtype) == ((part.stop - part.start,), buffer.dtype):
                 return reduced
         if (reduced.shape, reduced.dtype) != (buffer.shape, buffer.dtype):
             raise UsageError(
-                f"hook: bucket {self._plan.index} is {buffer.dtype} {buffer.shape}, what the hook made of it is "
+                f"hook: bucket {self._plan.index} is {buffer.dtype} {buffer.shape}, the result of the hook is "
                 f"{reduced.dtype} {reduced.shape}"
             )
-        return reduced[place]
+        return reduced[part]

@@ -15,7 +15,7 @@ from ...runtime.group import Group
 from ...runtime.rank import Rank
 
 if TYPE_CHECKING:
-    from ..tree import Array, Place
+    from ..tree import Array, Site
 
 BUCKET_BYTES = 25 << 20
 """As in PyTorch DDP (torch/nn/parallel/distributed.py): a small first bucket starts early, and 25 MiB after it."""
@@ -110,6 +110,14 @@ def plan_by_size(
     return plan_buckets(gradients, order, bucket_bytes=size, alone_bytes=None)
 
 
+def plan_by_dtype(
+    gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]], order: Iterable[str]
+) -> tuple[BucketPlan, ...]:
+    """Put all gradients of a dtype into one bucket."""
+    limit = 1 << 62
+    return plan_buckets(gradients, order, bucket_bytes=limit, first_bytes=limit, alone_bytes=None)
+
+
 def _plan(
     index: int,
     dtype: np.dtype[np.generic],
@@ -141,7 +149,7 @@ class GradientBucket:
     # return the elements of its rank alone. None if each needs all.
     counts: tuple[int, ...] | None = None
     priority: int = 0  # For its operations; lower is more urgent
-    place: Place | None = None  # The line of the program that handed a gradient over last, for `call_site`
+    place: Site | None = None  # The line of the program that handed a gradient over last, for `call_site`
     # The hook's own, kept from step to step as long as the bucket lives.
     state: dict[str, Any] = field(default_factory=dict)
     rng: np.random.Generator  # Numbers that differ between ranks, buckets and steps, and are the same from run to run

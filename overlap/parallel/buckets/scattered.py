@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.future import Future
 from ...timeline.span import RoleName
-from ..checkpoints.pieces import Shard, state_name
 from ..optimizers import Optimizer
-from ..parameters import Stage
-from ..work import users_frame
+from ..parameters import FlatWeights, Stage
+from ..work import nothing
 from .bucket import Bucket, BucketContext, scaled
-from .plan import BucketPlan, Slot
+from .plan import BucketPlan
 
 if TYPE_CHECKING:
     from ..tree import Array
@@ -41,10 +39,9 @@ class Scattered(Bucket):
         shared: Whether ranks of one host have gathered parameters together.
 
     Attributes:
-        param: This rank's part of the parameters; in stages 1 and 2 a view of `whole`.
+        weights: This rank's part of the parameters, in stages 1 and 2 a view of `whole`, and the optimizer's state.
         whole: All parameters, in stages 1 and 2.
         grad: All gradients in stage 1, this rank's part in stages 2 and 3.
-        state: The optimizer's state of this rank's part.
         reduced: This rank's part of the mean gradient, of the step that was sent last.
         updated: This rank's part of the newest parameters; in stages 1 and 2 all parameters to begin with.
         unused: Gathers whose result was not asked for, but which may still read this rank's part.
@@ -64,15 +61,12 @@ class Scattered(Bucket):
         counts = shares(plan.size, group.size)
         buffer = rank.empty(plan.size, plan.dtype) if stage == 1 else None
         super().__init__(context, plan, priority=priority, buffer=buffer, counts=counts)
-        size, stop = counts[group.rank], list(accumulate(counts))[group.rank]
-        self.mine: slice = slice(stop - size, stop)
+        stop = sum(counts[: group.rank + 1])
+        part = slice(stop - counts[group.rank], stop)
         self.whole: Array | None = rank.empty(plan.size, plan.dtype) if stage < 3 else None
-        self.param: Array = rank.empty(size, plan.dtype) if self.whole is None else self.whole[self.mine]
-        self.grad: Array = rank.empty(size, plan.dtype) if buffer is None else buffer
-        kept = optimizer.fresh(size if context.real else 0, plan.dtype)
-        self.state: dict[str, Array] = (
-            kept if context.real else {key: rank.empty(size, each.dtype) for key, each in kept.items()}
-        )
+        flat = None if self.whole is None else self.whole[part]
+        self.weights: FlatWeights = FlatWeights(rank, plan, optimizer, part=part, flat=flat)
+        self.grad: Array = rank.empty(counts[group.rank], plan.dtype) if buffer is None else buffer
         self.reduced: Future[Array] | None = None
         self.updated: Future[Array]
         self.unused: list[Future[Any]] = []
@@ -88,34 +82,22 @@ class Scattered(Bucket):
     def begin(self, first: Array | Future[Array]) -> None:
         """Take over the parameters that all ranks begin with."""
         self.updated = self._work.compute(
-            self.fill,
-            first,
-            name=RoleName("first weights", "library"),
-            moved_bytes=2 * self.plan.nbytes,
-            stream="optimizer",
+            self.fill, first, name="first weights", moved_bytes=2 * self.plan.nbytes, stream="optimizer"
         )
 
     def begin_empty(self) -> None:
         """Wait for parameters and state that are written into place."""
-        self.updated = self._context.rank.compute(
-            lambda: self.newest, name=RoleName("first weights", "library"), stream="optimizer", seconds=0.0
-        )
+        self.updated = self._work.compute(lambda: self.newest, name="first weights", stream="optimizer")
 
     @property
     def newest(self) -> Array:
         """A new view of the parameters that are kept here."""
-        return self.param[:] if self.whole is None else self.whole[:]
-
-    def arrays(self) -> list[Array]:
-        """Return this rank's part of the parameters and of the optimizer's state."""
-        return [self.param, *(self.state[key] for key in sorted(self.state))]
+        return self.weights.flat[:] if self.whole is None else self.whole[:]
 
     async def gather_whole(self) -> None:
         """Gather all parameters from their parts, in stages 1 and 2."""
         assert self.whole is not None
-        out = self.whole[:] if self._context.real else None
-        name = RoleName(f"gather bucket {self.plan.index}", "bucket")
-        await self._group.all_gather(self.param[:], out=out, counts=self._counts, stream=self._gathers, name=name)
+        await self._gather(self.weights.flat[:])
 
     def _free(self) -> object:
         return self.updated
@@ -133,13 +115,15 @@ class Scattered(Bucket):
         added, self._collects = self._collects, keeps
         packed = self._pack(step, [after, self._free()], lambda flat: flat[:])
         if added or keeps:
-            part, moved_bytes = self._scatter(step, packed, None), 3 * self.grad.nbytes
-            collect = partial(self._collect, added)
             self.reduced = self._work.compute(
-                collect, part, name=RoleName("add", "library"), moved_bytes=moved_bytes, stream="optimizer"
+                partial(self._collect, added),
+                self._scatter(step, packed, None),
+                name="add",
+                moved_bytes=3 * self.grad.nbytes,
+                stream="optimizer",
             )
         else:
-            keeps_part = self._buffer is None and self._context.real
+            keeps_part = self._buffer is None and self._work.real
             self.reduced = self._scatter(step, packed, self.grad[:] if keeps_part else None)
 
     def _scatter(self, step: int, packed: Future[Array], out: Array | None) -> Future[Array]:
@@ -155,8 +139,9 @@ class Scattered(Bucket):
             self.reduced,
             list(factors),
             *self.unused,
-            name=RoleName("update", "update"),
-            moved_bytes=3 * self.param.nbytes + 2 * sum(each.nbytes for each in self.state.values()),
+            name="update",
+            role="update",
+            moved_bytes=2 * sum(array.nbytes for array in self.weights.arrays()) + self.weights.flat.nbytes,
             stream="optimizer",
         )
         self.sent = False
@@ -170,53 +155,44 @@ class Scattered(Bucket):
         """
         part = self.updated
         if when:
-            run = self._context.rank.compute(lambda: self.param[:], name=RoleName("room", "library"), seconds=0.0)
-            part = run if part.done else self._in_room(_last, run, part)
+            run = self._work.compute(lambda: self.weights.flat[:], name="room")
+            part = run if part.done else self._work.compute(_last, run, part, name="room", stream="room")
         return self._gather(part)
 
-    def gather_beside(self) -> Future[Array]:
-        """Return all parameters, flat, gathered only when all that `passed` has issued has run."""
-        return self._gather(self._in_room(_last, None, self.updated))
-
-    def passed(self, whole: Future[Array]) -> Future[None]:
+    def passed(self, parameters: Future[dict[str, Array]]) -> Future[None]:
         """Return a future that is done when parameters have been gathered, without holding them."""
-        return self._in_room(_nothing, whole)
+        return self._work.compute(nothing, parameters, name="room")
 
-    def _in_room(self, fn: Any, *args: object) -> Future[Any]:
-        return self._context.rank.compute(fn, *args, name=RoleName("room", "library"), stream="room", seconds=0.0)
-
-    def _gather(self, part: Future[Array]) -> Future[Array]:
-        if self._group.size == 1:
+    def _gather(self, part: Array | Future[Array]) -> Future[Array]:
+        if isinstance(part, Future) and self._group.size == 1:
             return part
         return self._group.all_gather(
             part,
-            out=None if self.whole is None or not self._context.real else self.whole[:],
+            out=None if self.whole is None or not self._work.real else self.whole[:],
             counts=self._counts,
             shared=self._shared,
             priority=self._priority,
             stream=self._gathers,
             name=RoleName(f"gather bucket {self.plan.index}", "bucket"),
-            call_site=self.place,
+            call_site=self.site,
         )
 
     def opened(self, whole: Future[Array]) -> Future[dict[str, Array]]:
         """Return the parameters by name, once they are there and all that was issued before has run."""
-        return self._context.rank.compute(
-            self._open, whole, name=RoleName("open", "library"), seconds=0.0, call_site=users_frame()
-        )
+        return self._work.compute(self._open, whole, name="open")
 
     # -- on compute streams ----------------------------------------------------------------------------------------
 
     def fill(self, flat: Array) -> Array:
         """Copy all parameters, or this rank's part of them, into place."""
-        target, source = (self.param[:], flat[self.mine]) if self.whole is None else (self.whole[:], flat)
-        if self._context.real:
-            target[:] = source
-        return target
+        newest = self.newest
+        if self._work.real:
+            newest[:] = flat[self.weights.part] if self.whole is None else flat
+        return newest
 
     def _collect(self, added: bool, part: Array) -> Array:
         """Keep the mean gradient of this rank's part, or add it to the kept one."""
-        if not self._context.real:
+        if not self._work.real:
             return self.grad
         kept = self.grad[:]
         if added:
@@ -226,9 +202,10 @@ class Scattered(Bucket):
         return kept
 
     def _update(self, step: int, gradient: Array, factors: Sequence[float | None], *_: Array) -> Array:
-        if self._context.real and self.param.size:
-            self._optimizer.update(self.param[:], scaled(gradient, factors), self.state, step)
-        return self.param[:]
+        flat = self.weights.flat[:]
+        if self._work.real and flat.size:
+            self._optimizer.update(flat, scaled(gradient, factors), self.weights.state, step)
+        return flat
 
     def _open(self, whole: Array) -> dict[str, Array]:
         if self._views is not None:
@@ -241,46 +218,7 @@ class Scattered(Bucket):
             view.setflags(write=False)
         return views
 
-    # -- this rank's part --------------------------------------------------------------------------------------------
-
-    def places(self) -> list[tuple[str, slice]]:
-        """Return the place of each parameter in this rank's part."""
-        begin = self.mine.start
-        shared = [(slot.name, *self._overlap(slot)) for slot in self.plan.slots]
-        return [(name, slice(start - begin, stop - begin)) for name, start, stop in shared if start < stop]
-
-    def pieces(self, *, whole: bool) -> list[Shard]:
-        """Return this rank's part of the parameters and of the optimizer's state, as they lie in memory.
-
-        Args:
-            whole: Return all parameters that are kept here, other ranks' parts included.
-        """
-        pieces: list[Shard] = []
-        for slot in self.plan.slots:
-            if whole and self.whole is not None:
-                pieces.append(Shard.whole(slot.name, slot.shape, self.whole[slot.start : slot.stop]))
-            else:
-                pieces += self._mine(slot, slot.name, self.param)
-            for key, kept in self.state.items():
-                pieces += self._mine(slot, state_name(key, slot.name), kept)
-        return pieces
-
-    def _mine(self, slot: Slot, name: str, part: Array) -> list[Shard]:
-        """Return the piece of a parameter in this rank's part of its weights or state; none if there is nothing."""
-        start, stop = self._overlap(slot)
-        if start >= stop:
-            return []
-        data = part[start - self.mine.start : stop - self.mine.start]
-        return [Shard(tensor=name, shape=slot.shape, start=start - slot.start, stop=stop - slot.start, data=data)]
-
-    def _overlap(self, slot: Slot) -> tuple[int, int]:
-        return max(slot.start, self.mine.start), min(slot.stop, self.mine.stop)
-
 
 def _last(_: object, part: Array) -> Array:
     """Return the second argument, once both are there."""
     return part
-
-
-def _nothing(_: object) -> None:
-    """Be done when the argument is there."""

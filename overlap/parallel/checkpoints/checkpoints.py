@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import trio
 
 from ...errors import UsageError
 from ...notice import notify
@@ -21,20 +19,21 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
+from ...state.store import in_thread
 from ...timeline.recording import call_site
 from ...timeline.span import RoleName
 from ..replicated import reason_of
-from ..settings import check_is_rank, group_of
-from ..work import users_frame
+from ..settings import check_count, check_is_rank, group_of
+from ..work import users_site
 from .files import DamagedError, check_types, complete_steps, folder_of, read_manifest
-from .names import Naming, Own, difference
+from .names import Naming, Own, difference_of
 from .pieces import Cut, Shard, Tensors, copied
 from .reader import Reader
 from .writer import commit, merge, write_part
 
 if TYPE_CHECKING:
     from ..hooks.operations import Values
-    from ..tree import Place
+    from ..tree import Site
 
 _STREAM = "overlap.checkpoints"
 _OWN = "own:"  # begins the names of the arrays that one rank alone has, with its number
@@ -69,10 +68,10 @@ class Checkpointed(Protocol):
         """Wait until all updates that have been issued are done."""
 
     def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
-        """Go on from that step, once all that is wanted has been written.
+        """Go on from that step, once the pieces of `wanted` have been written.
 
         Args:
-            steps: That had been made.
+            steps: Number of steps before the checkpoint.
             notes: The result of `notes` when it was saved.
             own: The result of `own` on this rank, to be kept; None if other ranks saved it.
 
@@ -140,14 +139,13 @@ class Checkpoints:
             UsageError: If no folder is known, `keep` is no number from 1, or both a part and cuts are given.
         """
         check_is_rank(rank)
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise UsageError(f"keep: expected a whole number from 1, got {keep!r}")
+        check_count("keep", keep)
         if folder is not None and not isinstance(folder, (str, os.PathLike)):
             raise UsageError(f"folder: expected a path, got {folder!r}")
-        place = folder if folder is not None else rank.state.folder
-        if place is None and rank.state.real:
+        path = folder if folder is not None else rank.state.folder
+        if path is None and rank.state.real:
             raise UsageError("folder: no folder for checkpoints is known; pass one, or give --state-dir DIR")
-        self._folder = Path(place or ".")
+        self._folder = Path(path or ".")
         self._rank, self._group, self._whole, self._keep = rank, group_of(rank, group), whole, keep
         self._naming = Naming(part, cuts)
         self._part = part if cuts is None else f"rank {self._group.rank} {self._naming.digest}"
@@ -170,13 +168,13 @@ class Checkpoints:
         Raises:
             UsageError: If it is no model, or safetensors has no type for a dtype of it.
         """
-        place = _place_of(users_frame())
+        site = users_site()
         _check_savable(model)
         check_types(model.tensors())
         self._naming.check(model.tensors())
         await self.finish()
         await model.settle()
-        pieces = [self._naming.placed(each) for each in model.kept()] + self._own(model)
+        pieces = [self._naming.placed(piece) for piece in model.kept()] + self._own(model)
         moved = 2 * sum(piece.data.nbytes for piece in pieces)
         copies = await self._rank.compute(
             partial(copied, pieces), name=RoleName("copy for a checkpoint", "library"), bytes_moved=moved
@@ -185,14 +183,14 @@ class Checkpoints:
         notes = {self._part: dict(model.notes())}
         self._under_way[self._group.ranks] = self._rank.spawn(
             self._write,
-            place,
+            site,
             model.steps,
             copies,
             notes,
             dict(extra or {}),
             name=name,
             errors="await",
-            call_site=place,
+            call_site=site,
         )
 
     @property
@@ -228,7 +226,7 @@ class Checkpoints:
             UsageError: On every rank: if it is no model, or the checkpoint is of another; if there are some and none
                 can be read; if the model has made steps.
         """
-        place = _place_of(users_frame())
+        site = users_site()
         _check_savable(model)
         lost = ""
         if model.steps and model.steps == self._rank.epoch.step:  # under --survive, it goes on from memory
@@ -239,87 +237,87 @@ class Checkpoints:
             raise UsageError(f"model: it has made {model.steps} steps; restore one that has made none")
         await self.finish()
         await model.settle()
-        steps = await self._found(place)
+        steps = await self._saved_steps(site)
         for step in steps:
-            manifest = await self._checked(step, place)
+            manifest = await self._checked(step, site)
             if manifest is not None:
                 if lost and self._group.rank == 0:
                     notify(f"{lost.partition(';')[0]}; going on from the checkpoint of step {step}")
-                return await self._go_on(model, step, manifest, place)
+                return await self._go_on(model, step, manifest, site)
         if steps:
             raise UsageError(f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read")
         if lost:
             raise UsageError(f"{lost}; there is no checkpoint in {self._folder}")
         return None
 
-    async def _go_on(self, model: Checkpointed, step: int, manifest: Mapping[str, Any], place: Place) -> Restored:
+    async def _go_on(self, model: Checkpointed, step: int, manifest: Mapping[str, Any], site: Site) -> Restored:
         """Load a checkpoint into a model."""
         reader, notes = Reader(folder_of(self._folder, step), manifest), manifest["notes"]
-        await self._check_model(folder_of(self._folder, step), reader.tensors, model.tensors(), place)
-        mine = manifest["ranks"] == self._group.size and self._part in notes
-        same = await self._all(mine, place)
-        own = await _in_thread(partial(self._read, reader, model.wanted()))
-        told = notes[self._part] if self._part in notes else next(iter(notes.values()))
-        lost = model.resume(step, told, own if same else None)
-        return self._restored(step, manifest, lost, same=same)
+        await self._check_model(folder_of(self._folder, step), reader.tensors, model.tensors(), site)
+        same_rank = manifest["ranks"] == self._group.size and self._part in notes
+        same = await self._all(same_rank, site)
+        own = await in_thread(partial(self._read, reader, model.wanted()))
+        part_notes = notes[self._part] if self._part in notes else next(iter(notes.values()))
+        difference = model.resume(step, part_notes, own if same else None)
+        return self._restored(step, manifest, difference, same=same)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def _write(
-        self, place: Place, step: int, pieces: Sequence[Shard], notes: Mapping[str, object], extra: Mapping[str, object]
+        self, site: Site, step: int, pieces: Sequence[Shard], notes: Mapping[str, object], extra: Mapping[str, object]
     ) -> None:
         try:
-            await self._write_parts(place, step, pieces, notes, extra)
+            await self._write_parts(site, step, pieces, notes, extra)
         except OSError as error:  # which no line of the program has raised
-            told = OSError(f"checkpoint of step {step} (saved at {call_site(*place)}) cannot be written: {error}")
-            told.errno = error.errno
-            raise told from None
+            failure = OSError(f"checkpoint of step {step} (saved at {call_site(*site)}) cannot be written: {error}")
+            failure.errno = error.errno
+            raise failure from None
 
     async def _write_parts(
-        self, place: Place, step: int, pieces: Sequence[Shard], notes: Mapping[str, object], extra: Mapping[str, object]
+        self, site: Site, step: int, pieces: Sequence[Shard], notes: Mapping[str, object], extra: Mapping[str, object]
     ) -> None:
         group = self._group
         if not self._rank.state.real:
-            await self._together(place)
+            await self._together(site)
             return
         nonce = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
         shared = await group.broadcast(
-            metadata([nonce], np.int64), stream=self._stream, name="checkpoint begins", call_site=place
+            metadata([nonce], np.int64), stream=self._stream, name="checkpoint begins", call_site=site
         )
         written = self._folder / f".checkpoint-{step:012}-{int(shared[0]):016x}"
-        await _in_thread(partial(write_part, written, group.rank, group.size, pieces, notes))
-        await self._together(place)
+        await in_thread(partial(write_part, written, group.rank, group.size, pieces, notes))
+        await self._together(site)
         if group.rank == 0:
             if self._whole:
-                await _in_thread(partial(merge, written, group.size))
-            await _in_thread(partial(commit, written, self._folder, step, group.size, extra, keep=self._keep))
-        await self._together(place)
+                await in_thread(partial(merge, written, group.size))
+            await in_thread(partial(commit, written, self._folder, step, group.size, extra, keep=self._keep))
+        await self._together(site)
         self._rank.state.note_kept(step)
 
-    async def _together(self, place: Place) -> None:
-        await self._group.barrier(stream=self._stream, name="checkpoint", call_site=place)
+    async def _together(self, site: Site) -> None:
+        await self._group.barrier(stream=self._stream, name="checkpoint", call_site=site)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def _all(self, mine: bool, place: Place) -> bool:
-        told: Values = await self._group.all_reduce(
-            metadata([mine], np.int8), op="min", stream=self._stream, name="restore", call_site=place
+    async def _all(self, agrees: bool, site: Site) -> bool:
+        least: Values = await self._group.all_reduce(
+            metadata([agrees], np.int8), op="min", stream=self._stream, name="restore", call_site=site
         )
-        return bool(told[0])
+        return bool(least[0])
 
-    async def _found(self, place: Place) -> list[int]:
+    async def _saved_steps(self, site: Site) -> list[int]:
         """Return the steps that the first rank finds, the newest first; in virtual time there are none."""
         if not self._rank.state.real:
             return []
-        found = await _in_thread(partial(complete_steps, self._folder)) if self._group.rank == 0 else []
-        tell = partial(self._group.broadcast, stream=self._stream, name="restore", call_site=place)
-        count = await tell(metadata([len(found)], np.int64))
-        return [int(step) for step in await tell(metadata(found or [0] * int(count[0]), np.int64))]
+        steps = await in_thread(partial(complete_steps, self._folder)) if self._group.rank == 0 else []
+        broadcast = partial(self._group.broadcast, stream=self._stream, name="restore", call_site=site)
+        count = await broadcast(metadata([len(steps)], np.int64))
+        return [int(step) for step in await broadcast(metadata(steps or [0] * int(count[0]), np.int64))]
 
-    async def _checked(self, step: int, place: Place) -> Mapping[str, Any] | None:
+    async def _checked(self, step: int, site: Site) -> Mapping[str, Any] | None:
         """Return a checkpoint's manifest, if all ranks together find its files as they were written."""
-        manifest, trouble = await _in_thread(partial(self._look_at, step))
-        fine = await self._all(not trouble, place)
+        manifest, trouble = await in_thread(partial(self._look_at, step))
+        fine = await self._all(not trouble, site)
         if trouble:
             notify(f"checkpoint of step {step} is passed over: {trouble}")
         return manifest if fine else None
@@ -337,23 +335,23 @@ class Checkpoints:
             return {}, str(error)
         return manifest, ""
 
-    async def _check_model(self, folder: Path, there: Tensors, here: Tensors, place: Place) -> None:
+    async def _check_model(self, folder: Path, saved_tensors: Tensors, tensors: Tensors, site: Site) -> None:
         """Refuse the checkpoint of another model; tensors without elements are in none."""
-        self._naming.check(here)
+        self._naming.check(tensors)
         prefix = self._naming.prefix
         saved = {
             name: (dtype, tuple(shape))
-            for name, (dtype, shape) in there.items()
+            for name, (dtype, shape) in saved_tensors.items()
             if name.startswith(prefix) and not name.removeprefix(prefix).startswith(_OWN)
         }
-        expected = {name: form for name, form in self._naming.tensors(here).items() if prod(form[1])}
+        expected = {name: form for name, form in self._naming.tensors(tensors).items() if prod(form[1])}
         if prefix and not saved:
             raise UsageError(f"part: {folder} has no part {prefix[:-1]!r}")
         if self._naming.is_cut:  # others have the rest
-            parts = await self._group.all_gather_object(expected, stream=self._stream, name="restore", call_site=place)
+            parts = await self._group.all_gather_object(expected, stream=self._stream, name="restore", call_site=site)
             for part in parts:
                 expected |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in part.items()}
-        wrong = difference(saved, expected, prefix)
+        wrong = difference_of(saved, expected, prefix)
         if wrong:
             raise UsageError(f"model: {folder} is of another model: {wrong}")
 
@@ -364,8 +362,8 @@ class Checkpoints:
         own = self._own_prefix
         return {name.removeprefix(own): reader.whole(name) for name in reader.tensors if name.startswith(own)}
 
-    def _restored(self, step: int, manifest: Mapping[str, Any], lost: str, *, same: bool) -> Restored:
-        ranks, now, reasons = int(manifest["ranks"]), self._group.size, [lost] if lost else []
+    def _restored(self, step: int, manifest: Mapping[str, Any], difference: str, *, same: bool) -> Restored:
+        ranks, now, reasons = int(manifest["ranks"]), self._group.size, [difference] if difference else []
         if ranks != now:
             reasons.append(
                 f"{ranks} ranks saved it and {now} go on, and gradients that are means of other parts round differently"
@@ -384,12 +382,3 @@ def _check_savable(model: object) -> None:
             f"model: expected one of overlap.parallel, such as DataParallel, got {type(model).__name__}; "
             "arrays of your own are kept by rank.state.save"
         )
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    return await trio.to_thread.run_sync(work)
-
-
-def _place_of(frame: FrameType) -> Place:
-    """Return where a frame is now: a frame that runs on tells another line later."""
-    return frame.f_code, frame.f_lasti

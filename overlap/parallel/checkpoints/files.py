@@ -56,8 +56,8 @@ def complete_steps(parent: str | os.PathLike[str]) -> list[int]:
     names: list[str] = []
     with suppress(FileNotFoundError, NotADirectoryError):
         names = os.listdir(parent)
-    found = [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
-    return sorted((step for step in found if (folder_of(Path(parent), step) / MANIFEST).exists()), reverse=True)
+    steps = [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
+    return sorted((step for step in steps if (folder_of(Path(parent), step) / MANIFEST).exists()), reverse=True)
 
 
 def check_types(tensors: Tensors) -> None:
@@ -80,19 +80,19 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def sealed(told: Mapping[str, Any]) -> str:
+def sealed(manifest: Mapping[str, Any]) -> str:
     """Return a manifest as text that has its own checksum."""
-    text = json.dumps(json.loads(json.dumps(told)))  # as it will be read
+    text = json.dumps(json.loads(json.dumps(manifest)))  # as it will be read
     return json.dumps(json.loads(text) | {_SEAL: xxhash.xxh3_128(text.encode()).hexdigest()})
 
 
 def _unsealed(path: Path) -> dict[str, Any]:
     """Return the contents of a manifest; one without a checksum is of an earlier version, and is trusted."""
     try:
-        told: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        seal = told.pop(_SEAL, None)
-        if seal in (None, xxhash.xxh3_128(json.dumps(told).encode()).hexdigest()):
-            return told
+        manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        seal = manifest.pop(_SEAL, None)
+        if seal in (None, xxhash.xxh3_128(json.dumps(manifest).encode()).hexdigest()):
+            return manifest
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise DamagedError(f"{path} is not what was written") from error
     raise DamagedError(f"{path} is not what was written")
@@ -126,15 +126,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         DamagedError: If that cannot be understood.
     """
     try:
-        told = _unsealed(folder / MANIFEST)
-        if told["format"] != FORMAT:
-            raise DamagedError(f"{folder}: its format is {told['format']}, known is {FORMAT}")
-        msgspec.convert(told, _TYPE)
-        if any(not _FILE.fullmatch(file["name"]) for file in told["files"]):
+        manifest = _unsealed(folder / MANIFEST)
+        if manifest["format"] != FORMAT:
+            raise DamagedError(f"{folder}: its format is {manifest['format']}, known is {FORMAT}")
+        msgspec.convert(manifest, _TYPE)
+        if any(not _FILE.fullmatch(file["name"]) for file in manifest["files"]):
             raise DamagedError(f"{folder}: its manifest names files elsewhere")
     except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
         raise error if isinstance(error, DamagedError) else DamagedError(f"{folder}: {error!r}") from error
-    return told
+    return manifest
 
 
 def header_of(path: Path) -> tuple[dict[str, Any], int]:
@@ -143,5 +143,5 @@ def header_of(path: Path) -> tuple[dict[str, Any], int]:
         length = int.from_bytes(file.read(8), "little")
         if length > _HEADER_LIMIT_BYTES:
             raise DamagedError(f"{path}: its header is too long")
-        found: dict[str, Any] = json.loads(file.read(length))
-        return found, 8 + length
+        header: dict[str, Any] = json.loads(file.read(length))
+        return header, 8 + length

@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 
 from ...errors import UsageError
+from ...state.encoding import flattened, restored
 from .pieces import Cut, Shard, Tensors, of_weight, renamed
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class Naming:
             if not isinstance(cut, Cut):
                 raise UsageError(f"cuts: {name!r} is of type {type(cut).__name__}; expected parallel.Cut")
         self.prefix, self._cuts = f"{part}/" if part else "", cuts
-        told = [[name, cut.name, cut.axis, cut.index, cut.of] for name, cut in sorted((cuts or {}).items())]
-        self.digest: str = "" if cuts is None else xxhash.xxh3_64_hexdigest(json.dumps(told).encode())
+        blocks = [[name, cut.name, cut.axis, cut.index, cut.of] for name, cut in sorted((cuts or {}).items())]
+        self.digest: str = "" if cuts is None else xxhash.xxh3_64_hexdigest(json.dumps(blocks).encode())
 
     @property
     def is_cut(self) -> bool:
@@ -80,41 +81,30 @@ class Naming:
         return found
 
 
-def difference(there: Tensors, here: Tensors, prefix: str = "") -> str:
+def difference_of(saved: Tensors, expected: Tensors, prefix: str = "") -> str:
     """Return the first difference between the models of a checkpoint and of this process; empty without one.
 
     Args:
-        there: The checkpoint's tensors, by name.
-        here: The model's.
+        saved: The checkpoint's tensors, by name.
+        expected: The model's.
         prefix: Prefix of all names, left out of the text.
     """
-    for name in [*here, *there]:
-        saved, expected, short = there.get(name), here.get(name), name.removeprefix(prefix)
-        if saved == expected:
+    for name in [*expected, *saved]:
+        before, now, short = saved.get(name), expected.get(name), name.removeprefix(prefix)
+        if before == now:
             continue
-        if saved is None:
+        if before is None:
             return f"it has no {short!r}"
-        if expected is None:
+        if now is None:
             return f"it has {short!r}, which this one has not"
-        return f"{short!r} is {' '.join(map(str, saved))} there and {' '.join(map(str, expected))} here"
+        return f"{short!r} is {' '.join(map(str, before))} there and {' '.join(map(str, now))} here"
     return ""
 
 
 Own: TypeAlias = "Mapping[str, Array]"
 """Arrays of one rank, by name."""
 
-_FORM = "form"
-_PLAIN = (bool, int, float, str, type(None))
-
-
-def unsavable(state: object) -> str:
-    """Return the type of something in a state that no checkpoint can have; empty if there is nothing."""
-    if isinstance(state, Mapping):
-        named = [type(key).__name__ for key in state if not isinstance(key, str)]
-        return next(iter(named), "") or next(filter(None, map(unsavable, state.values())), "")
-    if isinstance(state, (list, tuple)):
-        return next(filter(None, map(unsavable, state)), "")
-    return "" if isinstance(state, (*_PLAIN, np.ndarray)) else type(state).__name__
+_FORM = "tree"
 
 
 def packed(name: str, state: object) -> dict[str, Array]:
@@ -122,36 +112,21 @@ def packed(name: str, state: object) -> dict[str, Array]:
 
     Args:
         name: Name of the whole tensor.
-        state: Arrays, numbers, texts, and dicts and lists of such; tuples come back as lists.
+        state: Arrays, numbers, texts, None, and dicts, lists and tuples of such.
+
+    Raises:
+        UsageError: It has something else.
     """
     arrays: list[Array] = []
-    form = json.dumps(_form(state, arrays)).encode()
-    found = {f"{name}:{index}": array for index, array in enumerate(arrays)}
-    return found | {f"{name}:{_FORM}": np.frombuffer(form, np.uint8)}
+    form = json.dumps(flattened(state, arrays)).encode()
+    named = {f"{name}:{index}": array for index, array in enumerate(arrays)}
+    return named | {f"{name}:{_FORM}": np.frombuffer(form, np.uint8)}
 
 
 def unpacked(name: str, own: Own) -> Any:
     """Return the state that `packed` has been given, with the arrays themselves; None if there is none."""
     form = own.get(f"{name}:{_FORM}")
-    return None if form is None else _filled(json.loads(form.tobytes()), name, own)
-
-
-def _form(state: object, arrays: list[Array]) -> object:
-    if isinstance(state, Mapping):
-        return {"dict": {key: _form(value, arrays) for key, value in state.items()}}
-    if isinstance(state, (list, tuple)):
-        return [_form(value, arrays) for value in state]
-    if isinstance(state, np.ndarray):
-        arrays.append(state)
-        return {"array": len(arrays) - 1}
-    return state
-
-
-def _filled(form: object, name: str, own: Own) -> object:
-    if isinstance(form, list):
-        return [_filled(each, name, own) for each in form]
-    if isinstance(form, dict):
-        if "array" in form:
-            return own[f"{name}:{form['array']}"]
-        return {key: _filled(each, name, own) for key, each in form["dict"].items()}
-    return form
+    arrays: list[Array] = []
+    while (key := f"{name}:{len(arrays)}") in own:
+        arrays.append(own[key])
+    return None if form is None else restored(json.loads(form.tobytes()), arrays)

@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 from ...errors import UsageError
+from ..settings import check_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,14 +72,14 @@ def renamed(tensor: str, weight: str) -> str:
 def divided(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
     """Return a rank's share, in bytes, of pieces that all ranks have alike: every element is one rank's."""
     sizes = [piece.data.nbytes for piece in pieces]
-    total, found = sum(sizes), []
+    total, share = sum(sizes), []
     for piece, before in zip(pieces, accumulate(sizes, initial=0), strict=False):
         size = piece.dtype.itemsize
         first, last = (-(-max(0, total * at // ranks - before) // size) for at in (rank, rank + 1))
         part = piece.between(piece.start + first, piece.start + last)
         if part.stop > part.start:
-            found.append(part)
-    return found
+            share.append(part)
+    return share
 
 
 def copied(pieces: Iterable[Shard]) -> list[Shard]:
@@ -104,8 +105,7 @@ class Cut:
         if not isinstance(self.name, str) or not self.name:
             raise UsageError(f"name: expected that of a weight, got {self.name!r}")
         for name, value, least in (("axis", self.axis, 0), ("of", self.of, 1), ("index", self.index, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{name}: expected a whole number from {least}, got {value!r}")
+            check_count(name, value, least=least)
         if self.index >= self.of:
             raise UsageError(f"index: expected less than the {self.of} blocks of {self.name!r}, got {self.index}")
 

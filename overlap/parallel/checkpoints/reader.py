@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...runtime.forms import dtype_of
 from .files import DTYPES, DamagedError, checksum, header_of
 from .pieces import Cut, Shard
 
@@ -28,11 +29,11 @@ class Reader:
         self._folder = folder
         self._stored: Mapping[str, tuple[str, list[int]]] = manifest["tensors"]
         self._blocks: dict[str, dict[str, Cut]] = {}
-        for key, told in manifest["cuts"].items():
-            cut = Cut(*told)
+        for key, numbers in manifest["cuts"].items():
+            cut = Cut(*numbers)
             self._blocks.setdefault(cut.name, {})[key] = cut
         self.tensors: dict[str, tuple[str, list[int]]] = {
-            name: told for name, told in self._stored.items() if name not in manifest["cuts"]
+            name: form for name, form in self._stored.items() if name not in manifest["cuts"]
         }
         for name, blocks in self._blocks.items():
             key, cut = next(iter(blocks.items()))
@@ -40,10 +41,10 @@ class Reader:
         self.files: dict[Any, tuple[Any, Any]] = {
             file["name"]: (file["bytes"], file["xxh3_128"]) for file in manifest["files"]
         }
-        self._found: dict[str, list[tuple[int, int, str, str]]] = {}
+        self._stored_pieces: dict[str, list[tuple[int, int, str, str]]] = {}
         for file in manifest["files"]:
             for key, tensor, start, stop in file["pieces"]:
-                self._found.setdefault(tensor, []).append((start, stop, file["name"], key))
+                self._stored_pieces.setdefault(tensor, []).append((start, stop, file["name"], key))
         self._headers: dict[str, tuple[dict[str, Any], int]] = {}
 
     def check(self, name: str) -> None:
@@ -57,8 +58,8 @@ class Reader:
             raise DamagedError(f"{path} is not what was written")
         try:
             header, _ = header_of(path)
-            for key, found in self._found.items():
-                itemsize = _dtype(self._stored[key][0]).itemsize
+            for key, found in self._stored_pieces.items():
+                itemsize = dtype_of(self._stored[key][0]).itemsize
                 for start, stop, file, entry in found:
                     begin, end = header[entry]["data_offsets"] if file == name else (0, (stop - start) * itemsize)
                     if end - begin != (stop - start) * itemsize:
@@ -72,11 +73,11 @@ class Reader:
         Raises:
             DamagedError: If they do not.
         """
-        for name in {*self._stored, *self._found}:
+        for name in {*self._stored, *self._stored_pieces}:
             if name not in self._stored or self._stored[name][0] not in DTYPES.values():
                 raise DamagedError(f"{self._folder}: the type of {name!r} is not known")
             size, at = math.prod(self._stored[name][1]), 0
-            for start, stop, _, _ in sorted(self._found.get(name, [])):
+            for start, stop, _, _ in sorted(self._stored_pieces.get(name, [])):
                 if not 0 <= start <= min(at, stop) or stop > size:
                     raise DamagedError(f"{self._folder}: elements {start} to {stop} of {name!r} cannot be")
                 at = max(at, stop)
@@ -104,7 +105,7 @@ class Reader:
             DamagedError: If not all of it is there.
         """
         dtype, shape = self.tensors[name]
-        whole = np.empty(shape, _dtype(dtype))
+        whole = np.empty(shape, dtype_of(dtype))
         blocks = self._blocks.get(name)
         if blocks is None:
             self._fill(name, Shard.whole(name, tuple(shape), whole.reshape(-1)))
@@ -117,14 +118,14 @@ class Reader:
 
     def _block(self, key: str) -> Array:
         dtype, shape = self._stored[key]
-        block = np.empty(shape, _dtype(dtype))
+        block = np.empty(shape, dtype_of(dtype))
         self._fill(key, Shard.whole(key, tuple(shape), block.reshape(-1)))
         return block
 
     def _fill(self, key: str, piece: Shard) -> None:
         """Read a piece of a stored tensor; elements that several ranks have saved are read once."""
         at = piece.start
-        for start, stop, name, entry in sorted(self._found.get(key, [])):
+        for start, stop, name, entry in sorted(self._stored_pieces.get(key, [])):
             part = piece.between(max(at, start), stop)
             if start <= at and part.stop > part.start:
                 self._read(name, entry, part.start - start, part.data)
@@ -135,27 +136,9 @@ class Reader:
     def _read(self, name: str, key: str, first: int, target: Array) -> None:
         header, begin = self._headers.get(name) or self._headers.setdefault(name, header_of(self._folder / name))
         entry = header[key]
-        dtype = _dtype(DTYPES[entry["dtype"]])
-        with open(self._folder / name, "rb", buffering=0) as file:
-            file.seek(begin + entry["data_offsets"][0] + first * dtype.itemsize)
-            target[...] = _exactly(file, target.size * dtype.itemsize).view(dtype)
-
-
-def _exactly(file: Any, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    data = np.empty(nbytes, np.uint8)
-    left = memoryview(data)  # type: ignore[arg-type]
-    while left:
-        count = file.readinto(left)
-        if not count:
-            raise DamagedError(f"{file.name} ends too soon")
-        left = left[count:]
-    return data
-
-
-def _dtype(name: str) -> np.dtype[np.generic]:
-    if name.startswith(("bfloat", "float8")):
-        import ml_dtypes  # only its types need it
-
-        found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
-        return found
-    return np.dtype(name)
+        dtype = dtype_of(DTYPES[entry["dtype"]])
+        begin += entry["data_offsets"][0] + first * dtype.itemsize
+        data = np.fromfile(self._folder / name, np.uint8, target.nbytes, offset=begin)
+        if len(data) < target.nbytes:
+            raise DamagedError(f"{self._folder / name} ends too soon")
+        target[...] = data.view(dtype)

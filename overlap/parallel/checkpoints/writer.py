@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UsageError
+from ...state.parts import sync_folder
 from .files import FORMAT, MANIFEST, WHOLE, checksum, complete_steps, folder_of, header_of, sealed
 from .pieces import Shard
 from .reader import Reader
@@ -40,8 +40,8 @@ def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Shard], not
     shapes = {piece.key: [piece.dtype.name, list(piece.shape)] for piece in pieces}
     parts = [[key, piece.key, piece.start, piece.stop] for key, piece in zip(tensors, pieces, strict=True)]
     cuts = {piece.key: list(astuple(piece.cut)) for piece in pieces if piece.cut}
-    told = {"tensors": shapes, "pieces": parts, "cuts": cuts, "notes": notes}
-    _write(folder / f"rank-{rank}-of-{ranks}.safetensors", tensors, told)
+    header = {"tensors": shapes, "pieces": parts, "cuts": cuts, "notes": notes}
+    _write(folder / f"rank-{rank}-of-{ranks}.safetensors", tensors, header)
 
 
 def merge(folder: Path, ranks: int) -> None:
@@ -50,8 +50,8 @@ def merge(folder: Path, ranks: int) -> None:
     reader = Reader(folder, manifest)
     tensors = {name: reader.whole(name) for name in reader.tensors}
     parts = [[name, name, 0, array.size] for name, array in tensors.items()]
-    told = {"tensors": dict(reader.tensors), "pieces": parts, "cuts": {}, "notes": manifest["notes"]}
-    _write(folder / WHOLE, tensors, told)
+    header = {"tensors": dict(reader.tensors), "pieces": parts, "cuts": {}, "notes": manifest["notes"]}
+    _write(folder / WHOLE, tensors, header)
     for name in reader.files:
         (folder / name).unlink()
 
@@ -67,12 +67,12 @@ def commit(written: Path, parent: Path, step: int, ranks: int, extra: Mapping[st
         file.write(sealed(_manifest_of(written, ranks, step, extra)))
         file.flush()
         os.fsync(file.fileno())
-    _sync(written)
+    sync_folder(written)
     final = folder_of(parent, step)
     if final.exists():  # of an earlier attempt
         os.rename(final, written.with_suffix(".old"))
     os.rename(written, final)
-    _sync(parent)
+    sync_folder(parent)
     for old in complete_steps(parent)[keep:]:
         shutil.rmtree(folder_of(parent, old), ignore_errors=True)
     for name in os.listdir(parent):
@@ -94,7 +94,7 @@ def _write(path: Path, tensors: Mapping[str, Array], header: Mapping[str, object
         raise OSError(f"{path}: {error}") from error
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
 def _manifest_of(folder: Path, ranks: int, step: int, extra: Mapping[str, object]) -> dict[str, Any]:
@@ -115,13 +115,3 @@ def _manifest_of(folder: Path, ranks: int, step: int, extra: Mapping[str, object
         files.append({"name": name, "bytes": size, "xxh3_128": checksum(path), "pieces": header["pieces"]})
     manifest = {"format": FORMAT, "step": step, "ranks": ranks, "extra": dict(extra)}
     return manifest | {"tensors": tensors, "cuts": cuts, "files": files, "notes": notes}
-
-
-def _sync(folder: Path) -> None:
-    """Flush the names in a folder to the disk, where the file system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some file systems refuse
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -106,9 +106,9 @@ _POWERS = 126  # float32 has 2**126 and 2**-126 among its normal numbers
 
 async def shared_largest(bucket: GradientBucket) -> Values:
     """Find the largest magnitude in the bucket on any rank: (1,) float64; one collective of 8 bytes."""
-    mine = await beside(bucket, _largest, bucket.buffer, passes=1, name="largest")
+    largest = await beside(bucket, _largest, bucket.buffer, passes=1, name="largest")
     return await bucket.group.all_reduce(
-        mine, op="max", priority=bucket.priority, name=RoleName("largest of all", "bucket"), call_site=bucket.place
+        largest, op="max", priority=bucket.priority, name=RoleName("largest of all", "bucket"), call_site=bucket.place
     )
 
 

@@ -41,12 +41,12 @@ class Action(NamedTuple):
         Raises:
             UsageError: If the text is nothing of that kind.
         """
-        found = _TEXT.fullmatch(text)
-        if found is None:
+        match = _TEXT.fullmatch(text)
+        if match is None:
             raise UsageError(
                 f"text: {text!r} is no action; one is a stage, F, B, I or W, and a microbatch, such as 2F0"
             )
-        return cls(int(found[1]), Kind(found[2]), int(found[3]))
+        return cls(int(match[1]), Kind(match[2]), int(match[3]))
 
     def needs(self, last_stage: int) -> tuple[tuple[Action, ...], ...]:
         """Return the actions that must be over before this one: of each tuple, one.

@@ -22,7 +22,6 @@ def prove(name: str, rows: Rows) -> tuple[int, int, tuple[int, ...]]:
     owners = _owners(name, rows)
     stages, microbatches = len(owners), 1 + max(action.microbatch for row in rows for action in row)
     _prove_complete(name, rows, owners, microbatches)
-    _prove_local_order(name, rows)
     _prove_end(name, rows, owners)
     return stages, microbatches, owners
 
@@ -67,21 +66,10 @@ def _prove_complete(name: str, rows: Rows, owners: tuple[int, ...], microbatches
                 raise _error(name, rows, rank, step, f"{action} is there twice")
     for stage, rank in enumerate(owners):
         for i in range(microbatches):
-            found = "".join(kind for kind in Kind if Action(stage, kind, i) in counts)
-            if found not in ("FB", "FIW"):
-                told = f"has {', '.join(found) or 'nothing'} of microbatch {i}"
-                raise _error(name, rows, rank, None, f"stage {stage} {told}; it takes F and B, or F, I and W")
-
-
-def _prove_local_order(name: str, rows: Rows) -> None:
-    for rank, row in enumerate(rows):
-        seen: set[Action] = set()
-        for step, action in enumerate(row):
-            stage, kind, i = action
-            before = Action(stage, Kind.INPUT_GRADIENT if kind is Kind.WEIGHT_GRADIENT else Kind.FORWARD, i)
-            if kind is not Kind.FORWARD and before not in seen:
-                raise _error(name, rows, rank, step, f"{action} stands before {before}, which it needs")
-            seen.add(action)
+            kinds = "".join(kind for kind in Kind if Action(stage, kind, i) in counts)
+            if kinds not in ("FB", "FIW"):
+                count = f"has {', '.join(kinds) or 'nothing'} of microbatch {i}"
+                raise _error(name, rows, rank, None, f"stage {stage} {count}; it takes F and B, or F, I and W")
 
 
 def _prove_end(name: str, rows: Rows, owners: tuple[int, ...]) -> None:
@@ -89,13 +77,13 @@ def _prove_end(name: str, rows: Rows, owners: tuple[int, ...]) -> None:
     done = starts_of(rows, owners, Durations())
     stuck = {rank: step for rank, row in enumerate(rows) for step in range(len(row))[::-1] if row[step] not in done}
     if stuck:
-        told = []
+        waits = []
         for rank, step in stuck.items():
             action = rows[rank][step]
             missing = next(e for e in action.needs(len(owners) - 1) if not any(each in done for each in e))
-            told.append(f"rank {rank} waits in {action} for {' or '.join(map(str, missing))}")
+            waits.append(f"rank {rank} waits in {action} for {' or '.join(map(str, missing))}")
         rank, step = next(iter(stuck.items()))
-        raise _error(name, rows, rank, step, f"it never ends: {', '.join(told)}")
+        raise _error(name, rows, rank, step, f"it never ends: {', '.join(waits)}")
 
 
 def _error(name: str, rows: Rows, rank: int | None, step: int | None, what: str) -> ScheduleError:

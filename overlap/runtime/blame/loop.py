@@ -107,10 +107,7 @@ class LoopWatch:
     """Watches the loop for the length of a ``with``.
 
     Args:
-        token: Token of the loop.
-        thread: Ident of its thread.
         look: Called on the loop's thread, once in a period.
-        period_s: Length of the period.
         tasks: Returns the task of each rank's program.
         report: Takes the rank that has kept the loop longest, and its time in seconds; in the thread of the watch.
         report_free: Takes a reported rank once the loop is free again; on the loop's thread.
@@ -156,6 +153,7 @@ class LoopWatch:
         self._turn.flush()
 
     def _run(self) -> None:
+        """Sample the event loop and check it every period, in the thread of the watch."""
         period_s = min(_PERIOD_S, self._look_s)
         due_ns = perf_counter_ns()
         wait_s = usual_s = min(_SAMPLE_S, period_s)
@@ -166,7 +164,7 @@ class LoopWatch:
                 if now_ns - due_ns >= 1e9 * period_s:
                     late = now_ns - due_ns > 2e9 * period_s
                     due_ns = now_ns
-                    self._check(now_ns, late=late)
+                    self._check_loop(now_ns, late=late)
 
     def _sample(self, now_ns: int) -> bool:
         """Find the rank that keeps the loop, and note a sample if the turn is long; in the watch's thread.
@@ -199,17 +197,19 @@ class LoopWatch:
         if (ran_ns - had_ns >= _LONG_S * 1e9 / 2 or own_ns >= _BLOCKED_S * 1e9) and began_ns == turn.began_ns:
             turn.samples.append(BusyLoop(rank=busy.rank, place=busy.place, since_ns=since_ns))
 
-    def _check(self, now_ns: int, *, late: bool) -> None:
+    def _check_loop(self, now_ns: int, *, late: bool) -> None:
+        """Ask the event loop for an answer, or note that it has given none for too long."""
         if self._answered:
             self._answered = False
-            self._ask_again(now_ns)
+            self._note_question(now_ns)
             self._token.run_sync_soon(self._answer)
         elif late and not self._busy:
-            self._ask_again(now_ns)  # this thread did not run either: the machine may be to blame
+            self._note_question(now_ns)  # this thread did not run either: the machine may be to blame
         elif now_ns - self._asked_ns >= BUSY_S * 1e9 and (self._busy or self._own_ns(now_ns) >= BUSY_S * 1e9):
             self._note_busy(now_ns)
 
-    def _ask_again(self, now_ns: int) -> None:
+    def _note_question(self, now_ns: int) -> None:
+        """Note the time of a question, and how long the loop's thread has waited for a processor."""
         self._asked_ns, self._queued_ns = now_ns, queued_ns(self._native_thread)
 
     def _own_ns(self, now_ns: int) -> int:
@@ -235,9 +235,10 @@ class LoopWatch:
             working_for: Whether work of ours for the rank counts, such as a copy.
         """
         with without_collector():
-            return self._running(working_for=working_for)
+            return self._running_rank(working_for=working_for)
 
-    def _running(self, *, working_for: bool) -> BusyLoop | None:
+    def _running_rank(self, *, working_for: bool) -> BusyLoop | None:
+        """Return the rank that runs on the event loop, with its line; None for our own work."""
         running = frames_of(self._loop_thread)
         for rank, main in self._tasks().items():
             for task in tasks_of(main):
@@ -263,11 +264,7 @@ class LoopWatch:
 
 
 def processor_ns(thread: int) -> int:
-    """Return the processor time of a running thread of this process; 0 if the system does not count it.
-
-    Args:
-        thread: Ident of the thread in Python.
-    """
+    """Return the processor time of a thread of this process, by its ident; 0 if the system does not count it."""
     with suppress(AttributeError, OSError):  # not every system has it
         return time.clock_gettime_ns(time.pthread_getcpuclockid(thread))
     return 0
@@ -296,7 +293,6 @@ def program_places(task: Task, rank: int) -> list[str]:
 
     Args:
         task: Task that runs the rank's program.
-        rank: World rank.
     """
     places: dict[str, None] = {}
     for child in tasks_of(task):
@@ -307,7 +303,7 @@ def program_places(task: Task, rank: int) -> list[str]:
         context = getattr(awaited, "context", None)  # futures of a rank have one
         if awaited is not None and context is not None and context.rank != rank:
             places[f"{place_of(points)} (awaits {awaited.label} of rank {context.rank})"] = None
-        elif not (child.child_nurseries and _joins(points)):  # else its children are listed
+        elif not (child.child_nurseries and _waits_for_children(points)):  # else its children are listed
             places[_outside(points)] = None
     return [place for place in places if place]
 
@@ -344,7 +340,8 @@ def _outside(points: Points) -> str:
     return place_of(points) if waits and not is_ours(waits[0][0]) else ""
 
 
-def _joins(points: Points) -> bool:
+def _waits_for_children(points: Points) -> bool:
+    """Whether a task is in the end of a nursery, where it waits for its children."""
     return any(joins_children(point[0]) for point in takewhile(_is_trio, reversed(points)))
 
 

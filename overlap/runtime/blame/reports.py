@@ -51,14 +51,12 @@ class LocalRank:
     def standing(self, now_ns: int, place: str | None = None) -> Standing:
         """Return the standing of the rank.
 
-        Args:
-            now_ns: The present instant.
-            place: Place of its program, if it is being unwound and has no frame to look at any more.
+        A program that is being unwound has no frame to look at any more; then `place` is its line.
         """
         outstanding, rank = self.context.outstanding, self.context.rank
         if not outstanding.operations and rank in self.left:
             return Standing(rank=rank, lines=("has finished",), busy="which has finished")
-        places = self._places() if place is None else [place] if place else []
+        places = self._program_lines() if place is None else [place] if place else []
         elsewhere = f"its program is elsewhere{', at ' if places else ''}{' and '.join(places)}"
         lines = outstanding.lines(now_ns) or ["has nothing issued"]
         if places or not outstanding.operations:
@@ -95,6 +93,7 @@ class LocalRank:
         await self.compute.ended()
 
     def _busy(self, now_ns: int, places: list[str]) -> str:
+        """Return the compute or the lines that a rank is busy with, as a clause; "" if it only waits."""
         running = self.computing()
         if running is not None:
             return f"whose {running.label} ({running.call_site}) {running.describe_state(now_ns)}"
@@ -102,7 +101,8 @@ class LocalRank:
             return f"whose program is at {' and '.join(places)}"
         return "" if self.context.outstanding.operations else "whose program is elsewhere"
 
-    def _places(self) -> list[str]:
+    def _program_lines(self) -> list[str]:
+        """Return the lines at which the program of the rank waits."""
         if self.context.elsewhere is not None and not self.context.outstanding.draining:
             return [self.context.elsewhere()]
         return program_places(self.task, self.context.rank) if self.task is not None else []
@@ -127,11 +127,6 @@ _LISTED = 16  # lines on waiting ranks in an interrupt
 
 class Reports:
     """Reports on the ranks of this process.
-
-    Args:
-        members: The ranks.
-        backend: Clock of the ranks.
-        others: The other processes.
 
     Attributes:
         stood: Standings of the ranks when the first of them was stopped; of all processes once they are gathered.
@@ -177,11 +172,7 @@ class Reports:
     # -- now -------------------------------------------------------------------------------------------------------
 
     def standings(self, places: Mapping[int, str] = MappingProxyType({})) -> list[Standing]:
-        """Return the standing of each rank.
-
-        Args:
-            places: Places of programs that are being unwound, by rank.
-        """
+        """Return the standing of each rank; `places` has the lines of programs that are being unwound, by rank."""
         now_ns = self._backend.now_ns()
         return [member.standing(now_ns, places.get(member.context.rank)) for member in self._members]
 
@@ -237,10 +228,8 @@ def world_watch(
     """Return the watch for stalls and for a busy loop, for the length of a ``with`` in the loop's thread.
 
     Args:
-        members: The ranks of this process.
         token: Token of their loop.
         limits: Limits of the time until a report, and until the end.
-        others: The other processes.
         give_up: Ends the world; takes the number of seconds without progress.
     """
     ranks = {member.context.rank: member for member in members}

@@ -71,9 +71,7 @@ class StallWatch:
     """Watches the ranks of one process.
 
     Args:
-        ranks: Ranks to watch.
         limits: Limits of the time without progress.
-        others: The other processes, if there are any.
         give_up: Ends the world; takes the number of seconds without progress.
     """
 
@@ -111,9 +109,10 @@ class StallWatch:
             if not self._others.speaks:
                 return
             standings = {**self._others.quiet(), **standings}
-        self._act_on(find_stall(standings), now_ns)
+        self._update_stall(find_stall(standings), now_ns)
 
     def _is_quiet(self, rank: int, watched: Watched, now_ns: int) -> bool:
+        """Whether a rank has made no progress for so long that the watch counts it as waiting."""
         mark, last = watched.mark(), self._marks.get(rank)
         if last is None or last[0] is not mark[0] or last[1] != mark[1]:
             self._marks[rank], self._since_ns[rank] = mark, now_ns
@@ -121,9 +120,10 @@ class StallWatch:
         quiet_s = 2 * self.period_s if watched.has_unseen_error else self._limits.tell_s
         return now_ns - self._since_ns[rank] >= quiet_s * 1e9
 
-    def _act_on(self, stall: Stall | None, now_ns: int) -> None:
+    def _update_stall(self, stall: Stall | None, now_ns: int) -> None:
+        """Report a stall that lasts, and end the world at its limit; None ends the stall."""
         if stall is None:
-            self._goes_on(now_ns)
+            self._end_stall(now_ns)
             return
         if stall.hopeless and stall.errors:  # none of them can go on, because of these errors
             self._give_up(2 * self.period_s)
@@ -141,13 +141,15 @@ class StallWatch:
         if limit_s is not None and quiet_s >= limit_s:
             self._give_up(limit_s)
 
-    def _goes_on(self, now_ns: int) -> None:
+    def _end_stall(self, now_ns: int) -> None:
+        """End a stall, with a notice if it was reported."""
         if self._reported and self._began_ns is not None:
             notify(f"goes on, after {(now_ns - self._began_ns) / 1e9:.0f} s without progress")
         self._reported, self._began_ns = False, None
 
 
 def _outlook(limit_s: float | None) -> str:
+    """Return the end that a stall will come to, in words."""
     if limit_s is None:
         return "the run waits on; Ctrl-C ends it, as --stall-timeout SECONDS would"
     return f"the run is given up when that has lasted {limit_s:g} s (--stall-timeout)"

@@ -63,14 +63,14 @@ class Stall:
         if self.hopeless or not odd:
             circle = self.circle or sorted(self.reached[self.waiting[0]])
             never = "none of them can go on" if len(circle) > 1 else "cannot go on"
-            return f"{_each_other(circle)}, and {never}"
+            return f"{_mutual_wait(circle)}, and {never}"
         busy = self.standings[odd[0]].busy
         alike = sorted(rank for rank in odd if self.standings[rank].busy == busy)
         others = [rank for rank in self.waiting if rank not in alike]
         if not others:
-            return _each_other(alike)
+            return _mutual_wait(alike)
         verb = "waits" if len(others) == 1 else "wait"
-        return f"{_name(others)} {verb} for {_name(alike)}, {busy}"
+        return f"{_rank_names(others)} {verb} for {_rank_names(alike)}, {busy}"
 
     @property
     def table(self) -> list[str]:
@@ -78,7 +78,7 @@ class Stall:
         ranks: dict[tuple[str, ...], list[int]] = {}
         for rank, standing in sorted(self.standings.items()):
             ranks.setdefault(standing.lines, []).append(rank)
-        lines = [f"{_name(some)}: {line}" for shared, some in ranks.items() for line in shared]
+        lines = [f"{_rank_names(some)}: {line}" for shared, some in ranks.items() for line in shared]
         more = [f"and {len(lines) - _SHOWN} lines more"] if len(lines) > _SHOWN else []
         return [*lines[:_SHOWN], *more]
 
@@ -92,7 +92,7 @@ def find_stall(standings: Mapping[int, Standing]) -> Stall | None:
     Args:
         standings: Standings of the ranks without progress; ranks that move are not among them.
     """
-    reached = {rank: _reached(rank, standings) for rank in sorted(standings) if standings[rank].awaits}
+    reached = {rank: _reachable_ranks(rank, standings) for rank in sorted(standings) if standings[rank].awaits}
     waiting = {rank: ranks for rank, ranks in reached.items() if ranks is not None}
     if not waiting:
         return None
@@ -113,7 +113,7 @@ def report_lines(standings: Sequence[Standing]) -> list[str]:
     return [*errors, *(f"rank {standing.rank}: {line}" for standing in standings for line in standing.lines)]
 
 
-def _reached(rank: int, standings: Mapping[int, Standing]) -> set[int] | None:
+def _reachable_ranks(rank: int, standings: Mapping[int, Standing]) -> set[int] | None:
     """Return the ranks that a rank waits for, directly or not; None if one of them makes progress."""
     reached: set[int] = set()
     pending = [rank]
@@ -127,9 +127,9 @@ def _reached(rank: int, standings: Mapping[int, Standing]) -> set[int] | None:
     return reached
 
 
-def _name(ranks: Sequence[int]) -> str:
+def _rank_names(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
 
 
-def _each_other(ranks: Sequence[int]) -> str:
-    return f"{_name(ranks)} {'wait for each other' if len(ranks) > 1 else 'waits for itself'}"
+def _mutual_wait(ranks: Sequence[int]) -> str:
+    return f"{_rank_names(ranks)} {'wait for each other' if len(ranks) > 1 else 'waits for itself'}"

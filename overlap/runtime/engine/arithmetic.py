@@ -39,12 +39,8 @@ def apply(step: Step, layout: BufferLayout, rank: int, incoming: Array, operand:
     """Move or add incoming data, or a part of it, to the target of a step.
 
     Args:
-        step: The step, with its operation.
-        layout: BufferLayout of the program.
-        rank: Group rank of the program.
         incoming: Received data, or the source of a local step.
         operand: The other operand of an addition: the target itself, or the base of the step.
-        target: The result.
     """
     reducer = layout.reducer
     if step.op is Op.ADD:

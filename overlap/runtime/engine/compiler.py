@@ -27,7 +27,7 @@ from ...cost.choice import Choices
 from ...cost.select import size_class
 from ..operation import Operation
 from .laid_out import LaidOut, lay_out
-from .layout import BufferLayout, Buffers, ThinLayout, UnevenLayout, runs_touched
+from .layout import BufferLayout, Buffers, ThinLayout, UnevenLayout, scratch_runs
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -42,7 +42,6 @@ class Compiler:
     """Compiles the collectives of one world.
 
     Attributes:
-        cluster: Cluster of the ranks.
         algorithm: Name of the algorithm to use wherever it exists, unless a call names another; None leaves the choice
             to the cost.
         far: Whether some ranks are on different hosts; then long messages travel in slices.
@@ -65,15 +64,16 @@ class Compiler:
     def compile(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
         """Return the proved schedule of a call and the program of the rank at `position` of the group `members`."""
         if call.counts:  # seldom the same twice, and the program does not depend on them
-            return self._compiled(call, members, position)
+            return self._compile(call, members, position)
         compiled = self._cached.get((call, members, position))
         if compiled is None:
             if len(self._cached) >= _REMEMBERED:
                 self._cached.clear()
-            compiled = self._cached[call, members, position] = self._compiled(call, members, position)
+            compiled = self._cached[call, members, position] = self._compile(call, members, position)
         return compiled
 
-    def _compiled(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
+    def _compile(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
+        """Return the schedule and this rank's program of a call, made once for each shape."""
         named = call.kind.value, str(call.dtype), call.root, call.pairs, call.exact, call.algorithm
         key = *named, size_class(call.nbytes), bool(call.counts), members
         schedule = self._schedules.get(key)
@@ -111,12 +111,7 @@ class _Fixed:
 
 
 class Compiled:
-    """One rank's program of a call, and its layouts on the arrays of operations.
-
-    Attributes:
-        schedule: The proved table.
-        program: The rank's part of it.
-    """
+    """One rank's program of a call, a part of a proved schedule, and its layouts on the arrays of operations."""
 
     __slots__ = ("_blank", "_fixed", "_in_its_block", "_laid", "_members", "program", "schedule")
     program: Program
@@ -162,6 +157,7 @@ class Compiled:
         return Buffers((flat_in, flat_out, scratch), fixed.layout), in_place
 
     def _fixed_parts(self, operation: Operation, source: Array | None, target: Array | None) -> _Fixed:
+        """Return the layout of a call's buffers, which all its operations share."""
         schedule, program = self.schedule, self.program
         like = source if source is not None else target
         assert like is not None, "this is a bug in overlap: a rank without input and result"
@@ -175,7 +171,7 @@ class Compiled:
             layout = UnevenLayout(block, schedule.slots_per_block, combine, schedule.size, starts)
             room = starts[Buffer.SCRATCH][-1]
         elif schedule.algorithm in ONLY_FOR_ORDER:  # tables with space for the pieces of all ranks
-            layout = ThinLayout(block, schedule.slots_per_block, combine, schedule.size, runs_touched(program))
+            layout = ThinLayout(block, schedule.slots_per_block, combine, schedule.size, scratch_runs(program))
             room, in_result = layout.elements(), False
         return _Fixed(
             layout=layout,

@@ -19,7 +19,7 @@ from transports import Delivery, Request, Starter
 from ...collectives.reduce import Array
 from ..handover import Handover, OperationRun
 from .arithmetic import apply, pieces_of
-from .host_bytes import typed
+from .host_bytes import as_numbers
 from .laid_out import LaidOut, LaidStep, StepChain
 from .layout import Buffers
 from .polling import linger
@@ -122,6 +122,7 @@ class Execution(OperationRun):
     # -- ends of an execution ----------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
+        """Note the first error of a step, and give up the execution."""
         self._failure = self._failure or error
         if self._ended is not None:
             self._give_up_soon()
@@ -143,7 +144,7 @@ class Execution(OperationRun):
                         self._running.pop(step, None)
             while self._running:
                 self._sleeper = current_task()
-                await wait_task_rescheduled(_never)
+                await wait_task_rescheduled(_refuse_abort)
         for delivery in self._waiting.values():
             if delivery is not None:
                 delivery.release()
@@ -177,6 +178,7 @@ class Execution(OperationRun):
             self._advancing = False
 
     def _begin_run(self, run: StepChain) -> None:
+        """Start the steps of a chain, and the chains that may begin after it."""
         for step in run.steps:
             if self._failure is not None:
                 return
@@ -199,6 +201,7 @@ class Execution(OperationRun):
                 self._able.append(self._laid.runs[number])
 
     def _send(self, step: LaidStep) -> None:
+        """Send the data of a step; its end calls back."""
         peer, tag = step.peer, self._tag + step.channel
         data = self._buffers.bytes_of(step.message_buffer, step.message_part)
         starter = self._station.starters[peer]
@@ -209,6 +212,7 @@ class Execution(OperationRun):
             self._running[step] = call
 
     def _receive(self, step: LaidStep) -> None:
+        """Receive the message of a step, to its target or to the function that reduces it."""
         peer, tag = step.peer, self._tag + step.channel
         starter = self._station.starters[peer]
         if step.works:
@@ -244,7 +248,7 @@ class Execution(OperationRun):
             return
         error: BaseException | None = None
         try:
-            incoming = self._part(step.source) if delivery is None else self._incoming(step, delivery.view)
+            incoming = self._array_part(step.source) if delivery is None else self._incoming(step, delivery.view)
             target, operand = self._places(step)
             pieces = pieces_of(step.step, self._laid.layout, self._laid.rank, incoming, operand, target)
             if len(pieces) > 1:
@@ -295,17 +299,18 @@ class Execution(OperationRun):
             self._fail(error)
 
     def _incoming(self, step: LaidStep, piece: memoryview) -> Array:
-        return typed(piece, self._buffers.arrays[step.step.src.buffer].dtype)
+        return as_numbers(piece, self._buffers.arrays[step.step.src.buffer].dtype)
 
-    def _part(self, where: tuple[int, int, int]) -> Array:
+    def _array_part(self, where: tuple[int, int, int]) -> Array:
+        """Return the array of a range of a buffer."""
         buffer, start, stop = where
         return self._buffers.arrays[buffer][start:stop]
 
     def _places(self, step: LaidStep) -> tuple[Array, Array]:
         """Return the target of a step, and the operand to which incoming data is added."""
-        target = self._part(step.target)
-        return target, target if step.base is None else self._part(step.base)
+        target = self._array_part(step.target)
+        return target, target if step.base is None else self._array_part(step.base)
 
 
-def _never(_: object) -> trio.lowlevel.Abort:
+def _refuse_abort(_: object) -> trio.lowlevel.Abort:
     raise AssertionError("this is a bug in overlap: the shielded wait of a failed execution was cancelled")

@@ -26,9 +26,9 @@ def array_at(address: int, shape: Sequence[int], dtype: np.dtype[np.generic] | N
     """Return an array at an address of this process; the caller holds its memory."""
     assert dtype is not None, "this is a bug in overlap: an array without a dtype"
     memory = (ctypes.c_char * (prod(shape) * dtype.itemsize)).from_address(address)
-    return typed(memoryview(memory).cast("B"), dtype).reshape(shape)
+    return as_numbers(memoryview(memory).cast("B"), dtype).reshape(shape)
 
 
-def typed(view: memoryview, dtype: np.dtype[np.generic]) -> Array:
+def as_numbers(view: memoryview, dtype: np.dtype[np.generic]) -> Array:
     """Return bytes as numbers."""
     return np.frombuffer(view, np.uint8).view(dtype)

@@ -26,6 +26,7 @@ from transports.shared_memory import engine
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Reducer
+from ...defaults import SLICED_BYTES
 from ..communicator import Communicator
 from ..executor import Executor
 from ..handover import Handover, OperationRun
@@ -33,11 +34,9 @@ from ..match import Match
 from ..memory.arrays import held
 from ..operation import Operation
 from .host_bytes import address_of, array_at
-from .pulls import Pull, collected, gives, laid, needed, pulls, reduced, rings, unread
+from .pulls import Pull, collecting_pulls, gives, needed_positions, pulls, reduced_slice, result_pulls, rings, unread
 from .workers import Workers
 
-# Bytes from which each of three or more ranks reduces a slice only: `SLICED_BYTES` of native/collectives.c.
-_SLICED_BYTES = 64 << 10
 # Flags of a table, see native/collectives.c.
 _GIVES, _RINGS, _SLICES, _SHARED, _FROM_ONE, _NEEDS_ALL = 1, 2, 4, 8, 16, 32
 # Reductions with partial results of another dtype than the result, by number in native/arithmetic.c.
@@ -55,7 +54,6 @@ class HostMemory:
         program: Chooses a program, if ranks turn out to have no space for a board.
 
     Attributes:
-        program: The same function.
         patience: Time for which the loop looks before it sleeps.
     """
 
@@ -84,6 +82,7 @@ class HostMemory:
             board.close()
 
     def _open(self, communicator: Communicator, operation: Operation) -> Board | None:
+        """Return the board of a communicator on this host; None if there is none."""
         if operation.port.stream.window > OPERATIONS // 2:
             return None
         board = self._transport.board(communicator.key.tag_base(), communicator.members)
@@ -94,17 +93,7 @@ class HostMemory:
 
 
 class HostExecutor(Executor):
-    """Runs operations of one rank out of the memory of the processes of this host.
-
-    Args:
-        memory: Memory of the process.
-        communicator: Communicator of the ranks.
-        board: Their board.
-        call: Call with kind, sizes and dtype.
-        position: Group rank.
-
-    The attributes are the arguments.
-    """
+    """Runs the operations of one rank, at a group position, out of the memory of the processes of this host."""
 
     memory: HostMemory
     communicator: Communicator
@@ -165,11 +154,7 @@ class HostExecutor(Executor):
 
 
 class HostRun(OperationRun):
-    """One rank's end of an operation in the engine; also the operation's `scope`.
-
-    Attributes:
-        operation: The operation.
-    """
+    """One rank's end of an operation in the engine; also the operation's `scope`."""
 
     __slots__ = ("_addresses", "_executor", "_match", "_memory", "_over", "_run", "operation")
 
@@ -284,6 +269,7 @@ class HostRun(OperationRun):
                     handover.post(self.on_end)
 
     def _ended_in_place(self) -> bool:
+        """Whether the engine has ended the operation, so that this thread may end it without the event loop."""
         if self.operation.end_wakes_loop or self._run is None or self._run.state != engine.DONE:
             return False
         self.on_end()
@@ -310,6 +296,7 @@ class HostRun(OperationRun):
             self._settle(None)
 
     def _settle(self, error: BaseException | None) -> None:
+        """End the operation with the result of the engine, or with an error."""
         assert self._match is not None, "this is a bug in overlap: an operation ends before its match"
         if error is None:
             try:
@@ -337,13 +324,14 @@ class HostRun(OperationRun):
         self.operation.target = self.operation.out
 
     def _error(self, state: int) -> BaseException:
+        """Return the error of a state in which the engine has ended an operation."""
         if state == engine.NO_MEMORY:
             return MemoryError(
                 f"{self.operation.label}: there is no memory for its pieces; use smaller arrays, or fewer at once"
             )
         if state == engine.CORRUPT:
             return LinkLostError(
-                "a process of this host wrote invalid data into its board; it may have another version of overlap"
+                "a process of this host wrote invalid data into its board; install the same overlap for all processes"
             )
         return LinkLostError(self._executor.board.lost or "the memory of a process of this host cannot be read")
 
@@ -385,6 +373,7 @@ class HostRun(OperationRun):
             self._executor.communicator.ended(self._match, self.operation)
 
     def _close(self) -> None:
+        """Take the operation from the board, and release its memory."""
         self._over = True
         if self._run is not None and self._run.queued:  # a thread has waited for it
             self._executor.board.forget(self._run)
@@ -417,12 +406,12 @@ def _table(call: Call, position: int) -> engine.Table:
     count = prod(call.shape or ()) if call.dtype is not None else 0
     nbytes = count * itemsize
     sums = call.kind is Collective.ALL_REDUCE and not call.shared
-    ranges = laid(call, position) if call.shared else list(pulls(call, position)) if count else []
+    ranges = result_pulls(call, position) if call.shared else list(pulls(call, position)) if count else []
     gets = any(pull.size for pull in ranges) or call.shared
     result_bytes = prod(call.result_at(position)) * itemsize if gets else 0
-    sources, (start, stop) = needed(call, position), unread(call, position)
-    if sums and call.size > 2 and nbytes >= _SLICED_BYTES:
-        own = reduced(call, position)
+    sources, (start, stop) = needed_positions(call, position), unread(call, position)
+    if sums and call.size > 2 and nbytes >= SLICED_BYTES:
+        own = reduced_slice(call, position)
         start, stop = own.start, own.start + own.size
     flags = _NEEDS_ALL if sources is None else 0
     flags |= _GIVES if gives(call, position) and (sums or call.kind is Collective.ALL_REDUCE or not call.shared) else 0
@@ -430,7 +419,7 @@ def _table(call: Call, position: int) -> engine.Table:
     flags |= _SLICES if sums else 0
     flags |= _SHARED if call.shared else 0
     flags |= _FROM_ONE if call.kind in (Collective.BROADCAST, Collective.SCATTER) else 0
-    slices = ([reduced(call, position)], collected(call)) if sums else ([], [])
+    slices = ([reduced_slice(call, position)], collecting_pulls(call)) if sums else ([], [])
     return engine.Table(
         position,
         call.size,
@@ -447,6 +436,7 @@ def _table(call: Call, position: int) -> engine.Table:
 
 
 def _in_bytes(ranges: Sequence[Pull], itemsize: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """Return pulls in bytes, without empty ones."""
     return [
         (start * itemsize, size * itemsize, [(rank, at * itemsize) for rank, at in sources])
         for start, size, sources in ranges

@@ -31,12 +31,7 @@ from .workers import PIECE_BYTES, Workers
 
 
 class InMemory(Executor):
-    """Runs operations with all ranks in this process, out of each other's memory.
-
-    Args:
-        workers: The threads that do large work.
-        token: Token of the event loop.
-    """
+    """Runs operations with all ranks in this process, out of each other's memory; worker threads do large work."""
 
     together = True
 
@@ -77,6 +72,7 @@ class InMemory(Executor):
         """Do nothing: the work of threads is not stopped, but waited for."""
 
     def _done(self, match: Match, met_ns: int, error: BaseException | None) -> None:
+        """End all operations of a match, with an error if the transfers failed."""
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()
@@ -186,6 +182,7 @@ def _transfers(operations: Sequence[Operation], pattern: Call) -> list[MemoryTra
 def _transfer(
     move: MemoryMove, inputs: Sequence[Array | None], results: Sequence[Array | None], reducer: Reducer | None
 ) -> MemoryTransfer:
+    """Return a move with slices of the ranks' arrays."""
     size, from_ranks, to_ranks = move
     sources = [inputs[rank][start : start + size] for rank, start in from_ranks]  # type: ignore[index]  # all of these
     targets = [results[rank][start : start + size] for rank, start in to_ranks]  # type: ignore[index]  # have arrays

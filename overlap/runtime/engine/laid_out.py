@@ -67,15 +67,14 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
     """Lay out a program on arrays. Operations with other arrays of these lengths and dtypes may use the layout, too.
 
     Args:
-        program: Program of one rank.
-        buffers: The arrays.
-        members: World ranks by group rank.
         blank: Whether all bytes are always the same: then messages matter, but not their contents.
     """
     steps = [step for queue in program.queues for step in queue]
     works = [not blank and _works(step, buffers) for step in steps]
     order = order_of(program, None if blank else buffers, works)
-    laid = tuple(_laid(step, number, order, buffers, members, works=works[number]) for number, step in enumerate(steps))
+    laid = tuple(
+        _lay_out(step, number, order, buffers, members, works=works[number]) for number, step in enumerate(steps)
+    )
     ends = zip(order.runs, order.run_lets_begin, strict=True)
     runs = tuple(StepChain(tuple(laid[number] for number in numbers), lets_begin) for numbers, lets_begin in ends)
     return LaidOut(
@@ -89,7 +88,10 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
     )
 
 
-def _laid(step: Step, number: int, order: Order, buffers: Buffers, members: Sequence[int], *, works: bool) -> LaidStep:
+def _lay_out(
+    step: Step, number: int, order: Order, buffers: Buffers, members: Sequence[int], *, works: bool
+) -> LaidStep:
+    """Return a step with the places of its data in the buffers, and the steps that wait for it."""
     sends, receives = step.kind is StepKind.SEND, step.kind is StepKind.RECV
     source = (0, 0, 0) if receives else _range(step.src, buffers)
     target = (0, 0, 0) if sends else _range(step.dst, buffers)
@@ -122,6 +124,7 @@ def _works(step: Step, buffers: Buffers) -> bool:
 
 
 def _range(extent: Extent, buffers: Buffers) -> _Range:
+    """Return the buffer of an extent, and the first and last element in its array."""
     start, stop = buffers.layout.bounds(extent)
     return int(extent.buffer), start, stop
 
@@ -155,7 +158,6 @@ def order_of(program: Program, buffers: Buffers | None, works: Sequence[bool]) -
     """Return the order in which a program may run.
 
     Args:
-        program: Program of one rank.
         buffers: Memory of the program; None if its contents do not matter.
         works: For each step, whether it works on data once they exist; other steps change memory from their start
             on.
@@ -205,19 +207,20 @@ def _collisions(queue: Sequence[Step], start: int, buffers: Buffers) -> Iterator
     if queue and queue[0].kind is StepKind.SEND:  # a queue of sends, which only read
         yield from [()] * len(queue)
         return
-    touched = [_touched(step, buffers) for step in queue]
+    touched = [_touched_memory(step, buffers) for step in queue]
     for at, own in enumerate(touched):
         others = range(max(0, at - AHEAD + 1), at)
         yield tuple(start + other for other in others if _collide(touched[other], own))
 
 
-def _touched(step: Step, buffers: Buffers) -> _Touched:
+def _touched_memory(step: Step, buffers: Buffers) -> _Touched:
     """Return the memory of this rank that a receive or a local step writes, and the memory that it reads."""
     source = step.src if step.kind is StepKind.LOCAL else None
     return buffers.view(step.dst), [buffers.view(extent) for extent in (step.base, source) if extent is not None]
 
 
 def _collide(first: _Touched, second: _Touched) -> bool:
+    """Whether two steps may not run in any order: one writes memory that the other reads or writes."""
     return any(
         np.may_share_memory(written, memory)
         for (written, _), (also_written, read) in ((first, second), (second, first))

@@ -29,6 +29,7 @@ class BufferLayout:
         return self._offset(extent.slot), self._offset(extent.slot + extent.count)
 
     def _offset(self, slot: int) -> int:
+        """Return the first element of a slot; slots of a block are equally long, but for the last."""
         block, index = divmod(slot, self.slots)
         return block * self.block + min(index * -(-self.block // self.slots), self.block)
 
@@ -45,6 +46,7 @@ class UnevenLayout(BufferLayout):
         return self._start(starts, slot), self._start(starts, slot + extent.count)
 
     def _start(self, starts: list[int], slot: int) -> int:
+        """Return the first element of a slot, of blocks of different lengths."""
         block, index = divmod(slot, self.slots)
         length = starts[block + 1] - starts[block]
         return starts[block] + min(index * -(-length // self.slots), length)
@@ -98,9 +100,11 @@ class ThinLayout(BufferLayout):
         return start + moved, stop + moved
 
 
-def runs_touched(program: Program) -> Runs:
+def scratch_runs(program: Program) -> Runs:
     """Return the slots of SCRATCH that a rank's program reads or writes, as (first, stop) of runs."""
-    slots = sorted({slot for extent in _touched(program) for slot in range(extent.slot, extent.slot + extent.count)})
+    slots = sorted(
+        {slot for extent in _scratch_extents(program) for slot in range(extent.slot, extent.slot + extent.count)}
+    )
     runs: Runs = []
     for slot in slots:
         if runs and runs[-1][1] == slot:
@@ -110,7 +114,8 @@ def runs_touched(program: Program) -> Runs:
     return runs
 
 
-def _touched(program: Program) -> Iterator[Extent]:
+def _scratch_extents(program: Program) -> Iterator[Extent]:
+    """Yield the extents of scratch memory that a program reads or writes."""
     for queue in program.queues:
         for step in queue:
             extents = (step.src,) if step.kind is StepKind.SEND else (step.dst, step.base)

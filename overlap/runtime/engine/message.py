@@ -18,13 +18,7 @@ from .laid_out import LaidStep
 
 
 class MessageTransfer(Execution, Withdraws):
-    """One message, which needs no program.
-
-    Args:
-        station: Station with one peer.
-        peer: World rank of the other end.
-        spawn: Starts a task; only a failed message needs one.
-    """
+    """One message with one peer, which needs no program; `spawn` starts a task only for a failed one."""
 
     def __init__(self, station: Station, peer: int, spawn: Callable[..., None]) -> None:
         self._station, self._peer, self._spawn = station, peer, spawn
@@ -42,6 +36,7 @@ class MessageTransfer(Execution, Withdraws):
         return self._began(self._starter.begin_recv(self._peer, tag, place, place.nbytes, done=self._call_ended), ended)
 
     def _began(self, call: Request, ended: Callable[[BaseException | None], None]) -> bool:
+        """Note a started call; True if it has ended already, and well."""
         if call.ended and self._failure is None:
             return True
         if not call.ended:
@@ -71,6 +66,7 @@ class MessageTransfer(Execution, Withdraws):
         return None if isinstance(self._starter, TaskStarter) else False
 
     def _call_ended(self, call: Request) -> None:
+        """End the message with the end of its call: well, withdrawn, or with an error."""
         self._running.clear()
         if call.withdrawn and self._failure is None:
             self._withdrawn()

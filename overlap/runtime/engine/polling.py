@@ -33,7 +33,7 @@ def linger(
         long_turn_s: A task that runs for longer between two looks needs the core more than looking does.
     """
     latest_s = perf_counter() + longest_s
-    while not over() and _progressed(starters):
+    while not over() and _process_arrivals(starters):
         if perf_counter() >= latest_s:
             return
     patience = next(iter(starters.values())).patience
@@ -41,7 +41,7 @@ def linger(
         return
     until_s = perf_counter() + patience_s
     while not over() and (now_s := perf_counter()) < until_s:
-        if _progressed(starters):
+        if _process_arrivals(starters):
             until_s = min(perf_counter() + patience_s, latest_s)
             continue
         looked_s = perf_counter()
@@ -55,7 +55,7 @@ def linger(
     patience.learn(came=over())
 
 
-def _progressed(starters: Mapping[int, Starter]) -> bool:
+def _process_arrivals(starters: Mapping[int, Starter]) -> bool:
     """Process arrived messages; return whether there were any."""
     progressed = False
     for peer, starter in starters.items():

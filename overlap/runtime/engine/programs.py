@@ -57,13 +57,7 @@ class Programs:
 
 
 class ProgramExecutor(Executor):
-    """Runs operations of one rank with one call as executions of a program, which the first one compiles.
-
-    Args:
-        programs: Programs of all ranks here.
-        communicator: The communicator of the operations.
-        call: Call with kind, sizes and dtype.
-    """
+    """Runs operations of one rank with one call as executions of a program, which the first one compiles."""
 
     _compiled: Compiled
     _station: Station | None = None
@@ -94,16 +88,16 @@ class ProgramExecutor(Executor):
             spawn=operation.context.spawn,
         )
         operation.start_moving(execution)
-        over = execution.begin(partial(self._over, match, operation))
+        over = execution.begin(partial(self._end_operation, match, operation))
         operation.poll = None if over or communicator.here > 1 else execution.look_before_sleeping
         if over:
-            self._over(match, operation, None)
+            self._end_operation(match, operation, None)
 
-    def _over(self, match: Match, operation: Operation, error: BaseException | None) -> None:
+    def _end_operation(self, match: Match, operation: Operation, error: BaseException | None) -> None:
         """End an operation; in a task if a local rank has not arrived yet, because its call may disagree."""
         elsewhere = get_ident() != operation.context.thread
         if elsewhere and (error is not None or operation.end_wakes_loop or self._communicator.here > 1):
-            operation.context.from_thread(self._over, match, operation, error)
+            operation.context.from_thread(self._end_operation, match, operation, error)
         elif error is None and match.count < self._communicator.here:
             operation.context.spawn(self._end_soon, match, operation)
         else:
@@ -111,6 +105,7 @@ class ProgramExecutor(Executor):
             self._communicator.settle(match, operation, error)
 
     async def _end_soon(self, match: Match, operation: Operation) -> None:
+        """End an operation without messages in the next turn of the event loop."""
         try:
             await trio.lowlevel.checkpoint()
         finally:
@@ -143,7 +138,7 @@ class MessageExecutor(ProgramExecutor):
         peer = communicator.members[1 - position]
         message = MessageTransfer(self._station, peer, operation.context.spawn)
         operation.start_moving(message)
-        tag, ended = communicator.tag(self._call, operation.seq), partial(self._over, match, operation)
+        tag, ended = communicator.tag(self._call, operation.seq), partial(self._end_operation, match, operation)
         if position == 1:
             over = message.receive(tag, bytes_of(cast(Array, operation.target).reshape(-1)), ended)
         else:

@@ -58,6 +58,7 @@ def moves(call: Call) -> Sequence[MemoryMove]:
 
 
 def _moves(call: Call) -> Sequence[MemoryMove]:
+    """Return the moves of all ranks; ranks with equal results share one."""
     positions = range(1 if call.shared else call.size)
     if call.kind in _ALIKE:
         return [
@@ -76,22 +77,22 @@ def _moves(call: Call) -> Sequence[MemoryMove]:
 _kept_moves = lru_cache(maxsize=256)(_moves)
 
 
-def reduced(call: Call, position: int) -> Pull:
+def reduced_slice(call: Call, position: int) -> Pull:
     """Return the slice of an all-reduce that the rank at a position reduces."""
     start, stop = _slice(call, position)
     return Pull(start, stop - start, tuple((other, start) for other in range(call.size)))
 
 
-def collected(call: Call) -> list[Pull]:
+def collecting_pulls(call: Call) -> list[Pull]:
     """Return the pulls of the whole result, once every rank has its slice in place in its result."""
     slices = [(other, *_slice(call, other)) for other in range(call.size)]
     return [Pull(start, stop - start, ((other, start),)) for other, start, stop in slices]
 
 
-def laid(call: Call, position: int) -> list[Pull]:
+def result_pulls(call: Call, position: int) -> list[Pull]:
     """Return the pulls with which the rank at a position fills its part of a shared result."""
     if call.kind is Collective.ALL_REDUCE:
-        return [reduced(call, position)]
+        return [reduced_slice(call, position)]
     if call.kind is Collective.BROADCAST:
         return list(pulls(call, position)) if position == call.root else []
     return [pulls(call, position)[position]]
@@ -109,8 +110,8 @@ def gives(call: Call, position: int) -> bool:
 
 
 @lru_cache(maxsize=256)
-def needed(call: Call, position: int) -> tuple[int, ...] | None:
-    """Return the positions of the ranks whose inputs the rank at a position needs; None: it meets all of them."""
+def needed_positions(call: Call, position: int) -> tuple[int, ...] | None:
+    """Return the positions of the ranks with inputs that a rank needs; None: it waits for all."""
     if call.kind is Collective.BARRIER or call.shared:
         return None
     ranks = {rank for pull in pulls(call, position) for rank, _ in pull.sources} - {position}
@@ -134,17 +135,19 @@ def rings(call: Call, position: int) -> bool:
 
 
 def _slice(call: Call, position: int) -> tuple[int, int]:
+    """Return the bounds of the slice of an all-reduce that the rank at a position reduces."""
     size = prod(call.shape or ())
     return position * size // call.size, (position + 1) * size // call.size
 
 
-def _folded(call: Call, size: int, start: int = 0) -> list[Pull]:
+def _fold(call: Call, size: int, start: int = 0) -> list[Pull]:
+    """Return the pull that adds up one range of the inputs of all ranks."""
     return [Pull(0, size, tuple((other, start) for other in range(call.size)))]
 
 
 def _reduce_scatter(call: Call, position: int, size: int) -> list[Pull]:
     start, stop = _blocks(call, size // call.size)[position : position + 2]
-    return _folded(call, stop - start, start)
+    return _fold(call, stop - start, start)
 
 
 def _all_gather(call: Call, size: int) -> list[Pull]:
@@ -153,6 +156,7 @@ def _all_gather(call: Call, size: int) -> list[Pull]:
 
 
 def _all_to_all(call: Call, position: int, size: int) -> list[Pull]:
+    """Return the pulls of a rank's blocks from all ranks, of equal or of given lengths."""
     if call.counts:
         return _uneven_all_to_all(call, position)
     block = size // call.size
@@ -160,6 +164,7 @@ def _all_to_all(call: Call, position: int, size: int) -> list[Pull]:
 
 
 def _uneven_all_to_all(call: Call, position: int) -> list[Pull]:
+    """Return the pulls of a rank's blocks from all ranks, of given lengths."""
     ranges, offset = [], 0
     for other, starts in enumerate(_given_starts(call)):
         start, stop = starts[position : position + 2]
@@ -189,8 +194,8 @@ def _scatter(call: Call, position: int, size: int) -> list[Pull]:
 
 # Pulls by kind: functions of the call, the position of the rank, and the elements of an input.
 _PULLS: dict[Collective, Callable[[Call, int, int], list[Pull]]] = {
-    Collective.ALL_REDUCE: lambda call, _, size: _folded(call, size),
-    Collective.REDUCE: lambda call, position, size: _folded(call, size) if position == call.root else [],
+    Collective.ALL_REDUCE: lambda call, _, size: _fold(call, size),
+    Collective.REDUCE: lambda call, position, size: _fold(call, size) if position == call.root else [],
     Collective.REDUCE_SCATTER: _reduce_scatter,
     Collective.ALL_GATHER: lambda call, _, size: _all_gather(call, size),
     Collective.GATHER: lambda call, position, size: _all_gather(call, size) if position == call.root else [],

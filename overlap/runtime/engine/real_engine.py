@@ -74,6 +74,7 @@ class RealEngine(BaseEngine):
 
     @cached_property
     def _programs(self) -> Programs:
+        """Make the executor of programs over a transport; ranks with memory in common never need it."""
         from .compiler import Compiler  # with the generators, not needed by ranks with memory in common
         from .programs import Programs
 

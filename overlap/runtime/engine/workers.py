@@ -65,7 +65,7 @@ class Workers:
         if not pieces:
             done(None)
             return
-        self._grow()
+        self._start_threads()
         with self._lock:
             heapq.heappush(self._jobs, (priority, next(self._order), _Job(pieces, done)))
         for _ in range(min(len(pieces), self._size)):
@@ -87,7 +87,8 @@ class Workers:
             thread.join()
         self._threads.clear()
 
-    def _grow(self) -> None:
+    def _start_threads(self) -> None:
+        """Start missing worker threads."""
         while len(self._threads) < self._size:
             thread = threading.Thread(
                 target=_silent().run, args=(self._work,), name=f"overlap-reduce-{len(self._threads)}", daemon=True
@@ -95,7 +96,8 @@ class Workers:
             start_thread(thread)
             self._threads.append(thread)
 
-    def _take(self) -> tuple[_Job, Piece] | None:
+    def _take_piece(self) -> tuple[_Job, Piece] | None:
+        """Return the next piece of the first job; None without a job."""
         with self._lock:
             if not self._jobs:
                 return None
@@ -107,12 +109,14 @@ class Workers:
             return job, piece
 
     def _work(self) -> None:
+        """Do pieces in a worker thread, whenever the bell rings, until it rings for the end."""
         while self._bell.get():
-            while (taken := self._take()) is not None:
-                self._do(*taken)
+            while (taken := self._take_piece()) is not None:
+                self._do_piece(*taken)
                 del taken  # an idle thread must not hold arrays
 
-    def _do(self, job: _Job, piece: Piece) -> None:
+    def _do_piece(self, job: _Job, piece: Piece) -> None:
+        """Do a piece of a job; the last piece ends the job."""
         try:
             piece()
         except BaseException as error:

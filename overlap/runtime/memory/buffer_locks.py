@@ -99,6 +99,7 @@ class BufferLocks:
     # -- below: with the lock held ---------------------------------------------------------------------------------
 
     def _make_writable(self, array: Array) -> None:
+        """Make an array writable, and views that waited for it; wait for its own base if necessary."""
         try:
             array.setflags(True)  # type: ignore[call-arg]
         except ValueError:
@@ -110,11 +111,13 @@ class BufferLocks:
                 self._make_writable(view)
 
     def _wait_for_base(self, view: Array) -> None:
+        """Let a view wait until its locked base is writable."""
         base = self._locked_base(view)
         if base is not None:  # else the program made its base read-only
             self._wait(view, base)
 
     def _wait(self, view: Array, array: Array) -> None:
+        """Let a view wait for an array."""
         self._forget(id(view))  # a view that is gone may have had this id
         self._awaited[id(view)] = id(array)
         self._waiting.setdefault(id(array), {})[id(view)] = weakref.ref(view)
@@ -125,10 +128,12 @@ class BufferLocks:
         return reference is not None and reference() is view
 
     def _forget(self, key: int) -> weakref.ref[Array] | None:
+        """Remove a view from the views that wait; return its reference if it was one."""
         awaited = self._awaited.pop(key, None)
         return None if awaited is None else self._waiting[awaited].pop(key)
 
     def _locked_base(self, array: Array) -> Array | None:
+        """Return the locked array that an array is a view of, if any."""
         base = array.base
         while isinstance(base, np.ndarray):
             if id(base) in self._users:
@@ -175,6 +180,7 @@ def arrays_in(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
 
 
 def _search(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
+    """Return the arrays, and the objects of other types, in nested arguments."""
     arrays: list[Array] = []
     objects: list[object] = []
     items, seen = list(args), set[int]()

@@ -71,7 +71,7 @@ class _Lease(weakref.ref["Array"]):
     since_ns: int  # When that array was dropped
 
 
-def _unused() -> int:
+def _unused_count() -> int:
     """Return the reference count of a root that only the pool knows, counted just as later."""
     array = np.empty(0, np.uint8)
     lease = _Lease(array)
@@ -79,7 +79,7 @@ def _unused() -> int:
     return getrefcount(lease.root)
 
 
-_UNUSED = _unused()
+_UNUSED = _unused_count()
 
 
 class BufferPool:
@@ -165,6 +165,7 @@ class BufferPool:
     # -- below: with the lock held ---------------------------------------------------------------------------------
 
     def _reuse(self, size: int) -> Root | None:
+        """Return memory of a size that no array uses; None if there is none."""
         idle = self._idle.get(size)
         for _ in range(_TRIES):
             if not idle:
@@ -179,10 +180,11 @@ class BufferPool:
         return None
 
     def _allocate(self, size: int) -> Root:
+        """Return new memory; if the system has none, drop all idle memory first."""
         try:
             return np.empty(size, np.uint8)
         except MemoryError:
-            self._let_go(0)
+            self._drop_idle(0)
         return np.empty(size, np.uint8)
 
     def _sort_in(self) -> None:
@@ -199,25 +201,26 @@ class BufferPool:
             self._used_bytes -= size
             self._idle_bytes += size
         if self._idle_bytes > self._limit_bytes:
-            self._let_go(self._limit_bytes)
+            self._drop_idle(self._limit_bytes)
         if now_ns >= self._sweep_ns:
             self._sweep_ns = now_ns + IDLE_NS // 4
-            self._let_go_older_than(now_ns - IDLE_NS)
+            self._drop_older_than(now_ns - IDLE_NS)
 
-    def _let_go(self, limit_bytes: int) -> None:
+    def _drop_idle(self, limit_bytes: int) -> None:
         """Drop the least recently used memory until at most so much is idle."""
         while self._idle_bytes > limit_bytes:
             oldest = min(filter(None, self._idle.values()), key=lambda idle: idle[0].since_ns)
             self._idle_bytes -= oldest.popleft().nbytes
             self._dropped += 1
 
-    def _let_go_older_than(self, since_ns: int) -> None:
+    def _drop_older_than(self, since_ns: int) -> None:
+        """Drop memory that has been idle since before a moment."""
         for size, idle in list(self._idle.items()):
-            kept = deque(lease for lease in idle if lease.since_ns > since_ns)
-            self._idle_bytes -= size * (len(idle) - len(kept))
-            self._dropped += len(idle) - len(kept)
-            if kept:
-                self._idle[size] = kept
+            young = deque(lease for lease in idle if lease.since_ns > since_ns)
+            self._idle_bytes -= size * (len(idle) - len(young))
+            self._dropped += len(idle) - len(young)
+            if young:
+                self._idle[size] = young
             else:
                 del self._idle[size]
 

@@ -53,7 +53,7 @@ def as_output(value: object, argument: str) -> Array:
         UsageError: Naming `argument`, if it has no memory, or memory that is read-only or not C-contiguous.
     """
     _refuse_masked(value, argument)
-    array = value if isinstance(value, np.ndarray) else _shared(value, argument)
+    array = value if isinstance(value, np.ndarray) else _view_of(value, argument)
     if not array.flags.c_contiguous:
         raise UsageError(f"{argument}: must be C-contiguous, got strides {array.strides} for shape {array.shape}")
     if not array.flags.writeable:
@@ -82,7 +82,8 @@ def changes(value: object) -> Callable[[], bool] | None:
     return lambda: bool(tensor._version != version)
 
 
-def _shared(value: object, argument: str) -> Array:
+def _view_of(value: object, argument: str) -> Array:
+    """Return an array in the memory of a foreign object."""
     tensor = _torch_of(value)
     if tensor is not None:
         return _tensor_array(value, tensor, argument)
@@ -112,6 +113,7 @@ def _torch_of(value: object) -> Any:  # a module, which is not imported here
 
 
 def _tensor_array(value: object, torch: Any, argument: str) -> Array:
+    """Return an array in the memory of a tensor; refuse tensors that have none on the CPU."""
     hint = _hint(value, torch)
     if hint is not None:
         raise UsageError(f"{argument}: cannot use the memory of this {type(value).__name__}: {hint}")
@@ -160,14 +162,16 @@ def tensor_array(tensor: Any) -> Array:
 def _array_without_address(tensor: Any, dtype: np.dtype[np.generic]) -> Array:
     """Return the array of a tensor that is empty, or a result that torch still waits for; else raise `TypeError`."""
     if not tensor.is_cpu:
-        raise TypeError(f"it is on {tensor.device}")
+        raise TypeError(f"it is on {tensor.device}; pass .cpu()")
     if tensor.is_neg() or tensor.is_conj():
-        raise TypeError("it is a lazy conjugate or negative")
+        raise TypeError("it is a lazy conjugate or negative; pass .resolve_conj().resolve_neg()")
     functional = sys.modules.get("torch.distributed._functional_collectives")
     if functional is not None and isinstance(tensor, functional.AsyncCollectiveTensor):
         return tensor_array(tensor.wait())
     if tensor.numel() > 0:
-        raise TypeError("it has no memory of its own: its storage was freed, or it wraps other tensors")
+        raise TypeError(
+            "it has no memory of its own: its storage was freed, or it wraps other tensors; pass a plain tensor"
+        )
     return np.empty(tensor.shape, dtype)
 
 
@@ -184,7 +188,7 @@ def _dtype_of(tensor: Any) -> np.dtype[np.generic]:
     name = str(tensor.dtype).removeprefix("torch.")
     dtype = np.dtype(name) if name in _SAME_NAMES else _narrow(name)
     if dtype is None:
-        raise TypeError(f"numpy has no dtype for {tensor.dtype}")
+        raise TypeError(f"numpy has no dtype for {tensor.dtype}; convert it, as by .float()")
     return _dtypes.setdefault(tensor.dtype, dtype)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from overlap import OverlapError, UsageError
 from overlap.cli import bench
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import NodeLayout, Result, measure_cases
+from overlap.cli.bench.measuring import ProcessLayout, Result, measure_cases
 from overlap.cli.bench.options import cases, check_memory, layout, sampling
 from overlap.cli.bench.report import (
     MEMORY_BYTES,
@@ -26,7 +26,7 @@ from overlap.cli.bench.report import (
     title,
 )
 from overlap.cli.bench.sampling import Sampling
-from overlap.cli.output import result_path
+from overlap.cli.output import output_path
 
 from . import comparison
 from .assignment import AssignmentInTurn
@@ -37,9 +37,9 @@ __all__ = ["main"]
 
 _DESCRIPTION = """\
 Measure an operation on our ranks and through other libraries (--vs gloo,mpi), in place where all can, or with a setting
-off and on, side by side (--peer-direct both, --checksums both). All other options are those of `overlap bench`.
+off and on, side by side (--compare peer-direct, --compare checksums). All other options are those of `overlap bench`.
 
-Without OP, --peer-direct both measures all_reduce, all_gather and reduce_scatter at 32 MB.
+Without OP, --compare peer-direct measures all_reduce, all_gather and reduce_scatter at 32 MB.
 """
 
 Say = Callable[[str], None]
@@ -47,10 +47,8 @@ Say = Callable[[str], None]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print each line as soon as it is known, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.versus", conflict_handler="resolve")
-    bench.fill(parser)
-    parser.description, parser.epilog = _DESCRIPTION, None
-    parser.add_argument("--vs", metavar="PEERS", help="libraries to measure too: gloo, mpi")
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.versus")
+    fill(parser)
     try:
         return _measure(parser.parse_args(argv))
     except OverlapError as error:
@@ -58,13 +56,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Add the description and the options of the command to its parser."""
+    bench.fill(parser)
+    parser.description, parser.epilog = _DESCRIPTION, None
+    parser.add_argument("--vs", metavar="PEERS", help="libraries to measure too: gloo, mpi")
+    settings = [one.option for one in comparison.COMPARISONS]
+    parser.add_argument("--compare", choices=settings, help="setting to compare, off and on")
+
+
 def _measure(args: argparse.Namespace) -> int:
-    args.json = result_path(args.json, option="--json")
+    args.json_file = output_path(args.json_file, option="--json-file")
     compared = comparison.chosen(args)
     if compared is not None:
         return _compare(args, compared)
     if args.operation is None or args.vs is None:
-        flags = ", ".join(one.flag for one in comparison.COMPARISONS)
+        flags = ", ".join(f"--compare {one.option}" for one in comparison.COMPARISONS)
         raise UsageError(f"name the operation and --vs, or {flags}")
     return _measure_beside(args)
 
@@ -74,7 +81,7 @@ def _measure_beside(args: argparse.Namespace) -> int:
     worlds = [[_in_place(case) for case in world] for world in cases(args)]
     how, where, contenders = sampling(args), layout(args), contenders_named(args.vs)
     check_memory(worlds, MEMORY_BYTES)
-    say = printer(args.json)
+    say = printer(args)
     say(title(worlds[0][0], how, where))
     say(header())
     rows: list[Result] = []
@@ -93,7 +100,7 @@ def _measure_beside(args: argparse.Namespace) -> int:
         rows += ours
         others += contender_rows(world[0].ranks, results)
     say(summary(rows))
-    return finish(args.json, how, {"layout": asdict(where), "rows": described(rows), "peers": others}, rows)
+    return finish(args, how, {"layout": asdict(where), "rows": described(rows), "peers": others}, rows)
 
 
 def _in_place(case: Case) -> Case:
@@ -104,13 +111,13 @@ def _measured(
     args: argparse.Namespace,
     world: Sequence[Case],
     how: Sampling,
-    layout: NodeLayout,
+    layout: ProcessLayout,
     contenders: Sequence[Contender],
     say: Say,
 ) -> Iterator[Result | list[ContenderResult]]:
     """Measure the rows of one world, and last those of other libraries; processes take turns with each row."""
-    check = bool(args.check)
-    if contenders and layout.nodes > 1:
+    check = bool(args.verify)
+    if contenders and layout.processes > 1:
         remarks = partial(_remark, say)
         yield from measure_in_turn(world, how, layout, contenders, check=check, algorithm=args.algorithm, say=remarks)
         return
@@ -137,18 +144,18 @@ def _compare(args: argparse.Namespace, compared: comparison.Comparison) -> int:
     worlds, how = comparison.worlds(args), sampling(args)
     without, with_it = comparison.layouts(args, compared)
     check_memory(worlds, MEMORY_BYTES)
-    say = printer(args.json)
+    say = printer(args)
     say(comparison.title(worlds[0][0], how, replace(with_it, checksums=None)))
     say(compared.heading)
     pairs = []
     for world in worlds:
-        for pair in comparison.measure(world, how, without, with_it, check=bool(args.check)):
+        for pair in comparison.measure(world, how, without, with_it, check=bool(args.verify)):
             pairs.append(pair)
             say(compared.line(pair))
     rows = [each for pair in pairs for each in pair]
     say(summary(rows))
     told = {name: described([pair[side] for pair in pairs]) for side, name in enumerate(compared.keys)}
-    return finish(args.json, how, {"layout": asdict(with_it), **told}, rows)
+    return finish(args, how, {"layout": asdict(with_it), **told}, rows)
 
 
 # -- tables of libraries -----------------------------------------------------------------------------------------

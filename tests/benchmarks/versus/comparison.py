@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from overlap import UsageError
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import NodeLayout, Result, measure_cases
+from overlap.cli.bench.measuring import ProcessLayout, Result, measure_cases
 from overlap.cli.bench.options import cases, layout
 from overlap.cli.bench.report import remark
 from overlap.cli.bench.sampling import Sampling
@@ -32,14 +31,14 @@ _ROW = "{:<16}{:>10}{:>7}{:>14}{:>14}{:>9}"
 class Comparison:
     """What two layouts differ in."""
 
-    setting: str  # Its name among the options and the fields of a `NodeLayout`
+    setting: str  # Its name among the options and the fields of a `ProcessLayout`
     without: str  # What the side without it is called
     name: str  # What the side with it is called
 
     @property
-    def flag(self) -> str:
-        """The option that asks for it."""
-        return f"--{self.setting.replace('_', '-')} both"
+    def option(self) -> str:
+        """The value of `--compare` that asks for it."""
+        return self.setting.replace("_", "-")
 
     @property
     def keys(self) -> tuple[str, str]:
@@ -68,15 +67,8 @@ COMPARISONS = (
 
 
 def chosen(args: argparse.Namespace) -> Comparison | None:
-    """Return what the options want compared, if anything.
-
-    Raises:
-        UsageError: If that is two things.
-    """
-    both = [one for one in COMPARISONS if getattr(args, one.setting) == "both"]
-    if len(both) > 1:
-        raise UsageError(f"{both[0].flag}, {both[1].flag}: compare one thing at a time")
-    return both[0] if both else None
+    """Return the comparison that `--compare` names, if any."""
+    return next((one for one in COMPARISONS if one.option == args.compare), None)
 
 
 def worlds(args: argparse.Namespace) -> list[list[Case]]:
@@ -86,26 +78,26 @@ def worlds(args: argparse.Namespace) -> list[list[Case]]:
         UsageError: If an option cannot be meant.
     """
     names = OPERATIONS if args.operation is None else (args.operation,)
-    changed = {"nnodes": args.nnodes or 2}
+    changed = {"processes": args.processes or 2}
     if args.operation is None and not (args.minbytes or args.maxbytes):
         changed["minbytes"] = SIZE
     asked = [argparse.Namespace(**vars(args) | changed | {"operation": name}) for name in names]
     return [world for one in asked for world in cases(one)]
 
 
-def layouts(args: argparse.Namespace, compared: Comparison) -> tuple[NodeLayout, NodeLayout]:
-    """Return the two layouts, by default of two nodes joined by sockets: only sockets have the setting.
+def layouts(args: argparse.Namespace, compared: Comparison) -> tuple[ProcessLayout, ProcessLayout]:
+    """Return the two layouts, by default of two processes joined by sockets: only sockets have the setting.
 
     Raises:
         UsageError: If an option cannot be meant.
     """
-    changed = {"nnodes": args.nnodes or 2, "transport": args.transport or "efa"}
-    off, on = (argparse.Namespace(**vars(args) | changed | {compared.setting: side}) for side in ("off", "on"))
+    changed = {"processes": args.processes or 2, "transport": args.transport or "efa"}
+    off, on = (argparse.Namespace(**vars(args) | changed | {compared.setting: side}) for side in (False, True))
     return layout(off), layout(on)
 
 
 def measure(
-    world: Sequence[Case], sampling: Sampling, without: NodeLayout, with_it: NodeLayout, *, check: bool
+    world: Sequence[Case], sampling: Sampling, without: ProcessLayout, with_it: ProcessLayout, *, check: bool
 ) -> Iterator[Pair]:
     """Measure rows both ways, one right after the other."""
     yield from zip(
@@ -115,7 +107,7 @@ def measure(
     )
 
 
-def title(case: Case, sampling: Sampling, layout: NodeLayout) -> str:
+def title(case: Case, sampling: Sampling, layout: ProcessLayout) -> str:
     """Say what is measured and how, in lines that begin with #."""
     text = (
         f"{'in place' if case.in_place else 'out of place'}, {layout.describe()}\n{sampling.describe()}\n"

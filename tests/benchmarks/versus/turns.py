@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Self
 
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import NodeLayout, Result, summarised
+from overlap.cli.bench.measuring import ProcessLayout, Result, summarised
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.children import read_json_lines, start
 from tests.benchmarks.versus.contenders import Contender, ContenderResult, ContenderUnavailableError, Running, running
@@ -81,7 +81,7 @@ class Turns:
 def measure_in_turn(
     cases: Sequence[Case],
     sampling: Sampling,
-    layout: NodeLayout,
+    layout: ProcessLayout,
     contenders: Sequence[Contender],
     *,
     check: bool = True,
@@ -116,7 +116,7 @@ def measure_in_turn(
         options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
         process = start(options, [_MEMBER, ours.to_json()])
         told = read_json_lines([process])
-        turns.admit(_OURS, layout.nodes, lambda: process.poll() is None)
+        turns.admit(_OURS, layout.processes, lambda: process.poll() is None)
         for name, other in others.items():
             turns.admit(name, cases[0].ranks, partial(getattr, other, "live"))
         for case in cases:

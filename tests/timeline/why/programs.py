@@ -1,4 +1,4 @@
-"""Programs with a planted loss, recorded by PyTorch's profiler: `python programs.py FOLDER` writes a file of each."""
+"""Programs with a planted loss, recorded by PyTorch's profiler: `python programs.py FOLDER PROGRAM` writes its file."""
 
 import gc
 import sys
@@ -71,5 +71,5 @@ def record(path, program):
 
 
 if __name__ == "__main__":
-    for each in (data, python, collector, rows, nothing):
-        record(Path(sys.argv[1]) / f"{each.__name__}.json.gz", each)
+    programs = {program.__name__: program for program in (data, python, collector, rows, nothing)}
+    record(Path(sys.argv[1]) / f"{sys.argv[2]}.json.gz", programs[sys.argv[2]])

@@ -11,21 +11,29 @@ import overlap
 PROGRAMS = Path(__file__).with_name("programs.py")
 
 
-@pytest.fixture(scope="module")
-def recordings(tmp_path_factory):
+@pytest.fixture
+def recording(tmp_path):
+    """Return a function that records a program in a process of its own, and asks why it is slow."""
     pytest.importorskip("torch", reason="torch is not installed")
-    folder = tmp_path_factory.mktemp("recordings")
-    subprocess.run([sys.executable, str(PROGRAMS), str(folder)], check=True, timeout=120, capture_output=True)
-    return folder
+
+    def why(program):
+        command = [sys.executable, str(PROGRAMS), str(tmp_path), program]
+        subprocess.run(command, check=True, timeout=120, capture_output=True)
+        return overlap.why(tmp_path / f"{program}.json.gz")
+
+    return why
 
 
-@pytest.mark.everyday(4)
 @pytest.mark.parametrize(
     ("name", "cause", "place"),
-    [("data", "data", "__getitem__"), ("python", "python", "slow_line"), ("collector", "gc", "collector")],
+    [
+        ("data", "data", "__getitem__"),
+        pytest.param("python", "python", "slow_line", marks=pytest.mark.slow),
+        pytest.param("collector", "gc", "collector", marks=pytest.mark.slow),
+    ],
 )
-def test_a_planted_loss_is_the_largest_and_has_its_line(recordings, name, cause, place):
-    found = overlap.why(recordings / f"{name}.json.gz")
+def test_a_planted_loss_is_the_largest_and_has_its_line(recording, name, cause, place):
+    found = recording(name)
     loss = next(each for each in found.causes if each.cause != "compute")
     assert loss.cause == cause
     assert f"({place})" in loss.places[0]
@@ -33,14 +41,16 @@ def test_a_planted_loss_is_the_largest_and_has_its_line(recordings, name, cause,
     assert found.advice[0].cause == cause
 
 
-def test_a_loop_over_rows_is_named_first(recordings):
-    found = overlap.why(recordings / "rows.json.gz")
+@pytest.mark.slow
+def test_a_loop_over_rows_is_named_first(recording):
+    found = recording("rows")
     assert "for many small operators" in found.verdict
     assert "(rows)" in found.advice[0].place
     assert "aten::linear" in found.advice[0].evidence
 
 
-def test_a_program_that_computes_gets_no_advice(recordings):
-    found = overlap.why(recordings / "nothing.json.gz")
+@pytest.mark.slow
+def test_a_program_that_computes_gets_no_advice(recording):
+    found = recording("nothing")
     assert found.causes[0].cause == "compute"
     assert not found.advice

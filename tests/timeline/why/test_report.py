@@ -117,8 +117,8 @@ def test_a_regression_names_the_cause_that_grew(tmp_path):
 
 def test_conditions_decide_the_exit_code(tmp_path, capsys):
     new, old = profile(tmp_path, [12_000] * 3, "new.json"), profile(tmp_path, [10_000] * 3, "old.json")
-    assert main(["why", str(new), "--against", str(old), "--fail-if", "regression"]) == 1
-    assert main(["why", str(old), "--against", str(new), "--fail-if", "regression"]) == 0
+    assert main(["why", str(new), "--compare", str(old), "--fail-if", "regression"]) == 1
+    assert main(["why", str(old), "--compare", str(new), "--fail-if", "regression"]) == 0
     assert main(["why", str(new), "--fail-if", "launch > 80%", "--fail-if", "step > 1s"]) == 1
     assert "--fail-if: launch is 90%, above 80%" in capsys.readouterr().err
     assert main(["why", str(new), "--fail-if", "launch > 20ms"]) == 0

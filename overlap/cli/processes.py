@@ -1,0 +1,318 @@
+"""`overlap run --processes N`: starts the processes of this host, and returns the exit code of the run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import trio
+
+from ..config import RunConfig
+from ..errors import UsageError
+from ..kernel_facts import oom_kills
+from ..launch.mpi import find_mpiexec
+from ..launch.nodeprocess import LaunchSpec
+from ..launch.processes import LaunchOutcome, launch
+from ..launch.verdict import INTERRUPTED, card, culprit, exit_code
+from ..notice import notify, write_stderr
+from ..processes.launchers import is_loopback
+from ..processes.place import DEFAULT_JOB, LONGEST_JOB, find_place, without_membership
+from ..processes.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
+from ..processes.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
+from .world_size import process_count
+
+GRACE_S = 10.0  # as in torchrun
+# Processes of a launcher that was killed have so long to leave the port to the next launcher, which tries again.
+_ENDING_S, _AGAIN_S = 5.0, 0.1
+
+_SIGNALS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "ended by SIGTERM",
+    signal.SIGHUP: "the terminal is gone",
+}
+
+# Imports this very package whatever the current folder holds, unlike `python -m`. Ctrl-C during the imports exits
+# without a message, because the launcher, which passes it on, prints one; an exception in a callback of the import
+# system would be printed and ignored.
+_BOOT = """\
+import os, signal, sys
+interrupted = signal.getsignal(signal.SIGINT)
+if interrupted is signal.default_int_handler:
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+sys.path.insert(0, {root!r})
+from overlap.cli import main
+sys.path.pop(0)
+signal.signal(signal.SIGINT, interrupted)
+sys.exit(main())
+"""
+
+
+@contextmanager
+def on_hosts(config: RunConfig) -> Iterator[None]:
+    """Divide the processes of another launcher into `--nnodes` hosts, for the block."""
+    if config.nnodes is None or find_place() is None or os.environ.get("OVERLAP_NNODES"):
+        yield
+        return
+    os.environ["OVERLAP_NNODES"] = str(config.nnodes)
+    try:
+        yield
+    finally:
+        del os.environ["OVERLAP_NNODES"]
+
+
+def run_processes(config: RunConfig, program: Sequence[str]) -> int:
+    """Run the program in the processes of this host, report the first failure, and return the exit code.
+
+    Args:
+        config: The configuration of the whole world.
+        program: The script or `-m` and the module, and its arguments.
+
+    Raises:
+        UsageError: If it cannot start; nothing has run then.
+    """
+    total, per_host, hosts = process_count(config), config.processes or 1, config.nnodes or 1
+    first = (config.node_rank or 0) * per_host
+    members = range(first, first + per_host)
+    # as multiprocessing does: no public function returns the options of this interpreter
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    environ = {**without_membership(os.environ), **config.variables(), "OVERLAP_HOSTS": str(hosts)}
+    if total > 1:
+        environ.pop("OVERLAP_RANKS", None)  # otherwise the program may set them
+        if config.ranks is None:
+            environ["OVERLAP_RANKS_OPEN"] = "1"
+    environ.pop(VARIABLE, None)  # they inherit a descriptor of it, which their own children do not
+    endpoint = _endpoint(config)
+    secret = _secret(config, endpoint)
+    if config.log_dir is not None:
+        _make_folder(config.log_dir)
+    with (
+        _witness(config, hosts) as witness,
+        _listening(endpoint, is_first=0 in members, again=bool(config.max_restarts)) as (listener, bound),
+    ):
+        if witness is not None:
+            environ["OVERLAP_WITNESS"] = witness
+        spec = LaunchSpec(
+            command=[sys.executable, *flags, "-c", boot(), "run", *program],
+            environ=environ,
+            nodes=total,
+            here=members,
+            ranks_per_node=config.ranks // total if config.ranks else int(total > 1),
+            endpoint=bound,
+            listener=listener,
+            job=_job(config),
+            secret=secret,
+            prefix=config.prefix is not False and (total > 1 or config.prefix is True),
+            colour=_colour(os.environ),
+            log_dir=config.log_dir,
+            grace_s=config.grace_s or GRACE_S,
+            report=notify,
+            mpiexec=find_mpiexec() if config.transport == "mpi" else None,
+            bind=config.bind is not False,
+            witness=witness,
+            spares=config.spares or 0,
+        )
+        kills_before = oom_kills()
+        outcome = _run_again(spec, config) if config.max_restarts else trio.run(launch, spec)
+    return _end(outcome, oom_kills() - kills_before, config)
+
+
+def _run_again(spec: LaunchSpec, config: RunConfig) -> LaunchOutcome:
+    from .restarts import run_again  # not at the top: every process would load it
+
+    return run_again(spec, config)
+
+
+def _end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
+    """Report how the run ended, and return its exit code."""
+    if outcome.asked is not None:
+        if not config.unannounced:
+            notify("\n".join([f"{_SIGNALS[outcome.asked]}{_saved_state(outcome)}", *_rank_states(outcome)]))
+        return 128 + outcome.asked
+    guilty = culprit(outcome.endings)
+    if guilty is None:
+        return 0
+    silent = guilty.status is None or guilty.accuser is not None
+    signs = _last_signs(guilty.pid, config) if silent else []
+    host = socket.gethostname() if config.node_rank is not None else ""
+    write_stderr("\n".join([*card(guilty, oom_kills=killed, signs=signs, host=host), ""]))
+    return exit_code(guilty)
+
+
+def _last_signs(pid: int, config: RunConfig) -> list[str]:
+    from ..flight.autopsy import last_signs_of  # of runs that fail
+
+    return last_signs_of(pid, config.flight_dir)
+
+
+def _saved_state(outcome: LaunchOutcome) -> str:
+    """Return the note of a terminated process about the saved state, which is equal on all processes."""
+    lines = [ending.status.line for ending in outcome.endings if ending.status and not ending.status.text]
+    return next((line for line in lines if line.startswith("; ")), "")
+
+
+def _rank_states(outcome: LaunchOutcome) -> list[str]:
+    """Return the state of the ranks at the interrupt, from the process that knows most of them."""
+    reports = [ending.status.text.splitlines() for ending in outcome.endings if ending.status]
+    lines = [[line for line in report if line.startswith("  ")] for report in reports if report[:1] == [INTERRUPTED]]
+    return max(lines, key=len, default=[])
+
+
+# -- options -----------------------------------------------------------------------------------------------------
+
+
+def _endpoint(config: RunConfig) -> Endpoint:
+    if config.rdzv_endpoint is None:
+        return "127.0.0.1", 0
+    try:
+        host, port = parse_endpoint(config.rdzv_endpoint)
+    except UsageError as error:
+        raise UsageError(f"--rdzv-endpoint: {error}") from None
+    if port == 0 and config.node_rank is not None:
+        raise UsageError("--rdzv-endpoint: the hosts that are started elsewhere must know the port")
+    return host, port
+
+
+def _secret(config: RunConfig, endpoint: Endpoint) -> bytes:
+    secret = given_secret(os.environ)
+    if secret is not None or config.node_rank is None:
+        return secret or generate()
+    if not is_loopback(endpoint[0]):
+        raise UsageError(f"--node-rank: anybody who reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
+    return user_secret()
+
+
+def _job(config: RunConfig) -> str:
+    """Return a unique name if all processes are started here, and a common one if each host starts its own."""
+    name: str = config.job_id or (DEFAULT_JOB if config.node_rank is not None else secrets.token_hex(8))
+    if len(name) > LONGEST_JOB or not name.isprintable():
+        raise UsageError(f"--job-id: expected at most {LONGEST_JOB} printable characters, got {name[:80]!r}")
+    return name
+
+
+def _make_folder(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--log-dir: {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--log-dir: cannot write into {path}")
+
+
+def _colour(environ: Mapping[str, str]) -> bool:
+    return not environ.get("NO_COLOR") and (sys.stdout.isatty() or bool(environ.get("FORCE_COLOR")))
+
+
+# -- starting ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _witness(config: RunConfig, hosts: int) -> Iterator[str | None]:
+    """Yield the folder of the witness, in memory where the system has a folder there; None if no program can use it.
+
+    The first process makes it, because a program may ask for it by `overlap.run(..., survive=True)`.
+    """
+    if not config.survive:
+        if config.witness is not None:
+            raise UsageError("--witness: it decides who goes on after a loss; give --survive too")
+        if config.survive is False or hosts > 1 or config.transport == "mpi":
+            yield None
+            return
+    if config.transport == "mpi":
+        raise UsageError("--survive: MPI ends the whole job when a process is lost; use another --transport")
+    if hosts > 1:
+        with _shared_witness(config, config.node_rank or 0) as folder:
+            yield str(folder)
+        return
+    if config.witness is not None:
+        raise UsageError("--witness: on one host the launcher has the witness in memory; leave it out")
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    folder = Path(memory, f"witness-{os.getpid()}-{secrets.token_hex(8)}")
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _shared_witness(config: RunConfig, host: int) -> Iterator[Path]:
+    """Yield the folder of the witness that the user names, with a file of this host; the last host removes it."""
+    if config.witness is None:
+        raise UsageError(
+            "--survive: between hosts a folder decides who goes on: add --witness DIR, the same folder on a file "
+            "system that all of them share, such as NFS"
+        )
+    for option in ("max_restarts", "spares"):
+        if getattr(config, option):
+            raise UsageError(f"--survive: on several hosts without --{option.replace('_', '-')}; leave it out")
+    folder = Path(os.path.abspath(config.witness), f"witness-{_job(config)}")
+    member = folder / f"host-{host}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        member.touch(mode=0o600, exist_ok=False)
+    except FileExistsError:
+        raise UsageError(
+            f"--witness: {folder} is of a job that runs, or has lost this host; give all hosts another --job-id, or "
+            "remove the folder if that job has ended"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"--witness: {folder}: {error.strerror}; name a folder that exists on all hosts") from None
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            member.unlink()
+            if not [*folder.glob("host-*")]:
+                shutil.rmtree(folder)
+
+
+def boot() -> str:
+    """Return a Python program that runs this command in a new interpreter."""
+    return _BOOT.format(root=str(Path(__file__).parents[2]))
+
+
+@contextmanager
+def _listening(endpoint: Endpoint, *, is_first: bool, again: bool) -> Iterator[tuple[int | None, Endpoint]]:
+    """Listen for process 0 before it starts, so that a used port is reported at once; yield descriptor and endpoint.
+
+    Args:
+        endpoint: Host and port.
+        is_first: Whether process 0 is started here.
+        again: Whether processes of an earlier launcher of the job may still listen, and get a moment to leave the port.
+    """
+    if not is_first:
+        yield None, endpoint
+        return
+    try:
+        listener = trio.run(listener_of, endpoint, _ENDING_S if again else 0.0)
+    except ListenError as error:
+        raise UsageError(f"--rdzv-endpoint: {error}") from None
+    with listener:
+        yield listener.fileno(), (endpoint[0], listener.getsockname()[1])
+
+
+async def listener_of(endpoint: Endpoint, patience_s: float) -> socket.socket:
+    """Return a socket that listens at an endpoint; while the port is taken, try again for `patience_s` seconds.
+
+    Raises:
+        ListenError: Another process listens at the port, or the host is no address of this one.
+    """
+    until_s = trio.current_time() + patience_s
+    while True:
+        try:
+            async with await listen(endpoint) as listening:
+                return socket.socket(fileno=os.dup(listening.socket.fileno()))
+        except ListenError as error:
+            taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+            if not taken or trio.current_time() >= until_s:
+                raise
+        await trio.sleep(_AGAIN_S)

@@ -1,0 +1,121 @@
+"""Hosts, processes and ranks of `overlap run`, from its options: checks, and the size of the world."""
+
+from __future__ import annotations
+
+from ..config import RunConfig
+from ..errors import UsageError
+from ..processes.place import Place, find_place
+
+
+def with_ranks(config: RunConfig) -> RunConfig:
+    """Return the configuration with the ranks of the whole world, unless the program decides how many there are.
+
+    Raises:
+        UsageError: If options contradict each other or the launcher that has started this process.
+    """
+    place = find_place()
+    if place is not None:
+        _check_launcher(config, place)
+        processes = place.processes
+    else:
+        _check_hosts(config)
+        _check_range(config)
+        if config.sources.get("spares") == "--spares":  # the variable is inherited by what a member starts
+            _check_spares(config)
+        processes = process_count(config)
+    ranks, source = config.ranks, None
+    if config.ranks_per_process is not None:
+        ranks, source = processes * config.ranks_per_process, "--ranks-per-process"
+        if config.ranks not in (None, ranks):
+            raise UsageError(
+                f"--ranks {config.ranks}: {processes} processes with --ranks-per-process {config.ranks_per_process} "
+                f"have {ranks}; leave one out"
+            )
+    elif place is None and ranks is None and processes > 1:
+        ranks, source = _ranks_of_cluster(config), "--processes"
+        if ranks is None and fewest_processes(config) < processes:
+            ranks = processes  # of fewer processes each has one, too
+    if ranks is not None and place is None and ranks % processes:
+        raise UsageError(
+            f"{ranks} ranks cannot be divided among {_spelled(config)}; --ranks-per-process N gives each process N"
+        )
+    return config if ranks is None else config.changed(None if config.ranks else source, ranks=ranks)
+
+
+def process_count(config: RunConfig) -> int:
+    """Return the number of processes on all hosts, which this command or its like elsewhere start."""
+    return (config.nnodes or 1) * (config.processes or 1)
+
+
+def fewest_processes(config: RunConfig) -> int:
+    """Return the number of processes with which a restart may go on."""
+    fewest = [getattr(size, "fewest", size) for size in (config.nnodes or 1, config.processes or 1)]
+    return int(fewest[0] * fewest[1])
+
+
+def starts_processes(config: RunConfig) -> bool:
+    """Return whether this command starts the processes of the program."""
+    return (process_count(config) > 1 or bool(config.max_restarts)) and find_place() is None
+
+
+def _spelled(config: RunConfig) -> str:
+    hosts = f"--nnodes {config.nnodes}" if (config.nnodes or 1) > 1 else ""
+    each = f"--processes {config.processes}" if config.processes else ""
+    return " with ".join(filter(None, [hosts, each]))
+
+
+def _ranks_of_cluster(config: RunConfig) -> int | None:
+    if config.cluster in (None, "local"):
+        return None
+    from topology import cluster
+
+    return cluster(str(config.cluster)).world_size
+
+
+def _check_launcher(config: RunConfig, place: Place) -> None:
+    """Refuse options that do not fit the launcher of this process; `--nnodes` divides its processes into hosts."""
+    if config.max_restarts:
+        raise UsageError(f"--max-restarts: {place.source} has started this process, and would have to start it again")
+    hosts = config.nnodes or 1
+    fits = place.processes % hosts == 0 if config.processes is None else process_count(config) == place.processes
+    if config.processes is not None and config.nnodes is None:
+        fits = config.processes in (place.processes, place.processes // place.nodes)
+    if not fits or config.node_rank not in (None, place.process // (place.processes // hosts)):
+        node = "" if config.node_rank is None else f" --node-rank {config.node_rank}"
+        raise UsageError(
+            f"{_spelled(config)}{node}: {place.source} has started this process as number {place.process} of "
+            f"{place.processes}; leave out the options, or the launcher"
+        )
+
+
+def _check_hosts(config: RunConfig) -> None:
+    """Refuse several hosts without the options by which they meet."""
+    if config.node_rank is None:
+        if (config.nnodes or 1) > 1 and config.engine is None:
+            raise UsageError(
+                f"--nnodes {config.nnodes}: each host starts its own processes, by this command with --node-rank I and "
+                f"--rdzv-endpoint HOST:PORT too; on this host alone use --processes {config.nnodes} in its place"
+            )
+        return
+    if config.nnodes is None or config.rdzv_endpoint is None:
+        raise UsageError("--node-rank needs --nnodes and --rdzv-endpoint, the same for all hosts")
+    if config.node_rank >= config.nnodes:
+        raise UsageError(f"--node-rank {config.node_rank}: hosts are numbered from 0, and --nnodes is {config.nnodes}")
+    if config.max_restarts and (config.processes or 1) > 1 and config.nnodes > 1:
+        raise UsageError("--processes: --max-restarts on several hosts needs one process on each; leave one out")
+    if config.transport == "mpi":
+        raise UsageError(
+            "--node-rank: with --transport mpi all processes are started here; on several hosts start mpiexec "
+            "yourself: mpiexec -n 2 python -m mpi4py train.py"
+        )
+
+
+def _check_range(config: RunConfig) -> None:
+    """Refuse a range of hosts or processes without restarts, which alone start fewer of them."""
+    if fewest_processes(config) < process_count(config) and not config.max_restarts:
+        raise UsageError(f"{_spelled(config)}: fewer are tried only with --max-restarts; give it too")
+
+
+def _check_spares(config: RunConfig) -> None:
+    if config.spares and not (config.survive and process_count(config) > 1):
+        raise UsageError("--spares: they take the places of lost processes; give --survive and --processes 2 or more")

@@ -1,0 +1,76 @@
+"""Slices of data in a pipeline of phases, which share wires, memories and reducers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+
+from .phase import PricedPhase
+
+Uses: TypeAlias = tuple[tuple[float, ...], ...]
+"""(resources, phases) Use of a resource by each working phase, as a share of the phase's largest use."""
+
+# Shares that differ by less are equal: sums of similar nodes are added up in another order.
+_DIGITS = 9
+
+
+def apart(phases: int) -> Uses:
+    """Return the uses of phases that share nothing."""
+    return tuple(tuple(float(row == column) for column in range(phases)) for row in range(phases))
+
+
+def uses(parts: Sequence[PricedPhase]) -> Uses:
+    """Return the uses of all resources that can bound the phases together, without resources that others dominate."""
+    busy_s = [part.busy_s_per_slot for part in parts]
+    busy = np.zeros((max(len(column_s) for column_s in busy_s), len(parts)))
+    for column, column_s in enumerate(busy_s):
+        busy[: len(column_s), column] = column_s
+    used = busy[busy.any(axis=1)] / np.maximum(busy.max(axis=0, initial=0.0), np.finfo(float).tiny)
+    rows = np.unique(np.round(used, _DIGITS), axis=0)
+    binding = [row for row in rows if not ((rows >= row).all(axis=1) & (rows > row).any(axis=1)).any()]
+    return tuple(tuple(row.tolist()) for row in binding)
+
+
+def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
+    """Return the time of `slices` pieces through phases that take `phases_s` for each piece alone.
+
+    With phases that share nothing it is sum(phases_s) + (slices - 1) * max(phases_s); with phases that all need the
+    same wires, slices * sum(phases_s).
+    """
+    now_s, count = 0.0, len(phases_s)
+    done = [0] * count  # number of finished slices of each phase
+    left_s = list(phases_s)  # time left of the slice that each phase works on
+    while done[-1] < slices:
+        at_work = tuple(p for p in range(count) if done[p] < slices and (p == 0 or done[p] < done[p - 1]))
+        rate = _rates(at_work, shared)
+        step_s = min(left_s[p] / rate[p] for p in at_work)
+        now_s += step_s
+        for p in at_work:
+            left_s[p] -= rate[p] * step_s
+            if left_s[p] <= 1e-12 * phases_s[p]:
+                done[p] += 1
+                left_s[p] = phases_s[p]
+    return now_s
+
+
+@lru_cache(maxsize=4096)  # a plan of many slices and sizes asks for the same few again and again
+def _rates(at_work: tuple[int, ...], shared: Uses) -> Mapping[int, float]:
+    """Return the rates of phases: all rise until a resource is used up, then only phases without need of it."""
+    rate = dict.fromkeys(at_work, 0.0)
+    rising = set(at_work)
+    while rising:
+        levels = [1.0 - max((rate[p] for p in rising), default=0.0)]
+        for row in shared:
+            by = sum(row[p] for p in rising)
+            if by > 0:
+                levels.append(max(0.0, (1.0 - sum(row[p] * rate[p] for p in at_work)) / by))
+        step = min(levels)
+        for p in rising:
+            rate[p] += step
+        full = [row for row in shared if sum(row[p] * rate[p] for p in at_work) >= 1.0 - 1e-9]
+        stopped = {p for p in rising if rate[p] >= 1.0 - 1e-9 or any(row[p] > 0 for row in full)}
+        rising -= stopped or rising
+    return rate

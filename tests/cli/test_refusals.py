@@ -1,0 +1,254 @@
+"""Command lines that are refused before anything runs, each with its message: one line on stderr, exit code 2."""
+
+import shlex
+
+import pytest
+
+from overlap.cli import COMMANDS
+from overlap.cli.bench import report
+
+BARRIER = """
+import overlap
+
+async def main(rank):
+    await rank.barrier()
+
+overlap.run(main)
+"""
+FILES = {
+    "x.py": "print('ran')",
+    "broken.py": "x = 1\nprint(",
+    "sub/x.py": "",
+    "hollow_package/__init__.py": "",
+    "train.py": BARRIER,
+    "work.py": f"1 / 0\n{BARRIER}",
+}
+# A line of a shell, and how the message begins; "..." is any beginning, and "$" the end. LONG is a name too long.
+TABLE = r"""
+$ overlap runn
+'runn' is not a command (did you mean run?); KNOWN
+$ overlap xyz
+'xyz' is not a command; KNOWN
+$ overlap run --nnodes 0 x.py
+run: argument --nnodes: expected a positive integer, got '0'
+$ overlap run --node-rank 0 x.py
+--node-rank needs --nnodes and --rdzv-endpoint, the same for all hosts
+$ overlap run --nnodes 2 --rdzv-endpoint a:1 --node-rank 2 x.py
+--node-rank 2: hosts are numbered from 0, and --nnodes is 2
+$ overlap run --nnodes 2 --rdzv-endpoint a:1 --node-rank 1 x.py
+--node-rank: anybody who reaches a:1 could join the job; give
+$ overlap run --nnodes 2 --rdzv-endpoint a:0 --node-rank 1 x.py
+--rdzv-endpoint: the hosts that are started elsewhere must
+$ overlap run --processes 2 --rdzv-endpoint a x.py
+--rdzv-endpoint: endpoint: expected HOST:PORT
+$ overlap run --nnodes 2 x.py
+--nnodes 2: each host starts its own processes, by this command with --node-rank I and --rdzv-endpoint HOST:PORT too;
+$ overlap run --processes 2 --ranks=4 --ranks-per-process=4 x.py
+--ranks 4: 2 processes with --ranks-per-process 4 have 8; leave one out$
+$ overlap run --nnodes 2 --rdzv-endpoint 127.0.0.1:1 --node-rank 0 --processes 2 --ranks 6 x.py
+6 ranks cannot be divided among --nnodes 2 with --processes 2;
+$ overlap run --nnodes 2 --rdzv-endpoint 127.0.0.1:1 --node-rank 0 --processes 2 --max-restarts 1 x.py
+--processes: --max-restarts on several hosts needs one process on each; leave one out$
+$ overlap run --processes 3 --cluster 'trn2.48xlarge x4' x.py
+256 ranks cannot be divided among --processes 3;
+$ overlap run --processes 3 --ranks 4 x.py
+4 ranks cannot be divided among --processes 3;
+$ overlap run --processes 2 --job-id LONG x.py
+--job-id: expected at most 64 printable characters, got 'xxx
+$ overlap run --processes 2 --log-dir x.py x.py
+--log-dir: x.py: File exists
+$ overlap run --processes 2 --rails eth0, x.py
+run: argument --rails: expected a positive number, or
+$ overlap run --tls-cert x.py x.py
+TLS needs three files: --tls-cert, --tls-key, --tls-ca
+$ overlap run --tls-cert x.py --tls-key none --tls-ca x.py x.py
+--tls-key: none: there is no such
+$ overlap run --processes 2 --transport mpi x.py
+--transport mpi: mpi4py is not installed: pip install
+$ overlap run
+run: name a SCRIPT, or -m MODULE (`overlap run --help` explains)
+$ overlap run none.py
+run: none.py: No such file or directory
+$ overlap run sub
+run: sub: Is a directory
+$ overlap run broken.py
+run: broken.py:2: not Python: '(' was never closed
+$ overlap run -m
+run: -m needs a MODULE
+$ overlap run -m no_such_module_x
+run: -m no_such_module_x: there is no such module to run
+$ overlap run -m hollow_package
+run: -m hollow_package: there is no such module to run
+$ overlap run -m no_such_module_x.y
+run: -m no_such_module_x.y: No module named 'no_such_module_x'
+$ overlap run --ranks 0 x.py
+run: argument --ranks: expected a positive integer, got '0' (`overlap run --help`
+$ overlap run --timeout -1 x.py
+run: argument --timeout: expected a positive number of seconds, got '-1'
+$ overlap run --cluster nosuch x.py
+--cluster: unknown cluster 'nosuch'; known:
+$ overlap run --algorithm nosuch x.py
+algorithm: 'nosuch' is unknown; known are direct
+$ overlap run --trace sub x.py
+--trace: sub is a directory; name a file in it
+$ overlap run --trace /nowhere/a.json x.py
+--trace: cannot write into /nowhere
+$ overlap run --nnode=2 x.py
+...; did you mean --nnodes? (
+$ overlap run --checksum x.py
+...; did you mean --checksums? (
+$ overlap run -np 4 x.py
+...; did you mean --processes or --ranks? (
+$ overlap run --master_port=29500 x.py
+...; --rdzv-endpoint HOST:PORT is both, and a run on one host needs none (
+$ overlap run --stall 5 x.py
+...; did you mean --stall-warning? (
+$ overlap run --give-up 5 x.py
+...; did you mean --stall-timeout? (
+$ overlap run --standalone x.py
+...--standalone; leave it out: a run on one host needs no rendezvous (
+$ overlap run --trace '' x.py
+--trace: expected the name of a file, got ''$
+$ overlap run --cluster nix x.py
+--cluster: unknown cluster 'nix';
+$ overlap run --rank 3 x.py
+run: unrecognized arguments:
+$ overlap simulate --world-size=4 x.py
+...; did you mean --ranks? (
+$ overlap simulate --cluster trn9 train.py
+...trn9
+$ overlap simulate --cluster trn1.32xlarge --ranks 33 train.py
+...33 ranks do not fit: trn1.32xlarge x1 holds 32
+$ overlap simulate --cluster trn2.48xlarge --lnc 3 train.py
+...trn2.48xlarge: lnc: expected 2 or 1, found 3
+$ overlap simulate --cluster 'trn2.48xlarge x2' --nodes 3 train.py
+...nodes is given twice: 2 and 3
+$ overlap simulate --cluster trn1.32xlarge --ranks 8 --efficiency 1.5 train.py
+...efficiency: expected more than 0, at most 1, got 1.5
+$ overlap simulate --cluster trn1.32xlarge --ranks 8 --dtype int4 train.py
+...dtype: no peak is known for 'int4' on Trainium1
+$ overlap simulate --profile gone.json train.py
+...gone.json
+$ overlap simulate --jitter -1 train.py
+...jitter: expected 0 or more, got -1.0
+$ overlap simulate --slow-compute matmul=2 train.py
+...'matmul' is no class of computes; known are flops, memory, seconds, *
+$ overlap simulate --slow-comm all_reduce train.py
+...expected NAME=FACTOR, such as all_reduce=1.2, got 'all_reduce'
+$ overlap simulate --algorithm magic train.py
+...magic
+$ overlap simulate --seed x train.py
+...expected an integer, got 'x'
+$ overlap simulate --json-file nowhere/found.json train.py
+...--json-file: cannot write into
+$ overlap simulate --trace . train.py
+...--trace: . is a directory; name a file in it
+$ overlap simulate --width 39 train.py
+...--width: 39 is too narrow; at least 40 columns are needed
+$ overlap simulate --sweep nodes work.py
+...--sweep: expected NAME=V,V,... such as nodes=1,2,4, got 'nodes'
+$ overlap simulate --sweep nodes= work.py
+...--sweep: expected NAME=V,V,...
+$ overlap simulate --sweep =1 work.py
+...--sweep: expected NAME=V,V,...
+$ overlap simulate --sweep nodes=1,,2 work.py
+...--sweep: expected NAME=V,V,...
+$ overlap simulate --sweep nodes=1,2,1 work.py
+...--sweep: 'nodes=1,2,1' has a value twice
+$ overlap simulate --sweep ms=1 --sweep ms=2 work.py
+...--sweep: ms is there twice
+$ overlap simulate --sweep bucket_bytes=1 --sweep bucket-bytes=2 work.py
+...--sweep: bucket_bytes is there twice
+$ overlap simulate --sweep nodes=one work.py
+...nodes: expected a positive integer, got 'one'
+$ overlap simulate --sweep peer_direct=perhaps work.py
+...peer_direct: expected 1 or 0, got 'perhaps'
+$ overlap simulate --sweep ms=1 --trace sim.json work.py
+...--trace: a sweep has many timelines
+$ overlap simulate --cluster 'trn2.48xlarge x16' --sweep nodes=1,4,16 work.py
+--sweep: nodes is given twice: 16 and 1; leave it out of --cluster 'trn2.48xlarge x16'
+$ overlap simulate --sweep ms=1,2
+simulate: name a SCRIPT, or -m MODULE (`overlap simulate --help` explains)$
+$ overlap simulate --model llama-8b
+...; a model's step is predicted by `overlap model NAME` (
+$ overlap simulate run.json
+run.json: a recorded run is repeated by `overlap replay run.json`$
+$ overlap bench allr -b 8 --tcp
+--tcp: concerns what joins processes; give --processes 2 too
+$ overlap bench allr -b 8 --rails 2
+--rails: concerns
+$ overlap bench allr -b 8 --processes 1 --no-peer-direct
+--peer-direct: concerns
+$ overlap bench allr -b 8 --checksums
+--checksums: concerns
+$ overlap bench allr -b 8 --transport efa
+--transport: concerns
+$ overlap bench allr -b 8 --vs=gloo
+bench: unrecognized arguments: --vs=gloo; `python -m tests.benchmarks.versus` of a checkout compares with
+$ overlap bench allr -b 8 --processes 2 --rails 0
+--rails: expected a positive number, or different interfaces
+$ overlap bench allr -b 8 --processes 2 --ranks 4,3
+--ranks: 3 ranks cannot be divided among --processes 2
+$ overlap bench
+OP: name the operation to measure (`overlap bench --help` explains)
+$ overlap bench two_hosts
+OP: 'two_hosts' is unknown; known are all_reduce/allr, reduce_scatter/redsct
+$ overlap bench allr -b 4000000T
+--maxbytes: all_reduce of 4e+06 TiB on 2 ranks needs 1.6e+07 TiB for inputs and results, this machine has
+$ overlap plan trn1.32xlarge --bytes 1M
+--bytes: only of a collective; trn1.32xlarge is a machine$
+$ overlap plan all_reduce
+--bytes: needed for the plan of a collective$
+$ overlap plan nosuch
+SUBJECT: 'nosuch' is no file, no collective (all_reduce,
+$ overlap plan all_reduc
+SUBJECT: 'all_reduc' (did you mean all_reduce?) is no file, no collective (all_reduce,
+$ overlap plan trn2.48xlarg
+SUBJECT: 'trn2.48xlarg' (did you mean trn2.48xlarge?) is no file,
+$ overlap plan all_reduce --cluster trn1.32xlarge --bytes 3
+--bytes: 3 bytes are not whole elements of float32, of 4 bytes
+$ overlap plan all_reduce --cluster trn1.32xlarge --bytes 4 --top -1
+plan: argument --top: expected 0 or more, got '-1'
+$ overlap timeline none.json
+none.json: cannot be read
+$ overlap test none.py --ranks 0
+test: argument --ranks: expected a positive integer, got '0'
+$ overlap test none.py --color red
+...; if they are the program's, end the line with -- --color red; did you mean --cluster? (`overlap test --help`
+$ overlap test none.py skip --ranks 2 -- now
+test: unrecognized arguments: skip; if they are the program's, end the line with -- skip now (`
+$ overlap test none.py --faults flood
+faults: 'flood' is unknown; known are die
+$ overlap calibrate --published steps --machine trn9
+...no step is published of 'trn9'; known are
+$ overlap calibrate --published steps --enforce
+...--enforce: only with --published collectives
+$ overlap calibrate --published --record
+...--record: only with --published steps
+$ overlap calibrate --published steps --collective barrier
+...--published: compares published measurements; leave out collective
+$ overlap calibrate --published --machine trn9
+...nothing is published of 'trn9'; known are a3mega.toml, dl1.24xlarge, h100ib.toml, inf2.xlarge, mi3
+$ overlap doctor --jsn
+...; did you mean --json? (
+"""
+LINES = TABLE.strip().splitlines()
+ROWS = dict(zip(LINES[::2], LINES[1::2], strict=True))
+
+
+@pytest.mark.everyday(40)
+@pytest.mark.parametrize("line", ROWS)
+def test_a_command_line_is_refused(overlap, script, monkeypatch, line):
+    for name, text in FILES.items():
+        script(text, name)
+    monkeypatch.setattr("overlap.launch.mpi.find_spec", lambda name: None)
+    monkeypatch.setattr(report, "measure_cases", None)
+    _, _, *words = shlex.split(line.replace("LONG", "x" * 65))
+    code, out, err = overlap(*words)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    message = ROWS[line].replace("KNOWN", f"known are {', '.join(COMMANDS)}")
+    begin, end = ("", message[3:]) if message.startswith("...") else (f"overlap: {message}", "")
+    whole = (end or begin).endswith("$")
+    assert err.startswith(begin.removesuffix("$") + "\n" * (whole and not end))
+    assert end.removesuffix("$") in err

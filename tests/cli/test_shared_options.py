@@ -1,0 +1,95 @@
+"""Options of all commands: each name has one meaning, and earlier spellings say the new one."""
+
+import argparse
+from collections import defaultdict
+from importlib import import_module
+
+import pytest
+
+from overlap.cli import COMMANDS
+from overlap.cli.parser import HelpFormatter, Parser
+
+
+def parser_of(command):
+    parser = Parser(prog=f"overlap {command}", formatter_class=HelpFormatter)
+    import_module(f"overlap.cli.{command}").fill(parser)
+    return parser
+
+
+def meanings():
+    """For each option, its metavar and the meaning in its help, by command; remarks follow a semicolon."""
+    found = defaultdict(dict)
+    for command in COMMANDS:
+        for action in parser_of(command)._actions:
+            for option in action.option_strings:
+                if option.startswith("--") and action.help != argparse.SUPPRESS:
+                    found[option][command] = (action.metavar, action.nargs, action.help.partition(";")[0])
+    return found
+
+
+SHARED = {option: by_command for option, by_command in meanings().items() if len(by_command) > 1}
+
+
+@pytest.mark.parametrize("option", SHARED)
+def test_an_option_means_the_same_in_all_commands(option):
+    assert len(set(SHARED[option].values())) == 1, SHARED[option]
+
+
+def test_options_with_several_meanings_in_other_programs_are_shared_here():
+    assert {"--ranks", "--json", "--trace", "--compare", "--cluster", "--processes", "--step"} <= SHARED.keys()
+    everywhere = meanings()
+    assert everywhere["--check"].keys() == {"run"}
+    assert everywhere["--faults"].keys() == {"test"}
+    assert everywhere["--steps"].keys() == {"demo"}
+    assert not {"--against", "--best", "--nproc-per-node"} & everywhere.keys()
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "now"),
+    [
+        ("bench", ["--check", "0"], ["--verify", "0"]),
+        ("bench", ["--nnodes", "2"], ["--processes", "2"]),
+        ("plan", ["all_reduce", "--check", "0-7"], ["all_reduce", "--group", "0-7"]),
+        ("calibrate", ["--check"], ["--enforce"]),
+        ("calibrate", ["--op", "all_reduce"], ["--collective", "all_reduce"]),
+        ("timeline", ["run.json", "--ranks", "0"], ["run.json", "--rank", "0"]),
+        ("timeline", ["run.json", "--against", "b.json"], ["run.json", "--compare", "b.json"]),
+        ("why", ["--against", "b.json"], ["--compare", "b.json"]),
+        ("model", ["--best", "tp"], ["--search", "tp"]),
+        ("simulate", ["--faults", "3"], ["--fault-seed", "3"]),
+        ("test", ["--trace", "a.txt", "train.py"], ["--operations", "a.txt", "train.py"]),
+    ],
+)
+def test_an_earlier_spelling_works_and_says_the_new_one(capfd, command, words, now):
+    old = next(word for word in words if word.startswith("--"))
+    new = next(word for word in now if word.startswith("--"))
+    assert vars(parser_of(command).parse_args(words)) | {"flags": None} == (
+        vars(parser_of(command).parse_args(now)) | {"flags": None}
+    )
+    assert capfd.readouterr().err == f"overlap: {old} is now {new}; the old spelling goes with the next version\n"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["bench", "all_reduce", "--json", "a.json"],
+        ["bench", "all_reduce", "--json", "-"],
+        ["simulate", "--json=a.json", "train.py"],
+        ["model", "llama-8b", "--json", "a.json"],
+    ],
+)
+def test_a_file_behind_json_is_refused_with_the_option_that_writes_it(overlap, argv):
+    code, out, err = overlap(*argv)
+    assert (code, out) == (2, "")
+    assert "--json prints the result on stdout, --json-file FILE writes it to a file" in err
+
+
+def test_a_file_between_json_and_the_script_is_refused(overlap):
+    told = "overlap: --json: prints the result on stdout; --json-file a.json writes it to a file\n"
+    assert overlap("simulate", "--json", "a.json", "train.py") == (2, "", told)
+
+
+def test_ranks_of_a_group_are_refused_with_the_option_that_names_them(overlap):
+    told = "overlap: --ranks: of a collective name the ranks of its group: --group 0-3\n"
+    words = ("plan", "all_reduce", "--bytes", "8", "--cluster", "local")
+    assert overlap(*words, "--ranks", "0-3") == (2, "", told)
