@@ -207,7 +207,7 @@ class Connection:
     @property
     def unraised_failure(self) -> BaseException | None:
         """Error with which the world has ended, if no operation was left to raise it: ranks took other roots."""
-        return self._failure if self._world is not None and self._world.communicators.unheard else None
+        return self._failure if self._world is not None and self._world.communicators.unraised else None
 
     @property
     def unheard(self) -> BaseException | None:
