@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..errors import UsageError
-from ..timeline.ranklist import listed
+from ..timeline.ranklist import listed, named_ranks
 from ..units import columns
 from .folder import ENDING, default_folder
 from .reading import Flight, Operation, RankRecord, read_flight
@@ -157,7 +157,7 @@ def _waiters(world: RecordedWorld, ranks: Sequence[int]) -> list[str]:
         return []
     blocked = sorted({peer for peer, _ in waiting or pending})
     first = min((op for _, op in waiting or pending), key=lambda op: op.issued_ns)
-    names, operation = (f"rank{'s' * (len(blocked) > 1)} {listed(blocked)}", f"{_label(first)} ({first.words.site})")
+    names, operation = (named_ranks(blocked), f"{_label(first)} ({first.words.site})")
     if waiting:
         return [f"{names} waited for it in {operation}"]
     before = {_label(op) for rank in blocked if not computes(there[rank]) and (op := oldest(there[rank])) is not None}
@@ -233,7 +233,7 @@ def _name(world: RecordedWorld, rank: int | None) -> str:
 
 def _process(flight: Flight) -> str:
     ranks = [record.rank for record in flight.ranks]
-    return f"process {flight.process} (rank{'s' * (len(ranks) > 1)} {listed(ranks)}, pid {flight.pid} on {flight.host})"
+    return f"process {flight.process} ({named_ranks(ranks)}, pid {flight.pid} on {flight.host})"
 
 
 def _where(world: RecordedWorld, rank: int) -> str:
@@ -270,7 +270,7 @@ def _awaited(operation: Operation, rank: int, world: RecordedWorld) -> str:
     if not others:
         return "its bytes: every rank of the group had come" if operation.words.members else "whoever sends"
     more = f" (rank {others[0]}: {_state(world.ranks.get(others[0]))})"
-    return f"rank{'s' * (len(others) > 1)} {listed(others)}, which had not called it{more}"
+    return f"{named_ranks(others)}, which had not called it{more}"
 
 
 def _waiting(record: RankRecord, rank: int, ranks: dict[int, RankRecord]) -> Iterator[Operation]:

@@ -5,7 +5,7 @@ A member has come once it has issued the operation of the same number at the sam
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ..runtime.blame.standing import Stall, Standing, find_stall
@@ -85,10 +85,14 @@ def stall_of(ranks: Mapping[int, RankRecord]) -> Stall | None:
     A rank without a record waits for nobody, as far as is known.
     """
     waits = {rank: _waits_for(rank, record, ranks) for rank, record in ranks.items()}
-    known = waits | {other: [] for others in waits.values() for other in others if other not in waits}
+    return stall_among(waits | {other: [] for others in waits.values() for other in others if other not in waits})
+
+
+def stall_among(waits: Mapping[int, Sequence[int]]) -> Stall | None:
+    """Return the stall of ranks, given the ranks that each of them waits for; None if no rank waits."""
     return find_stall({
         rank: Standing(rank=rank, lines=(), awaits=tuple(others), busy="" if others else "elsewhere")
-        for rank, others in known.items()
+        for rank, others in waits.items()
     })  # fmt: skip
 
 
