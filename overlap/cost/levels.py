@@ -39,7 +39,8 @@ def crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhas
     crossed = []
     for name, block, bytes_per_s in _blocks(cluster, ranks):
         out = sum(
-            (_leaving(block, part, placed) for part in parts for placed in part.placed.each), np.zeros(_count(block))
+            (_leaving(block, part, placed) for part in parts for placed in part.placed.placed_rounds),
+            np.zeros(_count(block)),
         )
         busiest = float(out.max(initial=0.0))
         crossed.append(Crossing(level=name, share=float(out.sum()), busiest=busiest, s_per_byte=busiest / bytes_per_s))
@@ -62,7 +63,7 @@ def _held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[
     """Return the delay of steps by the ways out of blocks, beyond their wires, for each byte of the vector."""
     levels, total_s = list(_blocks(cluster, ranks)), 0.0
     for part in parts:
-        for placed in part.placed.each:
+        for placed in part.placed.placed_rounds:
             times = placed.round.repeat * part.share / part.placed.rounds.slots
             wires_s = times * float(placed.wire_s_per_byte.max(initial=0.0))
             ways_s = [float(_leaving(block, part, placed).max(initial=0.0)) / rate for _, block, rate in levels]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..simulation.compute_cost import short_dtype
+from .calibrate import figure_line
 from .device import Rate
 
 _LEAST_ROWS = 4  # of a dtype: two are fitted, and each is predicted by the others
@@ -128,7 +130,7 @@ def _rate(rows: Sequence[Timed], path: str) -> Rate:
 
 def machine_file(base: str, name: str, path: str, fits: Mapping[str, Fitted]) -> str:
     """Return a machine file that extends another by the fitted products."""
-    source = f'source = "fitted: products in {Path(path).name}", confidence = "B"'
+    line = partial(figure_line, f"fitted: products in {Path(path).name}", "B")
     lines = [
         f"# Written by `overlap calibrate --products {Path(path).name}`.",
         f'extends = "{base}"',
@@ -139,7 +141,7 @@ def machine_file(base: str, name: str, path: str, fits: Mapping[str, Fitted]) ->
             "",
             f"# {len(fit.errors)} products, each left out: median error {fit.typical:.1%}, worst {fit.worst:.1%}.",
             f"[chip.products.{dtype}]",
-            f"flops_per_s = {{ value = {fit.rate.flops_per_s:.6g}, {source} }}",
-            f"start_s = {{ value = {fit.rate.start_s:.6g}, {source} }}",
+            line("flops_per_s", fit.rate.flops_per_s),
+            line("start_s", fit.rate.start_s),
         ]
     return "\n".join(lines) + "\n"

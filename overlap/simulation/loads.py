@@ -157,7 +157,7 @@ class Loads:
             ranks: (size,) World ranks.
             resources: Resources of the cluster.
         """
-        rounds = [(part, placed) for part in parts for placed in part.placed.each]
+        rounds = [(part, placed) for part in parts for placed in part.placed.placed_rounds]
         self._memories, self._ways = _Memories(parts, ranks, resources), _WaysOut(parts, ranks, resources)
         total_s = np.zeros(max((len(placed.load_s_per_byte) for _, placed in rounds), default=0))
         for part, placed in rounds:
@@ -244,7 +244,7 @@ class _WaysOut:
         crossed = [
             way[way >= 0]
             for part in parts
-            for placed in part.placed.each
+            for placed in part.placed.placed_rounds
             for way, _ in resources.ways_out(ranks[placed.round.src], ranks[placed.round.dst])
         ]
         self.numbers: Ints = np.unique(np.concatenate([np.zeros(0, np.int64), *crossed]))
