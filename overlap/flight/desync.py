@@ -53,14 +53,14 @@ class Job:
         """Return the group of an operation."""
         key = call.rank, call.group
         if key not in self._groups:
-            self._groups[key] = self._found_group(call)
+            self._groups[key] = self._looked_up(call)
         return self._groups[key]
 
     @cached_property
     def _groups(self) -> dict[tuple[int, str], Group]:
         return {}
 
-    def _found_group(self, call: DumpedCall) -> Group:
+    def _looked_up(self, call: DumpedCall) -> Group:
         dump = self.dumps[call.rank]
         listed = dump.groups.get(call.group, ())
         if not listed and (call.group == "0" or dump.names.get(call.group) == "default_pg"):
@@ -145,8 +145,7 @@ class Job:
 
     def mismatches(self) -> list[Mismatch]:
         """Return the first mismatch of each group, unfinished ones first, then the oldest."""
-        found = [*filter(None, map(self._mismatch, self.calls)), *self._messages()]
-        return sorted(found, key=_order)
+        return sorted([*filter(None, map(self._mismatch, self.calls)), *self._messages()], key=_order)
 
     def _mismatch(self, group: Group) -> Mismatch | None:
         for number in sorted(self.calls[group]):

@@ -1,6 +1,6 @@
-"""Waits in flight records: a rank waits for the members of an operation that have not come to it.
+"""Waits in flight records: a rank waits for the members of an operation that have not arrived at it.
 
-A member has come once it has issued the operation of the same number at the same place, and has an input for it.
+A member has arrived once it has issued the operation of the same number at the same place, and has an input for it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def is_elsewhere(record: RankRecord, excepted: Collection[int], ranks: Mapping[i
 
 
 def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:
-    """Return the members that have not come to an unfinished operation, as far as the records tell; ascending.
+    """Return the members that have not arrived at an unfinished operation, as far as the records show; ascending.
 
-    A rank without a record is not known to have come.
+    A rank without a record is not known to have arrived.
     """
     if operation.ended_ns is not None and not operation.failed:
         return []
-    return [rank for rank in sorted(operation.words.members) if not _has_come(ranks.get(rank), operation)]
+    return [rank for rank in sorted(operation.words.members) if not _has_arrived(ranks.get(rank), operation)]
 
 
 def without_ends(ranks: Mapping[int, RankRecord]) -> dict[int, RankRecord]:
@@ -67,7 +67,7 @@ def without_ends(ranks: Mapping[int, RankRecord]) -> dict[int, RankRecord]:
     }
 
 
-def _has_come(record: RankRecord | None, operation: Operation) -> bool:
+def _has_arrived(record: RankRecord | None, operation: Operation) -> bool:
     if record is None:
         return False
     there = [
