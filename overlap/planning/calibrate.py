@@ -7,6 +7,7 @@ import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import topology
@@ -104,31 +105,37 @@ def _placed(row: LogRow, cluster: topology.Cluster) -> tuple[int, ...]:
 # -- machine files ---------------------------------------------------------------------------------------------------
 
 
+def quoted(text: str) -> str:
+    """Return a text as a TOML string, which has the escapes of JSON."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def figure_line(source: str, confidence: str, key: str, value: float) -> str:
+    """Return the line of a figure in a machine file."""
+    number = str(value) if isinstance(value, int) else f"{value:.6g}"
+    return f'{key} = {{ value = {number}, source = {quoted(source)}, confidence = "{confidence}" }}'
+
+
 def _machine_file(result: Calibration, name: str) -> str:
     fit, network = result.fit, result.cluster.machine.network
     source = ", ".join(f"{log.tool} in {Path(path).name}" for log, path in zip(result.logs, result.paths, strict=True))
     count, middle, worst = fit.errors(left_out=True)
     hashes = ", ".join(f"{Path(p).name} {hashlib.sha256(Path(p).read_bytes()).hexdigest()[:12]}" for p in result.paths)
-    origin = f'source = {_quoted(f"fitted: {source}")}, confidence = "B"'
+    line = partial(figure_line, f"fitted: {source}", "B")
     lines = [
-        f"# Written by `overlap calibrate` from {_quoted(source)[1:-1]} (SHA-256 {_quoted(hashes)[1:-1]}).",
+        f"# Written by `overlap calibrate` from {quoted(source)[1:-1]} (SHA-256 {quoted(hashes)[1:-1]}).",
         f"# {count} rows that were left out: median error {middle:.1%}, worst {worst:.1%}.",
         f'extends = "{result.base}"',
-        f"name = {_quoted(name)}",
+        f"name = {quoted(name)}",
     ]
     inside_s, between_s = fit.launches.inside_s, fit.launches.between_s
     if inside_s is not None:
-        lines += ["", "[collectives]", f"launch_s = {{ value = {inside_s:.6g}, {origin} }}"]
+        lines += ["", "[collectives]", line("launch_s", inside_s)]
     for kind, share in fit.shares.items():
-        lines += ["", f"[collectives.wires.{kind}]", f"efficiency = {{ value = {share:.4g}, {origin} }}"]
+        lines += ["", f"[collectives.wires.{kind}]", line("efficiency", float(f"{share:.4g}"))]
         if network and kind == network.link and between_s is not None:
-            lines += [f"launch_s = {{ value = {between_s:.6g}, {origin} }}"]
+            lines += [line("launch_s", between_s)]
     return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    """Return a text as a TOML string, which has the escapes of JSON."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def own_machine_file(name: str, fit: OwnFit, *, between: str, cores: int) -> str:
@@ -141,12 +148,7 @@ def own_machine_file(name: str, fit: OwnFit, *, between: str, cores: int) -> str
         cores: Processors of this computer.
     """
     count, middle, worst = fit.errors(left_out=True)
-    origin = 'source = "measured: overlap calibrate --here", confidence = "D"'
-
-    def line(key: str, value: float) -> str:
-        return f"{key} = {{ value = {value:.6g}, {origin} }}"
-
-    apart = fit.between
+    line, apart = partial(figure_line, "measured: overlap calibrate --here", "D"), fit.between
     wire = ("step_s", "gap_s", "incast_s", "busy_s", "busy_bytes_per_s")
     own = ("meeting_s", "phase_s", "memory_bytes_per_s", "launch_s", "reducer_bytes_per_s")
     between_nodes = [
@@ -172,7 +174,7 @@ def own_machine_file(name: str, fit: OwnFit, *, between: str, cores: int) -> str
             "",
             "[collectives]",
             *(line(key, value) for key, value in fit.inside.items()),
-            f'inline_bytes = {{ value = {INLINE_BYTES}, source = "overlap/defaults.py", confidence = "A" }}',
+            figure_line("overlap/defaults.py", "A", "inline_bytes", INLINE_BYTES),
             "",
             *(between_nodes if fit.between else []),
         ]
