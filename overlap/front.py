@@ -216,7 +216,7 @@ def _simulate(
         raise UsageError("transport: nothing travels in virtual time; give the links' figures in a cluster file")
     if wanted.check is not None and wanted.virtual.shapes_only:
         raise UsageError("check: with shapes_only, arrays have no data that could be looked at")
-    placed = cluster_of(wanted.cluster, wanted.ranks, told=wanted.told("ranks", "cluster"))
+    placed = cluster_of(wanted.cluster, wanted.ranks, source=wanted.told("ranks", "cluster"))
     size, steps = wanted.ranks or placed.world_size, KeptSteps.given(wanted.trace_steps)
 
     async def live(

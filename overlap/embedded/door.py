@@ -12,7 +12,6 @@ from ..errors import UsageError
 from ..hints import suggesting
 from ..kernel_facts import process_identity
 from ..processes.connect import JOIN_TIMEOUT_S
-from ..processes.identity import RendezvousConfig
 from ..processes.life import Keeper, alone, among, live
 from ..processes.place import LONGEST_JOB, Place
 from ..processes.secret import strong_secret
@@ -115,7 +114,7 @@ def _opened(rank: int, size: int, met: Met | None, run_config: RunConfig, timeou
             machine = getattr(run_config.cluster, "name", run_config.cluster or "local")
             detail = f"overlap.connect, {machine}, ranks on {met[1]} node{'s' * (met[1] != 1)}"
             config = replace(met[0], detail=detail, process=process_identity(), timeout_s=timeout_s, ranks_each=1)
-            process_place = _place(config, met[1])
+            process_place = Place.of(config, source="overlap.connect", nodes=met[1])
             around = among(process_place, run_config, meeting=config)
         with keeper.noting():
             await live(around, process_place, main, (), run_config, keeper, on_start)
@@ -124,20 +123,6 @@ def _opened(rank: int, size: int, met: Met | None, run_config: RunConfig, timeou
     connection = Connection(rank, size, life)
     connection.open()
     return connection
-
-
-def _place(config: RendezvousConfig, nodes: int) -> Place:
-    return Place(
-        source="overlap.connect",
-        process=config.member,
-        processes=config.members,
-        ranks_per_process=1,
-        node=config.member // (config.members // nodes),
-        nodes=nodes,
-        endpoint=config.endpoint,
-        job=config.job,
-        secret=config.secret,
-    )
 
 
 def _check_rank(rank: int, size: int) -> None:

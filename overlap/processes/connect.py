@@ -71,7 +71,7 @@ class WorldConnection:
 async def join_as_launched(
     own_place: Place, machine: str, run: RunConfig, *, wires: Callable[[Transport], Transport] = lambda default: default
 ) -> AsyncIterator[WorldConnection]:
-    """Join the other processes where their launcher says, for the length of an ``async with``, and report it to it.
+    """Join the other processes at the endpoint of their launcher, for the length of an ``async with``; report it there.
 
     Args:
         own_place: Place of this process.

@@ -193,7 +193,7 @@ class Coordinator:
         self._wake()
 
     def _check_last(self) -> None:
-        """Release member 0 when all members have gone and hung up: until then it carries their messages."""
+        """Release member 0 when all others have left and hung up: until then it carries their messages."""
         if len(self.gone) == len(self.joined) and len(self._senders) == 1:
             self._send(0, Goodbye())
 

@@ -54,12 +54,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ..config import MEMBER_VARIABLES, RunConfig
 from ..errors import UsageError
 from .launchers import ROWS, Row, endpoint_of, is_loopback, number
 from .secret import ADVICE, given_secret
 from .sockets import format_endpoint
+
+if TYPE_CHECKING:
+    from .identity import RendezvousConfig
 
 DEFAULT_JOB = "overlap"
 LONGEST_JOB = 64  # characters; the handshake has 256 bytes for everything
@@ -88,6 +92,21 @@ class Place:
     lifeline: int | None = None  # Descriptor that ends this process when its launcher ends
     ranks_open: bool = False  # Whether the program sets the number of ranks; by default 1 a process
 
+    @classmethod
+    def of(cls, config: RendezvousConfig, *, source: str, nodes: int) -> Place:
+        """Return the place of a process that joins others; each of the nodes has equally many processes, in order."""
+        return cls(
+            source=source,
+            process=config.member,
+            processes=config.members,
+            ranks_per_process=config.ranks_each,
+            node=config.member // (config.members // nodes),
+            nodes=nodes,
+            endpoint=config.endpoint,
+            job=config.job,
+            secret=config.secret,
+        )
+
     @property
     def ranks(self) -> range:
         """World ranks that this process hosts."""
@@ -100,7 +119,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """Name of this job among those of this machine, the same in all of its processes."""
+        """Name of this job, unique on this machine, and the same in all processes of the job."""
         if self.job != DEFAULT_JOB or self.endpoint is None:
             return self.job
         return f"{self.job}-port{self.endpoint[1]}"  # started by hand, without a name of its own

@@ -128,7 +128,7 @@ class SurvivingRun:
         members = _last[-1].members if _last else tuple(range(own_place.processes))
         self.world = EpochWorld(epoch=0, members=members, step=0)
         folder = witness_folder()
-        assert own_place.endpoint is not None, "overlap run says where processes meet"
+        assert own_place.endpoint is not None, "overlap run sets the endpoint"
         self._address = local_address(own_place.endpoint) if has_several_hosts() else own_place.endpoint[0]
         self.witness = witness_of(
             folder,
