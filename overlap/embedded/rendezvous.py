@@ -18,14 +18,12 @@ from ..notice import notify
 from ..processes.identity import JoinError, RendezvousConfig
 from ..processes.launchers import is_loopback
 from ..processes.secret import generate, user_secret
-from ..processes.sockets import format_endpoint, local_address, parse_endpoint
+from ..processes.sockets import format_endpoint, listen_at_free_port, local_address, parse_endpoint
 from ..threads import start_thread
 
 _turns: Counter[object] = Counter()
 """Connections so far, by place and rank: connections that follow each other at one place must not mix."""
 
-# A backlog for every process of a large world to dial at once.
-_BACKLOG = 512
 # How often rank 0 looks for questions that replace those of an earlier attempt.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 LATE_S = 10.0
@@ -227,7 +225,6 @@ def _outward() -> str:
 
 def _listening(host: str) -> socket.socket:
     try:
-        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address, family=family, backlog=_BACKLOG)
+        return listen_at_free_port(host)
     except OSError as error:
         raise UsageError(f"host: rank 0 cannot listen at {host!r}: {error}") from error

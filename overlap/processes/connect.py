@@ -36,7 +36,7 @@ from .messages import MemberLost
 from .place import Place
 from .secret import user_secret
 from .silence import SilenceLimits
-from .sockets import local_address
+from .sockets import listen_at_free_port, local_address
 from .status import Entering, Leaving, report_to_launcher
 
 # How long the first process waits for the others to leave, which may still compute.
@@ -214,7 +214,7 @@ async def introduced(own_place: Place) -> tuple[tuple[str, int], bytes, socket.s
     card = b""
     if own_place.process == 0:
         host = socket.gethostname() if own_place.nodes > 1 else "127.0.0.1"
-        listener = socket.create_server((host, 0))
+        listener = listen_at_free_port(host)
         card = msgpack.packb([host, listener.getsockname()[1], secrets.token_bytes(32)])
     try:
         cards = await introduce(card)

@@ -89,7 +89,6 @@ class Place:
     # Proof of membership. None with an endpoint: all processes are on this machine, and use `secret.user_secret`.
     secret: bytes | None = field(default=None, repr=False)
     listener: int | None = None  # Descriptor of the socket on which process 0 listens already
-    lifeline: int | None = None  # Descriptor that ends this process when its launcher ends
     ranks_open: bool = False  # Whether the program sets the number of ranks; by default 1 a process
 
     @classmethod
@@ -159,7 +158,6 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
         job=_job(environ.get("OVERLAP_JOB") or (row.job or DEFAULT_JOB)[-LONGEST_JOB:]),
         secret=secret,
         listener=_descriptor(environ, "OVERLAP_LISTENER_FD"),
-        lifeline=_descriptor(environ, "OVERLAP_LIFELINE_FD"),
         ranks_open=bool(environ.get("OVERLAP_RANKS_OPEN")),
     )
 

@@ -77,6 +77,12 @@ def local_address(endpoint: Endpoint) -> str:
         return str(probe.getsockname()[0])
 
 
+def listen_at_free_port(host: str, *, backlog: int = _BACKLOG) -> socket.socket:
+    """Return a socket that listens at a free port of an address of this host. It may ask a name server."""
+    family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address, family=family, backlog=backlog)
+
+
 async def listen(endpoint: Endpoint) -> trio.SocketListener:
     """Listen at an endpoint of this machine.
 

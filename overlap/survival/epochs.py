@@ -21,7 +21,7 @@ from ..processes.connect import count_world
 from ..processes.life import Keeper, WorldSetup, alone, among, live
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
-from ..processes.sockets import local_address
+from ..processes.sockets import listen_at_free_port, local_address
 from ..processes.status import Entering, Leaving, report_to_launcher
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
@@ -29,7 +29,7 @@ from ..runtime.world import World
 from ..timeline.sequence import in_first_world
 from .agreement import EpochWorld, State, has_state, is_minority, lost_members, proposal_of, state_of
 from .endings import EpochClosedError, NotMetError, SpareReadyError, StateLostError, description, is_end
-from .hosts import has_several_hosts, listening_at, witness_folder, witness_of
+from .hosts import has_several_hosts, witness_folder, witness_of
 from .spare import program_here, until, wait_for_world
 from .witness import Report, Witness
 
@@ -139,7 +139,7 @@ class SurvivingRun:
             address=self._address,
             limit_s=run_config.lost_after_s,
         )  # fmt: skip
-        self.place, self._listener, self._size = own_place, listening_at(self._address), own_place.processes
+        self.place, self._listener, self._size = own_place, listen_at_free_port(self._address), own_place.processes
         self._each_host = own_place.processes // own_place.nodes
         state_dir = run_config.state_dir or str(folder / "state")
         self._run_config = run_config.changed(own_place.source, ranks=own_place.world_size, state_dir=state_dir)
@@ -305,7 +305,7 @@ class SurvivingRun:
         step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=before.step)
         if self.place.listener is not None and before.epoch:  # processes of this world may still dial the old one
             self._used.append(self._listener)
-            self._listener = listening_at(self._address)
+            self._listener = listen_at_free_port(self._address)
         host, port = self._listener.getsockname()[:2]
         report = Report(step=step, endpoint=(host, port), lacks=not all(map(self._has_state, self.epochs)))
         await self.witness.on(lambda: self.witness.report(before.epoch, report))

@@ -13,7 +13,6 @@ The folder decides as on one host: a link of a name succeeds once, on NFS as wel
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ import trio
 
 from ..errors import OverlapError, UsageError
 from ..processes.silence import LOST_AFTER_S
-from ..processes.sockets import OUTAGE_S, dial
+from ..processes.sockets import OUTAGE_S, dial, listen_at_free_port
 from .agreement import EpochWorld
 from .witness import WITNESS, Witness
 
@@ -74,7 +73,7 @@ class SharedWitness(Witness):
         self._sign.close()
 
     def _show_life(self) -> None:
-        self._sign = listening_at(self._address, backlog=_BACKLOG)
+        self._sign = listen_at_free_port(self._address, backlog=_BACKLOG)
         self._create(f"alive-{self._member}", {"endpoint": self._sign.getsockname()[:2]})
 
     def is_dead(self, member: int) -> bool:
@@ -186,9 +185,3 @@ def witness_folder() -> Path:
 def has_several_hosts() -> bool:
     """Whether the job of this process was started on several hosts."""
     return int(os.environ.get(HOSTS) or 1) > 1
-
-
-def listening_at(address: str, *, backlog: int | None = None) -> socket.socket:
-    """Return a socket that listens at an address of this host, at a free port."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=backlog)
