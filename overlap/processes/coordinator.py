@@ -152,6 +152,8 @@ class Coordinator:
     def _join(self, member: int, detail: str) -> None:
         if detail != self.detail:
             raise RefusedError(f"process {member} has '{detail}', process 0 has '{self.detail}'; they must be the same")
+        if self.complete:
+            raise RefusedError(f"the roll call is over; node {member} can take part from the next attempt on")
         self.joined.add(member)
         self.departed.discard(member)
         if not self.missing:

@@ -201,7 +201,7 @@ class Acceptor:
 async def enter_as_host(
     config: RendezvousConfig, nursery: trio.Nursery, home: TrioToken, report: Callable[[str], None]
 ) -> Entered:
-    """Return when all members have joined.
+    """Return when all members have joined, or enough launchers of a roll call.
 
     Args:
         config: Configuration of member 0.
@@ -230,7 +230,7 @@ async def enter_as_host(
     share = LAST_CALL if config.fewest else 1.0
     with trio.move_on_after(config.timeout_s * share):
         await _wait_for(config.members, coordinator, config, report)
-    if config.fewest:
+    if config.fewest and not coordinator.complete:
         with trio.move_on_after(config.timeout_s * (1 - share)):
             await _wait_for(config.fewest, coordinator, config, report)
             coordinator.start()
