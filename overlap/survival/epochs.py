@@ -131,13 +131,8 @@ class SurvivingRun:
         assert own_place.endpoint is not None, "overlap run sets the endpoint"
         self._address = local_address(own_place.endpoint) if has_several_hosts() else own_place.endpoint[0]
         self.witness = witness_of(
-            folder,
-            attempt(),
-            self._number,
-            self.member,
-            self.world,
-            address=self._address,
-            limit_s=run_config.lost_after_s,
+            folder, attempt(), self._number, self.member, self.world,
+            address=self._address, limit_s=run_config.lost_after_s,
         )  # fmt: skip
         self.place, self._listener, self._size = own_place, listen_at_free_port(self._address), own_place.processes
         self._each_host = own_place.processes // own_place.nodes
@@ -220,16 +215,9 @@ class SurvivingRun:
                 try:
                     opened = await self._open()
                     results = await live(
-                        opened,
-                        own_place,
-                        once,
-                        args,
-                        run_config,
-                        keeper,
-                        begin,
-                        has_signal=has_signal,
-                        epochs=self.epochs,
-                    )
+                        opened, own_place, once, args, run_config, keeper, begin,
+                        has_signal=has_signal, epochs=self.epochs,
+                    )  # fmt: skip
                 except Exception as error:  # raised outside, where the nursery does not wrap it
                     failure = error
             nursery.cancel_scope.cancel()
