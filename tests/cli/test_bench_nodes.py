@@ -114,7 +114,7 @@ def test_ranks_by_default_are_one_on_each_node():
             "bench: unrecognized arguments: --vs=gloo; `python -m tests.benchmarks.versus` of a checkout compares with "
             "other libraries (",
         ),
-        (("--processes", "2", "--rails", "0"), "--rails: expected a positive number, or different interfaces"),
+        (("--processes", "2", "--rails", "0"), "bench: argument --rails: expected a positive number, or"),
         (("--processes", "2", "--ranks", "4,3"), "--ranks: 3 ranks cannot be divided among --processes 2"),
     ],
 )
