@@ -151,8 +151,7 @@ def test_a_world_of_another_size_chooses_whose_part_it_wants(folder):
 
     told, beyond, parts = in_world(resized, ranks=3)[2]
     assert told == (
-        "state: step 3 was saved by 2 ranks, and the world has another size now; "
-        "choose a part: await state.part(rank)"
+        "state: step 3 was saved by 2 ranks, and the world has another size now; choose a part: await state.part(rank)"
     )
     assert beyond == "rank: expected 0 to 1, a rank that saved the state, got 2"
     assert parts == [30, 31]
