@@ -299,7 +299,11 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         if arrays is None:
             return "the state of hooks starts from the beginning" if notes.get("hooks") else ""
         fit = [hook.resume(arrays) for hook in hooked]
-        return str(notes.get("lost", "")) if all(fit) else "the state of hooks is of other buckets"
+        return (
+            str(notes.get("lost", ""))
+            if all(fit)
+            else "the state of hooks is of other buckets, or of an earlier version"
+        )
 
     # -- the order -----------------------------------------------------------------------------------------------
 
