@@ -90,14 +90,6 @@ def defined_at(function: object) -> str:
     return "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-def first(group: BaseException) -> BaseException:
-    """Return one error of a group with one cause, such as both directions of a link that was cut."""
-    error = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
     """Follow an error to the rank that caused it, through ranks that failed because of others."""
     if isinstance(error, PeerError) and error.culprit >= 0:

@@ -292,8 +292,8 @@ def type_name(error: BaseException) -> str:
     return error.type_name if isinstance(error, RemoteError) else type(error).__name__
 
 
-def _first(error: BaseException) -> BaseException:
-    """Return the first error of nested groups."""
+def first_of_group(error: BaseException) -> BaseException:
+    """Return the first error of nested groups, such as both directions of a link that was cut."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -380,7 +380,7 @@ class RankFailedError(OverlapError):
         ended = world_size - 1 - len(self.others) - finished
         stopped = f"; the other {ended} ranks were stopped" if ended > 1 else ""
         subject = f"rank {rank} failed{where}"
-        kinds = (type_name(cause), type_name(_first(cause)))
+        kinds = (type_name(cause), type_name(first_of_group(cause)))
         if CollectiveMismatchError.__name__ in kinds:
             subject, busy = "ranks disagree", ""  # the error names both, and where; who has noticed it is not to blame
         elif RankLeftError.__name__ in kinds and f"rank {rank} finished" in in_one_line(cause):

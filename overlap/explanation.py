@@ -12,7 +12,7 @@ from .timeline.why.report import Why
 
 
 def why(path: str | os.PathLike[str], *more: str | os.PathLike[str], step: int | None = None) -> Why:
-    """Explain why a job is slow or stuck: one sentence, its causes, and changes that help.
+    """Explain a slow or stuck job in one sentence, with its causes and advice.
 
     Args:
         path: A trace of PyTorch's profiler (packed or not), of ours or of another tool, a dump of a flight recorder,

@@ -222,7 +222,7 @@ def _simulate(
         raise UsageError("transport: nothing travels in virtual time; give the links' figures in a cluster file")
     if config.check is not None and config.virtual.shapes_only:
         raise UsageError("check: with shapes_only, arrays have no data to check; leave out one of them")
-    placed = cluster_of(config.cluster, config.ranks, told=config.origin("ranks", "cluster"))
+    placed = cluster_of(config.cluster, config.ranks, source=config.origin("ranks", "cluster"))
     size, steps = config.ranks or placed.world_size, KeptSteps.given(config.trace_steps)
 
     async def live(

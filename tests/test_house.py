@@ -369,6 +369,12 @@ def test_importing_overlap_loads_nothing_that_is_used_by_few() -> None:
     assert loaded & {"rich", "msgpack", "msgspec", "threadpoolctl", "ml_dtypes", "mpi4py"} == set()
 
 
+@pytest.mark.slow
+def test_strategies_load_no_test_tools() -> None:
+    """Where pytest is installed, `trio.testing` imports it, which takes longer than all of Trio."""
+    assert modules_after("import overlap.parallel") & {"pytest", "_pytest"} == set()
+
+
 def test_a_command_that_only_reads_files_loads_no_runtime_before_it_is_used() -> None:
     statement = "sys.argv = ['bin/overlap', 'why']; import overlap, overlap.cli.why"
     assert modules_after(statement) & {"trio", "transports", "torch", "rich"} == set()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from .. import units
 from ..config import RunConfig, variable_of
 from ..errors import UsageError
-from ..settings import Option, parse_transport
+from ..settings import Option
 from .parser import HelpAll, Renamed, mark_rare
 
 T = TypeVar("T")
@@ -28,12 +28,6 @@ def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return reading
-
-
-count: Callable[[str], int] = as_argument(units.count)
-index: Callable[[str], int] = as_argument(units.index)
-seconds: Callable[[str], float] = as_argument(units.seconds)
-transport: Callable[[str], str] = as_argument(parse_transport)
 
 
 # -- options that several commands have ------------------------------------------------------------------------------

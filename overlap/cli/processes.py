@@ -63,7 +63,7 @@ def on_hosts(config: RunConfig) -> Iterator[None]:
     if config.nnodes is None or find_place() is None or os.environ.get("OVERLAP_NNODES"):
         yield
         return
-    os.environ["OVERLAP_NNODES"] = str(config.nnodes)
+    os.environ["OVERLAP_NNODES"] = str(int(config.nnodes))
     try:
         yield
     finally:
@@ -85,7 +85,7 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
     members = range(first, first + per_host)
     # as multiprocessing does: no public function returns the options of this interpreter
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    environ = {**without_membership(os.environ), **config.variables(), "OVERLAP_HOSTS": str(hosts)}
+    environ = {**without_membership(os.environ), **config.variables(), "OVERLAP_HOSTS": str(int(hosts))}
     if total > 1:
         environ.pop("OVERLAP_RANKS", None)  # otherwise the program may set them
         if config.ranks is None:

@@ -153,15 +153,15 @@ def _config(args: argparse.Namespace) -> RunConfig:
 def _with_tls_files(config: RunConfig) -> RunConfig:
     """Check that TLS files are readable, and make their paths absolute: the program may change its directory."""
     files = {"--tls-cert": config.tls_cert, "--tls-key": config.tls_key, "--tls-ca": config.tls_ca}
-    given = {name: path for name, path in files.items() if path is not None}
-    if not given:
+    paths = {name: path for name, path in files.items() if path is not None}
+    if not paths:
         return config
-    if len(given) < len(files):
+    if len(paths) < len(files):
         raise UsageError(f"TLS needs three files: {', '.join(files)}")
-    for name, path in given.items():
+    for name, path in paths.items():
         if not os.path.isfile(path) or not os.access(path, os.R_OK):
             raise UsageError(f"{name}: {path}: there is no such file to read")
-    cert, key, authority = map(os.path.abspath, given.values())
+    cert, key, authority = map(os.path.abspath, paths.values())
     return config.changed(tls_cert=cert, tls_key=key, tls_ca=authority)
 
 

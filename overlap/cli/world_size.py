@@ -65,11 +65,13 @@ def _spelled(config: RunConfig) -> str:
 
 
 def _ranks_of_cluster(config: RunConfig) -> int | None:
+    """Return the ranks that the cluster has by its devices; None: any number."""
     if config.cluster in (None, "local"):
         return None
     from topology import cluster
 
-    return cluster(str(config.cluster)).world_size
+    named = cluster(str(config.cluster))
+    return None if named.machine.devices is None else named.world_size  # such as "local x2": any number of ranks
 
 
 def _check_launcher(config: RunConfig, place: Place) -> None:

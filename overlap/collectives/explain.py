@@ -89,7 +89,7 @@ def explain(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
         )
     culprit = next(iter(missing + surplus), None)
     return ScheduleError(
-        f"{subject} {' and '.join(problems)}",
+        f"{subject} {' and '.join(problems)}; correct the generator of the schedule",
         rank=rank,
         slot=slot,
         step=step,

@@ -140,7 +140,8 @@ def _refuse(schedule: Schedule, start: int, bad: Flags, problem: str) -> None:
         row = start + int(bad.argmax())
         rank, slot, step = int(schedule.dst[row]), int(schedule.dslot[row]), int(schedule.step[row])
         raise ScheduleError(
-            f"{schedule!r}: row {row} (step {step}, rank {schedule.src[row]} to {rank}, slot {slot}) has {problem}",
+            f"{schedule!r}: row {row} (step {step}, rank {schedule.src[row]} to {rank}, slot {slot}) has {problem}; "
+            "correct the generator of the schedule",
             rank=rank,
             slot=slot,
             step=step,

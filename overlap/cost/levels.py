@@ -16,6 +16,15 @@ from .placed import PlacedRound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FabricLevel:
+    """One level of the switches between nodes."""
+
+    name: str  # name of the level
+    ranks: int  # ranks of a block
+    out_bytes_per_s: float  # bandwidth of a block's way out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
     """The bytes of an algorithm that leave the blocks of one level, for each byte of the vector."""
 
@@ -39,7 +48,8 @@ def crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhas
     crossed = []
     for name, block, bytes_per_s in _blocks(cluster, ranks):
         out = sum(
-            (_leaving(block, part, placed) for part in parts for placed in part.placed.each), np.zeros(_count(block))
+            (_leaving(block, part, placed) for part in parts for placed in part.placed.placed_rounds),
+            np.zeros(_count(block)),
         )
         busiest = float(out.max(initial=0.0))
         crossed.append(Crossing(level=name, share=float(out.sum()), busiest=busiest, s_per_byte=busiest / bytes_per_s))
@@ -62,7 +72,7 @@ def _held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[
     """Return the delay of steps by the ways out of blocks, beyond their wires, for each byte of the vector."""
     levels, total_s = list(_blocks(cluster, ranks)), 0.0
     for part in parts:
-        for placed in part.placed.each:
+        for placed in part.placed.placed_rounds:
             times = placed.round.repeat * part.share / part.placed.rounds.slots
             wires_s = times * float(placed.wire_s_per_byte.max(initial=0.0))
             ways_s = [float(_leaving(block, part, placed).max(initial=0.0)) / rate for _, block, rate in levels]
@@ -70,15 +80,26 @@ def _held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[
     return total_s
 
 
-def _blocks(cluster: Cluster, ranks: Sequence[int]) -> Iterator[tuple[str, Ints, float]]:
-    """Yield the name of each level, the block of each rank there, and the bytes per second of a block's way out."""
+def fabric_levels(cluster: Cluster) -> list[FabricLevel]:
+    """Return the levels of a cluster's fabric, from the nodes upwards; none if its file has none."""
     fabric, network = cluster.machine.fabric, cluster.machine.network
     if fabric is None or network is None:
-        return
+        return []
     of_a_node = cluster.nics_per_node * cluster.bandwidth_bytes_per_s(network.link)
-    node = np.asarray(ranks, np.int64) // cluster.ranks_per_node
-    for level in fabric.levels:
-        yield level.name, node // level.nodes, level.out_bytes_per_s(of_a_node)
+    return [
+        FabricLevel(
+            name=level.name,
+            ranks=level.nodes * cluster.ranks_per_node,
+            out_bytes_per_s=level.out_bytes_per_s(of_a_node),
+        )
+        for level in fabric.levels
+    ]
+
+
+def _blocks(cluster: Cluster, ranks: Sequence[int]) -> Iterator[tuple[str, Ints, float]]:
+    """Yield the name of each level, the block of each rank there, and the bytes per second of a block's way out."""
+    for level in fabric_levels(cluster):
+        yield level.name, np.asarray(ranks, np.int64) // level.ranks, level.out_bytes_per_s
 
 
 def _count(block: Ints) -> int:

@@ -267,7 +267,7 @@ class Phased(AlgorithmOption):
     ) -> None:
         super().__init__(algorithm, detail, parts, make, made_of)
         self._parameters = parameters
-        self._uses: Uses | None = None
+        self._uses: list[Uses] = []  # one, once it is known, which narrowed copies share
 
     def _price(self, nbytes: float, below_s: float) -> Price:
         """Return the cost with the best number of slices, of equal ones the smallest."""
@@ -290,9 +290,9 @@ class Phased(AlgorithmOption):
         """Return the time of all slices, without the launch, if phases take `phases_s` for each slice."""
         if slices == 1:
             return sum(phases_s)
-        if self._uses is None:
-            self._uses = uses(self.parts)
-        return in_slices_s(phases_s, slices, self._uses)
+        if not self._uses:
+            self._uses.append(uses(self.parts))
+        return in_slices_s(phases_s, slices, self._uses[0])
 
     def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
         """Return the terms of the time: each phase counts once, and further slices count for the slowest phase."""

@@ -137,22 +137,24 @@ class Placed:
     rounds: Rounds  # the schedule
     placement: Placement  # the machine, and where the ranks are on it
     parameters: CostParameters  # parameters of the cost model
-    each: tuple[PlacedRound, ...]  # one for each round
+    placed_rounds: tuple[PlacedRound, ...]  # one for each round
 
     @cached_property  # every step of every price asks
     def lanes(self) -> int:
         """Number of parts of the data that do not wait for each other."""
-        return 1 + max((int(one.lane.max(initial=0)) for one in self.rounds.rounds if one.lane is not None), default=0)
+        return 1 + max(
+            (int(lane.max(initial=0)) for r in self.rounds.rounds if (lane := r.lane) is not None), default=0
+        )
 
     @cached_property
     def ports(self) -> int:
         """Number of wires on which messages leave their senders."""
-        return max((int(one.port.max(initial=-1)) + 1 for one in self.each), default=0)
+        return max((int(placed.port.max(initial=-1)) + 1 for placed in self.placed_rounds), default=0)
 
     def runs(self) -> Iterator[tuple[PlacedRound, int, bool]]:
         """Yield every round, a number of its repetitions, and whether these hide delays behind the next step."""
         in_pieces = self.parameters.chunk_pieces > 1
-        for placed, after in zip_longest(self.each, self.each[1:]):
+        for placed, after in zip_longest(self.placed_rounds, self.placed_rounds[1:]):
             goes_on = after is not None and after.round.passed_on
             hiding = placed.round.repeat - (not goes_on) if in_pieces and placed.round.passed_on else 0
             if hiding:
@@ -163,7 +165,7 @@ class Placed:
     def hops(self) -> dict[str, int]:
         """Count the wires on the longest way of every step, by kind: the steps wait for them one by one."""
         total: dict[str, int] = {}
-        for placed in self.each:
+        for placed in self.placed_rounds:
             for kind, count in placed.hops.items():
                 total[kind] = total.get(kind, 0) + count * placed.round.repeat
         return total
@@ -182,9 +184,9 @@ class Placed:
     def processors_s(self, nbytes: float) -> float:
         """Return the time that shared processors are busy with `nbytes`: in each step the busiest one counts."""
         slot_bytes = nbytes / self.rounds.slots
-        times_s = (placed.core_s + placed.core_s_per_byte * slot_bytes for placed in self.each)
+        times_s = (placed.core_s + placed.core_s_per_byte * slot_bytes for placed in self.placed_rounds)
         busiest_s = (core_s.max(initial=0.0) for core_s in times_s)
-        return float(sum(placed.round.repeat * s for placed, s in zip(self.each, busiest_s, strict=True)))
+        return float(sum(placed.round.repeat * s for placed, s in zip(self.placed_rounds, busiest_s, strict=True)))
 
     def busiest_s_per_byte(self) -> float:
         """Return the time that the busiest wire carries bytes, for each byte of the vector; 0 without messages."""
@@ -192,7 +194,7 @@ class Placed:
 
     def least_delay_s(self) -> float:
         """Return the least time before any message has arrived, besides its bytes: one start and one latency."""
-        return min((float((one.start_s + one.latency_s).min()) for one in self.each if len(one.start_s)), default=0.0)
+        return min((float((r.start_s + r.latency_s).min()) for r in self.placed_rounds if len(r.start_s)), default=0.0)
 
     def busiest_wire(self) -> int | None:
         """Return the wire that is busy longest, of several the first by its ends; None without messages."""
@@ -212,9 +214,9 @@ class Placed:
 
     def _loads_s(self) -> Floats:
         """Return the time that each wire carries a slot's bytes in all rounds."""
-        size = max((len(placed.load_s_per_byte) for placed in self.each), default=0)
+        size = max((len(placed.load_s_per_byte) for placed in self.placed_rounds), default=0)
         total = np.zeros(size)
-        for placed in self.each:
+        for placed in self.placed_rounds:
             total[: len(placed.load_s_per_byte)] += placed.round.repeat * placed.load_s_per_byte
         return total
 
@@ -231,19 +233,19 @@ def on(placement: Placement, rounds: Rounds, *, parameters: CostParameters = IDE
     Raises:
         TopologyError: If no wire joins two ranks that exchange a message.
     """
-    routes = [placement.routes(one.src, one.dst, one.far) for one in rounds.rounds]
+    routes = [placement.routes(round_.src, round_.dst, round_.far) for round_ in rounds.rounds]
     wires = placement.wires()
     rate = wires.bytes_per_s * parameters.efficiencies(wires.kind)
-    first = [way.wire[way.first[:-1]] for way in routes]
+    first_wires = [way.wire[way.first[:-1]] for way in routes]
     used = np.zeros(len(rate), np.bool_)
-    for each_first in first:
-        used[each_first] = True
-    number = np.cumsum(used) - 1
-    each = tuple(
-        _placed(one, way, number[out], wires, rate, placement, parameters, contention)
-        for one, way, out in zip(rounds.rounds, routes, first, strict=True)
+    for wire in first_wires:
+        used[wire] = True
+    port = np.cumsum(used) - 1
+    placed_rounds = tuple(
+        _placed(round_, way, port[wire], wires, rate, placement, parameters, contention)
+        for round_, way, wire in zip(rounds.rounds, routes, first_wires, strict=True)
     )
-    return Placed(rounds=rounds, placement=placement, parameters=parameters, each=each)
+    return Placed(rounds=rounds, placement=placement, parameters=parameters, placed_rounds=placed_rounds)
 
 
 def _placed(

@@ -51,16 +51,16 @@ def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool
     Raises:
         UsageError: With the names of the collective's algorithms.
     """
-    has = [DIRECT, *(known for known in GENERATORS[collective] if not exact or known in IN_RANK_ORDER)]
-    if isinstance(name, str) and name in has and fits(name, size):
+    names = [DIRECT, *(each for each in GENERATORS[collective] if not exact or each in IN_RANK_ORDER)]
+    if isinstance(name, str) and name in names and fits(name, size):
         return
     if not isinstance(name, str) or name not in (DIRECT, *GENERATORS[collective]):
         wrong = f"{collective} has no {shown(name)}"
-    elif name not in has:
+    elif name not in names:
         wrong = f"{name!r} does not reduce in the order of ranks, as exact=True asks"
     else:
         wrong = f"{name!r} {misfit(name, size)}"
-    able = [known for known in has if fits(known, size)]
+    able = [each for each in names if fits(each, size)]
     raise UsageError(f"algorithm: {wrong}; expected one of {', '.join(able)}")
 
 

@@ -20,6 +20,7 @@ from topology import Cluster
 
 from ..collectives.placement import Ints, Placement, place
 from .geometry import Geometry
+from .levels import fabric_levels
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,8 +162,7 @@ def congruence(cluster: Cluster, ranks: Sequence[int]) -> bytes:
 
 def _moved_to_the_front(cluster: Cluster, ranks: Sequence[int]) -> Ints:
     """Return the ranks of the same group on the first nodes, and on the first devices if all are alike."""
-    levels = cluster.machine.fabric.levels if cluster.machine.fabric else ()
-    unit = lcm(cluster.ranks_per_unit, *(level.nodes * cluster.ranks_per_node for level in levels))
+    unit = lcm(cluster.ranks_per_unit, *(level.ranks for level in fabric_levels(cluster)))
     group = np.asarray(ranks, np.int64) - ranks[0] // unit * unit
     shared_nics = 0 < cluster.nics_per_node < cluster.devices_per_node
     if cluster.wiring.complete and not shared_nics:

@@ -14,8 +14,8 @@ from warnings import warn
 
 import trio
 
-from ..diagnostics import first, place_of
-from ..errors import OverlapError, RemoteError, UsageError, text_of, type_name
+from ..diagnostics import place_of
+from ..errors import OverlapError, RemoteError, UsageError, first_of_group, text_of, type_name
 from ..runtime.ending import register_for_forks
 from ..runtime.group import Group
 from ..runtime.rank import Rank
@@ -207,7 +207,7 @@ class Connection:
     @property
     def unraised_failure(self) -> BaseException | None:
         """Error with which the world has ended, if no operation was left to raise it: ranks took other roots."""
-        return self._failure if self._world is not None and self._world.communicators.unheard else None
+        return self._failure if self._world is not None and self._world.communicators.unraised else None
 
     @property
     def unheard(self) -> BaseException | None:
@@ -257,7 +257,7 @@ class Connection:
         try:
             trio.run(self._run_world)
         except BaseException as error:
-            self._failure = first(error)
+            self._failure = first_of_group(error)
         finally:
             self._ended.set()
             self._has_joined.set()

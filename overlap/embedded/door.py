@@ -12,7 +12,6 @@ from ..errors import UsageError
 from ..hints import suggesting
 from ..kernel_facts import process_identity
 from ..processes.connect import JOIN_TIMEOUT_S
-from ..processes.identity import RendezvousConfig
 from ..processes.life import Keeper, alone, among, live
 from ..processes.place import LONGEST_JOB, Place
 from ..processes.secret import strong_secret
@@ -118,7 +117,7 @@ def _open_connection(
             machine = getattr(run_config.cluster, "name", run_config.cluster or "local")
             detail = f"overlap.connect, {machine}, ranks on {meeting[1]} node{'s' * (meeting[1] != 1)}"
             config = replace(meeting[0], detail=detail, process=process_identity(), timeout_s=timeout_s, ranks_each=1)
-            process_place = _place_of(config, meeting[1])
+            process_place = Place.of(config, source="overlap.connect", nodes=meeting[1])
             setup = among(process_place, run_config, meeting=config)
         with keeper.noting():
             await live(setup, process_place, main, (), run_config, keeper, on_start)
@@ -127,21 +126,6 @@ def _open_connection(
     connection = Connection(rank, size, run_world)
     connection.open()
     return connection
-
-
-def _place_of(config: RendezvousConfig, nodes: int) -> Place:
-    """Return the place of this process in the world: one rank each, equally many on each node."""
-    return Place(
-        source="overlap.connect",
-        process=config.member,
-        processes=config.members,
-        ranks_per_process=1,
-        node=config.member // (config.members // nodes),
-        nodes=nodes,
-        endpoint=config.endpoint,
-        job=config.job,
-        secret=config.secret,
-    )
 
 
 def _check_rank(rank: int, size: int) -> None:

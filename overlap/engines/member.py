@@ -32,10 +32,9 @@ from ..processes.connect import JOIN_TIMEOUT_S
 from ..processes.identity import WORLDS
 from ..processes.life import Keeper, WorldSetup, alone, among, live
 from ..processes.place import Place
+from ..processes.traces import packed_part
 from ..runtime.rank import Rank
 from ..runtime.world import World
-from ..timeline.files.merge import on_clock
-from ..timeline.files.parts import pack_part
 from ..timeline.spans import Timeline
 from .gang import GangSpec, MemberEnd, own_version
 from .home import TRACE, make_gang_folder, take_records
@@ -212,15 +211,7 @@ class _SpanKeeper(Keeper):
         """Pack the recorded spans, on the clock of process 0."""
         if self._has_trace:
             with trio.CancelScope(shield=True):
-                self.part = await trio.to_thread.run_sync(_packed_spans, timeline, membership)
-
-
-def _packed_spans(timeline: Callable[[], Timeline], membership: Membership | None) -> bytes:
-    """Return the timeline of this process as bytes, on the clock of process 0."""
-    if membership is None:
-        return pack_part(timeline())
-    clock = membership.clock
-    return pack_part(on_clock(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns)
+                self.part = await trio.to_thread.run_sync(packed_part, timeline, membership)
 
 
 def _place_in_gang(
@@ -236,18 +227,7 @@ def _place_in_gang(
         timeout_s=run_config.join_timeout_s or JOIN_TIMEOUT_S,
         ranks_each=spec.ranks_each,
     )
-    own_place = Place(
-        source=spec.engine,
-        process=member,
-        processes=spec.members,
-        ranks_per_process=spec.ranks_each,
-        node=member // (spec.members // machines),
-        nodes=machines,
-        endpoint=config.endpoint,
-        job=spec.job,
-        secret=config.secret,
-    )
-    return config, own_place
+    return config, replace(Place.of(config, source=spec.engine, nodes=machines), job=spec.job)
 
 
 def _with_own_arguments(main: Main, ranks: range, own_arguments: tuple[Sequence[object], ...]) -> Main:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..errors import UsageError
-from ..timeline.ranklist import listed
+from ..timeline.ranklist import listed, named_ranks
 from ..units import columns
 from .folder import ENDING, default_folder
 from .reading import Flight, Operation, RankRecord, read_flight
@@ -157,7 +157,7 @@ def _waiters(world: RecordedWorld, ranks: Sequence[int]) -> list[str]:
         return []
     blocked = sorted({peer for peer, _ in waiting or pending})
     first = min((op for _, op in waiting or pending), key=lambda op: op.issued_ns)
-    names, operation = (f"rank{'s' * (len(blocked) > 1)} {listed(blocked)}", f"{_label(first)} ({first.words.site})")
+    names, operation = (named_ranks(blocked), f"{_label(first)} ({first.words.site})")
     if waiting:
         return [f"{names} waited for it in {operation}"]
     before = {_label(op) for rank in blocked if not computes(there[rank]) and (op := oldest(there[rank])) is not None}
@@ -167,8 +167,8 @@ def _waiters(world: RecordedWorld, ranks: Sequence[int]) -> list[str]:
 
 def _culprit(world: RecordedWorld) -> tuple[str, int | None]:
     for find in (_failed, _vanished, _accused, _odd):
-        if found := find(world):
-            return found
+        if culprit := find(world):
+            return culprit
     return "nobody: no rank waits for another, and no process says that it failed", None
 
 
@@ -187,9 +187,9 @@ def _vanished(world: RecordedWorld) -> tuple[str, int | None] | None:
         pids = ", ".join(f"process {flight.process}: pid {flight.pid}" for flight in silent[:_MOST_SIGNS])
         more = ", ..." if len(silent) > _MOST_SIGNS else ""
         who = f"{len(silent)} processes ({pids}{more})"
-        told = f"{who} ended together without a word: by their launcher, the machine or the scheduler"
+        sentence = f"{who} ended together without a word: by their launcher, the machine or the scheduler"
         stall = stall_of(world.ranks)
-        return told, stall.odd[0] if stall is not None and not stall.hopeless and len(stall.odd) == 1 else None
+        return sentence, stall.odd[0] if stall is not None and not stall.hopeless and len(stall.odd) == 1 else None
     flight = min(silent, key=lambda flight: max((record.last_ns for record in flight.ranks), default=0))
     rank = _busiest(world, flight)
     return f"{_process(flight)} ended without a word: killed, or by os._exit", rank
@@ -205,11 +205,11 @@ def _busiest(world: RecordedWorld, flight: Flight) -> int:
 
 
 def _accused(world: RecordedWorld) -> tuple[str, int | None] | None:
-    told = [(f.ending, f) for f in world.flights if f.ending is not None and f.ending.rank is not None]
-    first, teller = min(told, key=lambda each: each[0].at_ns, default=(None, None))
+    endings = [(f.ending, f) for f in world.flights if f.ending is not None and f.ending.rank is not None]
+    first, witness = min(endings, key=lambda pair: pair[0].at_ns, default=(None, None))
     if first is None:
         return None
-    source = "" if world.of(first.rank) is teller else ", as another process tells"
+    source = "" if world.of(first.rank) is witness else ", as another process tells"
     return f"{_name(world, first.rank)}{source}: {first.line}", first.rank
 
 
@@ -233,7 +233,7 @@ def _name(world: RecordedWorld, rank: int | None) -> str:
 
 def _process(flight: Flight) -> str:
     ranks = [record.rank for record in flight.ranks]
-    return f"process {flight.process} (rank{'s' * (len(ranks) > 1)} {listed(ranks)}, pid {flight.pid} on {flight.host})"
+    return f"process {flight.process} ({named_ranks(ranks)}, pid {flight.pid} on {flight.host})"
 
 
 def _where(world: RecordedWorld, rank: int) -> str:
@@ -254,8 +254,8 @@ def _where(world: RecordedWorld, rank: int) -> str:
 def _waited(world: RecordedWorld, rank: int) -> str:
     record = world.ranks.get(rank)
     operation = oldest(record) if record is not None else None
-    if operation is not None and (told := _awaited(operation, rank, world)):
-        return told
+    if operation is not None and (awaited := _awaited(operation, rank, world)):
+        return awaited
     waiters = _waiters(world, [rank])
     return f"nobody; {waiters[0]}" if waiters else "nobody, and nobody waited for it"
 
@@ -270,7 +270,7 @@ def _awaited(operation: Operation, rank: int, world: RecordedWorld) -> str:
     if not others:
         return "its bytes: every rank of the group had come" if operation.words.members else "whoever sends"
     more = f" (rank {others[0]}: {_state(world.ranks.get(others[0]))})"
-    return f"rank{'s' * (len(others) > 1)} {listed(others)}, which had not called it{more}"
+    return f"{named_ranks(others)}, which had not called it{more}"
 
 
 def _waiting(record: RankRecord, rank: int, ranks: dict[int, RankRecord]) -> Iterator[Operation]:
@@ -359,7 +359,7 @@ def _in_step(step: int | None) -> str:
 
 
 def _lasting(duration_ns: int) -> str:
-    """Write a duration so that a person can compare it: clocks of machines differ, so it is never negative."""
+    """Return a duration as text; clocks of machines differ, so it is never negative."""
     seconds = max(duration_ns, 0) / 1e9
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..runtime.blame.standing import Standing, find_stall
 from .dumps import Dump, DumpedCall
+from .waits import stall_among
 
 Group = tuple[str, tuple[int, ...]]
 """Name and members: groups that were split off have one name on all ranks. Without members where no dump has them."""
@@ -44,7 +44,7 @@ class Job:
         )
         for dump in self.dumps.values():
             for call in dump.calls:
-                if call.peer is None and call.kind not in ("send", "recv"):
+                if call.peer is None and not call.is_message:
                     numbers = table.setdefault(self.group(call), {})
                     numbers.setdefault(call.number, {}).setdefault(call.rank, []).append(call)
         return table
@@ -53,14 +53,14 @@ class Job:
         """Return the group of an operation."""
         key = call.rank, call.group
         if key not in self._groups:
-            self._groups[key] = self._found_group(call)
+            self._groups[key] = self._looked_up(call)
         return self._groups[key]
 
     @cached_property
     def _groups(self) -> dict[tuple[int, str], Group]:
         return {}
 
-    def _found_group(self, call: DumpedCall) -> Group:
+    def _looked_up(self, call: DumpedCall) -> Group:
         dump = self.dumps[call.rank]
         listed = dump.groups.get(call.group, ())
         if not listed and (call.group == "0" or dump.names.get(call.group) == "default_pg"):
@@ -71,6 +71,10 @@ class Job:
         """Return the name of an operation's group for people."""
         description = self.dumps[call.rank].names.get(call.group, "")
         return f"group {description if description not in ('', 'undefined') else call.group!r}"
+
+    def describe(self, call: DumpedCall) -> str:
+        """Return an operation with its group and place."""
+        return f"{call} of {self.name(call)}{call.place}"
 
     def last(self, rank: int) -> DumpedCall | None:
         """Return the operation of a rank that it waits in, else the last one that it issued."""
@@ -93,7 +97,7 @@ class Job:
 
     def absent(self, call: DumpedCall) -> list[int]:
         """Return the members of an operation's group that have not called it, ascending."""
-        if call.kind in ("send", "recv"):
+        if call.is_message:
             return [] if call.peer is None or self._answered(call) else [call.peer]
         group = self.group(call)
         members = group[1] or {rank for by_rank in self.calls.get(group, {}).values() for rank in by_rank}
@@ -136,16 +140,12 @@ class Job:
 
     def circle(self) -> list[int]:
         """Return ranks that wait for each other and for nobody else."""
-        stall = find_stall({
-            rank: Standing(rank=rank, lines=(), awaits=tuple(others), busy="" if others else "elsewhere")
-            for rank, others in self.awaits.items()
-        })  # fmt: skip
+        stall = stall_among(self.awaits)
         return stall.circle if stall is not None else []
 
     def mismatches(self) -> list[Mismatch]:
         """Return the first mismatch of each group, unfinished ones first, then the oldest."""
-        found = [*filter(None, map(self._mismatch, self.calls)), *self._messages()]
-        return sorted(found, key=_order)
+        return sorted([*filter(None, map(self._mismatch, self.calls)), *self._messages()], key=_order)
 
     def _mismatch(self, group: Group) -> Mismatch | None:
         for number in sorted(self.calls[group]):

@@ -66,6 +66,11 @@ class DumpedCall:
         return f"{self.kind} #{self.number}{towards}{f' of {arguments}' if arguments else ''}"
 
     @property
+    def is_message(self) -> bool:
+        """Whether it is one end of a message."""
+        return self.kind in ("send", "recv")
+
+    @property
     def place(self) -> str:
         """Return where it was called, for the end of a phrase."""
         return f" at {self.line}" if self.line else " (its dump has no stacks)"

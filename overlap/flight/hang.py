@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ..errors import UsageError
-from ..timeline.ranklist import listed
+from ..timeline.ranklist import listed, named_ranks
 from ..timeline.why.children import in_children
 from ..units import columns, wrapped
 from .autopsy import sentence, table, verdict
@@ -24,7 +24,7 @@ _MOST_FILES = 20_000
 MANY_BYTES = 16 << 20
 """Dumps that together have fewer bytes are read faster than processes start."""
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
-_UNTOLD = "cannot be told, because "
+_UNDECIDED = "cannot be told, because "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +135,8 @@ def _of_dumps(files: Sequence[Path]) -> Hang:
     if len(versions := sorted({dump.version for dump in run.values()})) > 1:
         notes.append(f"the dumps are of different versions of the recorder: {', '.join(versions)}")
     hang = _judged(job)
-    behind = f"; the dump{'s' * (len(job.missing) > 1)} of rank{'s' * (len(job.missing) > 1)} {listed(job.missing)} "
-    suffix = f"{behind}{'are' if len(job.missing) > 1 else 'is'} missing" if job.missing else ""
+    plural, verb = ("s", "are") if len(job.missing) > 1 else ("", "is")
+    suffix = f"; the dump{plural} of {named_ranks(job.missing)} {verb} missing" if job.missing else ""
     sentence = hang.sentence + (suffix if hang.verdict != "missing" else "")
     return Hang(
         sentence=sentence, verdict=hang.verdict, ranks=hang.ranks, missing=job.missing, calls=hang.calls,
@@ -203,9 +203,8 @@ def _differs(job: Job, mismatch: Mismatch) -> Hang:
         second = mismatch.calls[rest[0]]
         verb = "differs: it" if len(mismatch.odd) == 1 else "differ: they"
         sentence = (
-            f"rank{'s' * (len(mismatch.odd) > 1)} {listed(mismatch.odd)} {verb} called {first}{first.place}, where "
-            f"rank{'s' * (len(rest) > 1)} {listed(sorted(rest))} called {second}{second.place}, in {job.name(first)} "
-            f"({kinds})"
+            f"{named_ranks(mismatch.odd)} {verb} called {first}{first.place}, where {named_ranks(sorted(rest))} "
+            f"called {second}{second.place}, in {job.name(first)} ({kinds})"
         )
         calls = [first, second]
     else:
@@ -223,43 +222,35 @@ def _behind(job: Job, culprits: Sequence[int]) -> Hang:
     blocking = {other: call for other in waiters if (call := job.last(other)) is not None}
     waited = min(blocking.values(), key=lambda call: call.created_ns)
     waiters = [r for r, call in blocking.items() if (call.group, call.number) == (waited.group, waited.number)]
-    who = f"rank{'s' * (len(waiters) > 1)} {listed(sorted(waiters))} wait{'s' * (len(waiters) == 1)} for it"
-    operation = f"{waited} of {job.name(waited)}{waited.place}"
+    waiting = f"{named_ranks(sorted(waiters))} wait{'s' * (len(waiters) == 1)} for"
+    operation = job.describe(waited)
     if rank not in job.dumps:
-        names = f"rank{'s' * (len(culprits) > 1)} {listed(culprits)}"
-        who = who.replace("for it", "for it" if len(culprits) == 1 else "for them")
-        sentence = f"the dump of {names} is missing, and {who} in {operation}: {_UNTOLD}no file says what it did"
+        absent = f"{waiting} {'it' if len(culprits) == 1 else 'them'} in {operation}"
+        sentence = f"the dump of {named_ranks(culprits)} is missing, and {absent}: {_UNDECIDED}no file says what it did"
         return Hang(sentence=sentence, verdict="missing", ranks=culprits, calls=[waited])
-    own = job.last(rank)
+    last = job.last(rank)
     notes = _of_gloo(job)
     message = " or in a message" if notes else ""
-    names = f"rank {rank} is" if len(culprits) == 1 else f"ranks {listed(culprits)} are"
-    if own is None:
+    verb = "is" if len(culprits) == 1 else "are"
+    if last is None:
         state = "it has issued nothing"
-    elif own.done:
+    elif last.done:
         state = (
-            f"its last operation, {own}{own.place}, has ended: it is in its own code{message}, or its program has ended"
+            f"its last operation, {last}{last.place}, has ended: it is in its own code{message}, or its program has "
+            "ended"
         )
     else:
-        state = f"it is still in {own} of {job.name(own)}{own.place}, which all of its members have called"
+        state = f"it is still in {job.describe(last)}, which all of its members have called"
     if len(waiters) < len(culprits):
-        state += f"; or {_names(waiters)} called an operation too many"
-    others = [
-        other for other in job.absent(waited) if other in job.dumps and other not in culprits and job.pending(other)
-    ]
-    for other in others[:2]:
-        call = job.pending(other)[0]
-        notes = [*notes, f"rank {other} has not called it either: it is in {call} of {job.name(call)}{call.place}"]
-    missing = waited.kind in ("send", "recv")
-    called = f"the other end of {operation}" if missing else operation
+        state += f"; or {named_ranks(sorted(waiters))} called an operation too many"
+    elsewhere = [r for r in job.absent(waited) if r in job.dumps and r not in culprits and job.pending(r)]
+    for late in elsewhere[:2]:
+        notes = [*notes, f"rank {late} has not called it either: it is in {job.describe(job.pending(late)[0])}"]
+    called = f"the other end of {operation}" if waited.is_message else operation
     first = f"rank {rank}: " if len(culprits) > 1 else ""
-    sentence = f"{names} behind: {first}it has not called {called}, where {who}; {state}"
-    return Hang(sentence=sentence, verdict="behind", ranks=culprits, calls=[waited, *([own] if own else [])],
+    sentence = f"{named_ranks(culprits)} {verb} behind: {first}it has not called {called}, where {waiting} it; {state}"
+    return Hang(sentence=sentence, verdict="behind", ranks=culprits, calls=[waited, *([last] if last else [])],
                 notes=notes)  # fmt: skip
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {listed(sorted(ranks))}"
 
 
 def _unexplained(job: Job) -> Hang:
@@ -268,20 +259,19 @@ def _unexplained(job: Job) -> Hang:
         first = min(pending, key=lambda call: call.created_ns)
         last = " or a rank whose dump is not here" if job.missing or not job.group(first)[1] else ""
         last = " or roots that differ, which no dump has" if first.kind in _ROOTED else last
-        why = (
-            f"all known members have called {first} of {job.name(first)}{first.place}, and it has not ended: "
-            f"the network, a device{last}"
-        )
+        why = f"all known members have called {job.describe(first)}, and it has not ended: the network, a device{last}"
         if not job.group(first)[1]:
             came = {rank for by_rank in job.calls.get(job.group(first), {}).values() for rank in by_rank}
             rest = sorted({*job.dumps, *job.missing} - came)
-            others = f"ranks {listed(rest)} have" if len(rest) > 1 else f"rank {listed(rest)} has"
-            why = f"rank {first.rank} is in {first} of {job.name(first)}{first.place}, and " + (
-                f"{others} called nothing in that group: no dump lists its members, so one of them may be missing there"
-                if rest else "no dump lists the members"
-            )  # fmt: skip
-        return Hang(sentence=_UNTOLD + why, verdict="unknown", calls=[first], notes=_of_gloo(job))
-    newest = {(job.group(c), c.rank): c for d in job.dumps.values() for c in d.calls if c.kind not in ("send", "recv")}
+            lack = "no dump lists the members"
+            if rest:
+                lack = (
+                    f"{named_ranks(rest)} {'have' if len(rest) > 1 else 'has'} called nothing in that group: no dump "
+                    "lists its members, so one of them may be missing there"
+                )
+            why = f"rank {first.rank} is in {job.describe(first)}, and {lack}"
+        return Hang(sentence=_UNDECIDED + why, verdict="unknown", calls=[first], notes=_of_gloo(job))
+    newest = {(job.group(c), c.rank): c for d in job.dumps.values() for c in d.calls if not c.is_message}
     ends = [(job.absent(call), call) for call in newest.values()]
     late = min((end for end in ends if end[0]), key=lambda end: end[1].created_ns, default=None)
     if late is not None:
@@ -289,15 +279,15 @@ def _unexplained(job: Job) -> Hang:
         gone = [rank for rank in absent if rank not in job.dumps]
         own = job.last(absent[0])
         state = f"; the last of rank {absent[0]} was {own}{own.place}" if own else ""
+        verb, whose = ("is", "its") if len(absent) == 1 else ("are", "their")
         sentence = (
-            f"rank{'s' * (len(absent) > 1)} {listed(absent)} {'is' if len(absent) == 1 else 'are'} behind: {call} of "
-            f"{job.name(call)}{call.place} has ended on rank {call.rank}, by a time-out or alone, without a call of "
-            f"{'its' if len(absent) == 1 else 'their'} own{state}"
+            f"{named_ranks(absent)} {verb} behind: {job.describe(call)} has ended on rank {call.rank}, by a time-out "
+            f"or alone, without a call of {whose} own{state}"
         )
         return Hang(sentence=sentence, verdict="missing" if gone == absent else "behind", ranks=absent,
                     calls=[call], notes=_of_gloo(job))  # fmt: skip
     why = "no rank is in a recorded operation: the job is in its own code, or had ended its communication"
-    return Hang(sentence=_UNTOLD + why, verdict="none", notes=_of_gloo(job))
+    return Hang(sentence=_UNDECIDED + why, verdict="none", notes=_of_gloo(job))
 
 
 def _of_gloo(job: Job) -> list[str]:
@@ -310,8 +300,7 @@ def _of_gloo(job: Job) -> list[str]:
 def _waits(job: Job, rank: int) -> str:
     call = job.last(rank)
     others = job.awaits[rank]
-    ranks = f"rank{'s' * (len(others) > 1)} {listed(others)}"
-    return f"rank {rank} for {ranks} in {call} of {job.name(call)}{call.place}" if call else f"rank {rank}"
+    return f"rank {rank} for {named_ranks(others)} in {job.describe(call)}" if call else f"rank {rank}"
 
 
 def _table(job: Job, first: Sequence[int]) -> list[str]:

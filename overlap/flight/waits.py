@@ -1,11 +1,11 @@
-"""Waits in flight records: a rank waits for the members of an operation that have not come to it.
+"""Waits in flight records: a rank waits for the members of an operation that have not arrived at it.
 
-A member has come once it has issued the operation of the same number at the same place, and has an input for it.
+A member has arrived once it has issued the operation of the same number at the same place, and has an input for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ..runtime.blame.standing import Stall, Standing, find_stall
@@ -41,13 +41,13 @@ def is_elsewhere(record: RankRecord, excepted: Collection[int], ranks: Mapping[i
 
 
 def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:
-    """Return the members that have not come to an unfinished operation, as far as the records tell; ascending.
+    """Return the members that have not arrived at an unfinished operation, as far as the records show; ascending.
 
-    A rank without a record is not known to have come.
+    A rank without a record is not known to have arrived.
     """
     if operation.ended_ns is not None and not operation.failed:
         return []
-    return [rank for rank in sorted(operation.words.members) if not _has_come(ranks.get(rank), operation)]
+    return [rank for rank in sorted(operation.words.members) if not _has_arrived(ranks.get(rank), operation)]
 
 
 def without_ends(ranks: Mapping[int, RankRecord]) -> dict[int, RankRecord]:
@@ -67,7 +67,7 @@ def without_ends(ranks: Mapping[int, RankRecord]) -> dict[int, RankRecord]:
     }
 
 
-def _has_come(record: RankRecord | None, operation: Operation) -> bool:
+def _has_arrived(record: RankRecord | None, operation: Operation) -> bool:
     if record is None:
         return False
     there = [
@@ -85,10 +85,14 @@ def stall_of(ranks: Mapping[int, RankRecord]) -> Stall | None:
     A rank without a record waits for nobody, as far as is known.
     """
     waits = {rank: _waits_for(rank, record, ranks) for rank, record in ranks.items()}
-    known = waits | {other: [] for others in waits.values() for other in others if other not in waits}
+    return stall_among(waits | {other: [] for others in waits.values() for other in others if other not in waits})
+
+
+def stall_among(waits: Mapping[int, Sequence[int]]) -> Stall | None:
+    """Return the stall of ranks, given the ranks that each of them waits for; None if no rank waits."""
     return find_stall({
         rank: Standing(rank=rank, lines=(), awaits=tuple(others), busy="" if others else "elsewhere")
-        for rank, others in known.items()
+        for rank, others in waits.items()
     })  # fmt: skip
 
 

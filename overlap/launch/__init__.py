@@ -1,6 +1,6 @@
-"""The launcher: it starts the processes of a world, shows their output, ends them together, and names the culprit."""
+"""Launcher: starts the processes of a world, shows their output, ends them together, and names the culprit."""
 
-# The map of this room:
+# Files:
 #
 #   restarts     starts a world again that has failed
 #   processes    all of one launch, to their end;  nodeprocess: one of them, and the description of a launch

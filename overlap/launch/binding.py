@@ -35,7 +35,7 @@ def _place(topology: Path) -> list[int]:
 
 
 def _number(path: Path) -> int:
-    """Read a number; 0 for all cores where the system tells none."""
+    """Read a number; 0 for all cores if the system has none."""
     with suppress(OSError, ValueError):
         return int(path.read_text(encoding="ascii"))
     return 0

@@ -1,17 +1,17 @@
 """The lifeline: a pipe that only the launcher can hold open, so that no process outlives its launcher.
 
 The launcher keeps the writing end of one pipe for each process it starts and never writes; every other process has it
-closed on exec. However the launcher ends, killed or crashed, the system closes the pipe and the process at the reading
-end is told.
+closed on exec. However the launcher ends, killed or crashed, the system closes the pipe, and the process at the reading
+end ends too.
 
-Told by whom matters. A thread that waits for the end of the pipe needs the GIL to act on it, and a process that is
-stopped, or inside one long call of C code, would live on. On Linux the kernel itself sends SIGKILL to the whole
-process group instead (`F_SETSIG`, 1 to 2 ms after the end of the launcher, measured also for a stopped process and for
-one that keeps the GIL). Elsewhere a thread does it. PR_SET_PDEATHSIG would be wrong: it fires when the *thread* ends
-that started the process, and Trio's threads end when they are idle.
+A thread that waits for the end of the pipe would need the GIL to act on it, and a process that is stopped, or inside
+one long call of C code, would live on. So on Linux the kernel sends SIGKILL to the whole process group (`F_SETSIG`, 1
+to 2 ms after the end of the launcher, measured also for a stopped process and for one that keeps the GIL). Elsewhere a
+thread does it. PR_SET_PDEATHSIG would be wrong: it fires when the *thread* ends that started the process, and Trio's
+threads end when they are idle.
 
-There is no grace: the launcher that could still show what the process has to say is gone. A launcher that is asked to
-end (Ctrl-C, SIGTERM, SIGHUP) is another matter: it ends its processes in peace, and the lifeline stays.
+There is no grace period, because no launcher is left to show the output. A launcher that gets Ctrl-C, SIGTERM or
+SIGHUP ends its processes with a grace period, and the lifeline stays open until then.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from ..threads import start_thread
 
 
 def hold(descriptor: int) -> None:
-    """End this process group, hard, when the other end of the pipe is closed; from now on, or if it is by now.
+    """Kill this process group when the other end of the pipe is closed, or if it is closed already.
 
     Call it once, in a process that leads its group and before it starts threads. The descriptor stays open as long as
-    the process lives, and is not passed on to what it starts.
+    the process lives, and its children do not inherit it.
 
     Args:
         descriptor: The reading end.
     """
     os.set_inheritable(descriptor, False)
     if not tie(descriptor, os.getpgrp()):
-        # Nobody joins it: it lives exactly as long as the process, whose end is all it is for.
+        # No thread joins it: it lives exactly as long as the process.
         start_thread(threading.Thread(target=_wait, args=(descriptor,), name="overlap lifeline", daemon=True))
     if _is_cut(descriptor):
         _end()
@@ -47,8 +47,8 @@ def hold(descriptor: int) -> None:
 def tie(descriptor: int, group: int) -> bool:
     """Let the kernel kill a process group when the other end of the pipe is closed; return whether it can.
 
-    The launcher calls it too, at once: the process itself takes a while to start. It holds as long as anybody has the
-    reading end open.
+    The launcher calls it too, at once: the process itself takes a while to start. It is effective as long as a process
+    has the reading end open.
 
     Args:
         descriptor: The reading end.
@@ -79,13 +79,13 @@ def _end() -> None:
 
 
 def take(environ: MutableMapping[str, str] = os.environ) -> bool:
-    """Become the member that the launcher has started; return whether one has.
+    """Make this process a member of the job of its launcher; return whether there is one.
 
-    Ties this process to its lifeline, and keeps what it starts later from taking itself for a member. Nothing happens
-    without a launcher, or if the process has been here before, or if a member has started it.
+    Ties this process to its lifeline, and marks the environment, so that its children are no members. Nothing happens
+    without a launcher, or in a second call, or in a child of a member.
 
     Raises:
-        UsageError: If the launcher's descriptors are not open: something between has closed them.
+        UsageError: If the descriptors of the launcher are not open, because a program between them has closed them.
     """
     if not environ.get("OVERLAP_LIFELINE_FD") or environ.get("OVERLAP_MEMBER_PID"):
         return False
@@ -96,5 +96,8 @@ def take(environ: MutableMapping[str, str] = os.environ) -> bool:
                 os.set_inheritable(int(text), False)
         hold(int(environ["OVERLAP_LIFELINE_FD"]))
     except (ValueError, OSError) as error:
-        raise UsageError(f"the descriptors of OVERLAP_*_FD are not those of `overlap run`: {error}") from None
+        raise UsageError(
+            f"the descriptors of OVERLAP_*_FD are not open here: {error}; a program between `overlap run` and this one "
+            "has closed them: let it pass them on, or unset these variables"
+        ) from None
     return True

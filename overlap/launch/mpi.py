@@ -1,7 +1,7 @@
 """Seats in an MPI job: the connection and variables of mpiexec, passed to processes that the launcher starts.
 
 An MPI library finds its peers through the process manager of mpiexec, over a connection that a process inherits, and
-by a few variables. mpiexec watches only what it has started itself, cannot tell a failure from an end, and waits for
+by a few variables. mpiexec watches only its own children, does not distinguish a failure from an end, and waits for
 ever for a process that dies before it has called MPI. So mpiexec starts stubs of a few lines here: each hands its
 connection and its variables to the launcher and stays until the launcher hangs up. The processes of the program are
 the launcher's own, as they are over sockets.
@@ -53,7 +53,7 @@ launcher.recv(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """The place of one process in an MPI job."""
+    """Position of one process in an MPI job."""
 
     descriptor: int  # The connection to the process manager, which the process inherits
     environ: Mapping[str, str]  # Variables in which the library looks for it

@@ -1,4 +1,4 @@
-"""Process of one node, as its launcher holds it: started with its pipes, heard, ended with its group, reaped."""
+"""Process of one node, as its launcher sees it: its start, its pipes and reports, and the end of its group."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ class NodeProcess:
     """The process of one node, its pipes, and its reports.
 
     Args:
-        what: The launch that it is part of.
+        spec: Description of the launch.
         node: Its index.
         secret: Descriptor of the secret, which it inherits.
         seat: Its seat in an MPI job, if it has one.
         screen: The terminal that all processes share.
-        log: Where its output goes instead.
+        log: File for its output; None: the terminal.
 
     Attributes:
         process: The process itself.
-        relays: Show what it writes; `err` is that of stderr, and with a log of all.
-        status: Why it ends, in its own words; None until it has said so.
-        entering: The last world that it has come to; None: it has not.
-        left: The last world that it has said to be done with.
-        stopped: Whether it was told to end before it had said why.
-        missed: Whether it ended well and without coming to a world where another process waits for it.
-        peak_bytes: The most memory that it has had at once, once it has ended; with what it has started and waited for.
+        relays: Show its output; `err` is that of stderr, and with a log of all output.
+        status: Its report on its end; None until it has sent one.
+        entering: The last world that it has entered; None: none so far.
+        left: The last world that it has left.
+        stopped: Whether it got a signal of the launcher before it had sent a report.
+        missed: Whether it ended well, without entering a world in which another process waits for it.
+        peak_bytes: Peak memory of the process and of its children, once it has ended.
     """
 
     node: int
@@ -72,11 +72,11 @@ class NodeProcess:
         self._drained = trio.Event()
         with ExitStack() as theirs, ExitStack() as ours:
             lifeline, _ = _pipe(theirs, ours)
-            self._reports, says = _pipe(ours, theirs)
+            self._reports, status = _pipe(ours, theirs)
             from_stderr, stderr = _pipe(ours, theirs)
             # Output for one file goes through one pipe: two would lose its order.
             from_stdout, stdout = _pipe(ours, theirs) if log is None else (None, stderr)
-            descriptors = {"secret": secret, "lifeline": lifeline, "status": says}
+            descriptors = {"secret": secret, "lifeline": lifeline, "status": status}
             if node == 0 and spec.listener is not None:
                 descriptors["listener"] = spec.listener
             with _held_back(ASKING):
@@ -100,11 +100,11 @@ class NodeProcess:
             self.relays.append(Relay(from_stdout, STDOUT, screen=screen, prefix=prefix))
 
     async def listen(self, news: Callable[[], object], lost: Callable[[int], object]) -> None:
-        """Read the records, and put the text of the last where the rest of the output is if that is a file.
+        """Read the records; with a log, write the text of the last one into it.
 
         Args:
-            news: Called when this process has come to a world.
-            lost: Called with a node whose process the others have given up.
+            news: Called when this process has entered a world.
+            lost: Called with a node whose process the others call lost.
         """
         os.set_blocking(self._reports, False)
         with trio.CancelScope() as self._listening:
@@ -120,8 +120,8 @@ class NodeProcess:
                         news()
                     case Leaving() as leaving:
                         self.left = leaving.world
-                    case MemberLost() as gone:
-                        lost(gone.member)
+                    case MemberLost() as record:
+                        lost(record.member)
         self._drained.set()
 
     def _log_status(self, status: Status) -> None:
@@ -131,7 +131,7 @@ class NodeProcess:
             self._log.write([line + b"\n" for line in lines])
 
     def lacks(self, world: int) -> bool:
-        """Whether it has ended well without having come to that world."""
+        """Whether it has ended well without entering that world."""
         return self.process.returncode == 0 and self._drained.is_set() and self.reached() < world
 
     def reached(self) -> int:
@@ -141,11 +141,11 @@ class NodeProcess:
         return self.entering.world if self.entering else 0
 
     def vanished(self) -> bool:
-        """Whether it has ended as if all were well, in the middle of a world; known when it has said all."""
+        """Whether it has ended with code 0 in the middle of a world; known once its reports are read."""
         return self.process.returncode == 0 and self.entering is not None and self.left < self.entering.world
 
     def waits_in(self) -> int | None:
-        """Return the world in which it waits for the others, if it does."""
+        """Return the world in which it waits for others to join; None: it does not wait."""
         if self.entering is None or self.entering.joined or self.process.returncode is not None:
             return None
         return self.entering.world
@@ -159,7 +159,7 @@ class NodeProcess:
         return self._is_spare and self.entering is None
 
     def was_killed(self) -> bool:
-        """Whether a signal has ended it, which its launcher had not sent, before it said why."""
+        """Whether a signal that its launcher had not sent has ended it, before it sent a report."""
         return (self.process.returncode or 0) < 0 and self.status is None and not self.stopped
 
     async def drain_reports(self) -> None:
@@ -186,7 +186,7 @@ class NodeProcess:
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process and all that it has started in its group."""
         if self.process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):  # it is empty
+            with suppress(ProcessLookupError, PermissionError):  # the group is empty
                 os.killpg(self.process.pid, number)
 
     def has_ended(self) -> bool:
@@ -194,14 +194,14 @@ class NodeProcess:
         return self.process.returncode is not None or self._state() == "Z"
 
     def is_stopped(self) -> bool:
-        """Whether it is stopped, as by SIGSTOP: it ends neither by itself nor when it is told to."""
+        """Whether it is stopped, as by SIGSTOP: it ends neither by itself nor by SIGTERM."""
         return self._state() == "T"
 
     def standstill(self) -> tuple[str, str]:
-        """Say why it does not run, if the kernel knows a reason that others should hear of.
+        """Return why it does not run, if the kernel knows a reason that concerns the user.
 
         Returns:
-            The letter of its state, and the reason, which may change while the state lasts; empty if there is none.
+            The letter of its state, and the reason, which may change while the state lasts; "" if there is none.
         """
         state = self._state()
         if state not in _STANDSTILL:
@@ -214,11 +214,11 @@ class NodeProcess:
         return state_letter(self.process.pid) if self.process.returncode is None else ""
 
     def queued_s(self) -> float:
-        """Return how long it has waited for a processor, though it could run, since it began; 0 if nobody counts."""
+        """Return how long it has waited for a processor since its start, though it could run; 0 if unknown."""
         return queued_ns(self.process.pid) / 1e9
 
     def ask(self) -> None:
-        """Send the process the signal that asks for a report; its children might end of it."""
+        """Send the process alone the signal that asks for a report, because it might end its children."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, ASKING)
@@ -235,7 +235,7 @@ class NodeProcess:
         return self.ending().name
 
     def ending(self) -> Ending:
-        """Say how it ended."""
+        """Return the description of its end."""
         return Ending(
             node=self.node,
             ranks=self.ranks,
@@ -327,7 +327,7 @@ class LaunchSpec:
     environ: Mapping[str, str]  # Environment of all
     nodes: int  # How many nodes the world has
     here: Sequence[int]  # The nodes to start on this machine
-    ranks_per_node: int  # Ranks of each node; 0: there is one node, and its program says it
+    ranks_per_node: int  # Ranks of each node; 0: there is one node, and its program sets it
     endpoint: tuple[str, int]  # Host and port where node 0 listens
     listener: int | None  # Descriptor of the socket that listens there; node 0 inherits it
     job: str  # Name of the job

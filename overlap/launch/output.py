@@ -180,7 +180,7 @@ class Relay:
         if self._log is not None:
             self._log.write(lines)
         elif lines:
-            # On stderr users are told of things; that they cannot be is no reason to end what it is about.
+            # Lines on stderr inform the user; a failed write must not end the job.
             with suppress(OutputError) if self._target == STDERR else nullcontext():
                 await self._screen.write(self._target, [self._prefix + line for line in lines])
         await trio.lowlevel.checkpoint()

@@ -93,8 +93,8 @@ def report(error: BaseException, *, command: bool = True) -> int:
     elif not isinstance(error, RankFailedError):  # the system has refused something to this package
         return _print_report(f"{type(error).__name__}: {error}", EXIT_FAILED)
     # A rank that exits with 0 has failed too: it has left the others.
-    told = "\n  ".join([str(error), *getattr(error, "__notes__", ())])
-    return _print_report(told, _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED)
+    text = "\n  ".join([str(error), *getattr(error, "__notes__", ())])
+    return _print_report(text, _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED)
 
 
 def _wants_our_port(error: BaseException) -> bool:
@@ -164,19 +164,20 @@ def _place(error: BaseException, command: bool, *, above: str = "") -> str:
 
 
 def _without_machinery(error: BaseException) -> Iterator[str]:
-    told = TracebackException.from_exception(error)
-    for one in _chain(told):
-        users = [frame for frame in one.stack if _is_users(frame)]
+    traceback = TracebackException.from_exception(error)
+    for part in _chain(traceback):
+        users = [frame for frame in part.stack if _is_users(frame)]
         if users:
-            one.stack = StackSummary.from_list(users)
-    return told.format()
+            part.stack = StackSummary.from_list(users)
+    return traceback.format()
 
 
-def _chain(told: TracebackException) -> Iterator[TracebackException]:
-    yield told
-    for one in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
-        if one is not None:
-            yield from _chain(one)
+def _chain(traceback: TracebackException) -> Iterator[TracebackException]:
+    """Yield a traceback, and those of its causes, contexts and groups."""
+    yield traceback
+    for part in (traceback.__cause__, traceback.__context__, *(getattr(traceback, "exceptions", None) or ())):
+        if part is not None:
+            yield from _chain(part)
 
 
 def _is_users(frame: FrameSummary) -> bool:

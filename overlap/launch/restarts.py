@@ -1,8 +1,8 @@
 """Restarts of a world that has failed, as often as allowed, and as long as there is progress.
 
-The line that is printed of each attempt says who ended it and why, and from which step the next one goes on. The next
-attempt starts at once while there is progress; without, it waits, longer each time, and the third attempt in a row
-that got no further is the last: a program that fails three times at one place fails the fourth time too. After an error
+A line for each attempt has the culprit, the cause, and the step from which the next one goes on. The next attempt
+starts at once while there is progress; without, it waits, longer each time, and the third attempt in a row without
+progress is the last: a program that fails three times at one place fails the fourth time too. After an error
 of usage there is no other attempt, unless fewer nodes may do.
 """
 
@@ -18,20 +18,20 @@ from .processes import LaunchOutcome
 from .verdict import Ending, card, culprit, headline
 
 FUTILE = 3  # attempts without progress
-BAD_USAGE = 2  # the exit code of what would fail again in the same way
+BAD_USAGE = 2  # exit code of a failure that would come again
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 _OURS = "overlap: "
 _USAGE = f": {UsageError.__name__}: "
-"""In the line of an error that a rank raised."""
+"""Part of the line of an error that a rank raised."""
 
 
 class Advance:
     """Progress of a job from attempt to attempt, and its consequences for the next one.
 
     Attributes:
-        futile: How many attempts in a row got no further than one before them.
-        spare: How many more of them are tried than usual.
+        futile: Number of attempts in a row without progress.
+        spare: Number of further attempts without progress that are permitted.
 
     Args:
         best: The step from which the first attempt goes on; None: from the beginning.
@@ -59,7 +59,7 @@ class Advance:
         return min(FIRST_PAUSE_S * 2 ** (self.futile - 1), LONGEST_PAUSE_S) if self.futile else 0.0
 
     def given_up(self, attempt: int) -> str:
-        """Say why there is no further attempt after this one."""
+        """Return the line on the reason why there is no further attempt after this one."""
         if self.hopeless:
             return f"gives up: {self.futile} attempts in a row ended without progress"
         times = "once" if attempt == 1 else f"{attempt} times"
@@ -68,15 +68,15 @@ class Advance:
     def announced(
         self, restart: int, limit: int, step: int | None, path: str | None, why: str, *, fewer: str = ""
     ) -> str:
-        """Say of the next attempt when it begins, from which step, and why the last one has ended.
+        """Return the line on the next attempt: its start, its step, and why the last one has ended.
 
         Args:
             restart: Its number.
-            limit: How many there may be.
-            step: From which step it goes on; None: from the beginning.
-            path: Where the state is; None: none is named.
+            limit: Largest number of restarts.
+            step: Step from which it goes on; None: from the beginning.
+            path: Folder of the state; None: none is set.
             why: Why the last one has ended.
-            fewer: With how few nodes, if not with all.
+            fewer: End of a clause on the number of nodes, if not all take part.
         """
         begin = f"restart {restart} of {limit}" + (f" in {self.pause_s:g} s" if self.pause_s else "") + fewer
         if step is not None:
@@ -163,6 +163,6 @@ def _with(nodes: int, all_nodes: int) -> str:
 
 
 def _why(guilty: Ending, killed: int, signs: Callable[[int], Sequence[str]]) -> str:
-    told = headline(card(guilty, oom_kills=killed)).removeprefix(_OURS)
+    line = headline(card(guilty, oom_kills=killed)).removeprefix(_OURS)
     doing = signs(guilty.pid)[:1] if guilty.status is None else ()
-    return "; ".join([told, *doing])
+    return "; ".join([line, *doing])

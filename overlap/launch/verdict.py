@@ -1,8 +1,8 @@
 """Verdict on a launch: the process that ended the job, the exit code, and the last words to the user. Pure.
 
-By cause, not by clock: a process that says that its error began there beats those that ended because of another, and
-these beat the ones that the launcher had to stop. Among equals the first to end counts. But where all that is known is
-that one ended because of another, and that other said nothing until it was stopped, it hung, and that was the cause.
+By cause, not by clock: first come processes that report an error of their own, then processes that ended because of
+another, then processes that the launcher had to stop. Among equals the first to end counts. One exception: if a process
+ended because of another one, which sent no report until it was stopped, then the other one hung, and is the cause.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..errors import narrowed
 from ..processes.status import Guilt, Status
 from ..units import format_bytes
 
-CARD_LINES = 25  # of a failure on the terminal, at most
-CARD_COLUMNS = 2000  # characters of each of them, at most: some errors tell whole arrays in one line
+CARD_LINES = 25  # longest report of a failure on the terminal
+CARD_COLUMNS = 2000  # characters of each line, at most: some errors have whole arrays in one line
 
-INTERRUPTED = "overlap: interrupted"  # the line of a process that a SIGINT has ended
-_OURS = "overlap: "  # what begins the line in which `overlap` itself says who failed, and how
+INTERRUPTED = "overlap: interrupted"  # the line of a process that SIGINT has ended
+_OURS = "overlap: "  # prefix of the line in which `overlap` itself names the failed rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +27,17 @@ class Ending:
     """End of the process of one node."""
 
     node: int  # The node
-    ranks: range  # Its world ranks; none if it is alone, and says itself how many it has
+    ranks: range  # Its world ranks; none if it is alone, and sets their number itself
     pid: int  # Id of the process
     returncode: int  # Code as in `subprocess`: negative for signals
     status: Status | None = None  # Report of the process about its end, if it sent one
-    stopped: bool = False  # Whether the launcher had told it to end before it had said anything
-    missed: bool = False  # Whether it ended well and without coming to a world where another process waited for it
-    vanished: bool = False  # Whether it ended as if all were well, in the middle of a world
+    stopped: bool = False  # Whether the launcher had sent it a signal before it had sent a report
+    missed: bool = False  # Whether it ended well, without entering a world in which another process waited for it
+    vanished: bool = False  # Whether it ended with code 0, in the middle of a world
     peak_bytes: int = 0  # The most memory that it had at once; 0: not known
     tail: Sequence[str] = ()  # The last lines that it wrote to stderr; to its log, if there is one
     log: str | None = None  # Where its output is
-    # The process that ended because of this one, if this one hung and was stopped without a word.
+    # The process that ended because of this one, if this one hung and was stopped without a report.
     accuser: Ending | None = None
 
     @property
@@ -73,30 +73,30 @@ def _guilt(ending: Ending) -> Guilt:
 def exit_code(ending: Ending) -> int:
     """Return the exit code that a shell gives: 128 plus the number of the signal.
 
-    A process that hung has none of its own: the signal was the launcher's. Its accuser's counts. One that was missed
-    or has vanished has none either. What a process has said counts, and not how it was ended after that.
+    A process that hung has the code of its accuser, because the signal was the launcher's. A process that was missed or
+    has vanished has code 1. The code of a report counts, also if a signal ended the process after it.
     """
     if ending.missed or ending.vanished:
         return 1
-    told, returncode = (ending.accuser or ending).status, (ending.accuser or ending).returncode
-    if told is not None and returncode < 0:
-        return told.code
+    status, returncode = (ending.accuser or ending).status, (ending.accuser or ending).returncode
+    if status is not None and returncode < 0:
+        return status.code
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = (), host: str = "") -> list[str]:
-    """Return the last words on the culprit, in at most 25 lines: its error; where that does not name the culprit, one
-    more line; and its last signs of life.
+    """Return the report on the culprit, in at most 25 lines: its error; one more line if that does not name the
+    culprit; and its last signs of life.
 
     Args:
-        ending: Of the culprit.
-        oom_kills: How many processes the kernel has killed for want of memory while the job ran, where it counts them.
-        signs: The last signs of life of a process that did not say why it ended.
+        ending: End of the culprit.
+        oom_kills: Number of processes that the kernel has killed for want of memory while the job ran.
+        signs: The last signs of life of a process that sent no report.
         host: The machine, if the job has several.
     """
     status = (ending.accuser or ending).status
     lines = status.text.splitlines() if status else list(ending.tail)
-    spoke = status is not None or ending.returncode > 0  # what ended it after its last word is no news
+    spoke = status is not None or ending.returncode > 0  # a signal after its report is no news
     interrupted = ending.accuser is None and spoke and headline(lines) == INTERRUPTED
     complete = ending.accuser is None and spoke and headline(lines).startswith(_OURS)
     if complete and not ending.log and not interrupted:

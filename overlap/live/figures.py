@@ -22,6 +22,9 @@ Kind: TypeAlias = Literal["in process", "on host", "network"]
 Place: TypeAlias = tuple[str, int]
 """A host, and a process there."""
 
+RankSnapshot: TypeAlias = tuple[Place, RankTable, Mapping[int, CallWords]]
+"""Place of a rank, its last operations, and the calls of its process."""
+
 _Meeting: TypeAlias = tuple[str, int]
 _UNKNOWN = CallWords("", "", "", (), "", 0)
 
@@ -72,24 +75,19 @@ class _Operation:
     issued_ns: int
 
 
-def figures(
-    seen: Sequence[tuple[RankTable, Mapping[int, CallWords]]],
-    window: Interval,
-    *,
-    places: Mapping[int, Place],
-) -> WorldFigures:
+def figures(ranks: Sequence[RankSnapshot], window: Interval) -> WorldFigures:
     """Measure the time, bytes and lateness of ranks.
 
     Args:
-        seen: Each rank, and the calls of its process.
+        ranks: The known ranks.
         window: From when to now, in nanoseconds since 1970.
-        places: Where each rank is that is known of.
     """
-    by_rank = {table.rank: _operations(table, calls, window) for table, calls in seen}
+    places = {table.rank: place for place, table, _ in ranks}
+    by_rank = {table.rank: _operations(table, calls, window) for _, table, calls in ranks}
     came = _Came(by_rank)
     late_ns = dict.fromkeys(by_rank, 0)
     _count_lateness(by_rank, came, window, late_ns)
-    rows = [_measured(table, by_rank[table.rank], came, window) for table, _ in seen]
+    rows = [_measured(table, by_rank[table.rank], came, window) for _, table, _ in ranks]
     moved: dict[Kind, float] = {}
     seconds = (window[1] - window[0]) / 1e9
     for operations in by_rank.values():

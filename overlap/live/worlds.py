@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -11,22 +11,13 @@ from time import process_time, time_ns
 
 from ..errors import UsageError
 from ..flight.folder import ENDING, default_folder, runs
-from ..flight.reading import CallWords, OpenRecord, RankTable
-from .figures import Place, WorldFigures, figures
+from ..flight.reading import OpenRecord
+from .figures import RankSnapshot, WorldFigures, figures
 
 MOST_SHARE = 0.01
 """Of one processor: a sample that takes longer is followed by a longer pause."""
 
 _NS = 10**9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldSnapshot:
-    """The ranks of a world at one moment."""
-
-    now_ns: int  # When
-    # Where each is, its ranks and its calls.
-    processes: Sequence[tuple[Place, Sequence[RankTable], Mapping[int, CallWords]]]
 
 
 class Sampler:
@@ -44,14 +35,12 @@ class Sampler:
 
     def take(self) -> WorldFigures:
         """Return figures of its ranks; `pause_s` says how long to wait before the next snapshot."""
-        begun_s = process_time()
-        look = self._world.snapshot()
-        places = {glance.rank: place for place, ranks, _ in look.processes for glance in ranks}
-        seen = [(glance, calls) for _, ranks, calls in look.processes for glance in ranks]
-        found = figures(seen, (look.now_ns - round(self._every_s * _NS), look.now_ns), places=places)
-        spent_s = 0.0 if self._is_first else process_time() - begun_s  # the first snapshot loads modules
+        start_s = process_time()
+        now_ns, ranks = self._world.snapshot()
+        sample = figures(ranks, (now_ns - round(self._every_s * _NS), now_ns))
+        spent_s = 0.0 if self._is_first else process_time() - start_s  # the first snapshot loads modules
         self.pause_s, self._is_first = max(self._every_s, spent_s / MOST_SHARE), False
-        return found
+        return sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +101,11 @@ class RunningWorld:
         """Whether any of its processes on this host still runs; a process that ends well removes its record."""
         return any(os.path.exists(each.path) and not each.has_ended and _runs(each) for each in self.processes)
 
-    def snapshot(self) -> WorldSnapshot:
-        """Return the work of its ranks at this moment."""
+    def snapshot(self) -> tuple[int, list[RankSnapshot]]:
+        """Return the present instant, and the work of each rank."""
         now_ns = time_ns()
-        seen = [((each.about.host, number), each.ranks(), each.calls) for number, each in enumerate(self.processes)]
-        return WorldSnapshot(now_ns=now_ns, processes=seen)
+        processes = [((record.about.host, number), record) for number, record in enumerate(self.processes)]
+        return now_ns, [(place, table, record.calls) for place, record in processes for table in record.ranks()]
 
     def close(self) -> None:
         """Close the records of its processes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -308,11 +308,6 @@ class DataParallel(Bucketed[Averaged, Params]):
         before it is needed, as forward must not wait for weights that it needs later.
         """
         self._all_hidden = sum(not future.done for future in reduced) <= 1
-
-    def _arrived(self, bucket: Averaged) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
-        slots = [(slot.name, slice(slot.start, slot.stop)) for slot in bucket.plan.slots]
-        for part, arrived in zip(bucket.parts, bucket.arrived, strict=True):
-            yield arrived, slots if len(bucket.parts) == 1 else [(slots[0][0], slice(0, part.stop - part.start))]
 
     def _reorder(self, order: Sequence[str]) -> None:
         """Make new buckets for that order."""

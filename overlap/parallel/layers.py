@@ -95,29 +95,27 @@ class Local:
 
     def forward(self, w: object, x: object) -> Pair:
         """Issue the forward function."""
-        both = self._pair("forward", w, x)
-        return both[0], both[1]
+        return self._pair("forward", w, x)
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the backward function, or its halves."""
         if self._functions["backward"] is None:
             dx, kept = self.backward_input(w, kept, dy)
             return dx, self.backward_weights(w, kept)
-        both = self._pair("backward", w, kept, dy)
-        return both[0], both[1]
+        return self._pair("backward", w, kept, dy)
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the first half."""
-        both = self._pair("backward_input", w, kept, dy)
-        return both[0], both[1]
+        return self._pair("backward_input", w, kept, dy)
 
     def backward_weights(self, w: object, kept: object) -> Future[object]:
         """Issue the second half."""
         return self._issue("backward_weights", w, kept)
 
-    def _pair(self, name: str, *args: object) -> Future[object]:
+    def _pair(self, name: str, *args: object) -> Pair:
         function = cast("Callable[..., object]", self._functions[name])
-        return Checked(self._issue(name, *args), partial(check_pair, name, function, _EXPECTED[name]))
+        both = Checked(self._issue(name, *args), partial(check_pair, name, function, _EXPECTED[name]))
+        return both[0], both[1]
 
     def _issue(self, name: str, *args: object) -> Future[object]:
         function = cast("Callable[..., object]", self._functions[name])

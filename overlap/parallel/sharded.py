@@ -266,10 +266,6 @@ class Sharded(Bucketed[Scattered, Params]):
         others_parts = [self.group] if self.group.size > 1 else []
         return others_parts + super()._with_other_parts()
 
-    def _arrived(self, bucket: Scattered) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
-        assert bucket.reduced is not None, "the step has sent it"
-        yield bucket.reduced, [(slot.name, place) for slot, place in bucket.weights.places()]
-
     def _reorder(self, order: Sequence[str]) -> None:
         """Let buckets travel in the order in which their last gradients come."""
         ranking = {name: number for number, name in enumerate(order)}

@@ -138,14 +138,7 @@ class Strategy(ABC, Generic[Params]):
 
     @abstractmethod
     def step(self) -> Ahead:
-        """Let all weights make a step, once their gradients are there. Issues, and never waits.
-
-        Returns:
-            An awaitable that keeps the program at most `ahead` steps ahead of its gradients.
-
-        Raises:
-            UsageError: If a parameter has had no gradient, and `unused` does not allow that.
-        """
+        """Let all weights make a step, once their gradients are there. Issues, and never waits."""
 
     def _limit(self, issued: Sequence[Future[object]]) -> Sequence[Future[object]]:
         """Return the futures of the step that a program waits for which has issued these in its newest one."""
@@ -154,11 +147,7 @@ class Strategy(ABC, Generic[Params]):
 
     @abstractmethod
     async def finish(self) -> Params:
-        """Wait until all updates are done; then go on, if you like.
-
-        Returns:
-            The weights, in a tree like `params`.
-        """
+        """Wait until all updates are done; return the weights, in a tree like `params`."""
 
     def _tree(self, weights: Mapping[str, object]) -> Params:
         """Return weights by name as a tree like `params`."""

@@ -7,6 +7,7 @@ import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import topology
@@ -105,32 +106,38 @@ def _ranks_at_places(row: LogRow, cluster: topology.Cluster) -> tuple[int, ...]:
 # -- machine files ---------------------------------------------------------------------------------------------------
 
 
+def quoted(text: str) -> str:
+    """Return a text as a TOML string, which has the escapes of JSON."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def figure_line(source: str, confidence: str, key: str, value: float) -> str:
+    """Return the line of a figure in a machine file."""
+    number = str(value) if isinstance(value, int) else f"{value:.6g}"
+    return f'{key} = {{ value = {number}, source = {quoted(source)}, confidence = "{confidence}" }}'
+
+
 def _format_machine_file(result: Calibration, name: str) -> str:
     """Return the machine file: the fitted latencies and efficiencies, with their source."""
     fit, network = result.fit, result.cluster.machine.network
     source = ", ".join(f"{log.tool} in {Path(path).name}" for log, path in zip(result.logs, result.paths, strict=True))
     count, middle, worst = fit.errors(left_out=True)
     hashes = ", ".join(f"{Path(p).name} {hashlib.sha256(Path(p).read_bytes()).hexdigest()[:12]}" for p in result.paths)
-    origin = f'source = {_toml_string(f"fitted: {source}")}, confidence = "B"'
+    line = partial(figure_line, f"fitted: {source}", "B")
     lines = [
-        f"# Written by `overlap calibrate` from {_toml_string(source)[1:-1]} (SHA-256 {_toml_string(hashes)[1:-1]}).",
+        f"# Written by `overlap calibrate` from {quoted(source)[1:-1]} (SHA-256 {quoted(hashes)[1:-1]}).",
         f"# {count} rows that were left out: median error {middle:.1%}, worst {worst:.1%}.",
         f'extends = "{result.base}"',
-        f"name = {_toml_string(name)}",
+        f"name = {quoted(name)}",
     ]
     inside_s, between_s = fit.launches.inside_s, fit.launches.between_s
     if inside_s is not None:
-        lines += ["", "[collectives]", f"launch_s = {{ value = {inside_s:.6g}, {origin} }}"]
+        lines += ["", "[collectives]", line("launch_s", inside_s)]
     for kind, share in fit.shares.items():
-        lines += ["", f"[collectives.wires.{kind}]", f"efficiency = {{ value = {share:.4g}, {origin} }}"]
+        lines += ["", f"[collectives.wires.{kind}]", line("efficiency", float(f"{share:.4g}"))]
         if network and kind == network.link and between_s is not None:
-            lines += [f"launch_s = {{ value = {between_s:.6g}, {origin} }}"]
+            lines += [line("launch_s", between_s)]
     return "\n".join(lines) + "\n"
-
-
-def _toml_string(text: str) -> str:
-    """Return a text as a TOML string, which has the escapes of JSON."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def own_machine_file(name: str, fit: OwnFit, *, between: str, cores: int) -> str:
@@ -143,26 +150,20 @@ def own_machine_file(name: str, fit: OwnFit, *, between: str, cores: int) -> str
         cores: Processors of this computer.
     """
     count, middle, worst = fit.errors(left_out=True)
-    origin = 'source = "measured: overlap calibrate --here", confidence = "D"'
-
-    def toml_line(key: str, value: float) -> str:
-        """Return a line of TOML with a figure and its source."""
-        return f"{key} = {{ value = {value:.6g}, {origin} }}"
-
-    figures = fit.between
+    line, figures = partial(figure_line, "measured: overlap calibrate --here", "D"), fit.between
     wire_keys = ("step_s", "gap_s", "incast_s", "busy_s", "busy_bytes_per_s")
     memory_keys = ("meeting_s", "phase_s", "memory_bytes_per_s", "launch_s", "reducer_bytes_per_s")
     between_nodes = [
         "[collectives.between_nodes]",
         f"shared_memory = {'true' if 'phase_s' in figures else 'false'}",
-        toml_line("cores", cores),
-        *(toml_line(key, figures[key]) for key in memory_keys if key in figures),
+        line("cores", cores),
+        *(line(key, figures[key]) for key in memory_keys if key in figures),
         "",
     ]
     if "step_s" in figures:
         between_nodes += [
             "[collectives.between_nodes.wires.efa]",
-            *(toml_line(key, figures["step_s" if key in ("gap_s", "incast_s") else key]) for key in wire_keys),
+            *(line(key, figures["step_s" if key in ("gap_s", "incast_s") else key]) for key in wire_keys),
             "",
         ]
     return "\n".join(
@@ -174,8 +175,8 @@ def own_machine_file(name: str, fit: OwnFit, *, between: str, cores: int) -> str
             f'name = "{name}"',
             "",
             "[collectives]",
-            *(toml_line(key, value) for key, value in fit.inside.items()),
-            f'inline_bytes = {{ value = {INLINE_BYTES}, source = "overlap/defaults.py", confidence = "A" }}',
+            *(line(key, value) for key, value in fit.inside.items()),
+            figure_line("overlap/defaults.py", "A", "inline_bytes", INLINE_BYTES),
             "",
             *(between_nodes if fit.between else []),
         ]

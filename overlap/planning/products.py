@@ -9,11 +9,15 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from ..errors import UsageError
 from ..simulation.compute_cost import short_dtype
+from .calibrate import figure_line
 from .device import Rate
 
 _LEAST_ROWS = 4  # of a dtype: two are fitted, and each is predicted by the others
@@ -117,20 +121,19 @@ def fit(rows: Sequence[TimedProduct], path: str) -> dict[str, FittedRate]:
 
 def _fit_rate(rows: Sequence[TimedProduct], path: str) -> Rate:
     """Return the rate for which (start_s + flops / rate) / seconds is nearest to 1; start_s is at least 0."""
-    columns = [(1 / row.seconds, row.flops / row.seconds) for row in rows]
-    aa, ab, bb = (sum(x[i] * x[j] for x in columns) for i, j in ((0, 0), (0, 1), (1, 1)))
-    a, b = (sum(x[i] for x in columns) for i in (0, 1))
-    determinant = aa * bb - ab * ab
-    start_s = (a * bb - b * ab) / determinant if determinant > 1e-12 * aa * bb else 0.0
-    each_s = (b - ab * max(0.0, start_s)) / bb
+    table = np.array([(1 / row.seconds, row.flops / row.seconds) for row in rows])
+    scale = np.linalg.norm(table, axis=0)
+    best, _, rank, _ = np.linalg.lstsq(table / scale, np.ones(len(rows)), rcond=5e-7)
+    start_s = max(0.0, float(best[0] / scale[0])) if rank == 2 else 0.0  # one size shows no start
+    each_s = float(np.sum(table[:, 1] * (1 - table[:, 0] * start_s)) / scale[1] ** 2)
     if each_s <= 0:
         raise UsageError(f"{path}: {rows[0].dtype}: expected larger products to take longer; these make no rate")
-    return Rate(flops_per_s=1 / each_s, start_s=max(0.0, start_s))
+    return Rate(flops_per_s=1 / each_s, start_s=start_s)
 
 
 def machine_file(base: str, name: str, path: str, fits: Mapping[str, FittedRate]) -> str:
     """Return a machine file that extends another by the fitted products."""
-    source = f'source = "fitted: products in {Path(path).name}", confidence = "B"'
+    line = partial(figure_line, f"fitted: products in {Path(path).name}", "B")
     lines = [
         f"# Written by `overlap calibrate --products {Path(path).name}`.",
         f'extends = "{base}"',
@@ -141,7 +144,7 @@ def machine_file(base: str, name: str, path: str, fits: Mapping[str, FittedRate]
             "",
             f"# {len(fit.errors)} products, each left out: median error {fit.typical:.1%}, worst {fit.worst:.1%}.",
             f"[chip.products.{dtype}]",
-            f"flops_per_s = {{ value = {fit.rate.flops_per_s:.6g}, {source} }}",
-            f"start_s = {{ value = {fit.rate.start_s:.6g}, {source} }}",
+            line("flops_per_s", fit.rate.flops_per_s),
+            line("start_s", fit.rate.start_s),
         ]
     return "\n".join(lines) + "\n"

@@ -36,7 +36,7 @@ from .messages import MemberLost
 from .place import Place
 from .secret import user_secret
 from .silence import SilenceLimits
-from .sockets import listening, local_address
+from .sockets import listen_at_free_port, local_address
 from .status import Entering, Leaving, report_to_launcher
 
 # How long the first process waits for the others to leave, which may still compute.
@@ -71,7 +71,7 @@ class WorldConnection:
 async def join_as_launched(
     own_place: Place, machine: str, run: RunConfig, *, wires: Callable[[Transport], Transport] = lambda default: default
 ) -> AsyncIterator[WorldConnection]:
-    """Join the other processes where their launcher says, for the length of an ``async with``, and report it to it.
+    """Join the other processes at the endpoint of their launcher, for the length of an ``async with``; report it there.
 
     Args:
         own_place: Place of this process.
@@ -214,7 +214,7 @@ async def introduced(own_place: Place) -> tuple[tuple[str, int], bytes, socket.s
     card = b""
     if own_place.process == 0:
         host = socket.gethostname() if own_place.nodes > 1 else "127.0.0.1"
-        listener = listening(host)
+        listener = listen_at_free_port(host)
         card = msgpack.packb([host, listener.getsockname()[1], secrets.token_bytes(32)])
     try:
         cards = await introduce(card)

@@ -33,19 +33,7 @@ from ..runtime.match import RankCall
 from ..runtime.spanning import ANNOUNCED
 from ..runtime.spanning_messages import SpanningCommunicators
 from ..runtime.world import World
-from .codec import (
-    LINE_BYTES,
-    cut,
-    cut_lines,
-    cut_standings,
-    mismatch_of,
-    pack_call,
-    pack_error,
-    pack_mismatch,
-    unpack_call,
-    unpack_error,
-    unused_events,
-)
+from . import codec
 from .inbox import MemberLostError
 from .member import Membership
 from .messages import (
@@ -171,15 +159,16 @@ class ControlPlane:
         try:
             self._membership.send_notice(encode_event(event))
         except Exception as error:
-            notify(f"the other processes cannot be told of {event!r:.40}...: {in_one_line(error)[:LINE_BYTES]}")
+            reason = in_one_line(error)[: codec.LINE_BYTES]
+            notify(f"{event!r:.40}... was not sent to other processes: {reason}; please report this bug in overlap")
 
     def send_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
         """Report that a rank here has ended the world."""
-        self._send(Failed(culprit=rank, doing=cut_lines(doing), **pack_error(error)))
+        self._send(Failed(culprit=rank, doing=codec.cut_lines(doing), **codec.pack_error(error)))
 
     def send_call(self, communicator_id: int, seqs: Sequence[int], report: RankCall) -> None:
         """Report the call of a rank here for some operations. A call without a dtype asks for the root's."""
-        call = pack_call(report.call)
+        call = codec.pack_call(report.call)
         self._reported.add(communicator_id)
         self._send(Called(channel=communicator_id, seqs=list(seqs), rank=report.rank, call=call, site=report.call_site))
 
@@ -202,18 +191,18 @@ class ControlPlane:
 
     def send_mismatch(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
         """Report that two ranks issued different operations."""
-        self._send(pack_mismatch(communicator_id, seq, error))
+        self._send(codec.pack_mismatch(communicator_id, seq, error))
 
     def send_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Report that a rank here cannot take part in an operation."""
-        message, cause = cut(text_of(error)), pack_error(error.__cause__ or error)
+        message, cause = codec.cut(text_of(error)), codec.pack_error(error.__cause__ or error)
         self._send(EndFailed(channel=communicator_id, seq=seq, rank=rank, message=message, **cause))
 
     def send_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
         """Report that no operation of a communicator, or of a group, goes on because of a rank here."""
         aborted = isinstance(error, GroupAbortedError)
         self._reported.add(communicator_id)
-        self._send(Broken(channel=communicator_id, rank=culprit, text=cut(text_of(error)), aborted=aborted))
+        self._send(Broken(channel=communicator_id, rank=culprit, text=codec.cut(text_of(error)), aborted=aborted))
 
     def send_unused(self, group_id: int, ranks: int, size: int, communicator_ids: Sequence[int]) -> None:
         """Report within `_WATCH_S` that the ranks here use a group no more."""
@@ -221,11 +210,6 @@ class ControlPlane:
         ids = [communicator_id for communicator_id in communicator_ids if communicator_id in self._reported]
         if ranks < size or ids:  # otherwise no other process knows of the group
             self._unused.append((group_id, ranks, size, ids))
-
-    def _send_unused(self) -> None:
-        groups, self._unused = self._unused, []
-        for event in unused_events(groups):
-            self._send(event)
 
     def forget(self, ids: Collection[int]) -> None:
         """Forget the reports of a group that no rank uses any more, and of its communicators."""
@@ -237,11 +221,11 @@ class ControlPlane:
 
     def send_quiet(self, standings: Sequence[Standing]) -> None:
         """Report the ranks here that make no progress."""
-        self._send(Quiet(standings=cut_standings(standings)))
+        self._send(Quiet(standings=codec.cut_standings(standings)))
 
     def send_busy(self, rank: int, place: str) -> None:
         """Report the line at which a rank here keeps the event loop; "": it no longer does. Any thread."""
-        self._send(Busy(rank=rank, place=cut(place, LINE_BYTES)))
+        self._send(Busy(rank=rank, place=codec.cut(place, codec.LINE_BYTES)))
 
     def send_closing(self, rank: int) -> None:
         """Report that a rank here receives no more messages."""
@@ -262,7 +246,7 @@ class ControlPlane:
     def send_standings(self, standings: Sequence[Standing], reason: str) -> None:
         """Report the standings of the ranks here at their stop; a reason ends the other processes as well."""
         self._stopping()
-        self._send(Stopped(standings=cut_standings(standings), reason=cut(reason, LINE_BYTES)))
+        self._send(Stopped(standings=codec.cut_standings(standings), reason=codec.cut(reason, codec.LINE_BYTES)))
 
     # -- reports of other ranks ----------------------------------------------------------------------------------------
 
@@ -291,7 +275,9 @@ class ControlPlane:
         while True:
             await trio.sleep(_WATCH_S)
             self._send_announced()
-            self._send_unused()
+            unused, self._unused = self._unused, []
+            for event in codec.unused_events(unused):
+                self._send(event)
             while self._broken_ends and self._broken_ends[0][0] <= trio.current_time():
                 self._broken_ends.popleft()[1]()
             self._send_waiting()
@@ -348,7 +334,7 @@ class ControlPlane:
             # the end of a rank
             case Failed():
                 self._standings.check_ranks([event.culprit])
-                self._world.fail_elsewhere(event.culprit, unpack_error(event), event.doing)
+                self._world.fail_elsewhere(event.culprit, codec.unpack_error(event), event.doing)
             case Issued():
                 self._issued.setdefault(event.rank, {}).update(event.counts)
             case Closing():
@@ -363,7 +349,7 @@ class ControlPlane:
             case Disagreed():
                 self._standings.check_ranks(event.ranks)
                 if (communicator := communicators.spanning.get(event.channel)) is not None:
-                    communicator.fail_here(event.seq, mismatch_of(event))
+                    communicator.fail_here(event.seq, codec.mismatch_of(event))
             case EndFailed():
                 self._apply_failed_end(event)
             # groups
@@ -384,10 +370,10 @@ class ControlPlane:
                         self._world.stopped_elsewhere(event.reason)
 
     def _apply_call(self, event: Called) -> None:
-        """Compare the call of a rank elsewhere with those here, or store it until a rank here arrives."""
+        """Compare the call of a rank elsewhere with calls here, or store it until a rank here arrives."""
         if not 0 < len(event.seqs) <= _MOST_ALIKE:
             raise OverlapError(f"it lists {len(event.seqs)} operations, the limit is {_MOST_ALIKE}")
-        report = RankCall(rank=event.rank, call=unpack_call(event.call), call_site=event.site)
+        report = RankCall(rank=event.rank, call=codec.unpack_call(event.call), call_site=event.site)
         for seq in event.seqs:
             if not self._communicators.compare_call(event.channel, seq, report):
                 self._early_calls.setdefault((event.channel, seq), []).append(report)
@@ -401,7 +387,7 @@ class ControlPlane:
         """Fail the ends here of an operation without a rank elsewhere, or store it until a rank here arrives."""
         communicator = self._communicators.spanning.get(event.channel)
         failed = communicator is not None and communicator.fail_remote_end(
-            event.seq, event.rank, event.message, unpack_error(event)
+            event.seq, event.rank, event.message, codec.unpack_error(event)
         )
         if not failed:
             self._early_failures[event.channel, event.seq] = event

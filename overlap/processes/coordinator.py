@@ -152,6 +152,8 @@ class Coordinator:
     def _join(self, member: int, detail: str) -> None:
         if detail != self.detail:
             raise RefusedError(f"process {member} has '{detail}', process 0 has '{self.detail}'; they must be the same")
+        if self.complete:
+            raise RefusedError(f"the roll call is over; node {member} can take part from the next attempt on")
         self.joined.add(member)
         self.departed.discard(member)
         if not self.missing:
@@ -193,7 +195,7 @@ class Coordinator:
         self._wake()
 
     def _check_last(self) -> None:
-        """Release member 0 when all members have gone and hung up: until then it carries their messages."""
+        """Release member 0 when all others have left and hung up: until then it carries their messages."""
         if len(self.gone) == len(self.joined) and len(self._senders) == 1:
             self._send(0, Goodbye())
 

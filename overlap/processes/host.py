@@ -50,7 +50,6 @@ class Acceptor:
 
     Attributes:
         links: Links of the connected members.
-        rejections: Number of rejected connections.
         reasons: A line for each reason of a rejection, up to a limit.
     """
 
@@ -62,7 +61,6 @@ class Acceptor:
         report: Callable[[str], None],
     ) -> None:
         self.links: dict[int, ControlLink] = {}
-        self.rejections: int = 0
         self.reasons: list[str] = []
         self._listener, self._coordinator, self._config, self._report = listener, coordinator, config, report
         self._hello = config.greeting
@@ -106,8 +104,8 @@ class Acceptor:
                     await self._serve(stream, address, hello.member)
         except HandshakeError as error:
             self._reject(address, error)
-        except (OSError, trio.BrokenResourceError):  # the other side left before the handshake
-            self.rejections += 1
+        except (OSError, trio.BrokenResourceError):
+            pass  # the other side left before the handshake
 
     async def _shake_hands(self, stream: trio.abc.Stream) -> Hello:
         """Shake hands. If too many handshakes wait, the oldest is given up: members take milliseconds, and retry."""
@@ -185,13 +183,11 @@ class Acceptor:
         if error.why == "refused":
             self._refuse(address, str(error))
         elif error.why != "left":  # a member that gave up tries again
-            self.rejections += 1
             line = f"turned away {address}: {error} (others like it are only counted)"
             # A member on a busy host is late as well, and tries again; the error of a missing member repeats this.
             self._report_once(error.why, line, aloud=error.why != "silent")
 
     def _refuse(self, address: str, reason: str) -> None:
-        self.rejections += 1
         self._report_once(reason, f"refused {address}: {reason}")
 
     def _report_once(self, key: str, line: str, *, aloud: bool = True) -> None:
@@ -205,7 +201,7 @@ class Acceptor:
 async def enter_as_host(
     config: RendezvousConfig, nursery: trio.Nursery, home: TrioToken, report: Callable[[str], None]
 ) -> Entered:
-    """Return when all members have joined.
+    """Return when all members have joined, or enough launchers of a roll call.
 
     Args:
         config: Configuration of member 0.
@@ -234,7 +230,7 @@ async def enter_as_host(
     share = LAST_CALL if config.fewest else 1.0
     with trio.move_on_after(config.timeout_s * share):
         await _wait_for(config.members, coordinator, config, report)
-    if config.fewest:
+    if config.fewest and not coordinator.complete:
         with trio.move_on_after(config.timeout_s * (1 - share)):
             await _wait_for(config.fewest, coordinator, config, report)
             coordinator.start()

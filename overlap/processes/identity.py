@@ -54,7 +54,6 @@ class RendezvousConfig(Identity):
     # whether it runs while it is silent.
     process: str = ""
     ranks_each: int = 0  # Ranks of each process, for messages; 0: unknown
-
     # With how few members a roll call of launchers may end; 0: this is a process, and all must join.
     fewest: int = 0
     roll_call_s: float = 0.0  # Further time to join, once the host of a roll call is reached

@@ -55,7 +55,7 @@ def _mpich(environ: Mapping[str, str]) -> Row | None:
 
 
 def _slurm(environ: Mapping[str, str]) -> Row | None:
-    """Read the variables of a step of `srun`; a batch script has those of its job, and is one process."""
+    """Read the variables of a step of `srun`; a batch script has only variables of its job, and is one process."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
     if not step:
         return None

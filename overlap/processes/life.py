@@ -182,7 +182,7 @@ async def alone(config: RunConfig) -> AsyncIterator[WorldSetup]:
     ranks, wires = config.ranks, config.wires
     if ranks is None and isinstance(wires, Transport):
         ranks = len(wires.ranks)
-    placed = cluster_of(config.cluster, ranks, told=config.origin("ranks", "cluster"))
+    placed = cluster_of(config.cluster, ranks, source=config.origin("ranks", "cluster"))
     size = ranks or placed.world_size
     transport = around(NeuronLink(size), wires)
     if transport.ranks != tuple(range(size)):
@@ -248,13 +248,13 @@ async def among(
         )
 
 
-def cluster_of(cluster: str | topology.Cluster | None, ranks: int | None, *, told: str = "") -> topology.Cluster:
+def cluster_of(cluster: str | topology.Cluster | None, ranks: int | None, *, source: str = "") -> topology.Cluster:
     """Return the cluster of that name; the plain machine has the requested number of ranks.
 
     Args:
         cluster: The cluster, its name, or None for the plain machine.
         ranks: Least number of ranks.
-        told: Source of the values, for the error.
+        source: Source of the values, as the end of the error.
 
     Raises:
         UsageError: If there is no such cluster, or the ranks do not fit.
@@ -266,9 +266,9 @@ def cluster_of(cluster: str | topology.Cluster | None, ranks: int | None, *, tol
     try:
         placed = topology.cluster(cluster) if isinstance(cluster, str) else cluster
     except topology.TopologyError as error:
-        raise UsageError(f"cluster: {error}{told}") from error
+        raise UsageError(f"cluster: {error}{source}") from error
     if ranks is not None and ranks > placed.world_size:
-        raise UsageError(f"ranks: {ranks} do not fit on {placed.name}, which has {placed.world_size}{told}")
+        raise UsageError(f"ranks: {ranks} do not fit on {placed.name}, which has {placed.world_size}{source}")
     return placed
 
 
@@ -316,7 +316,7 @@ class Keeper:
     async def keep(
         self, timeline: Callable[[], Timeline], membership: Membership | None, failure: Exception | None = None
     ) -> None:
-        """Write the recorded spans of all epochs; of several processes, the first one writes those of all.
+        """Write the recorded spans of all epochs; of several processes, the first one writes the spans of all.
 
         Args:
             timeline: Returns the spans.

@@ -149,7 +149,7 @@ class Membership:
             start += BLOB_LIMIT_BYTES
 
     async def _collect(self, name: str, part: bytes, take: Take, doing: str) -> None:
-        """Receive pieces as member 0, whose part of each round tells the others whether another one follows."""
+        """Receive pieces as member 0; its own part of each round shows the others whether another round follows."""
         goes_on = True
         try:
             await take(0, part)
@@ -270,7 +270,7 @@ class Membership:
         self._ended.set()
 
     async def _exchange(self, name: str, part: bytes, doing: str, *, gather: bool = False) -> list[bytes]:
-        """Return the parts of all members; those of a gather on member 0 only, and its part alone on the others."""
+        """Return the parts of all members; in a gather only member 0 gets them, and the others get its part."""
         members = 1 if gather and self.member else self.members
         with self._pending(name, doing) as (turn, answer):
             self._post(Contribution(name=name, turn=turn, blob=part, gather=gather))

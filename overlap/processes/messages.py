@@ -125,7 +125,7 @@ class MemberLost(Tagged):
 
 
 class MemberLeft(Tagged):
-    """From the coordinator: a member has said goodbye."""
+    """From the coordinator: a member has left with a goodbye."""
 
     member: int
 

@@ -54,12 +54,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ..config import MEMBER_VARIABLES, RunConfig
 from ..errors import UsageError
 from .launchers import ROWS, Row, endpoint_of, is_loopback, number
 from .secret import ADVICE, given_secret
 from .sockets import format_endpoint
+
+if TYPE_CHECKING:
+    from .identity import RendezvousConfig
 
 DEFAULT_JOB = "overlap"
 LONGEST_JOB = 64  # characters; the handshake has 256 bytes for everything
@@ -85,8 +89,22 @@ class Place:
     # Proof of membership. None with an endpoint: all processes are on this machine, and use `secret.user_secret`.
     secret: bytes | None = field(default=None, repr=False)
     listener: int | None = None  # Descriptor of the socket on which process 0 listens already
-    lifeline: int | None = None  # Descriptor that ends this process when its launcher ends
     ranks_open: bool = False  # Whether the program sets the number of ranks; by default 1 a process
+
+    @classmethod
+    def of(cls, config: RendezvousConfig, *, source: str, nodes: int) -> Place:
+        """Return the place of a process that joins others; each of the nodes has equally many processes, in order."""
+        return cls(
+            source=source,
+            process=config.member,
+            processes=config.members,
+            ranks_per_process=config.ranks_each,
+            node=config.member // (config.members // nodes),
+            nodes=nodes,
+            endpoint=config.endpoint,
+            job=config.job,
+            secret=config.secret,
+        )
 
     @property
     def ranks(self) -> range:
@@ -100,7 +118,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """Name of this job among those of this machine, the same in all of its processes."""
+        """Name of this job, unique on this machine, and the same in all processes of the job."""
         if self.job != DEFAULT_JOB or self.endpoint is None:
             return self.job
         return f"{self.job}-port{self.endpoint[1]}"  # started by hand, without a name of its own
@@ -140,7 +158,6 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
         job=_job(environ.get("OVERLAP_JOB") or (row.job or DEFAULT_JOB)[-LONGEST_JOB:]),
         secret=secret,
         listener=_descriptor(environ, "OVERLAP_LISTENER_FD"),
-        lifeline=_descriptor(environ, "OVERLAP_LIFELINE_FD"),
         ranks_open=bool(environ.get("OVERLAP_RANKS_OPEN")),
     )
 

@@ -61,29 +61,29 @@ class RemoteStandings:
         """Whether all other processes have reported their stop."""
         return len(self._stopped) >= len(self._placement) - 1
 
-    def at_stop(self, standings_here: Sequence[Standing], left: Collection[int]) -> list[Standing]:
+    def at_stop(self, standings_here: Sequence[Standing], finished: Collection[int]) -> list[Standing]:
         """Return the standings of all ranks when the world was stopped, by process.
 
         Args:
             standings_here: Those of the ranks of this process.
-            left: Ranks that have finished.
+            finished: Ranks that have finished.
         """
         known = {self._member: list(standings_here), **self._stopped}
         members = range(len(self._placement))
-        return [standing for member in members for standing in known.get(member) or self._assumed(member, left)]
+        return [standing for member in members for standing in known.get(member) or self._assumed(member, finished)]
 
-    def without_progress(self, left: Collection[int]) -> dict[int, Standing]:
-        """Return the standings of ranks without progress; `left` are ranks that have finished."""
-        known = {**self._quiet, **{member: self._assumed(member, left) for member in self._busy}}
+    def without_progress(self, finished: Collection[int]) -> dict[int, Standing]:
+        """Return the standings of ranks without progress; `finished` are ranks that have finished."""
+        known = {**self._quiet, **{member: self._assumed(member, finished) for member in self._busy}}
         return {standing.rank: standing for standings in known.values() for standing in standings}
 
-    def _assumed(self, member: int, left: Collection[int]) -> list[Standing]:
+    def _assumed(self, member: int, finished: Collection[int]) -> list[Standing]:
         """Return the standings of a process that has not reported them, as other reports suggest."""
         busy = self._busy.get(member)
         standings = []
         for rank in self._placement[member]:
             line, clause = "its process does not answer", "whose process does not answer"
-            if rank in left:
+            if rank in finished:
                 line, clause = "has finished", "which has finished"
             elif busy is not None and rank == busy.rank:
                 line = f"keeps its event loop busy at {busy.place}"

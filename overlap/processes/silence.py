@@ -28,7 +28,7 @@ class SilenceLimits:
     beat_s: float = 0.5  # Period of the signs of life of each member
     suspect_s: float = SUSPECT_S  # A silence this long is reported, once
     silence_s: float = LOST_AFTER_S  # A silence this long is a loss
-    answering_s: float = 300.0  # As `silence_s`, for another host that answers: as long as a deadlock may last
+    answering_s: float = 300.0  # Its value for another host that answers: as long as a deadlock may last
     outage_s: float = OUTAGE_S  # A host is lost whose kernel acknowledges nothing for so long
 
     @classmethod

@@ -98,7 +98,7 @@ async def listen(endpoint: Endpoint) -> trio.SocketListener:
     return trio.SocketListener(bound)
 
 
-def listening(host: str, *, backlog: int = _BACKLOG) -> socket.socket:
+def listen_at_free_port(host: str, *, backlog: int = _BACKLOG) -> socket.socket:
     """Return a socket that listens at a free port of an address of this machine.
 
     Raises:

@@ -63,8 +63,7 @@ async def write_together(timeline: Callable[[], Timeline], path: str | PathLike[
 
 async def _gather(timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership) -> str:
     """Gather the parts at process 0, which writes them; return the reason of a failure, the same on all, or ""."""
-    clock = membership.clock
-    part = await _in_thread(lambda: pack_part(on_clock(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns))
+    part = await _in_thread(lambda: packed_part(timeline, membership))
     sizes = [int(size) for size in await membership.exchange("trace size", str(len(part)).encode())]
     if membership.member != 0:
         await membership.gather("trace", part, _take_nothing)
@@ -77,6 +76,14 @@ async def _gather(timeline: Callable[[], Timeline], path: str | PathLike[str], m
         failure = str(error) if isinstance(error, UsageError) else f"trace: cannot gather the parts of {path}: {error}"
     await membership.exchange("trace written", failure.encode(errors="replace")[:_REASON_BYTES])
     return failure
+
+
+def packed_part(timeline: Callable[[], Timeline], membership: Membership | None) -> bytes:
+    """Return the timeline of this process as bytes, on the clock of process 0 if there are several processes."""
+    if membership is None:
+        return pack_part(timeline())
+    clock = membership.clock
+    return pack_part(on_clock(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns)
 
 
 async def _gather_and_write(

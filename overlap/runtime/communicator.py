@@ -70,7 +70,7 @@ class Shared(Protocol):
 
     engine: BaseEngine  # Runs matched operations
     left: set[int]  # World ranks that have finished their program
-    unheard: dict[int, Callable[[], BaseException]]  # Errors that no operation is left to fail with
+    unraised: dict[int, Callable[[], BaseException]]  # Errors that no operation is left to fail with
 
     def announce(self, key: Key) -> None:
         """Offer a message that no receive has met to the receives that accept any source (`src=None`)."""

@@ -31,8 +31,8 @@ class Communicators:
         engine: Runs matched operations.
         left: World ranks that have finished their program.
         closing: World ranks that receive no more messages, and wait until their own are read.
-        unheard: Makers of errors that no operation is left to fail with, by id of the communicator: its operations were
-            over on all ranks when ranks turned out to differ.
+        unraised: Makers of errors that no operation is left to fail with, by id of the communicator: its operations
+            were over on all ranks when ranks turned out to differ.
         later: Calls a function on the loop's thread at a time that programs cannot notice, unless the loop has ended;
             any thread, and at any point of a program.
         over: Whether the world has ended, and its transport with it.
@@ -55,7 +55,7 @@ class Communicators:
         self.engine, self.left, self.closing, self._keeps = engine, set[int](), set[int](), keeps
         self._resting: deque[Communicator] = deque()  # idle ones that are kept
         self._used: dict[Key, None] = {}  # idle ones that were closed last: a program may use a tag for each message
-        self.unheard: dict[int, Callable[[], BaseException]] = {}
+        self.unraised: dict[int, Callable[[], BaseException]] = {}
         self._open: dict[Key, Communicator] = {}
         # Keys of the communicators of each group, by its ranks and occurrence: to make the key of the group takes
         # longer.
@@ -307,7 +307,7 @@ class AnySource:
     ) -> None:
         tag = keys[0].tag
         towards = f" from any rank{f' with tag {tag}' if tag else ''}"
-        self._lane, self._anyone = lane, keys[0].from_any()
+        self._lane = lane
         self.port: OperationPort = OperationPort(self, lane, position=1, place=0, towards=towards)
         self.port.group = "", ()
         self._communicators, self._context, self._keys, self._take = communicators, context, keys, take
@@ -379,11 +379,11 @@ class AnySource:
         """Search for a message when it is time to choose."""
         self._communicators.engine.choose_soon(self._context, self._look)
 
-    def _look(self, heard: Envelope | None = None) -> None:
+    def _look(self, arrived: Envelope | None = None) -> None:
         """Take the oldest message; of messages of one time, the one of the lowest rank.
 
         Args:
-            heard: Message of another process, for transports that do not know announced messages.
+            arrived: Message of another process, for transports that do not know announced messages.
         """
         receive, here = self._receive, self._communicators
         if receive is None:
@@ -395,7 +395,7 @@ class AnySource:
             return
         offered = [(here.offered_ns(key), key.src) for key in self._keys]
         oldest = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
-        message, free = self._announced(heard)
+        message, free = self._announced(arrived)
         if message is not None and (oldest is None or message.since_ns < oldest[0]):
             key = self._key_of(message)
             self._choose(receive, key.src)
@@ -410,14 +410,14 @@ class AnySource:
             self._scope = trio.CancelScope()
             self._context.spawn(self._wait_announced, receive, free, self._scope)
 
-    def _announced(self, heard: Envelope | None) -> tuple[Envelope | None, Sequence[Key]]:
+    def _announced(self, arrived: Envelope | None) -> tuple[Envelope | None, Sequence[Key]]:
         """Return the oldest message of other processes, and the keys without another receive that waits."""
         here, rank, free = self._communicators, self._context.rank, self._elsewhere
-        while free and (message := here.announced(rank, free) or heard) is not None:
+        while free and (message := here.announced(rank, free) or arrived) is not None:
             key = self._key_of(message)
             if here.last_receive(key) is None:
                 return message, free
-            free, heard = [other for other in free if other is not key], None
+            free, arrived = [other for other in free if other is not key], None
         return None, free
 
     def _key_of(self, message: Envelope) -> Key:

@@ -67,9 +67,9 @@ class Disputes:
         """
         if match.error is not None:
             return
-        voices = self._voices(match)
-        few, many = minority_and_majority(voices)
-        if final or not self.direct or len(few) < len(many) or len(voices) == len(self.members):
+        rank_calls = self._rank_calls(match)
+        few, many = minority_and_majority(rank_calls)
+        if final or not self.direct or len(few) < len(many) or len(rank_calls) == len(self.members):
             self._fail_dispute(match, operation.seq, mismatch(self.name, operation.seq, few[0], many[0]))
         elif not match.disputed:
             match.disputed, match.pattern = True, None  # so that each later end is compared
@@ -80,7 +80,7 @@ class Disputes:
         await trio.sleep(_DISPUTE_S)
         self._dispute(match, operation, final=True)
 
-    def _voices(self, match: Match) -> list[RankCall]:
+    def _rank_calls(self, match: Match) -> list[RankCall]:
         """Return the calls of all ranks that are known to have arrived."""
         return [RankCall(self.members[end.port.place], end.call, end.call_site) for end in match.ends]
 

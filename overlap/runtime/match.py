@@ -109,15 +109,15 @@ class RankCall(NamedTuple):
     call_site: str  # Line that issued it
 
 
-def minority_and_majority(voices: Sequence[RankCall]) -> tuple[list[RankCall], list[RankCall]]:
+def minority_and_majority(rank_calls: Sequence[RankCall]) -> tuple[list[RankCall], list[RankCall]]:
     """Return the smallest and the largest side of ranks that agree; of equal sides, the later one is the minority."""
     sides: list[list[RankCall]] = []
-    for voice in voices:
-        side = next((side for side in sides if side[0].call.agrees(voice.call)), None)
+    for rank_call in rank_calls:
+        side = next((side for side in sides if side[0].call.agrees(rank_call.call)), None)
         if side is None:
-            sides.insert(0, [voice])
+            sides.insert(0, [rank_call])
         else:
-            side.append(voice)
+            side.append(rank_call)
     return min(sides, key=len), max(reversed(sides), key=len)
 
 

@@ -100,11 +100,11 @@ class PutBack(Disputes):
         try:
             if not message.call.agrees(operation.call):
                 sender, rank = self.members[0], operation.context.rank
-                voices = (
+                rank_calls = (
                     RankCall(sender, message.call, "received before"),
                     RankCall(rank, operation.call, operation.call_site),
                 )
-                raise mismatch(self.name, operation.seq, *voices)()
+                raise mismatch(self.name, operation.seq, *rank_calls)()
             operation.fit(message.call)
             if message.data is not None:
                 cast(Array, operation.target).reshape(-1)[...] = message.data

@@ -129,7 +129,7 @@ class SpanningCommunicator(Communicator):
         self._local, self._others = local, notices
         self._reported = False  # whether an operation here has failed with `_broken`
         self._bases: dict[Call, int] = {}
-        self._voices_known: dict[tuple[int, int, int, Call], tuple[object, RankCall]] = {}
+        self._cached_calls: dict[tuple[int, int, int, Call], tuple[object, RankCall]] = {}
         self._withdrawn: dict[int, None] = {}  # numbers of the last operations without an input on a rank here
         self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `REMEMBERED`: the number, and the call
 
@@ -307,11 +307,11 @@ class SpanningCommunicator(Communicator):
         """Return the call of a rank, from a cache: to find a line takes longer than to send a small message."""
         position, (code, instruction) = operation.port.position, operation.place
         key = position, id(code), instruction, operation.call
-        cached = self._voices_known.get(key)
+        cached = self._cached_calls.get(key)
         if cached is None:
-            if len(self._voices_known) >= _BASES:
-                self._voices_known.clear()
-            cached = self._voices_known[key] = code, self._call_of(operation)  # the cached code keeps its id
+            if len(self._cached_calls) >= _BASES:
+                self._cached_calls.clear()
+            cached = self._cached_calls[key] = code, self._call_of(operation)  # the cached code keeps its id
         return cached[1]
 
     def _call_of(self, operation: Operation) -> RankCall:
@@ -328,7 +328,7 @@ class SpanningCommunicator(Communicator):
             if called is not None and not called[1].agrees(report.call):
                 own = RankCall(rank=called[0], call=called[1], call_site=call_site(*called[2]))
                 if not self._reported and self._is_root(own) and self._is_root(report):
-                    self._shared.unheard.setdefault(self.id, mismatch(self.name, seq, report, own))
+                    self._shared.unraised.setdefault(self.id, mismatch(self.name, seq, report, own))
                 self._differ(seq, own, report)
             return called is not None or match is not None or seq < max(self.issued.values(), default=0) - REMEMBERED
         match.remote_calls = {**match.remote_calls, report.rank: report}
@@ -347,7 +347,7 @@ class SpanningCommunicator(Communicator):
     def _note_reported(self) -> None:
         """Note that an operation here fails with the error of all later ones."""
         self._reported = True
-        self._shared.unheard.pop(self.id, None)
+        self._shared.unraised.pop(self.id, None)
 
     def _is_root(self, report: RankCall) -> bool:
         """Whether a rank called as the root: its end waits for no other rank."""
@@ -358,11 +358,11 @@ class SpanningCommunicator(Communicator):
         number, called = self._past.get(seq % REMEMBERED, (-1, None))
         return called if number == seq else None
 
-    def _voices(self, match: Match) -> list[RankCall]:
+    def _rank_calls(self, match: Match) -> list[RankCall]:
         """Return the calls of all ranks that are known to have arrived, here or in other processes."""
         assert isinstance(match, SpanningMatch)
         remote = [RankCall(report.rank, report.call, report.call_site) for report in match.remote_calls.values()]
-        return [*super()._voices(match), *remote]
+        return [*super()._rank_calls(match), *remote]
 
     def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
         self._others.send_mismatch(self.id, seq, error())

@@ -18,6 +18,7 @@ from .communicators import KEPT, Communicators
 from .failure import Failure
 from .match import CALL_BITS, Key, Match, RankCall
 from .operation import Operation, OperationPort
+from .receive import ReceiveFuture
 from .spanning import Called, ControlNotices, SpanningCommunicator, SpanningMatch
 
 # Tags at rest with a remembered number of messages, for an early error of a wait for a finished rank. Waits on older
@@ -95,8 +96,12 @@ class SpanningMessages(SpanningCommunicator):
             Communicator.fail_one(self, match, match.first, Failure(_forgotten(self.key, self.name, seq)))
 
     def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
-        """Fail the ends of a message; the transport would keep an arrived message, so it is dropped before."""
-        if not self.sends:
+        """Fail the ends of a message.
+
+        A receive from any source has chosen an arrived message. The next receive must not choose it, too: drop it.
+        """
+        receive = match.first
+        if isinstance(receive, ReceiveFuture) and receive.request is not None and receive.request[1] is None:
             self._shared.drop_announced(self.key)
         super()._fail_dispute(match, seq, error)
 

@@ -213,7 +213,7 @@ class World:
                             nursery.start_soon(self._live_rank, member, main, args, results)
                     if self._others:
                         await self._others.part()
-                        for error in self.communicators.unheard.values():
+                        for error in self.communicators.unraised.values():
                             self.fail(min(self.local), error())
             finally:
                 await self._end()

@@ -15,14 +15,16 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from math import inf
 from operator import attrgetter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
-import trio.testing
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
 from ..errors import OverlapError, UsageError
 from .clock import VirtualClock
+
+if TYPE_CHECKING:
+    import trio.testing
 
 T = TypeVar("T")
 
@@ -163,6 +165,8 @@ class Kernel:
             UsageError: If the program waits for real input or output, or for a thread.
             OverlapError: If it is blocked for ever and `on_stall` has no other error.
         """
+        import trio.testing  # loads pytest where that is installed, for longer than all of Trio takes
+
         with _rare_garbage_collection():
             return trio.run(self._run_with_driver, main, args, clock=self.clock)
 

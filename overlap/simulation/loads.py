@@ -16,18 +16,9 @@ from numpy.typing import NDArray
 from topology import Cluster
 
 from ..collectives.placement import Floats, Ints, numbering
+from ..cost.levels import FabricLevel, fabric_levels
 from ..cost.phase import PricedPhase
 from ..cost.placed import PlacedRound
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Level:
-    """One level of a fabric's switches between nodes, whose blocks have a way out to the level above."""
-
-    name: str
-    first: int  # number of its first block's way out
-    ranks: int  # ranks of a block
-    out_bytes_per_s: float  # bandwidth of a block's way out
 
 
 class Resources:
@@ -46,8 +37,11 @@ class Resources:
         self._device = np.array(devices, np.int64)
         self._first_core = cluster.devices_per_node * cluster.nodes
         self._first_way = self._first_core + cluster.world_size
-        self._levels = _levels(cluster, self._first_way)
-        self._first_wire = self._first_way + sum(-(-cluster.world_size // level.ranks) for level in self._levels)
+        self._levels: list[tuple[int, FabricLevel]] = []  # with the number of its first block's way out
+        self._first_wire = self._first_way
+        for level in fabric_levels(cluster):
+            self._levels.append((self._first_wire, level))
+            self._first_wire += -(-cluster.world_size // level.ranks)
 
     @property
     def ranks_per_unit(self) -> int:
@@ -56,7 +50,7 @@ class Resources:
         All ranks are one unit where the units do not divide the cluster.
         """
         cluster = self.cluster
-        unit = lcm(cluster.ranks_per_unit, *(level.ranks for level in self._levels))
+        unit = lcm(cluster.ranks_per_unit, *(level.ranks for _, level in self._levels))
         return cluster.world_size if cluster.world_size % unit else unit
 
     def memories(self, ranks: Ints) -> Ints:
@@ -79,9 +73,9 @@ class Resources:
             per second.
         """
         ways = []
-        for level in self._levels:
+        for first, level in self._levels:
             block = src // level.ranks
-            way = np.where(block != dst // level.ranks, level.first + block, -1)
+            way = np.where(block != dst // level.ranks, first + block, -1)
             ways.append((way, level.out_bytes_per_s))
         return ways
 
@@ -94,28 +88,13 @@ class Resources:
         is_wire, nodes = resources >= self._first_wire, self.ranks_per_unit // self.cluster.ranks_per_node
         step = np.full(len(resources), self.ranks_per_unit)
         step[resources < self._first_core] = nodes * self.cluster.devices_per_node
-        for level in self._levels:
-            step[resources >= level.first] = self.ranks_per_unit // level.ranks
+        for first, level in self._levels:
+            step[resources >= first] = self.ranks_per_unit // level.ranks
         # Ranks and their processors move by the ranks of a unit, memories by its devices, ways out by its blocks.
         shifted: Ints = resources + np.multiply.outer(units, step)
         servers = units * (nodes // self.cluster.servers or 1)
         shifted[:, is_wire] = self.wires(self._numbering.shifted(resources[is_wire] - self._first_wire, servers))
         return shifted
-
-
-def _levels(cluster: Cluster, first: int) -> list[_Level]:
-    """Return the levels of a cluster's fabric, if any, with numbers for their ways out from `first` on."""
-    fabric, network = cluster.machine.fabric, cluster.machine.network
-    levels: list[_Level] = []
-    if fabric is None or network is None:
-        return levels
-    node_bytes_per_s = cluster.nics_per_node * cluster.bandwidth_bytes_per_s(network.link)
-    for level in fabric.levels:
-        ranks = level.nodes * cluster.ranks_per_node
-        out_bytes_per_s = level.out_bytes_per_s(node_bytes_per_s)
-        levels.append(_Level(name=level.name, first=first, ranks=ranks, out_bytes_per_s=out_bytes_per_s))
-        first += -(-cluster.world_size // ranks)
-    return levels
 
 
 # Operations of more rounds are taken to load their resources evenly: their rounds are short against the whole.
@@ -159,7 +138,7 @@ class Loads:
             resources: Resources of the cluster.
         """
         # The wires that any round uses, in the order of their numbers.
-        rounds = [(part, placed) for part in parts for placed in part.placed.each]
+        rounds = [(part, placed) for part in parts for placed in part.placed.placed_rounds]
         self._memories, self._ways = _Memories(parts, ranks, resources), _WaysOut(parts, ranks, resources)
         total_s = np.zeros(max((len(placed.load_s_per_byte) for _, placed in rounds), default=0))
         for part, placed in rounds:
@@ -247,7 +226,7 @@ class _WaysOut:
         crossed = [
             way[way >= 0]
             for part in parts
-            for placed in part.placed.each
+            for placed in part.placed.placed_rounds
             for way, _ in resources.ways_out(ranks[placed.round.src], ranks[placed.round.dst])
         ]
         self.numbers: Ints = np.unique(np.concatenate([np.zeros(0, np.int64), *crossed]))

@@ -140,7 +140,7 @@ class SimulatedBackend(Backend):
         self._computes: dict[int, SimulatedCompute] = {}
         self._alike: Alike | None = None
         self._size = cluster.world_size
-        self._newest_step: int | None = None  # The latest step that a rank has begun
+        self._newest_step: int | None = None  # Latest step of any rank
         self._pulse: Callable[[int, int | None], None] | None = None
         self._notes = WeakValueDictionary[tuple[object, int], _SharedNotes]()  # a page exists while a rank has it
         fabric = SimulatedFabric(

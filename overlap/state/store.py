@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from types import CodeType
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import trio
@@ -210,11 +210,7 @@ class RankState:
 
     async def _attempt(self, site: Site | None) -> int:
         if self._nonce is None:
-            drawn = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
-            nonce = await self._world.broadcast(
-                metadata([drawn], np.int64), stream=self._stream, name="state.save begins", call_site=site
-            )
-            self._nonce = int(nonce[0])
+            self._nonce = await common_nonce(self._world, stream=self._stream, name="state.save begins", call_site=site)
         return self._nonce
 
     async def _check_unused(self, parts: Parts) -> None:
@@ -228,10 +224,7 @@ class RankState:
         self._looked = True
 
     async def _all(self, agrees: bool, site: Site | None) -> bool:
-        least: Array = await self._world.all_reduce(
-            metadata([agrees], np.int8), op="min", stream=self._stream, name="state.latest", call_site=site
-        )
-        return bool(least[0])
+        return await all_agree(agrees, self._world, stream=self._stream, name="state.latest", call_site=site)
 
     async def _together(self, site: Site | None, name: str = "state.save") -> None:
         await self._world.barrier(stream=self._stream, name=name, call_site=site)
@@ -251,6 +244,18 @@ def _read(parts: Parts, save: Save, rank: int | None, ranks: int) -> tuple[Tree,
         return decode(parts.read(save, rank, ranks)), ""
     except (OSError, DamagedStateError, ValueError) as error:
         return None, str(error)
+
+
+async def all_agree(agrees: bool, group: Group, **options: Any) -> bool:
+    """Return whether all ranks of a group agree, on each of them."""
+    least: Array = await group.all_reduce(metadata([agrees], np.int8), op="min", **options)
+    return bool(least[0])
+
+
+async def common_nonce(group: Group, **options: Any) -> int:
+    """Return the number that the first rank of a group draws, on each of them."""
+    drawn = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
+    return int((await group.broadcast(metadata([drawn], np.int64), **options))[0])
 
 
 async def in_thread(work: Callable[[], T]) -> T:

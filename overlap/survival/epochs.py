@@ -21,7 +21,7 @@ from ..processes.connect import count_world
 from ..processes.life import Keeper, WorldSetup, alone, among, live
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
-from ..processes.sockets import listening, local_address
+from ..processes.sockets import listen_at_free_port, local_address
 from ..processes.status import Entering, Leaving, report_to_launcher
 from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
@@ -128,18 +128,13 @@ class SurvivingRun:
         members = _last[-1].members if _last else tuple(range(own_place.processes))
         self.world = EpochWorld(epoch=0, members=members, step=0)
         folder = witness_folder()
-        assert own_place.endpoint is not None, "overlap run says where processes meet"
+        assert own_place.endpoint is not None, "overlap run sets the endpoint"
         self._address = local_address(own_place.endpoint) if has_several_hosts() else own_place.endpoint[0]
         self.witness = witness_of(
-            folder,
-            attempt(),
-            self._number,
-            self.member,
-            self.world,
-            address=self._address,
-            limit_s=run_config.lost_after_s,
+            folder, attempt(), self._number, self.member, self.world,
+            address=self._address, limit_s=run_config.lost_after_s,
         )  # fmt: skip
-        self.place, self._listener, self._size = own_place, listening(self._address), own_place.processes
+        self.place, self._listener, self._size = own_place, listen_at_free_port(self._address), own_place.processes
         self._each_host = own_place.processes // own_place.nodes
         state_dir = run_config.state_dir or str(folder / "state")
         self._run_config = run_config.changed(own_place.source, ranks=own_place.world_size, state_dir=state_dir)
@@ -220,16 +215,9 @@ class SurvivingRun:
                 try:
                     opened = await self._open()
                     results = await live(
-                        opened,
-                        own_place,
-                        once,
-                        args,
-                        run_config,
-                        keeper,
-                        begin,
-                        has_signal=has_signal,
-                        epochs=self.epochs,
-                    )
+                        opened, own_place, once, args, run_config, keeper, begin,
+                        has_signal=has_signal, epochs=self.epochs,
+                    )  # fmt: skip
                 except Exception as error:  # raised outside, where the nursery does not wrap it
                     failure = error
             nursery.cancel_scope.cancel()
@@ -305,7 +293,7 @@ class SurvivingRun:
         step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=before.step)
         if self.place.listener is not None and before.epoch:  # processes of this world may still dial the old one
             self._used.append(self._listener)
-            self._listener = listening(self._address)
+            self._listener = listen_at_free_port(self._address)
         host, port = self._listener.getsockname()[:2]
         report = Report(step=step, endpoint=(host, port), lacks=not all(map(self._has_state, self.epochs)))
         await self.witness.on(lambda: self.witness.report(before.epoch, report))

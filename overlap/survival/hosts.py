@@ -3,7 +3,7 @@
 The folder decides as on one host: a link of a name succeeds once, on NFS as well. The rest differs:
 
 * No lock: a file system may grant locks on each host alone, or free them late. Each process has a socket that listens,
-  and never accepts; the folder says where. The kernel of its host refuses or ends connections to it as soon as the
+  and never accepts; the folder has its address. The kernel of its host refuses or ends connections to it as soon as the
   process has ended, and keeps them while it is stopped. No answer means that the host is lost, or cut off.
 * No trust in a directory that was read before: a client may cache it for a minute. A new file in it renews the cache.
 * No endless wait: a folder that cannot be reached may block a call for ever. Calls are made in a thread, with a limit.
@@ -22,13 +22,13 @@ import trio
 
 from ..errors import OverlapError, UsageError
 from ..processes.silence import LOST_AFTER_S
-from ..processes.sockets import OUTAGE_S, dial, listening
+from ..processes.sockets import OUTAGE_S, dial, listen_at_free_port
 from .agreement import EpochWorld
 from .witness import WITNESS, Witness
 
 T = TypeVar("T")
 
-#: Variable that says to the processes of a job on how many hosts it was started.
+#: Variable with the number of hosts of a job.
 HOSTS = "OVERLAP_HOSTS"
 #: How often a process looks into the folder. A look takes a few messages to the server.
 _LOOK_S = 0.02
@@ -73,7 +73,7 @@ class SharedWitness(Witness):
         self._sign.close()
 
     def _show_life(self) -> None:
-        self._sign = listening(self._address, backlog=_BACKLOG)
+        self._sign = listen_at_free_port(self._address, backlog=_BACKLOG)
         self._create(f"alive-{self._member}", {"endpoint": self._sign.getsockname()[:2]})
 
     def is_dead(self, member: int) -> bool:

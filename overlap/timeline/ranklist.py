@@ -23,6 +23,11 @@ def listed(ranks: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Write ranks with their noun: `rank 7`, `ranks 0-3, 7`."""
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
+
+
 @lru_cache(maxsize=256)
 def unlisted(text: str, limit: int = LIMIT) -> tuple[int, ...]:
     """Read a list that `listed` wrote, at most `limit` ranks; blanks do not matter.

@@ -78,7 +78,7 @@ class JoinedOperations:
         for handle in self._handles if timeout is None else ():
             handle.exception()
         if not self._ended.wait(timeout):
-            raise TimeoutError(f"{self._unfinished_count} operations have not ended within {timeout:g} s")
+            raise TimeoutError(f"{self._unfinished_count} operations have not ended within {timeout:g} s; wait longer")
         return self._error
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:

@@ -18,7 +18,8 @@ from tempfile import TemporaryDirectory
 from time import time
 
 from overlap.cli.bench.sampling import Sampling, Times
-from tests.engines.rays import ROOT, RayCluster, driving, ran
+from tests.engines.clusters import ROOT, driving, ran
+from tests.engines.rays import RayCluster
 
 from .figures import Figure, as_fast_as, time_of
 
@@ -140,7 +141,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
     with TemporaryDirectory() as folder, _compiling_once(f"{folder}/bytecode"):
         cluster = RayCluster(head_cpus=RANKS, cpus=RANKS)
         try:
-            ran(cluster.address, Path(folder), _START, "4")  # the first one compiles what it imports
+            ran(Path(folder), _START, "4", **cluster.variables)  # the first one compiles what it imports
             yield from _figures(cluster, Path(folder), sampling)
         finally:
             cluster.close()
@@ -162,12 +163,12 @@ def _compiling_once(folder: str) -> Iterator[None]:
 def _figures(cluster: RayCluster, folder: Path, sampling: Sampling) -> Iterator[Figure | str]:
     times = range(min(sampling.few, _SAMPLES))
     for each in (1, 4):
-        starts = [1e9 * ran(cluster.address, folder, _START, str(each)).told for _ in times]
+        starts = [1e9 * ran(folder, _START, str(each), **cluster.variables).told for _ in times]
         text = f"ray.init to the first all_reduce, {RANKS} ranks, {RANKS // each} actors"
         yield time_of(f"engines/start{RANKS // each}", text, Times.of(starts), _START_AIM_NS)
-    meetings = [1e9 * ran(cluster.address, folder, _MEETING).told for _ in times]
+    meetings = [1e9 * ran(folder, _MEETING, **cluster.variables).told for _ in times]
     yield time_of("engines/meeting", f"  {RANKS} actors that are up meet by overlap.connect", Times.of(meetings))
-    losses = [1e9 * ran(cluster.address, folder, _LOSS).told for _ in times]
+    losses = [1e9 * ran(folder, _LOSS, **cluster.variables).told for _ in times]
     yield time_of("engines/loss", "a killed actor named on the driver", Times.of(losses), _LOSS_AIM_NS)
     yield time_of(
         "engines/replaced", "a lost node to the next step", Times.of([_replaced(cluster, folder)]), _REPLACED_AIM_NS
@@ -181,7 +182,7 @@ def _figures(cluster: RayCluster, folder: Path, sampling: Sampling) -> Iterator[
 def _replaced(cluster: RayCluster, folder: Path) -> float:
     """Return how long it takes from the loss of a node to the first step of the next attempt; another node is there."""
     cluster.nodes.insert(0, cluster.add())
-    with driving(cluster.address, folder / "replaced", _REPLACED) as driver:
+    with driving(folder / "replaced", _REPLACED, **cluster.variables) as driver:
         driver.said(r"kept 0 3 ")
         lost_s = time()
         cluster.lose(cluster.nodes.pop())
@@ -192,7 +193,7 @@ def _replaced(cluster: RayCluster, folder: Path) -> float:
 def _steps(cluster: RayCluster, folder: Path) -> tuple[list[int], list[int]]:
     """Return the steps of one program on actors, and on the processes of `overlap run`."""
     on_ray = _BEGIN + _STEP + f"\nimport overlap.ray\ntell(overlap.ray.run(main, ranks={_PROCESSES})[0])\n"
-    with_ray = ran(cluster.address, folder, on_ray).told
+    with_ray = ran(folder, on_ray, **cluster.variables).told
     script = folder / "alone.py"
     script.write_text(
         _BEGIN + _STEP + "\nfound = overlap.run(main)\nif os.environ['RANK'] == '0':\n    tell(found[0])\n"

@@ -186,7 +186,7 @@ $ overlap bench allr -b 8 --transport efa
 $ overlap bench allr -b 8 --vs=gloo
 bench: unrecognized arguments: --vs=gloo; `python -m tests.benchmarks.versus` of a checkout compares with
 $ overlap bench allr -b 8 --processes 2 --rails 0
---rails: expected a positive number, or different interfaces
+bench: argument --rails: expected a positive number, or
 $ overlap bench allr -b 8 --processes 2 --ranks 4,3
 --ranks: 3 ranks cannot be divided among --processes 2
 $ overlap bench

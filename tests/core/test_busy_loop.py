@@ -148,13 +148,13 @@ def test_a_loop_is_busy_that_has_not_answered_for_a_second_of_its_own(monkeypatc
         watch = watching(told)
         watch._native_thread = threading.get_native_id()
         second_ns = 10**9
-        watch._check(5, late=False)  # asks
-        watch._check(4 + second_ns, late=False)
+        watch._check_loop(5, late=False)  # asks
+        watch._check_loop(4 + second_ns, late=False)
         queued_ns = 7  # it could not run for so long
-        watch._check(5 + second_ns, late=False)
-        watch._check(11 + second_ns, late=False)
+        watch._check_loop(5 + second_ns, late=False)
+        watch._check_loop(11 + second_ns, late=False)
         assert told == []
-        watch._check(12 + second_ns, late=False)
+        watch._check_loop(12 + second_ns, late=False)
 
     trio.run(main)
     assert told == [1.000000007]
@@ -168,7 +168,7 @@ def test_a_watch_that_did_not_run_itself_asks_again(monkeypatch: pytest.MonkeyPa
         watch = watching(told)
         watch._native_thread = threading.get_native_id()
         for now_s, late in ((0, False), (30, True), (30.9, False), (31, False)):
-            watch._check(round(now_s * 1e9), late=late)
+            watch._check_loop(round(now_s * 1e9), late=late)
 
     trio.run(main)
     assert told == [1.0]

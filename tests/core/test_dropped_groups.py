@@ -41,12 +41,14 @@ def inside(rank: overlap.Rank) -> Any:
 def kept(rank: overlap.Rank) -> dict[str, int]:
     """Return the sizes of everything that a process keeps of groups."""
     here, host = inside(rank), rank._around._engine.__dict__.get("_host_memory")  # type: ignore[attr-defined]
-    names = ["_open", "_of_group", "_unused", "_off", "_any", "unheard"]
+    names = ["_open", "_of_group", "_unused", "_off", "_any", "unraised"]
     sizes = {"notes": len(getattr(rank._backend, "_notes", ()))}
     if isinstance(here, SpanningCommunicators):
         names += ["spanning", "_resting", "_counts", "_sent", "_any_call", "_ended_here", "_ended"]
         plane = here._others
-        sizes |= {name: len(getattr(plane, name)) for name in ("_said", "_asked", "_spoken", "_unused", "_announced")}
+        sizes |= {
+            name: len(getattr(plane, name)) for name in ("_early_calls", "_asked", "_reported", "_unused", "_announced")
+        }
         for part in here._transport.parts if isinstance(here._transport, Router) else ():
             boards = getattr(part, "_boards", None)
             if boards is not None:

@@ -253,7 +253,7 @@ def test_the_variable_says_it_and_nothing_else_can_be_meant(monkeypatch: pytest.
 
     with pytest.raises(overlap.UsageError, match=r"^check: expected 'nan', got 'inf'$"):
         overlap.run(main, check="inf")
-    with pytest.raises(overlap.UsageError, match=r"^check: with shapes_only, arrays have no data that could be looked"):
+    with pytest.raises(overlap.UsageError, match=r"^check: with shapes_only, arrays have no data to check; leave"):
         overlap.run(main, check="nan", clock=overlap.Virtual(shapes_only=True))
     monkeypatch.setenv("OVERLAP_CHECK", "nan")
     with failing() as seen:

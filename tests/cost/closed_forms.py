@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import ceil, log2, sqrt
-
-from overlap.errors import UsageError
-
-__all__ = ["ClosedForm", "best_slices", "closed_form"]
+from math import ceil, log2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,19 +85,6 @@ def closed_form(collective: str, algorithm: str, size: int, *, slices: int = 8) 
         algorithm: Its name.
         size: p; forms marked so in the table are those of powers of two.
         slices: Of a chain.
-
-    Raises:
-        UsageError: If none is known.
     """
     forms = {**_FORMS.get(collective, {}), **(_ALL_REDUCE if collective == "all_reduce" else {})}
-    if algorithm not in forms:
-        raise UsageError(f"algorithm: no closed form for {collective} {algorithm!r}; known are {', '.join(forms)}")
     return forms[algorithm](size, slices)
-
-
-def best_slices(hops: int, nbytes: float, *, alpha_s: float, beta_s_per_byte: float) -> float:
-    """Return the number of slices with which a pipeline over some hops is fastest.
-
-    (hops + q - 1) (alpha + beta n / q) is least at q = sqrt((hops - 1) beta n / alpha).
-    """
-    return sqrt((hops - 1) * beta_s_per_byte * nbytes / alpha_s)

@@ -7,9 +7,8 @@ import pytest
 
 from overlap.collectives import generate
 from overlap.cost import CostParameters, Resolution, cost, on, rounds
-from overlap.errors import UsageError
 
-from .closed_forms import best_slices, closed_form
+from .closed_forms import closed_form
 from .star import Star
 
 ANY = [2, 3, 4, 5, 7, 8, 12, 16]
@@ -69,21 +68,6 @@ def test_a_reducer_that_keeps_up_costs_nothing_more():
     table = rounds(generate("reduce_scatter", "ring", 4))
     for gamma_s, expected_s in ((0.5e-9, 3e-3), (1e-9, 3e-3), (4e-9, 12e-3)):
         assert cost(on(star, table, parameters=CostParameters(reduction_s_per_byte=gamma_s)), 4e6).total_s == expected_s
-
-
-def test_best_slices_are_best():
-    hops, nbytes, alpha_s, beta_s = 7, 1e6, 1e-6, 1e-9
-
-    def pipeline_s(slices):
-        return (hops + slices - 1) * (alpha_s + beta_s * nbytes / slices)
-
-    best = best_slices(hops, nbytes, alpha_s=alpha_s, beta_s_per_byte=beta_s)
-    assert min(range(1, 200), key=pipeline_s) == round(best)
-
-
-def test_unknown_form():
-    with pytest.raises(UsageError, match="no closed form for all_gather 'one_shot'; known are ring, "):
-        closed_form("all_gather", "one_shot", 4)
 
 
 PIECES = CostParameters(

@@ -94,7 +94,7 @@ def test_a_ring_of_two_ranks_is_the_same_both_ways(ranks, directions):
 def test_all_wires_work_in_every_step_of_a_cube():
     machine = topology.cluster("trn2.48xlarge")
     placement, devices = place(machine), Geometry(cluster=machine, ranks=tuple(range(64))).devices
-    across = on(placement, rounds(READINGS["all_gather"]("rdh", device_cube(devices)))).each[:4]
+    across = on(placement, rounds(READINGS["all_gather"]("rdh", device_cube(devices)))).placed_rounds[:4]
     for one in across:
         wires = placement.wires()
         loads = one.load_s_per_byte[wires.kind[: len(one.load_s_per_byte)] == "neuronlink"]

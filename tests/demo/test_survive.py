@@ -25,9 +25,9 @@ def test_the_survivor_and_the_spare_go_on_with_the_same_weights():
 def test_other_weights_are_noticed():
     """The comparison is with the digest that the survivor has printed."""
     story = survival._Story()
-    story.hear(1, {"members": [0, 1], "step": 0, "pid": 1})
-    story.hear(1, {"members": [1, 2], "step": 20, "pid": 1})
+    story.record(1, {"members": [0, 1], "step": 0, "pid": 1})
+    story.record(1, {"members": [1, 2], "step": 20, "pid": 1})
     for member in (1, 2):
-        story.hear(member, {"digest": "of other weights"})
+        story.record(member, {"digest": "of other weights"})
     assert story.digests == {1: "of other weights", 2: "of other weights"}
     assert survival.replayed(story.history, 22) not in story.digests.values()

@@ -3,19 +3,41 @@
 import json
 import sys
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
-from .rays import Witness
+from .clusters import Engine, Witness
 
 WORKERS = 4  # as many as the example has ranks
 
 
-class DaskCluster:
+class DaskCluster(Engine):
     """Workers of two threads each; nannies start new ones for those that are killed."""
+
+    name = "dask"
+    begin = """
+import distributed
+import overlap.dask
+
+client = distributed.Client(os.environ["DASK_SCHEDULER_ADDRESS"])
+client.wait_for_workers(4)
+
+def run(main, *args, each=1, **options):
+    return overlap.dask.run(client, main, *args, ranks_per_worker=each, **options)
+
+def logs():
+    found = client.get_scheduler_logs(), client.get_worker_logs(), client.get_worker_logs(nanny=True)
+    return [str(text) for text in (*found, client.get_events())]
+"""
+    nothing: ClassVar[list[object]] = [{"tasks": [], "unrunnable": [], "variables": [], "leases": []}, [[]] * WORKERS]
+    dead = "its process on Dask"
+    per_process = "ranks_per_worker"
+    prints = False
+    too_much = ("ranks=6", "6 workers", "2 more workers")
+    fault_period = 10
 
     def __init__(self) -> None:
         self._witness = Witness("tests.engines.dasks")
-        self.address: str = self._witness.ask("address")
+        self.variables = {"DASK_SCHEDULER_ADDRESS": self._witness.ask("address")}
 
     def left(self) -> Any:
         """Return what gangs have left on the scheduler, and their threads on workers."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .rays import ROOT, TIMEOUT_S, line_of
+from .clusters import ROOT, TIMEOUT_S, line_of
 
 SRUN = """#!/bin/bash
 [[ $1 == -n ]] || exit 9

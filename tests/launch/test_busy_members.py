@@ -477,9 +477,9 @@ def test_a_world_waits_for_a_rank_that_is_busy(tmp_path: Path, rank: int, how: s
 
 
 @contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[Python]:
-    """Launch nodes of a world of two."""
-    command = ("-m", "overlap", "run", "--processes", "2", "--no-prefix", *arguments)
+def running(folder: Path, *arguments: str, size: str = "--processes") -> Iterator[Python]:
+    """Launch processes of a world of two, or with `--nnodes` those of one of two hosts."""
+    command = ("-m", "overlap", "run", size, "2", "--no-prefix", *arguments)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
     ours = {"PYTHONPATH": str(Path(__file__).parents[2]), "OVERLAP_SECRET": "of this test"}
     with Python(*command, cwd=folder, env=plain | ours) as job:
@@ -506,10 +506,10 @@ def test_a_stopped_rank_is_ended_by_the_launcher_of_its_own_host(tmp_path: Path,
     (tmp_path / "busy.py").write_text(APART + BUSY)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        where = ("--rdzv-endpoint", f"127.0.0.1:{free.getsockname()[1]}")
+        host = ("--rdzv-endpoint", f"127.0.0.1:{free.getsockname()[1]}", "--node-rank")
     with (
-        running(tmp_path, *where, "--node-rank", str(rank), "busy.py", str(rank), "stopped") as there,
-        running(tmp_path, *where, "--node-rank", str(1 - rank), "busy.py", str(rank), "stopped") as here,
+        running(tmp_path, *host, str(rank), "busy.py", str(rank), "stopped", size="--nnodes") as there,
+        running(tmp_path, *host, str(1 - rank), "busy.py", str(rank), "stopped", size="--nnodes") as here,
     ):
         told, err = there.communicate(timeout=120)[1], here.communicate(timeout=120)[1]
     assert (there.returncode, here.returncode) == (128 + signal.SIGKILL, 1)

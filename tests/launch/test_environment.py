@@ -46,7 +46,7 @@ def test_what_overlap_run_sets_is_read_back():
     environ = own(descriptors={"listener": 7, "lifeline": 8})
     assert find_place(environ) == Place(
         source="overlap run", process=1, processes=2, ranks_per_process=4, node=1, nodes=2,
-        endpoint=("127.0.0.1", 4000), job="j", listener=7, lifeline=8,
+        endpoint=("127.0.0.1", 4000), job="j", listener=7,
     )  # fmt: skip
     torch = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
     assert [environ[name] for name in torch] == ["4", "8", "0", "4", "1", "127.0.0.1", "4000"]

@@ -215,5 +215,5 @@ def test_without_a_launcher_there_is_nothing_to_take():
 def test_descriptors_that_are_not_open_are_told(pipe):
     reads, _ = pipe()
     pipe.close(reads)
-    with pytest.raises(UsageError, match=r"the descriptors of OVERLAP_\*_FD are not those of `overlap run`"):
+    with pytest.raises(UsageError, match=r"the descriptors of OVERLAP_\*_FD are not open here"):
         take({"OVERLAP_LIFELINE_FD": str(reads)})

@@ -353,7 +353,7 @@ async def main(rank):
     state = await rank.state.latest()
     begin, total = (state.step, (await state.part(0))["total"]) if state else (0, 0.0)
     for step in range(begin, 5):
-        if step == 3 and rank.node == 2:
+        if step == 3 and rank.rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         total += float((await rank.all_reduce(np.ones(1)))[0])
         await rank.state.save(step + 1, {"total": total})

@@ -56,6 +56,11 @@ def launched(folder: Path, script: Path, *options: str) -> subprocess.CompletedP
     return interpreters.run(*command, cwd=folder, env=clean(), timeout=LIMIT_S)
 
 
+def hosts(count: int) -> tuple[str, ...]:
+    """Return the options that start a process for each of so many hosts on this one."""
+    return "--processes", str(count), "--cluster", f"local x{count}"
+
+
 def results(size: int, each: int) -> list[str]:
     """What each process prints: of its own ranks, in order."""
     total = [float(sum(range(size)) + 2 * size)] * 4
@@ -113,7 +118,7 @@ def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(
     ids=["Unix", "TCP, two rails", "TCP, staged"],
 )
 def test_two_nodes_of_two_ranks(tmp_path: Path, way: tuple[str, ...]) -> None:
-    run = launched(tmp_path, program(tmp_path), "--processes", "2", "--ranks-per-process", "2", *way)
+    run = launched(tmp_path, program(tmp_path), *hosts(2), "--ranks-per-process", "2", *way)
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == results(4, 2)
 
@@ -165,14 +170,14 @@ def test_an_error_that_cannot_be_shown_in_a_nursery_of_the_program_has_a_rank_an
 
 @pytest.mark.slow
 def test_four_nodes_live_through_several_worlds(tmp_path: Path) -> None:
-    run = launched(tmp_path, program(tmp_path, worlds=2), "--processes", "4", "--ranks-per-process", "1")
+    run = launched(tmp_path, program(tmp_path, worlds=2), *hosts(4), "--ranks-per-process", "1")
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == 2 * results(4, 1)
 
 
 @pytest.mark.slow
 def test_one_trace_of_all_processes(tmp_path: Path) -> None:
-    run = launched(tmp_path, program(tmp_path), "--processes", "2", "--ranks-per-process", "2", "--trace", "run.json")
+    run = launched(tmp_path, program(tmp_path), *hosts(2), "--ranks-per-process", "2", "--trace", "run.json")
     assert run.returncode == 0, run.stderr
     assert set(results(4, 2)) <= {line.partition("] ")[2] for line in run.stdout.splitlines()}
     told = "[process 0] overlap: trace in run.json; look at it with `overlap timeline run.json` or "
@@ -489,9 +494,7 @@ def test_a_failed_run_leaves_one_trace_of_all(tmp_path: Path) -> None:
     ("nodes", "each"), [(2, 2), *(pytest.param(*of, marks=pytest.mark.slow) for of in ((4, 1), (1, 4)))]
 )
 def test_mpi_starts_the_processes_and_carries_the_bytes(tmp_path: Path, nodes: int, each: int) -> None:
-    run = launched(
-        tmp_path, program(tmp_path), "--transport", "mpi", "--processes", str(nodes), "--ranks-per-process", str(each)
-    )
+    run = launched(tmp_path, program(tmp_path), "--transport", "mpi", *hosts(nodes), "--ranks-per-process", str(each))
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] or line for line in run.stdout.splitlines()) == results(4, each)
 

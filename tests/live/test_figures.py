@@ -22,8 +22,8 @@ def glance(rank, *operations, step=4):
 
 
 def measured(*glances, places=None, window=(100, 200)):
-    seen = [(each, CALLS) for each in glances]
-    return figures(seen, (window[0] * MS, window[1] * MS), places=places or {0: ("a", 0), 1: ("a", 0)})
+    ranks = [((places or {}).get(each.rank, ("a", 0)), each, CALLS) for each in glances]
+    return figures(ranks, (window[0] * MS, window[1] * MS))
 
 
 def times(row):
@@ -60,7 +60,7 @@ def test_a_rank_does_its_newest_compute_else_the_oldest_operation_in_flight():
     calls = CALLS | {4: CallWords("look ahead", "compute", "ahead", (), "train.py:7", 0)}
 
     def doing(*operations):
-        return figures([(glance(0, *operations), calls)], (100 * MS, 200 * MS), places={0: ("a", 0)}).ranks[0].doing
+        return figures([(("a", 0), glance(0, *operations), calls)], (100 * MS, 200 * MS)).ranks[0].doing
 
     assert doing(first, forward, second, backward) == "look ahead"
     assert doing(first, forward, second) == "backward"
@@ -77,7 +77,7 @@ def test_a_rank_does_its_newest_compute_else_the_oldest_operation_in_flight():
     ],
 )
 def test_bytes_are_told_apart_by_what_they_travel_over(places, kind):
-    world = measured(EARLY, places=places)
+    world = measured(EARLY, *([glance(1)] if 1 in places else []), places=places)
     assert list(world.bytes_per_s) == [kind]
 
 

@@ -17,7 +17,7 @@ import overlap
 from overlap.cli import livescreen
 from overlap.cli.livescreen import Show, is_terminal
 from overlap.flight.reading import CallWords, RankTable
-from overlap.live.worlds import Sampler, WorldSnapshot
+from overlap.live.worlds import Sampler
 from tests.live.terminal import Terminal
 
 pty = pytest.importorskip("pty", reason="needs a system with pseudo-terminals")
@@ -42,8 +42,7 @@ class FakeWorld:
 
     def snapshot(self):
         self._taken += 1
-        glances = [self._glance(rank) for rank in range(self.size)]
-        return WorldSnapshot(now_ns=1000 * MS, processes=[(("here", 0), glances, self._calls)])
+        return 1000 * MS, [(("here", 0), self._glance(rank), self._calls) for rank in range(self.size)]
 
     def _glance(self, rank):
         begun = self._apart_ms * rank

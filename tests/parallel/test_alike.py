@@ -1,6 +1,6 @@
-"""What `DataParallel` and `Sharded` have in common: hooks, unused parameters, fewer samples, order, a common norm."""
+"""`DataParallel` and `Sharded` alike: hooks, order, a common norm, and what they refuse."""
 
-from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +9,8 @@ import overlap
 from overlap import parallel
 from overlap.parallel import hooks
 
-from ..core.companies import by_sockets, run_far
-from .example_hooks import float8, power_sgd, top_k
-from .programs import backward, forward, loss_gradient, samples, weights
+from ..core.worlds import failing
+from .test_matrix import STRATEGIES
 
 STAGES = (1, 2, 3)
 SGD = parallel.SGD(0.1)
@@ -21,74 +20,6 @@ def made(rank, params, stage, **options):
     if stage is None:
         return parallel.DataParallel(rank, params, **options)
     return parallel.Sharded(rank, params, stage=stage, **options)
-
-
-def step(rank, model, number, names, dtype, *, micro=1):
-    """A step of the loop that users write, of so many micro-batches, the last of which leaves."""
-    for part in range(micro):
-        x, y = samples(micro * number + part, rank.world_size, dtype=dtype)[:, rank.rank :: rank.world_size]
-        acts = {}
-        for name in names:
-            acts[name], x = x, rank.compute(forward, model[name], x, seconds=0.001)
-        grad = rank.compute(loss_gradient, x, y, seconds=0.001)
-        with model.no_sync() if part < micro - 1 else nullcontext():
-            for name in reversed(names):
-                back = rank.compute(backward, model[name], acts[name], grad, seconds=0.001)
-                grad = back[0]
-                model.reduce(name, back[1])
-    model.step()
-
-
-def learnt(stage, *, steps=(4, 4, 4), micro=1, dtype=np.float32, **options):
-    async def main(rank):
-        params = weights(dtype=dtype)
-        model = made(rank, params, stage, **{"optimizer": SGD, "bucket_bytes": 150} | options)
-        for number in range(steps[rank.rank]):
-            step(rank, model, number, list(params), dtype, micro=micro)
-        return await model.finish()
-
-    found = overlap.run(main, ranks=len(steps), timeout_s=60)
-    assert all((one[name] == w).all() for one in found for name, w in found[0].items())
-    return {name: w.tolist() for name, w in found[0].items()}
-
-
-AS_NEAR = {True: {"rtol": 1e-10, "atol": 1e-14}, False: {"rtol": 1e-2, "atol": 1e-3}}
-HOOKS = {
-    "bfloat16": hooks.bfloat16,
-    "float16": hooks.float16,
-    "float8": float8,
-    "top_k": lambda: top_k(0.3),
-    "power_sgd": lambda: power_sgd(1, warm_up=1),
-}
-
-
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("name", HOOKS)
-def test_a_hook_makes_the_same_mean_of_what_ranks_share(name, stage):
-    """On three ranks, whose shares of a bucket differ."""
-    assert learnt(stage, hook=HOOKS[name]()) == learnt(None, hook=HOOKS[name]())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", [None, *STAGES])
-@pytest.mark.parametrize("name", [None, *HOOKS])
-def test_over_efa_and_in_virtual_time_as_in_one_process(name, stage):
-    """Two nodes of two ranks: another order of additions, so the last digits differ, and of float8 the last bits."""
-
-    async def main(rank):
-        params = weights(dtype=np.float64)
-        hook = HOOKS[name]() if name else None
-        model = made(rank, params, stage, optimizer=SGD, bucket_bytes=300, hook=hook)
-        for number in range(4):
-            step(rank, model, number, list(params), np.float64)
-        return await model.finish()
-
-    far = run_far(main, 2, 2, wires=by_sockets)
-    near, virtual = (overlap.run(main, ranks=4, timeout_s=60, clock=clock) for clock in ("real", "virtual"))
-    for found in (far[0], virtual[0]):
-        for parameter, w in near[0].items():
-            np.testing.assert_allclose(found[parameter], w, **AS_NEAR[name is None])
-    assert all((one[k] == w).all() for one in far for k, w in far[0].items())
 
 
 def test_a_hook_may_return_what_the_rank_needs_and_no_more():
@@ -116,49 +47,6 @@ def test_what_bfloat16_sends_is_half_of_a_scatter():
 
     assert overlap.run(main, hooks.bfloat16(), ranks=2) == [128, 128]
     assert overlap.run(main, None, ranks=2) == [256, 256]
-
-
-def test_a_hook_that_changes_the_shape_is_told():
-    async def main(rank):
-        async def wrong(bucket):
-            return bucket.buffer[1:]
-
-        model = parallel.Sharded(rank, {"w": np.zeros(4)}, optimizer=SGD, hook=wrong)
-        model.reduce("w", np.ones(4))
-        model.step()
-        with pytest.raises(overlap.UsageError) as caught:
-            await model.finish()
-        return str(caught.value)
-
-    told = "hook: bucket 0 is float64 (4,), the result of the hook is float64 (3,)"
-    assert overlap.run(main, ranks=2) == [told] * 2
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_parameters_without_a_gradient_count_as_zeros_if_that_is_allowed(stage):
-    async def main(rank):
-        params = {"w": np.zeros(3), "v": np.ones(3)}
-        model = parallel.Sharded(rank, params, optimizer=SGD, stage=stage, unused="zeros", bucket_bytes=1)
-        with model.no_sync():
-            if rank.rank == 1:
-                model.reduce("v", np.full(3, 2.0))
-        if rank.rank == 0:
-            model.reduce("w", np.full(3, 4.0))
-        model.step()
-        model.reduce("v", np.full(3, 1.0))
-        model.step()
-        return {name: w.tolist() for name, w in (await model.finish()).items()}
-
-    assert overlap.run(main, ranks=2, timeout_s=60) == [{"w": [-0.2] * 3, "v": [1 - 0.1 - 0.1] * 3}] * 2
-
-
-@pytest.mark.parametrize("micro", [1, 2])
-@pytest.mark.parametrize("stage", STAGES)
-def test_ranks_with_fewer_samples_join_the_steps_of_the_others(stage, micro):
-    uneven = {"steps": (1, 4, 2), "micro": micro, "uneven": True, "dtype": np.float64}
-    found, expected = learnt(stage, **uneven), learnt(None, **uneven)
-    for name, w in expected.items():  # micro-batches are added up in another order in stages 2 and 3
-        np.testing.assert_allclose(found[name], w, rtol=1e-12 if micro > 1 and stage > 1 else 0)
 
 
 def test_a_rank_without_a_step_cannot_join_where_weights_are_gathered():
@@ -233,3 +121,123 @@ def test_a_norm_that_cannot_be_meant_is_told(stage, options, told):
         return str(caught.value)
 
     assert overlap.run(main, ranks=1) == [told]
+
+
+# -- wrong use: the same sentence from each strategy -----------------------------------------------------------------
+
+WRONG = [
+    ({"params": np.zeros(1)}, "params: expected a dict, list or tuple of arrays, got ndarray"),
+    ({"params": {}}, "params: there is no array in it"),
+    ({"params": {"a": [1.5]}}, "params: 'a.0' is of type float; every leaf must be a numpy array"),
+    (
+        {"params": {"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}},
+        "params: two arrays are called 'a.b'; keys may not contain what makes names equal",
+    ),
+    ({"order": "lifo"}, "order: expected 'forward' or 'fifo', got 'lifo'"),
+    ({"unused": "skip"}, "unused: expected 'error' or 'zeros', got 'skip'"),
+    ({"bucket_bytes": 0}, "bucket_bytes: expected a whole number from 1, got 0"),
+    ({"in_flight": 0}, "in_flight: expected a whole number from 1, got 0"),
+    ({"ahead": -1}, "ahead: expected a whole number from 0, got -1"),
+    ({"ahead": 1.5}, "ahead: expected a whole number from 0, got 1.5"),
+    ({"clip_norm": 0.0}, "clip_norm: expected a number above 0, got 0.0"),
+    (
+        {"exact": True, "hook": print},
+        "exact: a hook makes the mean in a way of its own; leave out one of the two",
+    ),
+]
+OF_STAGES = [
+    ({"stage": 4}, "stage: expected 1, 2 or 3, got 4"),
+    ({"stage": "3"}, "stage: expected 1, 2 or 3, got '3'"),
+    ({"depth": -1}, "depth: expected a whole number from 0, got -1"),
+]
+
+
+@pytest.mark.parametrize("strategy", [parallel.DataParallel, parallel.Sharded])
+def test_arguments_that_are_refused(strategy):
+    async def main(rank, options):
+        with pytest.raises(overlap.UsageError) as caught:
+            strategy(rank, **{"params": {"w": np.zeros(1)}, "optimizer": SGD} | options)
+        return str(caught.value)
+
+    for options, message in WRONG + (OF_STAGES if strategy is parallel.Sharded else []):
+        assert overlap.run(main, options, ranks=1) == [message]
+
+
+ALL = STRATEGIES | {"LocalSGD": partial(parallel.LocalSGD, period=4)}
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_a_gradient_of_another_shape(strategy):
+    async def main(rank, at_once):
+        model = ALL[strategy](rank, {"w": np.zeros((2, 3))}, optimizer=SGD)
+        shape = (3, 2) if rank.rank == 1 else (2, 3)
+        model.reduce("w", np.zeros(shape) if at_once else rank.compute(np.zeros, shape))
+        model.step()
+        await model.finish()
+
+    for at_once in (True, False):
+        with failing() as seen:
+            overlap.run(main, at_once, ranks=3)
+        told = "reduce: the gradient of 'w' in step 0 has shape (3, 2), the parameter (2, 3)"
+        assert seen[0].rank == 1
+        assert str(seen[0].__cause__).partition(";")[0] == told
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_parameters_that_differ_between_ranks(strategy):
+    async def main(rank):
+        params = {"a": np.zeros(2), "b": np.zeros((2, 3) if rank.rank == 2 else (3, 2))}
+        with pytest.raises(overlap.UsageError) as caught:
+            await ALL[strategy](rank, params, optimizer=SGD)["a"]
+        return str(caught.value)
+
+    first = "params differ between rank {} and rank {}: 'b', float64 {}, here is something else there"
+    assert overlap.run(main, ranks=3) == [
+        first.format(0, 2, (3, 2)),
+        first.format(1, 2, (3, 2)),
+        first.format(2, 0, (2, 3)),
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("strategy", ALL)
+def test_a_gradient_that_is_not_finite(strategy, dtype):
+    async def main(rank):
+        params = {"w": np.zeros((2, 3), dtype), "v": np.zeros(1, dtype)}
+        model = ALL[strategy](rank, params, optimizer=SGD)
+        for step in range(4):
+            gradient = np.full((2, 3), 1e4, dtype)
+            if rank.rank == 2 and step == 2:
+                gradient[1, 0] = np.nan
+            model.reduce("v", np.zeros(1, dtype))
+            model.reduce("w", gradient)
+            model.step()
+        await model.finish()
+
+    with failing() as seen:
+        overlap.run(main, ranks=3)
+    error = seen[0].__cause__
+    assert (seen[0].rank, type(error)) == (2, overlap.NonFiniteError)
+    assert (error.rank, error.operation, error.step, error.index) == (2, "the gradient of 'w'", 2, (1, 0))
+    assert str(error).startswith("rank 2 was about to send nan by the gradient of 'w' at tests/parallel/test_alike.py:")
+    assert str(error).endswith(
+        f" in step 2: element [1, 0] of {dtype} (2, 3) is nan; no rank has received it: look for its cause "
+        "in the computes of this rank"
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_hook_that_changes_the_shape(strategy):
+    async def shortened(bucket):
+        return bucket.buffer[1:]
+
+    async def main(rank):
+        model = STRATEGIES[strategy](rank, {"w": np.zeros(4)}, optimizer=SGD, hook=shortened)
+        model.reduce("w", np.ones(4))
+        model.step()
+        with pytest.raises(overlap.UsageError) as caught:
+            await model.finish()
+        return str(caught.value)
+
+    told = "hook: bucket 0 is float64 (4,), the result of the hook is float64 (3,)"
+    assert overlap.run(main, ranks=2) == [told] * 2

@@ -287,6 +287,14 @@ def test_state_of_a_hook_that_no_file_can_have_is_told(tmp_path):
     )
 
 
+def test_state_of_a_hook_of_an_earlier_version_starts_from_the_beginning():
+    async def main(rank):
+        model = MAKES["top k"](rank, weights())
+        return model.resume(1, {"hooks": True}, {"hook:0:form": np.zeros(1, np.uint8)})
+
+    assert overlap.run(main, ranks=1) == ["the state of hooks is of other buckets, or of an earlier version"]
+
+
 def test_the_newest_two_stay(tmp_path):
     training(tmp_path, "data", ranks=2, save_at=(1, 2, 3), until=3)
     assert complete_steps(tmp_path) == [3, 2]

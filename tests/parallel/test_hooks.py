@@ -11,9 +11,6 @@ from overlap.parallel.hooks import bfloat16, float16
 from overlap.parallel.hooks.half import stochastic
 from overlap.parallel.hooks.operations import scale_for
 
-from .example_hooks import float8, power_sgd, top_k
-from .programs import alone, train, weights
-
 BFLOAT16 = ml_dtypes.bfloat16
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan], np.float32)
 
@@ -151,30 +148,6 @@ def test_what_is_not_finite_stays_so_and_spoils_nothing_else(hook):
 
 
 # -- in a model ------------------------------------------------------------------------------------------------------
-
-EVERY_HOOK = {
-    "bfloat16": (bfloat16(), 0.02),
-    "stochastic": (bfloat16("stochastic"), 0.02),
-    "float16": (float16(), 0.002),
-    "float8": (float8(), 0.1),
-    "top_k": (top_k(0.5), 0.2),
-    "power_sgd": (power_sgd(1, warm_up=1), 0.2),
-}
-
-
-@pytest.mark.parametrize("clock", ["real", "virtual"])
-@pytest.mark.parametrize("name", EVERY_HOOK)
-def test_a_model_learns_much_the_same_and_its_replicas_exactly(name, clock):
-    hook, tolerance = EVERY_HOOK[name]
-
-    def make(rank):
-        return parallel.DataParallel(rank, weights(), optimizer=parallel.SGD(0.1), bucket_bytes=300, hook=hook)
-
-    found = overlap.run(train, make, ranks=4, clock=clock, timeout_s=60)
-    for key, w in alone(parallel.SGD(0.1)).items():
-        assert len({each[key].tobytes() for each in found}) == 1
-        np.testing.assert_allclose(found[0][key], w, atol=tolerance)
-        assert (found[0][key] != weights()[key]).any()
 
 
 @pytest.mark.slow

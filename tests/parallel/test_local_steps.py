@@ -193,48 +193,6 @@ def test_gradients_that_are_missing_or_come_twice_are_named():
     overlap.run(main, ranks=1)
 
 
-def test_a_gradient_of_another_shape_is_named():
-    async def main(rank):
-        model = parallel.LocalSGD(rank, {"w": np.ones(3)}, optimizer=SGD)
-        model.reduce("w", np.ones(4))
-        model.step()
-        await model.finish()
-
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(main, ranks=1)
-    assert str(caught.value.cause) == "reduce: the gradient of 'w' in step 0 has shape (4,), the parameter (3,)"
-
-
-def test_parameters_that_differ_between_ranks_are_named_on_every_rank():
-    """Of as many elements each, which a broadcast alone would take."""
-
-    async def main(rank):
-        model = parallel.LocalSGD(rank, {"w": np.zeros((2, 3) if rank.rank else (3, 2))}, optimizer=parallel.SGD(0.1))
-        with pytest.raises(overlap.UsageError) as caught:
-            await model["w"]
-        return str(caught.value)
-
-    told = "params differ between rank {} and rank {}: 'w', float64 {}, here is something else there"
-    assert overlap.run(main, ranks=2) == [told.format(0, 1, (3, 2)), told.format(1, 0, (2, 3))]
-
-
-def test_a_gradient_that_is_not_finite_names_rank_parameter_and_step():
-    async def main(rank):
-        model = parallel.LocalSGD(rank, {"w": np.zeros(3)}, optimizer=parallel.SGD(0.1), period=4)
-        for step in range(3):
-            gradient = np.ones(3)
-            gradient[1] = np.nan if (rank.rank, step) == (1, 1) else 1.0
-            model.reduce("w", gradient)
-            model.step()
-        await model.finish()
-
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(main, ranks=2, timeout_s=60)
-    error = caught.value.__cause__
-    assert isinstance(error, overlap.NonFiniteError)
-    assert (error.rank, error.operation, error.step, error.index) == (1, "the gradient of 'w'", 1, (1,))
-
-
 def test_nesterov_refuses_what_cannot_be_meant():
     for options, told in (
         ({"lr": -1}, "lr: expected a number from 0, or a function of the step, got -1"),

@@ -95,36 +95,22 @@ def learnt_alone(found: list[Any], axes: dict[str, int], name: str, optimizer: s
     )
 
 
-@pytest.mark.everyday(1)
-@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "adam"])
-@pytest.mark.parametrize("mesh", MESHES)
-def test_a_mesh_learns_what_one_rank_learns(mesh: str, optimizer: str) -> None:
-    axes, name = MESHES[mesh]
-    assert learnt_alone(run(train, int(np.prod(list(axes.values()))), axes, name, optimizer), axes, name, optimizer)
+CELLS = [(clock, mesh, "adam", "data parallel") for clock in ("real", "virtual", "sockets") for mesh in MESHES]
+CELLS += [("real", mesh, "sgd", "data parallel") for mesh in MESHES]
+CELLS += [("real", "pp=2 dp=2 tp=2", "adam", kind) for kind in ("zero 2", "zero 3")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["zero 2", "zero 3"])
-def test_a_pipeline_whose_weights_are_shared_out(kind: str) -> None:
-    axes, name = MESHES["pp=2 dp=2 tp=2"]
-    assert learnt_alone(run(train, 8, axes, name, "adam", kind), axes, name, "adam")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["pp=2 dp=2 tp=2", "pp=2 tp=2"])
-def test_in_virtual_time(mesh: str) -> None:
-    axes, name = MESHES[mesh]
-    found, _ = simulate(train, int(np.prod(list(axes.values()))), axes, name, "sgd")
-    assert learnt_alone(found, axes, name, "sgd")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
-def test_over_efa(mesh: str) -> None:
+@pytest.mark.parametrize(("clock", "mesh", "optimizer", "kind"), CELLS)
+def test_a_mesh_learns_what_one_rank_learns(clock: str, mesh: str, optimizer: str, kind: str) -> None:
     axes, name = MESHES[mesh]
     ranks = int(np.prod(list(axes.values())))
-    found = run_far(train, 2, ranks // 2, axes, name, "adam", wires=by_sockets)
-    assert learnt_alone(found, axes, name, "adam")
+    if clock == "sockets":
+        found = run_far(train, 2, ranks // 2, axes, name, optimizer, kind, wires=by_sockets)
+    elif clock == "virtual":
+        found, _ = simulate(train, ranks, axes, name, optimizer, kind)
+    else:
+        found = run(train, ranks, axes, name, optimizer, kind)
+    assert learnt_alone(found, axes, name, optimizer)
 
 
 # -- experts in the stages of a pipeline -----------------------------------------------------------------------------

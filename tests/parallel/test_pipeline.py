@@ -97,7 +97,7 @@ async def train_model(rank: overlap.Rank, schedule: PipelineSchedule) -> tuple[l
 def learnt_alone(found: list[tuple[list[float], dict[int, object]]], stages: int) -> bool:
     """Whether all stages have the weights, and all ranks saw the losses, of one rank that learns alone."""
     weights, losses = b.one_rank(stages, STEPS)
-    have = {stage: w for _, mine in found for stage, w in mine.items()}
+    have = {int(stage): w for _, mine in found for stage, w in mine.items()}
     return b.close([have[stage] for stage in range(stages)], weights) and all(
         b.close(seen, losses) for seen, _ in found
     )
@@ -118,29 +118,19 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.everyday(12)
+@pytest.mark.parametrize("program", [train, train_model], ids=["gradients", "model"])
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("clock", ["real", "virtual"])
-def test_stages_learn_what_one_rank_learns(name: str, clock: str) -> None:
+@pytest.mark.parametrize("clock", ["real", "virtual", pytest.param("sockets", marks=pytest.mark.slow)])
+def test_stages_learn_what_one_rank_learns(clock, name, program) -> None:
     schedule = SCHEDULES[name]
-    found = run(train, schedule.ranks, schedule) if clock == "real" else simulate(train, schedule.ranks, schedule)[0]
+    if clock == "sockets" and schedule.ranks > 1:
+        found = run_far(program, 2, schedule.ranks // 2, schedule, wires=by_sockets)
+    elif clock == "virtual":
+        found, _ = simulate(program, schedule.ranks, schedule)
+    else:
+        found = run(program, schedule.ranks, schedule)
     assert learnt_alone(found, schedule.stages)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("clock", ["real", "virtual"])
-def test_a_model_keeps_the_weights_and_nothing_waits(name: str, clock: str) -> None:
-    schedule = SCHEDULES[name]
-    ranks = schedule.ranks
-    found = run(train_model, ranks, schedule) if clock == "real" else simulate(train_model, ranks, schedule)[0]
-    named = [(losses, {int(stage): w for stage, w in weights.items()}) for losses, weights in found]
-    assert learnt_alone(named, schedule.stages)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_over_efa(name: str) -> None:
-    schedule = SCHEDULES[name]
-    assert learnt_alone(run_far(train, 2, schedule.ranks // 2, schedule, wires=by_sockets), schedule.stages)
 
 
 # -- in virtual time ---------------------------------------------------------------------------------------------------

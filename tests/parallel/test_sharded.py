@@ -2,7 +2,6 @@
 
 import weakref
 from collections import Counter
-from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 
@@ -14,11 +13,9 @@ from overlap import parallel
 from overlap.parallel.buckets.scattered import Scattered
 from overlap.timeline import Timeline
 
-from ..core.companies import by_sockets, run_far
-from .programs import alone, backward, forward, loss_gradient, samples, train, weights
+from .programs import backward, forward, loss_gradient, samples, train, weights
 
 STAGES = (1, 2, 3)
-OPTIMIZERS = (parallel.SGD(0.1), parallel.SGD(0.1, momentum=0.9), parallel.Adam(1e-2), parallel.AdamW(1e-2))
 BUCKET = 300  # bytes: two layers of 288 bytes each
 SHARED = {"optimizer": parallel.Adam(1e-2), "bucket_bytes": BUCKET}
 
@@ -29,69 +26,6 @@ def data_parallel(rank, optimizer=SHARED["optimizer"], dtype=np.float64):
 
 def sharded(stage, dtype=np.float64, **options):
     return lambda rank: parallel.Sharded(rank, weights(dtype=dtype), stage=stage, **SHARED | options)
-
-
-def same(found, expected):
-    return all(list(one) == list(expected) and all((one[k] == w).all() for k, w in expected.items()) for one in found)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{type(o).__name__}-{getattr(o, 'momentum', '')}")
-@pytest.mark.parametrize("stage", STAGES)
-def test_all_stages_are_data_parallel_bit_by_bit(stage, optimizer):
-    expected = overlap.run(train, lambda rank: data_parallel(rank, optimizer), ranks=4, timeout_s=60)[0]
-    found = overlap.run(train, sharded(stage, optimizer=optimizer), ranks=4, timeout_s=60)
-    assert same(found, expected)
-    for name, w in alone(optimizer).items():
-        np.testing.assert_allclose(found[0][name], w, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.everyday(1)
-@pytest.mark.parametrize("clock", ["real", "virtual"])
-@pytest.mark.parametrize("stage", STAGES)
-def test_no_setting_changes_a_bit(stage, clock):
-    """Of float32 on three ranks, whose shares are uneven."""
-    dtype = np.float32
-    expected = overlap.run(
-        train, lambda rank: data_parallel(rank, dtype=dtype), 6, ranks=3, timeout_s=60, clock=clock
-    )  # fmt: skip
-    settings = [{"depth": 0}, {"depth": 3, "order": "fifo"}, {"in_flight": 1}, {"bucket_bytes": 1}]
-    for options in settings:
-        made = sharded(stage, dtype, **options)
-        assert same(overlap.run(train, made, 6, ranks=3, timeout_s=60, clock=clock), expected[0])
-
-
-@pytest.mark.parametrize(("processes", "each"), [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("stage", STAGES)
-def test_over_sockets(stage, processes, each):
-    found = run_far(train_and_copy, processes, each, sharded(stage), wires=by_sockets)
-    for one in found:
-        for name, w in alone(SHARED["optimizer"], ranks=processes * each).items():
-            np.testing.assert_allclose(one[name], w, rtol=1e-10, atol=1e-12)
-    if each == 1:  # two numbers have one sum, whoever adds first
-        assert same(found, run_far(train_and_copy, processes, each, data_parallel, wires=by_sockets)[0])
-
-
-async def train_and_copy(rank, make):
-    return {name: w.copy() for name, w in (await train(rank, make)).items()}
-
-
-@pytest.mark.parametrize("stage", [*(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2)), 3])
-def test_exact_sums_are_the_same_over_any_wires(stage):
-    """In one process, and over sockets, where a ring would add in another order for each bucket."""
-    exact = SHARED | {"exact": True}
-
-    def whole(rank):
-        return parallel.DataParallel(rank, weights(), **exact)
-
-    expected = overlap.run(train, whole, ranks=4)[0]
-    for bucket_bytes in (1, 2000):
-        found = run_far(train_and_copy, 2, 2, sharded(stage, exact=True, bucket_bytes=bucket_bytes), wires=by_sockets)
-        assert same(found, expected)
-
-
-def test_a_rank_alone_shares_with_nobody():
-    for stage in STAGES:
-        assert same(overlap.run(train, sharded(stage), ranks=1), overlap.run(train, data_parallel, ranks=1)[0])
 
 
 def nested(dtype=np.float64):
@@ -136,45 +70,6 @@ def test_a_part_of_the_tree_is_named_as_one(stage):
         for one, other in zip(found["first"].values(), expected["first"].values(), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-10)
         np.testing.assert_allclose(found["rest"][0], expected["rest"][0], rtol=1e-10)
-
-
-def test_all_ranks_begin_with_the_weights_of_the_first():
-    async def main(rank, stage):
-        model = parallel.Sharded(rank, weights(seed=rank.rank), stage=stage, **SHARED)
-        return await model.finish()
-
-    for stage in STAGES:
-        assert same(overlap.run(main, stage, ranks=3), weights(seed=0))
-
-
-async def train_in_parts(rank, make):
-    """Two micro-batches a step, and gradients of which some are large."""
-    model = make(rank)
-    for step in range(4):
-        for turn in range(2):
-            with model.no_sync() if turn == 0 else nullcontext():
-                back = []
-                for place, name in enumerate(weights()):
-                    random = np.random.default_rng((step, turn, rank.rank, place))
-                    back.append(rank.compute(lambda w, r: w * r.standard_normal(w.shape), model[name], random))
-                for name in reversed(weights()):
-                    model.reduce(name, back.pop())
-        model.step()
-    return await model.finish()
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-def test_gradients_of_micro_batches_are_added_up_and_limited(ranks, clip_norm):
-    options = SHARED | {"clip_norm": clip_norm}
-    expected = overlap.run(train_in_parts, lambda rank: parallel.DataParallel(rank, weights(), **options), ranks=ranks)
-    for stage in STAGES:
-        found = overlap.run(train_in_parts, sharded(stage, clip_norm=clip_norm), ranks=ranks)
-        assert same(found[1:], found[0])
-        for name, w in expected[0].items():
-            np.testing.assert_allclose(found[0][name], w, rtol=1e-12)
-        if stage == 1 and clip_norm is None:
-            assert same(found, expected[0])
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -343,28 +238,6 @@ def test_what_is_hidden_is_the_same_in_all_stages():
 # -- wrong use -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"stage": 4}, "stage: expected 1, 2 or 3, got 4"),
-        ({"stage": "3"}, "stage: expected 1, 2 or 3, got '3'"),
-        ({"depth": -1}, "depth: expected a whole number from 0, got -1"),
-        ({"in_flight": 0}, "in_flight: expected a whole number from 1, got 0"),
-        ({"ahead": 1.5}, "ahead: expected a whole number from 0, got 1.5"),
-        ({"bucket_bytes": 0}, "bucket_bytes: expected a whole number from 1, got 0"),
-        ({"clip_norm": 0.0}, "clip_norm: expected a number above 0, got 0.0"),
-        ({"order": "lifo"}, "order: expected 'forward' or 'fifo', got 'lifo'"),
-    ],
-)
-def test_what_cannot_be_meant_is_told(wrong, told):
-    async def main(rank):
-        with pytest.raises(overlap.UsageError) as caught:
-            parallel.Sharded(rank, weights(), **{"optimizer": parallel.SGD(0.1)} | wrong)
-        return str(caught.value)
-
-    assert overlap.run(main, ranks=1) == [told]
-
-
 def test_wrong_use_is_told_on_every_rank():
     async def main(rank):
         model = parallel.Sharded(rank, nested(), optimizer=parallel.SGD(0.1))
@@ -397,48 +270,3 @@ def test_wrong_use_is_told_on_every_rank():
         "step: no gradient of 'rest.0', 'first.b' in step 0; hand it over, or pass unused='zeros'",
     ]
     assert overlap.run(main, ranks=2) == [told, told]
-
-
-def test_a_gradient_of_another_shape_is_told():
-    async def main(rank):
-        model = sharded(2)(rank)
-        for name in weights():
-            model.reduce(name, rank.compute(np.ones, (6, 6 - (name == "w2" and rank.rank == 1))))
-        model.step()
-        await model.finish()
-
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(main, ranks=2)
-    told = "reduce: the gradient of 'w2' in step 0 has shape (6, 5), the parameter (6, 6)"
-    assert told in str(caught.value)
-
-
-def test_parameters_that_differ_between_ranks_are_named_on_every_rank():
-    async def main(rank):
-        params = {"a": np.zeros(2), "b": np.zeros(6 + (rank.rank == 2))}
-        model = parallel.Sharded(rank, params, optimizer=parallel.SGD(0.1))
-        with pytest.raises(overlap.UsageError) as caught:
-            await model["a"]
-        return str(caught.value)
-
-    first = "params differ between rank {} and rank {}: 'b', float64 ({},), here is something else there"
-    assert overlap.run(main, ranks=3) == [first.format(0, 2, 6), first.format(1, 2, 6), first.format(2, 0, 7)]
-
-
-def test_a_gradient_that_is_not_finite_is_told():
-    async def main(rank):
-        model = sharded(3)(rank)
-        for step in range(3):
-            for name in reversed(weights()):
-                gradient = np.ones((6, 6))
-                gradient[4, 5] = np.nan if (step, rank.rank, name) == (1, 2, "w2") else 1.0
-                model.reduce(name, gradient)
-            model.step()
-        await model.finish()
-
-    with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(main, ranks=3)
-    error = caught.value.__cause__
-    assert isinstance(error, overlap.NonFiniteError)
-    assert (error.rank, error.operation, error.step, error.index) == (2, "the gradient of 'w2'", 1, (4, 5))
-    assert "test_sharded.py" in error.call_site

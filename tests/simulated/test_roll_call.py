@@ -14,6 +14,7 @@ from overlap.processes.roll_call import Participation, call_roll
 from overlap.processes.sockets import listen
 from transports.handshake import welcome
 
+from .net import PROCESS
 from .simulation import Simulation, seeds, simulate
 
 ENDPOINT = "10.0.0.1", 29500
@@ -74,6 +75,25 @@ def test_too_few_are_told_so_everywhere() -> None:
     message = "nodes 2, 3 did not join within 20 s; at least 3 of 4 must join"
     assert [str(found.ends[node]) for node in (0, 1)] == [message, f"node 0 at 10.0.0.1:29500: {message}"]
     assert all(isinstance(found.ends[node], JoinError) for node in (0, 1))
+
+
+def test_a_launcher_that_is_stopped_does_not_count() -> None:
+    async def main(found: Simulation, node: int) -> object:
+        if node == 2:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(launcher, found, node)
+                await trio.sleep(1)
+                PROCESS.get().silent = True
+                await trio.sleep(100)
+                nursery.cancel_scope.cancel()
+        return await launcher(found, node, timeout_s=60.0) if node == 0 else None
+
+    error = undisturbed(3, main).ends[0]
+    assert isinstance(error, JoinError)
+    assert error.missing == (1, 2)
+    assert str(error).startswith(
+        "node 1 did not join within 60 s; node 2 had joined, and went away before all were there"
+    )
 
 
 def test_one_that_was_started_otherwise_is_told_so_at_once() -> None:

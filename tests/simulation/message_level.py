@@ -76,7 +76,7 @@ class Running:
         part = self.phases.popleft()
         placed, size = part.placed, part.placed.placement.size
         self.slot = part.share * self.nbytes / placed.rounds.slots
-        self.steps = [(one, self._ways(placed, one)) for one in placed.each for _ in range(one.round.repeat)]
+        self.steps = [(one, self._ways(placed, one)) for one in placed.placed_rounds for _ in range(one.round.repeat)]
         self.missing = [np.bincount(one.round.dst, minlength=size) for one, _ in self.steps]
         self.unsent = [np.bincount(one.round.src, minlength=size) for one, _ in self.steps]
         self.beside = [one.beside_s_per_byte * self.slot for one, _ in self.steps]

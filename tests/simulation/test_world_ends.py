@@ -198,19 +198,18 @@ def test_a_running_event_loop_has_real_time():
         trio.run(lambda: overlap.run_async(nothing, clock="virtual"))
 
 
-def test_no_transport_carries_anything():
-    with pytest.raises(UsageError, match=r"^transport: nothing travels in virtual time"):
-        overlap.run(nothing, ranks=2, clock="virtual", transport=NeuronLink(2))
-
-
-def test_a_cluster_that_is_too_small():
-    with pytest.raises(UsageError, match=r"^ranks: 33 do not fit on trn1.32xlarge, which has 32"):
-        overlap.run(nothing, ranks=33, clock="virtual", cluster="trn1.32xlarge")
-
-
-def test_unknown_clocks():
-    with pytest.raises(UsageError, match=r"^clock: 'fast' is unknown; known are 'real', 'virtual' and"):
-        overlap.run(nothing, ranks=2, clock="fast")
+@pytest.mark.everyday(3)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transport": NeuronLink(2)}, r"^transport: nothing travels in virtual time"),
+        ({"cluster": "trn1.32xlarge", "ranks": 33}, r"^ranks: 33 do not fit on trn1.32xlarge, which has 32"),
+        ({"clock": "fast"}, r"^clock: 'fast' is unknown; known are 'real', 'virtual' and"),
+    ],
+)
+def test_worlds_that_cannot_be(options, message):
+    with pytest.raises(UsageError, match=message):
+        overlap.run(nothing, **{"ranks": 2, "clock": "virtual"} | options)
 
 
 def test_an_unknown_peak():

@@ -66,7 +66,8 @@ def test_an_older_version_has_fewer_algorithms(load):
     ("base", "text", "told"),
     [
         ("trn1.32xlarge", 'use = "nccl"\ngeneration = "hopper"\nprocessor = "amd"',
-         "ours.toml: collectives.library: NCCL runs over nvlink inside a node, and wires.link is 'neuronlink'"),
+         "ours.toml: collectives.library: NCCL runs over nvlink inside a node, and wires.link is 'neuronlink'; "
+         "change one of them"),
         ("p5.48xlarge", 'use = "nncl"',
          "ours.toml: collectives.library.use: expected one of nccl, neuronx, rccl, found 'nncl'"),
         ("p5.48xlarge", 'use = "oneccl"',
@@ -76,9 +77,11 @@ def test_an_older_version_has_fewer_algorithms(load):
          "ours.toml: collectives.library.use: expected one of nccl, neuronx, rccl, found 'HCCL': no list of its "
          "algorithms on Gaudi is published"),
         ("p5.48xlarge", 'use = "rccl"',
-         "ours.toml: collectives.library: RCCL runs over xgmi inside a node, and wires.link is 'nvlink'"),
+         "ours.toml: collectives.library: RCCL runs over xgmi inside a node, and wires.link is 'nvlink'; "
+         "change one of them"),
         ("p5.48xlarge", 'use = "neuronx"',
-         "ours.toml: collectives.library: NeuronX runs over neuronlink inside a node, and wires.link is 'nvlink'"),
+         "ours.toml: collectives.library: NeuronX runs over neuronlink inside a node, and wires.link is 'nvlink'; "
+         "change one of them"),
         ("p5.48xlarge", 'generation = "volta"',
          "ours.toml: collectives.library.generation: expected one of ampere, hopper, blackwell, found 'volta'"),
         ("p5.48xlarge", 'version = "new"',

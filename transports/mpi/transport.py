@@ -58,8 +58,12 @@ class Mpi(MatchedTransport):
     ) -> None:
         self._comm = world() if comm is None else comm
         members = self._comm.Get_size()
-        ranks_of = _checked([[rank] for rank in range(members)] if placement is None else placement, members)
-        super().__init__(self._comm.Get_rank(), ranks_of, joins_itself=True)
+        placement = [[rank] for rank in range(members)] if placement is None else placement
+        if len(placement) != members or not all(placement):
+            raise ArgumentError(
+                f"placement is {placement!r}; the communicator has {members} processes: give every process ranks"
+            )
+        super().__init__(self._comm.Get_rank(), placement, joins_itself=True)
         self.links: dict[int, MpiLink] = {}
         self._limits = limits(members, credit_bytes=credit_bytes)
         self._linger_s = linger_s
@@ -181,15 +185,6 @@ class Mpi(MatchedTransport):
         self._settled.set()
         for link in self.links.values():
             link.lose(error.reason)
-
-
-def _checked(placement: Sequence[Sequence[int]], members: int) -> tuple[tuple[int, ...], ...]:
-    if len(placement) != members:
-        raise ArgumentError(f"the placement is for {len(placement)} processes; the communicator has {members}")
-    ranks = [rank for here in placement for rank in here]
-    if len(set(ranks)) != len(ranks) or not all(placement) or not all(0 <= rank < 2**32 for rank in ranks):
-        raise ArgumentError(f"placement is {placement!r}; give every process ranks from 0 up, each rank once")
-    return tuple(tuple(here) for here in placement)
 
 
 def factory(bootstrap: Bootstrap) -> Mpi:

@@ -26,7 +26,7 @@ OPTIONS = {
     "algorithm": shared("algorithm"),
     "processes": shared("processes", "default: 1", read=count, also=(), old=("--nnodes",)),
     "tcp": Option(read=switch, help="join the processes by TCP, not by Unix sockets"),
-    "rails": shared("rails", "such as 4", read=str),
+    "rails": shared("rails"),
     "peer_direct": shared("peer_direct"),
     "checksums": shared("checksums"),
     "transport": shared("transport"),

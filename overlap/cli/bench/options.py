@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ... import UsageError
 from ...cost.select import check_algorithm
-from ...settings import parse_rails
+from ...settings import text_of
 from ...units import format_bytes, parse_bytes
 from .cases import Case
 from .measuring import ProcessLayout
@@ -72,12 +72,10 @@ def layout(args: argparse.Namespace) -> ProcessLayout:
     processes = args.processes or 1
     if processes == 1:
         _check_one_process(args)
-    if args.rails is not None:
-        _check_rails(args.rails)
     return ProcessLayout(
         processes=processes,
         tcp=bool(args.tcp),
-        rails=args.rails,
+        rails=None if args.rails is None else text_of(args.rails),
         peer_direct=args.peer_direct is not False,
         checksums=args.checksums,
         transport=args.transport or "auto",
@@ -122,13 +120,6 @@ def _check_one_process(args: argparse.Namespace) -> None:
     for name in ("tcp", "rails", "peer_direct", "checksums", "transport"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')}: concerns what joins processes; give --processes 2 too")
-
-
-def _check_rails(text: str) -> None:
-    try:
-        parse_rails(text)
-    except UsageError as error:
-        raise UsageError(f"--rails: {error}") from None
 
 
 def _sizes(args: argparse.Namespace) -> list[int]:

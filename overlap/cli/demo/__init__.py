@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 
 from ...data import digits
@@ -21,6 +20,7 @@ from ...timeline.files.tracefile import write_trace
 from ...units import integer, parse_bytes
 from ..console import Console
 from ..options import add_options, check_width, shared
+from ..output import output_path
 from .report import drawings, gain, introduction, judged, progress, summary
 from .training import Task, compare, fitting_bandwidth
 
@@ -102,18 +102,13 @@ def _write(timeline: Timeline, path: str | None, console: Console) -> None:
         console.print(f"\nwrote {path}; `overlap timeline {path}` draws it", soft_wrap=True)
 
 
-def _check_folder(trace: str | None) -> None:
-    if trace and not os.path.isdir(os.path.dirname(trace) or "."):
-        raise UsageError(f"--trace: there is no directory {os.path.dirname(trace)}")
-
-
 def _task(args: argparse.Namespace) -> Task:
     """Return the task that the options ask for, without pacing unless `--bandwidth` is given."""
     if not 2 <= args.ranks <= MAX_RANKS:
         raise UsageError(f"--ranks: expected 2 to {MAX_RANKS}, got {args.ranks}")
     if args.steps < 1:
         raise UsageError(f"--steps: expected 1 or more, got {args.steps}")
-    _check_folder(args.trace)
+    output_path(args.trace)
     task = Task(ranks=args.ranks, steps=args.steps)
     if args.bandwidth is None:
         return task

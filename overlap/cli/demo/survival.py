@@ -51,7 +51,7 @@ class _Story:
 
 
 def demonstrate(console: Console, *, steps: int, width: int, ascii: bool) -> bool:
-    """Run the job; return whether its weights equal those of a run with the same history of members.
+    """Run the job; return whether its weights equal the weights of a run with the same history of members.
 
     Raises:
         OverlapError: If the job fails.

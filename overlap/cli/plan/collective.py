@@ -168,28 +168,28 @@ def _crossed(crossing: Crossing, nbytes: int) -> str:
     return f"{amount} of the busiest, {all_of} of all, {format_s(crossing.s_per_byte * nbytes)} on the way out"
 
 
-def _others(chosen: Plan, most: int) -> Iterator[str]:
-    """Yield the slower algorithms, those that do not apply, and faster ones that the library lacks."""
+def _others(chosen: Plan, limit: int) -> Iterator[str]:
+    """Yield slower algorithms, algorithms that do not apply, and faster ones of this package alone."""
     priced = [option for option in chosen.alternatives if option.predicted_s is not None]
     yield "alternatives:" if chosen.alternatives else "no alternatives"
-    yield from _listed(chosen, priced, most, "slower ones")
+    yield from _listed(chosen, priced, limit, "slower ones")
     for option in chosen.alternatives:
         if option.why_not:
             yield from wrapped(f"{option.algorithm} does not apply: {option.why_not}", first="  ", rest="    ")
     if chosen.proposals:  # this package could run them; they are no promise to users of the library
         yield ""
         yield f"proposals, which {chosen.library} lacks:"
-        yield from _listed(chosen, chosen.proposals, most, "more")
+        yield from _listed(chosen, chosen.proposals, limit, "more")
 
 
-def _listed(chosen: Plan, options: Sequence[Alternative], most: int, rest: str) -> Iterator[str]:
-    for option in options[:most]:
+def _listed(chosen: Plan, options: Sequence[Alternative], limit: int, rest: str) -> Iterator[str]:
+    for option in options[:limit]:
         assert option.predicted_s is not None
         more = f"{option.predicted_s / chosen.predicted_s - 1:+.0%}" if chosen.predicted_s else ""
         head = f"  {format_s(option.predicted_s):>8}  {more:>7}  "
         yield from wrapped(_name(option.algorithm, option.detail), first=head, rest=" " * 21)
-    if len(options) > most:
-        yield f"  and {len(options) - most} {rest} (--top {len(options)})"
+    if len(options) > limit:
+        yield f"  and {len(options) - limit} {rest} (--top {len(options)})"
 
 
 def _name(algorithm: str, detail: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -86,6 +87,12 @@ class Averaged(Bucket):
             apply = partial(self._apply, self._step, part)
             newest = self._work.compute(apply, arrived, *factors, name="update", role="update", moved_bytes=moved_bytes)
         return newest
+
+    def means(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
+        """Yield the mean of each part, and the names and places of the parameters in it."""
+        slots = [(slot.name, slice(slot.start, slot.stop)) for slot in self.plan.slots]
+        for part, mean in zip(self.parts, self.arrived, strict=True):
+            yield mean, slots if len(self.parts) == 1 else [(slots[0][0], slice(0, part.stop - part.start))]
 
     # -- on the compute stream -------------------------------------------------------------------------------------
 

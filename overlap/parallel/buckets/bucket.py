@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ class BucketContext:
     work: MemoryWork  # Issues computes that move memory
 
 
-class Bucket:
+class Bucket(ABC):
     """A bucket of one model on one rank: planned once, sent in each step.
 
     Args:
@@ -88,6 +89,10 @@ class Bucket:
     def _free(self) -> object:
         """Return a future that is done when the buffer may be written; None if the order of computes sees to that."""
         return None
+
+    @abstractmethod
+    def means(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
+        """Yield the means of the step that was sent last, and the names and places of the parameters in each."""
 
     def hand_over(self, name: str, gradient: object, site: Site) -> None:
         """Take a gradient of this step."""

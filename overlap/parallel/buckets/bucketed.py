@@ -42,11 +42,6 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     """A model with gradients averaged over a group of ranks, in buckets.
 
     Buckets leave in the same order on all ranks, each as soon as it is full and those before it have left.
-
-    Attributes:
-        rank: The rank that it runs on.
-        group: The ranks whose gradients it averages.
-        steps: How many `step` calls there have been.
     """
 
     _update_stream: str | None = None  # compute stream of updates, and of their factors
@@ -63,7 +58,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         rebuilds = settings.rebuild_buckets and settings.unused == "error" and not settings.uneven
         self._observed: list[str] | None = [] if rebuilds else None
         self._seen: Sequence[str] = ()  # the order of the first step, once it is known
-        self._queue: BucketQueue[B] = BucketQueue()
+        self._use([])
         self._syncs, self._sample_weight = True, 1.0
         self._joins = False  # whether this rank only takes part in the others' steps
         self._active: Future[Array] | None = None  # how many ranks have samples in this step
@@ -79,16 +74,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     def _use(self, buckets: list[B]) -> None:
         """Take these buckets from now on, in the order in which they travel."""
         self._queue = BucketQueue(buckets)
-
-    @property
-    def _buckets(self) -> list[B]:
-        """The buckets, in the order in which they travel."""
-        return self._queue.buckets
-
-    @property
-    def _home(self) -> dict[str, B]:
-        """The bucket of each gradient, by name."""
-        return self._queue.home
+        self._buckets, self._home = buckets, self._queue.home
 
     # -- for each strategy ----------------------------------------------------------------------------------------
 
@@ -110,10 +96,6 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     @abstractmethod
     def _reorder(self, order: Sequence[str]) -> None:
         """Let buckets fit gradients that come in that order."""
-
-    @abstractmethod
-    def _arrived(self, bucket: B) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
-        """Yield the means of a bucket that has been sent, and the places of parameters in each."""
 
     @abstractmethod
     async def _whole(self) -> Params:
@@ -265,7 +247,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         limit, stream = self._settings.clip_norm, self._update_stream
         if limit is None or not self._work.real:
             return ()
-        arrived = [mean for bucket in self._buckets for mean in self._arrived(bucket)]
+        arrived = [mean for bucket in self._buckets for mean in bucket.means()]
         parts: list[list[Part]] = [
             [(part, self._copies.get(name, 1)) for name, part in parts_of_mean] for _, parts_of_mean in arrived
         ]
@@ -317,7 +299,11 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         if arrays is None:
             return "the state of hooks starts from the beginning" if notes.get("hooks") else ""
         fit = [hook.resume(arrays) for hook in hooked]
-        return str(notes.get("lost", "")) if all(fit) else "the state of hooks is of other buckets"
+        return (
+            str(notes.get("lost", ""))
+            if all(fit)
+            else "the state of hooks is of other buckets, or of an earlier version"
+        )
 
     # -- the order -----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +180,11 @@ class Scattered(Bucket):
     def opened(self, whole: Future[Array]) -> Future[dict[str, Array]]:
         """Return the parameters by name, once they are there and all that was issued before has run."""
         return self._work.compute(self._open, whole, name="open")
+
+    def means(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
+        """Yield this rank's part of the mean, and the names and places of the parameters in it."""
+        assert self.reduced is not None, "the step has sent it"
+        yield self.reduced, [(slot.name, place) for slot, place in self.weights.places()]
 
     # -- on compute streams ----------------------------------------------------------------------------------------
 

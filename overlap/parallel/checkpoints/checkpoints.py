@@ -19,7 +19,7 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
-from ...state.store import in_thread
+from ...state.store import all_agree, common_nonce, in_thread
 from ...timeline.recording import call_site
 from ...timeline.span import RoleName
 from ..replicated import reason_of
@@ -32,7 +32,6 @@ from .reader import Reader
 from .writer import commit, merge, write_part
 
 if TYPE_CHECKING:
-    from ..hooks.operations import Values
     from ..tree import Site
 
 _STREAM = "overlap.checkpoints"
@@ -280,11 +279,8 @@ class Checkpoints:
         if not self._rank.state.real:
             await self._together(site)
             return
-        nonce = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
-        shared = await group.broadcast(
-            metadata([nonce], np.int64), stream=self._stream, name="checkpoint begins", call_site=site
-        )
-        written = self._folder / f".checkpoint-{step:012}-{int(shared[0]):016x}"
+        nonce = await common_nonce(group, stream=self._stream, name="checkpoint begins", call_site=site)
+        written = self._folder / f".checkpoint-{step:012}-{nonce:016x}"
         await in_thread(partial(write_part, written, group.rank, group.size, pieces, notes))
         await self._together(site)
         if group.rank == 0:
@@ -300,10 +296,7 @@ class Checkpoints:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def _all(self, agrees: bool, site: Site) -> bool:
-        least: Values = await self._group.all_reduce(
-            metadata([agrees], np.int8), op="min", stream=self._stream, name="restore", call_site=site
-        )
-        return bool(least[0])
+        return await all_agree(agrees, self._group, stream=self._stream, name="restore", call_site=site)
 
     async def _saved_steps(self, site: Site) -> list[int]:
         """Return the steps that the first rank finds, the newest first; in virtual time there are none."""

@@ -57,10 +57,12 @@ def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) 
     ]
 
 
+_POINT = ("wall", "compute", "overlapped", "waiting", "wire", "kept", "copy", "queued", "idle")
+"""Times of a rank by which it is like others; the table has them in this order."""
+
+
 def _point(row: Breakdown, wall_ns: int) -> tuple[float, ...]:
-    names = ("wall", "compute", "overlapped", "waiting", "wire", "kept", "copy", "queued", "idle")
-    times_ns = [getattr(row, f"{name}_ns") for name in names]
-    return tuple(time_ns / wall_ns for time_ns in times_ns)
+    return tuple(getattr(row, f"{name}_ns") / wall_ns for name in _POINT)
 
 
 def _grouped(rows: Sequence[Breakdown], points: Mapping[int, tuple[float, ...]], alike: float) -> list[list[Breakdown]]:
@@ -118,24 +120,13 @@ def table(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[
 
 
 def _figures(fold: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str]:
-    def mean(sum_ns: int) -> str:
-        return figure(sum_ns / len(ranks), unit_ns)
+    def total_ns(name: str) -> int:
+        return sum(getattr(row, f"{name}_ns") for row in ranks)
 
-    hidden_ns, comm_ns = (sum(getattr(row, name) for row in ranks) for name in ("overlapped_ns", "comm_ns"))
-    return [
-        fold.label,
-        mean(sum(row.wall_ns for row in ranks)),
-        mean(sum(row.compute_ns for row in ranks)),
-        mean(hidden_ns),
-        f"{hidden_ns / comm_ns:.0%}" if comm_ns else "n/a",
-        mean(sum(row.waiting_ns for row in ranks)),
-        mean(sum(row.wire_ns for row in ranks)),
-        mean(sum(row.kept_ns for row in ranks)),
-        mean(sum(row.copy_ns for row in ranks)),
-        mean(sum(row.queued_ns for row in ranks)),
-        mean(sum(row.idle_ns for row in ranks)),
-        f"{fold.spread:.1%}" if len(ranks) > 1 else "",
-    ]
+    comm_ns = total_ns("comm")
+    hidden = f"{total_ns('overlapped') / comm_ns:.0%}" if comm_ns else "n/a"
+    means = [figure(total_ns(name) / len(ranks), unit_ns) for name in _POINT]
+    return [fold.label, *means[:3], hidden, *means[3:], f"{fold.spread:.1%}" if len(ranks) > 1 else ""]
 
 
 def _blocks(padded: list[list[str]], width: int) -> list[list[list[str]]]:

@@ -38,13 +38,7 @@ _LANES_ASCII = [
     ("!", "", "on the wire"),
     (".", "", "idle"),
 ]
-_ROW_ASCII = [
-    ("#", "", "compute"),
-    ("=", "", "both"),
-    ("~", "", "waiting for a rank"),
-    ("!", "", "on the wire"),
-    (".", "", "idle"),
-]
+_ROW_ASCII = [_LANES_ASCII[0], ("=", "", "both"), *_LANES_ASCII[2:]]
 _ROW_PLAIN = [
     ("▀", "", "compute"),
     ("█", "", "both"),

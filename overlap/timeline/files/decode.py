@@ -88,7 +88,7 @@ def file_header(told: Json) -> Header:
     """Return the checked header of a trace file; errors as for `checked_header`."""
     if not isinstance(told, Mapping):
         raise ValueError("the field 'overlap' is not an object")
-    return checked_header(told, version=VERSION, what="written by ")
+    return checked_header(told, version=VERSION, origin="written by ")
 
 
 def _left_out(columns: SpanColumns) -> str:

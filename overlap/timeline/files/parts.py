@@ -71,16 +71,16 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def checked_header(fields: object, *, version: int, what: str) -> Header:
+def checked_header(fields: object, *, version: int, origin: str) -> Header:
     """Return the header that was read.
 
     Raises:
-        UsageError: A newer version than `version` has written it; the message names it `what`.
+        UsageError: A newer version than `version` has written it; the message begins with `origin`.
         msgspec.ValidationError: A field is missing or is not what it should be; it is named.
     """
     written = fields.get("version") if isinstance(fields, Mapping) else None
     if isinstance(written, int) and written > version:
-        raise UsageError(f"{what}a newer version (format {written}, this one reads up to {version})")
+        raise UsageError(f"{origin}a newer version (format {written}, this one reads up to {version})")
     return msgspec.convert(fields, Header)
 
 
@@ -136,7 +136,7 @@ class Part:
 def _read_header(file: BinaryIO) -> Header:
     try:
         told = msgpack.unpackb(_read_block(file))
-        return checked_header(told, version=_VERSION, what="part of a trace: of ")
+        return checked_header(told, version=_VERSION, origin="part of a trace: of ")
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise UsageError(f"damaged part of a trace: {error!r}") from error
 

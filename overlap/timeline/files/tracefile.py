@@ -105,7 +105,7 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
             found = read_end(data) if is_complete else None
             if found is not None:
                 return _with_columns(*found)
-            timeline, cut = _parsed(bytes(data), whole=is_complete)
+            timeline, cut = _parsed(bytes(data), complete=is_complete)
         return replace(timeline, meta=timeline.meta | {CUT: "only what is complete"}) if cut else timeline
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
@@ -169,14 +169,14 @@ def _opened(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
         raise UsageError(f"cannot be read: {error.strerror}") from error
 
 
-def _parsed(data: bytes, *, whole: bool) -> tuple[Timeline, bool]:
+def _parsed(data: bytes, *, complete: bool) -> tuple[Timeline, bool]:
     """Return the timeline of a document, and whether the document was cut off."""
     if b'"overlap"' in data:  # of others nothing is known, so that they cannot be checked as they are decoded
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
             document = _decoder.decode(data)
             if document.overlap is not None:
-                return document.timeline(), not whole
-    content, cut = _loaded(data, whole=whole)
+                return document.timeline(), not complete
+    content, cut = _loaded(data, complete=complete)
     if isinstance(content, dict) and isinstance(hardware := content.get("trace_events"), list):
         return from_neuron(hardware), cut
     events = content.get("traceEvents") if isinstance(content, dict) and "overlap" in content else None
@@ -189,12 +189,12 @@ def _parsed(data: bytes, *, whole: bool) -> tuple[Timeline, bool]:
 _decoder = msgspec.json.Decoder(Document)
 
 
-def _loaded(data: bytes, *, whole: bool) -> tuple[Json, bool]:
+def _loaded(data: bytes, *, complete: bool) -> tuple[Json, bool]:
     """Return the content of JSON, or its complete part, and whether the document was cut off."""
     try:
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            return cast(Json, msgspec.json.decode(data)), not whole
-        return cast(Json, json.loads(data)), not whole  # not strictly JSON, and yet what Python takes for it
+            return cast(Json, msgspec.json.decode(data)), not complete
+        return cast(Json, json.loads(data)), not complete  # not strictly JSON, and yet what Python takes for it
     except (ValueError, RecursionError) as error:
         if (part := complete_part(data.decode("utf-8", "ignore"))) is not None:
             return part, True

@@ -9,7 +9,7 @@ from itertools import pairwise
 from ...errors import UsageError
 from ...units import figure, figure_unit, format_bytes, format_ns
 from ..measure.intervals import clip, merge
-from ..ranklist import listed
+from ..ranklist import listed, named_ranks
 from .advice import FEW_STEPS, WORTH, Facts, advice, is_launch_bound
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
 from .places import top_places
@@ -175,7 +175,7 @@ def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequ
         of = f": {loss.places[0]}" if loss.places else ""
         unfit = any("clocks do" in note for note in notes)
         alone = "the clocks of the files do not fit, or they are of two runs" if unfit else "not matched"
-        alone = f"rank{'s' * (len(missing) > 1)} {listed(missing)} not recorded" if missing else alone
+        alone = f"{named_ranks(missing)} not recorded" if missing else alone
         return head + f"{lost} are exposed communication{of}; wait or wire cannot be told: {alone}{change}"
     if loss.cause == WAIT and facts.late:
         late = _worst(facts.late)[0]

@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ..files.merge import merged
 from ..files.tracefile import read_trace
 from ..measure.metrics import Breakdown, breakdowns, median_step
-from ..ranklist import listed
+from ..ranklist import named_ranks
 from ..replay.prediction import Prediction, advise, neighbours, predict
 from ..spans import ORIGIN, STARVED, Timeline
 from .advice import FEW_STEPS, MOST, WORTH, bounds
@@ -94,7 +94,7 @@ def _starved(timeline: Timeline) -> Advice | None:
         return None
     ranks, most = sorted(map(int, shares)), max(map(float, shares.values()))
     evidence = (
-        f"computes of rank{'s' * (len(ranks) > 1)} {listed(ranks)} had less than a core: for up to {most:.0%} of their "
+        f"computes of {named_ranks(ranks)} had less than a core: for up to {most:.0%} of their "
         "time they could run and had no processor"
     )
     return Advice(

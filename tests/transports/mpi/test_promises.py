@@ -272,11 +272,11 @@ def test_it_is_opened_once_and_before_it_is_used() -> None:
 @pytest.mark.parametrize(
     ("placement", "reason"),
     [
-        ([[0]], "the placement is for 1 processes; the communicator has 2"),
+        ([[0]], "the communicator has 2 processes: give every process ranks"),
         ([[0], [0]], "each rank once"),
         ([[0], []], "give every process ranks"),
-        ([[0], [-1]], "ranks from 0 up"),
-        ([[0], [2**32]], "ranks from 0 up"),
+        ([[0], [-1]], "once, from 0 up"),
+        ([[0], [2**32]], "once, from 0 up"),
     ],
 )
 def test_placements_that_cannot_be(placement: list[list[int]], reason: str) -> None:
