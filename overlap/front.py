@@ -179,9 +179,9 @@ def _arguments_as_config(clock: str | Virtual, cluster: str | topology.Cluster, 
     arguments = RunConfig.given(cluster=None if cluster == "local" else cluster, **settings)
     if clock == "real":
         return arguments
-    from .simulation.simulated_backend import virtual_of  # and with it the model of the machines
+    from .simulation.simulated_backend import parse_clock  # and with it the model of the machines
 
-    return arguments.changed(ARGUMENT, virtual=virtual_of(clock))
+    return arguments.changed(ARGUMENT, virtual=parse_clock(clock))
 
 
 async def _live(
@@ -243,7 +243,7 @@ def _simulate(
 
         return live_virtual_epochs(live, config.virtual, placed, size)
     clock = SimulatedBackend(config.virtual, placed)
-    with clock.going_wrong():
+    with clock.apply_fault_seed():
         return clock.kernel.run(live, clock, size, (), {})
 
 

@@ -12,7 +12,7 @@ from topology import TopologyError
 from .. import Virtual, run
 from ..config import RunConfig, overriding
 from ..errors import RankFailedError, UsageError
-from ..planning.recorded import Growth, Move, Tape, classes_of, growth_of, play, tape_of
+from ..planning.recorded import Growth, Move, Tape, classify_ranks, infer_tape, map_growth, play
 from ..runtime.rank import Rank
 from ..simulation import Alike
 from ..timeline.files.merge import merged
@@ -81,7 +81,7 @@ def recorded(args: argparse.Namespace) -> Program:
     files = args.files
     recording = merged([read_trace(file) for file in files])
     timeline = _some(recording, _MOVES_AT_MOST)
-    run_and_tape = timeline, tape_of(timeline)
+    run_and_tape = timeline, infer_tape(timeline)
 
     def program() -> dict[str, object]:
         laid: list[_Replay] = []
@@ -146,7 +146,7 @@ class _Replay:
         return self.moves + summed * self.growth.ranks // _RANKS_PRICED
 
     def _of(self, rank: int) -> Sequence[Move]:
-        return self.tape.moves[self.growth.like(rank)]
+        return self.tape.moves[self.growth.recorded_rank(rank)]
 
     def with_representatives(self, wanted: RunConfig) -> RunConfig:
         """Return a configuration that simulates two ranks of each class, and infers the others."""
@@ -158,16 +158,16 @@ class _Replay:
 def _laid(timeline: Timeline, tape: Tape, wanted: RunConfig, names: Sequence[str]) -> _Replay:
     """Place a run on a cluster: above the limit of moves, two ranks of each class run, and fewer steps if needed."""
     virtual = wanted.virtual or Virtual()
-    growth = growth_of(tape, wanted.ranks or tape.world_size, names)
+    growth = map_growth(tape, wanted.ranks or tape.world_size, names)
     all_of_it = _Replay(tape=tape, growth=growth, classes=None)
     if all_of_it.moves <= _MOVES_AT_MOST:
         return all_of_it
     free = virtual.shapes_only and not virtual.alike and virtual.conditions.calm and virtual.faults is None
-    found = replace(all_of_it, classes=classes_of(tape, growth) if free else None)
+    found = replace(all_of_it, classes=classify_ranks(tape, growth) if free else None)
     if found.work <= _MOVES_AT_MOST or virtual.alike:
         return found
     fewer = _some(timeline, _MOVES_AT_MOST * len(timeline.spans) // found.work)
-    return found if fewer is timeline else replace(found, tape=tape_of(fewer))
+    return found if fewer is timeline else replace(found, tape=infer_tape(fewer))
 
 
 def _some(timeline: Timeline, most_spans: int) -> Timeline:
@@ -218,7 +218,7 @@ def _grown(growth: Growth) -> str:
     if growth.ranks == growth.recorded:
         return "groups are those of the trace"
     names = ", ".join(sorted(growth.names)) or "world"
-    become = f"groups {names} of {growth.degree} ranks have {growth.grown}" if growth.degree > 1 else (
+    become = f"groups {names} of {growth.degree} ranks have {growth.grown_size}" if growth.degree > 1 else (
         f"{growth.ranks / growth.recorded:g} times all ranks, side by side, share {names}"
     )  # fmt: skip
     return f"{become}, all others keep their size"

@@ -22,7 +22,7 @@ from .benchmark_logs import BenchmarkLog, LogRow, read
 _LEAST_ROWS = 4
 
 # Switches that reduce on the way halve the bytes that each rank sends; no algorithm of ours sends fewer.
-_IN_SWITCHES = 0.5
+_SWITCH_REDUCTION_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +40,18 @@ class Calibration:
         return self.cluster.machine.name
 
     def machine_file(self, name: str) -> str:
-        """Return the machine file, in which the machine has a name."""
-        return _machine_file(self, name)
+        """Return the text of the machine file, with `name` as the name of the machine."""
+        return _format_machine_file(self, name)
 
 
 def calibrate(paths: Sequence[str], name: str, *, op: str | None = None, ranks: int | None = None) -> Calibration:
-    """MachineFit a machine to logs.
+    """Fit the figures of a machine to logs of benchmarks.
 
     Args:
         paths: The files of the logs.
         name: The cluster that they are of, such as "p5.48xlarge x2".
-        op: The collective, where a log does not say it.
-        ranks: The ranks that took part, where a log does not say it.
+        op: The collective, where a log lacks it.
+        ranks: Number of ranks, where a log lacks it.
 
     Raises:
         UsageError: If a log cannot be read, or does not fit the cluster; names file, row and what was expected.
@@ -66,31 +66,32 @@ def calibrate(paths: Sequence[str], name: str, *, op: str | None = None, ranks: 
     if ranks is not None and ranks < 2:
         raise UsageError(f"--ranks: expected 2 or more, got {ranks}")
     logs = [read(path, op=op, ranks=ranks) for path in paths]
-    samples = [_sample(row, cluster) for log in logs for row in log.rows]
+    samples = [_make_sample(row, cluster) for log in logs for row in log.rows]
     if len(samples) < _LEAST_ROWS:
         raise UsageError(f"{paths[0]}: expected {_LEAST_ROWS} rows or more, found {len(samples)}")
     return Calibration(cluster=cluster, paths=paths, logs=logs, fit=fit(cluster, samples))
 
 
-def _sample(row: LogRow, cluster: topology.Cluster) -> Sample:
+def _make_sample(row: LogRow, cluster: topology.Cluster) -> Sample:
+    """Return a row as a sample to fit; refuse one that does not fit the cluster, or is faster than its wires."""
     ranks = row.ranks or cluster.world_size
     if ranks < 2:
         raise UsageError(f"{row.where}: expected a collective of 2 ranks or more, found {ranks}")
     if ranks > cluster.world_size:
         raise UsageError(f"{row.where}: {ranks} ranks do not fit {cluster.name}, which has {cluster.world_size}")
-    placed = _placed(row, cluster) or tuple(range(ranks))
-    sample = Sample(collective=row.collective, nbytes=row.nbytes, dtype=row.dtype, ranks=placed, time_s=row.time_s)
-    if row.time_s < (least_s := _IN_SWITCHES * wire_s(cluster, sample)):
+    row_ranks = _ranks_at_places(row, cluster) or tuple(range(ranks))
+    sample = Sample(collective=row.collective, nbytes=row.nbytes, dtype=row.dtype, ranks=row_ranks, time_s=row.time_s)
+    if row.time_s < (least_s := _SWITCH_REDUCTION_SHARE * wire_s(cluster, sample)):
         raise UsageError(
             f"{row.where}: expected {format_s(least_s)} or more, half of what {format_bytes(row.nbytes)} on "
-            f"{len(placed)} ranks of {cluster.name} takes at the full rate of its wires, found "
+            f"{len(row_ranks)} ranks of {cluster.name} takes at the full rate of its wires, found "
             f"{format_s(row.time_s)}"
         )
     return sample
 
 
-def _placed(row: LogRow, cluster: topology.Cluster) -> tuple[int, ...]:
-    """Return the ranks at the places that a log names."""
+def _ranks_at_places(row: LogRow, cluster: topology.Cluster) -> tuple[int, ...]:
+    """Return the ranks at the hosts and devices that a row names; none if it names none."""
     if not row.places:
         return ()
     hosts, devices = (max(column) + 1 for column in zip(*row.places, strict=True))
@@ -116,7 +117,8 @@ def figure_line(source: str, confidence: str, key: str, value: float) -> str:
     return f'{key} = {{ value = {number}, source = {quoted(source)}, confidence = "{confidence}" }}'
 
 
-def _machine_file(result: Calibration, name: str) -> str:
+def _format_machine_file(result: Calibration, name: str) -> str:
+    """Return the machine file: the fitted latencies and efficiencies, with their source."""
     fit, network = result.fit, result.cluster.machine.network
     source = ", ".join(f"{log.tool} in {Path(path).name}" for log, path in zip(result.logs, result.paths, strict=True))
     count, middle, worst = fit.errors(left_out=True)
@@ -148,20 +150,20 @@ def own_machine_file(name: str, fit: OwnFit, *, between: str, cores: int) -> str
         cores: Processors of this computer.
     """
     count, middle, worst = fit.errors(left_out=True)
-    line, apart = partial(figure_line, "measured: overlap calibrate --here", "D"), fit.between
-    wire = ("step_s", "gap_s", "incast_s", "busy_s", "busy_bytes_per_s")
-    own = ("meeting_s", "phase_s", "memory_bytes_per_s", "launch_s", "reducer_bytes_per_s")
+    line, figures = partial(figure_line, "measured: overlap calibrate --here", "D"), fit.between
+    wire_keys = ("step_s", "gap_s", "incast_s", "busy_s", "busy_bytes_per_s")
+    memory_keys = ("meeting_s", "phase_s", "memory_bytes_per_s", "launch_s", "reducer_bytes_per_s")
     between_nodes = [
         "[collectives.between_nodes]",
-        f"shared_memory = {'true' if 'phase_s' in apart else 'false'}",
+        f"shared_memory = {'true' if 'phase_s' in figures else 'false'}",
         line("cores", cores),
-        *(line(key, apart[key]) for key in own if key in apart),
+        *(line(key, figures[key]) for key in memory_keys if key in figures),
         "",
     ]
-    if "step_s" in apart:
+    if "step_s" in figures:
         between_nodes += [
             "[collectives.between_nodes.wires.efa]",
-            *(line(key, apart["step_s" if key in ("gap_s", "incast_s") else key]) for key in wire),
+            *(line(key, figures["step_s" if key in ("gap_s", "incast_s") else key]) for key in wire_keys),
             "",
         ]
     return "\n".join(

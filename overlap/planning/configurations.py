@@ -15,7 +15,7 @@ from ..errors import UsageError
 from .model import Model
 
 # Names in transformers' configurations (PretrainedConfig of llama, mixtral, deepseek_v3, gpt2).
-_HUGGING_FACE: Mapping[str, tuple[str, ...]] = {
+_HUGGING_FACE_NAMES: Mapping[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer"),
     "hidden": ("hidden_size", "n_embd"),
     "heads": ("num_attention_heads", "n_head"),
@@ -49,11 +49,13 @@ _TIED = ("gpt2", "gpt_bigcode", "opt", "bloom", "falcon", "bert", "roberta", *_A
 @cache
 def known() -> tuple[str, ...]:
     """Return the names of the models that come with the package."""
-    return tuple(sorted(path.name.removesuffix(".toml") for path in _data().iterdir() if path.name.endswith(".toml")))
+    return tuple(
+        sorted(path.name.removesuffix(".toml") for path in _models_folder().iterdir() if path.name.endswith(".toml"))
+    )
 
 
 def load(name: str | None, changes: Mapping[str, int] | None = None) -> Model:
-    """Read a model.
+    """Return the model of a name or file.
 
     Args:
         name: One of `known()`, or a file: TOML with the attributes of `Model` as keys, or a config.json of Hugging
@@ -63,7 +65,7 @@ def load(name: str | None, changes: Mapping[str, int] | None = None) -> Model:
     Raises:
         UsageError: If there is no such model or file, or a figure is missing or cannot be meant; names file and key.
     """
-    read, where = _read(name) if name is not None else ({"name": "own"}, "--model: own figures")
+    read, where = _read_figures(name) if name is not None else ({"name": "own"}, "--model: own figures")
     figures: dict[str, Any] = {**read, **(changes or {})}
     allowed = {field.name: field for field in fields(Model)}
     if unknown := sorted(set(figures) - set(allowed)):
@@ -82,9 +84,10 @@ def load(name: str | None, changes: Mapping[str, int] | None = None) -> Model:
         raise UsageError(f"{where}: {error}") from None
 
 
-def _read(name: str) -> tuple[dict[str, object], str]:
+def _read_figures(name: str) -> tuple[dict[str, object], str]:
+    """Return the figures of a model of the package or of a file, and the name for messages."""
     if name in known():
-        return tomllib.loads((_data() / f"{name}.toml").read_text(encoding="utf-8")), name
+        return tomllib.loads((_models_folder() / f"{name}.toml").read_text(encoding="utf-8")), name
     path = Path(name)
     if path.suffix not in (".toml", ".json"):
         raise UsageError(
@@ -100,16 +103,17 @@ def _read(name: str) -> tuple[dict[str, object], str]:
     if not isinstance(content, dict):
         raise UsageError(f"--model: {name}: expected an object with figures, got {type(content).__name__}")
     if path.suffix == ".json":
-        content = _from_hugging_face(content, name)
+        content = _convert_hugging_face(content, name)
     return {"name": path.stem, **content}, name
 
 
-def _from_hugging_face(config: Mapping[str, object], where: str) -> dict[str, object]:
+def _convert_hugging_face(config: Mapping[str, object], where: str) -> dict[str, object]:
+    """Return the figures of `Model` from a config.json of Hugging Face, with the defaults of its classes."""
     figures: dict[str, object] = {"source": "config.json"}
     inner = config.get("text_config")
-    if isinstance(inner, Mapping):  # of a model that sees and hears too
+    if isinstance(inner, Mapping):  # the language part of a model of several media
         config = {**config, **inner}
-    for key, names in _HUGGING_FACE.items():
+    for key, names in _HUGGING_FACE_NAMES.items():
         for name in names:
             if config.get(name) is not None:
                 figures[key] = config[name]
@@ -122,14 +126,16 @@ def _from_hugging_face(config: Mapping[str, object], where: str) -> dict[str, ob
         figures["window"] = config["sliding_window"]
     width = figures.get("hidden")
     if "ffn" not in figures and kind in ("gpt2", "gpt_bigcode", "bloom", "falcon") and isinstance(width, int):
-        figures["ffn"] = 4 * width  # where they say nothing
+        figures["ffn"] = 4 * width  # the default of these classes
     if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
         figures["kv_heads"] = 1
-    return {**figures, **_shared(config, figures, where)}
+    return {**figures, **_shared_expert_figures(config, figures, where)}
 
 
-def _shared(config: Mapping[str, object], figures: Mapping[str, object], where: str) -> dict[str, object]:
-    """Return the experts that all tokens meet, if the file has their width; refuse figures unknown to `Model`."""
+def _shared_expert_figures(
+    config: Mapping[str, object], figures: Mapping[str, object], where: str
+) -> dict[str, object]:
+    """Return the figure `shared_experts`, if the file has it; refuse figures that `Model` cannot have."""
     width, expert_width = config.get("shared_expert_intermediate_size"), figures.get("expert_ffn")
     for name in ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"):
         if config.get(name) not in (None, 1):
@@ -148,5 +154,6 @@ def _shared(config: Mapping[str, object], figures: Mapping[str, object], where: 
     return {"shared_experts": width // expert_width}
 
 
-def _data() -> Path:
+def _models_folder() -> Path:
+    """Return the folder of the models that come with the package."""
     return Path(str(files(__package__))) / "models"

@@ -28,7 +28,7 @@ _TWO_BYTES = "bf16"  # the products of a dtype that the machine file lacks, and 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Matrix products in one dtype."""
+    """Rate of matrix products in one dtype."""
 
     flops_per_s: float  # of a product that never ends
     start_s: float  # of any product
@@ -41,16 +41,16 @@ class Device:
     products: Mapping[str, Rate]  # by dtype
     attention_flops_per_s: float  # of fused attention
     bytes_per_s: float  # of memory, as element-wise computes reach it
-    beside: float = 1.0  # share of these rates that is left while the rank communicates
+    share_beside_collectives: float = 1.0  # share of these rates that is left while the rank communicates
 
     @classmethod
     def of(cls, cluster: Cluster) -> Device | None:
-        """Read the device of a rank; None if the machine file says nothing of measured products."""
+        """Read the device of a rank; None if the machine file has no measured products."""
         chip, shares = cluster.machine.chip, cluster.ranks_per_device
         memory = cluster.memory_bytes_per_s()
         if not chip.products or memory is None:
             return None
-        sustained = (chip.sustained.value if chip.sustained else 1.0) * _clock(chip)
+        sustained = (chip.sustained.value if chip.sustained else 1.0) * _clock_share(chip)
         products = {
             each.kind: Rate(flops_per_s=each.flops_per_s.value * sustained / shares, start_s=each.start_s.value)
             for each in chip.products
@@ -61,7 +61,7 @@ class Device:
             products=products,
             attention_flops_per_s=fused.value * sustained / shares if fused else plain.flops_per_s / 2,
             bytes_per_s=memory * (chip.memory_efficiency.value if chip.memory_efficiency else 1.0),
-            beside=chip.beside_collectives.value if chip.beside_collectives else 1.0,
+            share_beside_collectives=chip.beside_collectives.value if chip.beside_collectives else 1.0,
         )
 
     def product_s(self, m: float, n: float, k: float, dtype: str, itemsize: int) -> float:
@@ -76,25 +76,26 @@ class Device:
         """
         if not m * n * k:
             return 0.0
-        rate = self.products.get(short_dtype(dtype)) or self.products[self._nearest]
+        rate = self.products.get(short_dtype(dtype)) or self.products[self._fallback_dtype]
         moved_s = (m * k + k * n + m * n) * itemsize / self.bytes_per_s
         return max(rate.start_s + 2.0 * m * n * k / rate.flops_per_s, moved_s)
 
     @property
-    def _nearest(self) -> str:
+    def _fallback_dtype(self) -> str:
+        """Dtype whose rate stands for dtypes without one: bf16 if it was measured, else the first one."""
         return _TWO_BYTES if _TWO_BYTES in self.products else next(iter(self.products))
 
     def attention_s(self, flops: float, tokens: float) -> float:
-        """Return the time of fused attention, of which each query meets up to so many tokens."""
+        """Return the time of fused attention of `flops` operations; each query attends to at most `tokens` keys."""
         return flops * (1 + _HALF_TOKENS / max(tokens, 1.0)) / self.attention_flops_per_s if flops else 0.0
 
-    def moving_s(self, nbytes: float) -> float:
-        """Return the time of element-wise work, which reads and writes so many bytes."""
+    def elementwise_s(self, nbytes: float) -> float:
+        """Return the time of element-wise work that reads and writes `nbytes` bytes of memory."""
         return nbytes / self.bytes_per_s
 
 
-def _clock(chip: Chip) -> float:
-    """Return the share of its clock that a limit of its power leaves a chip."""
+def _clock_share(chip: Chip) -> float:
+    """Return the share of its full clock that a chip keeps under its power limit; 1 without such a limit."""
     if chip.power_w is None or chip.power_limit_w is None:
         return 1.0
     return float(min(1.0, chip.power_limit_w.value / chip.power_w.value) ** (1 / 3))

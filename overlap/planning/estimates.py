@@ -16,7 +16,7 @@ from .layout import Layout
 from .memory import Memory, memory_of
 from .model import Model
 from .parts import StepParts
-from .simulating import FullSimulation, steady, way_of
+from .simulating import FullSimulation, choose_simulation, fill_and_period
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +36,17 @@ class Estimate:
 
     @property
     def step_s(self) -> float:
-        """Its time in seconds."""
+        """Predicted time of a step in seconds."""
         return self.parts.step_ns / 1e9
 
     @property
     def samples_per_s(self) -> float:
-        """Throughput in samples."""
+        """Throughput in samples a second."""
         return self.layout.global_batch / self.step_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Throughput in tokens."""
+        """Throughput in tokens a second."""
         return self.samples_per_s * self.model.sequence
 
     @property
@@ -58,8 +58,8 @@ class Estimate:
     @property
     def fits(self) -> bool | None:
         """Whether the fullest rank has enough memory; None if the machine file does not say how much it has."""
-        there = self.cluster.memory_bytes()
-        return None if there is None else self.memory.total <= there
+        available = self.cluster.memory_bytes()
+        return None if available is None else self.memory.total <= available
 
 
 def estimate(
@@ -71,12 +71,12 @@ def estimate(
     algorithm: str | None = None,
     device: Device | None = None,
 ) -> Estimate:
-    """Predict a step.
+    """Predict a training step by simulating it, or two short ones from which it is extrapolated.
 
-    All ranks of a stage run the same program on alike places, so two of them run for all. From p microbatches on, of p
-    stages, each further one costs what the one before did, as in the closed forms of `schedules`: where there are more
-    than twice as many, two short steps are simulated, and their difference is added for each of the others. Interleaved
-    stages repeat in rounds. Of large steps, the insides of layers are simulated once: see `folded`.
+    All ranks of a stage run the same program in equal places, so two of them run for all. Once the microbatches fill
+    the pipeline, each further one takes as long as the one before, as in the closed forms of `schedules`. So of long
+    steps two short ones are simulated, and their difference is added for each further microbatch. Interleaved stages
+    repeat in rounds. Of large steps, the insides of layers are simulated once: see `folded`.
 
     Args:
         model: The trained model.
@@ -87,38 +87,38 @@ def estimate(
         device: Measured rates of computes; None: `virtual` prices their operations and bytes.
 
     Raises:
-        UsageError: If they do not go together.
-        TopologyError: If a group of ranks is illegal there.
+        UsageError: If model, layout and cluster do not fit together.
+        TopologyError: If a group of ranks is illegal on the cluster.
     """
     layout.check(model)
     if layout.world_size != cluster.world_size:
         raise UsageError(
             f"layout: {layout} makes {layout.world_size} ranks, but {cluster.name} has {cluster.world_size}"
         )
-    virtual = replace(virtual, dtype=layout.dtype, shapes_only=True, alike=layout.stage_of)
+    virtual = replace(virtual, dtype=layout.dtype, shapes_only=True, alike=layout.pipeline_place)
     if device is not None and virtual.interference.off:
-        virtual = replace(virtual, interference=Interference(compute={ALL: 1 / device.beside}))
+        virtual = replace(virtual, interference=Interference(compute={ALL: 1 / device.share_beside_collectives}))
     simulation = FullSimulation(model, layout, cluster, virtual, algorithm, device)
-    few, period = steady(layout)
-    many = layout.microbatches > 2 * few + period
-    counts = (few, few + period) if many else (layout.microbatches,)
-    way = way_of(simulation, sum(counts))
-    parts = [way.parts(count) for count in counts]
-    further = (layout.microbatches - few) // period - 1
+    fill, period = fill_and_period(layout)
+    extrapolates = layout.microbatches > 2 * fill + period
+    counts = (fill, fill + period) if extrapolates else (layout.microbatches,)
+    chosen = choose_simulation(simulation, sum(counts))
+    parts = [chosen.parts(count) for count in counts]
+    periods = (layout.microbatches - fill) // period - 1
     return Estimate(
         model=model,
         layout=layout,
         cluster=cluster,
         virtual=virtual,
-        parts=parts[0].further(parts[1], further) if many else parts[0],
+        parts=parts[0].extrapolate(parts[1], periods) if extrapolates else parts[0],
         memory=memory_of(model, layout),
         simulated=counts[-1],
         timeline=simulation.timeline,
         device=device,
-        folded=way is not simulation,
+        folded=chosen is not simulation,
     )
 
 
-# Measured slow-downs of matrix products beside collectives, and of collectives beside them, are from nothing to that
-# much on GPUs whose cores move the bytes; nothing is published of machines with processors of their own for it.
+# Published slow-downs of matrix products during collectives, and of collectives during products, are 0 to this share on
+# GPUs whose cores copy the bytes. None are published for machines with processors of their own for collectives.
 SLOWER = 0.1

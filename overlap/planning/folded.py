@@ -20,7 +20,7 @@ from .layout import Layout
 from .parts import StepParts
 from .program import TrainingStep
 
-What: TypeAlias = Literal[
+PieceKind: TypeAlias = Literal[
     "layer",
     "backward",
     "inputs",
@@ -32,7 +32,7 @@ What: TypeAlias = Literal[
     "begin",
     "end",
 ]
-Piece: TypeAlias = tuple[What, int]
+Piece: TypeAlias = tuple[PieceKind, int]
 """(Part of an action, a layer of its kind): a layer forward, or backward, or the gradients of its inputs or its weights
 alone; scores; the first and the last exchange."""
 
@@ -42,60 +42,63 @@ FOLDED = "folded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPieces:
-    """Parts of actions, each simulated alone."""
+    """Times of the pieces of actions, each simulated alone."""
 
     parts: Mapping[Piece, StepParts]  # Their time, and its parts
 
     def ns(self, piece: Piece) -> int:
-        """Return the time of a piece."""
+        """Return the time of a piece in nanoseconds."""
         return round(self.parts[piece].step_ns)
 
 
-def pieces_of(amounts: Amounts) -> list[Piece]:
-    """Return the pieces that the folded actions of a layout consist of."""
+def action_pieces(amounts: Amounts) -> list[Piece]:
+    """Return the pieces to simulate, of which the folded actions of a layout consist."""
     model, layout = amounts.model, amounts.layout
-    layers: list[What] = ["layer"]
-    scores: list[What] = ["scores"]
-    if layout.shards < 2:
+    layers: list[PieceKind] = ["layer"]
+    scores: list[PieceKind] = ["scores"]
+    if layout.zero_in_step < 2:
         split = layout.pipeline().splits_backward
         layers += ["inputs", "weights", "backward"] if split else ["backward"]
         scores += ["scores inputs", "scores weights", "scores backward"] if split else ["scores backward"]
-    kinds = [layer for layer, _ in model.kinds(range(model.layers + model.mtp_layers))]
-    found: list[Piece] = [(what, layer) for what in layers for layer in kinds]
-    found += [(what, 0) for what in scores]
-    return [*found, ("begin", 0), ("end", 0)] if layout.tp > 1 and not layout.async_tp else found
+    kinds = [layer for layer, _ in model.layer_kinds(range(model.layers + model.mtp_layers))]
+    pieces: list[Piece] = [(what, layer) for what in layers for layer in kinds]
+    pieces += [(what, 0) for what in scores]
+    return [*pieces, ("begin", 0), ("end", 0)] if layout.tp > 1 and not layout.async_tp else pieces
 
 
 def can_fold(layout: Layout) -> bool:
-    """Return whether a layout's actions can be folded: gathered weights would cross their borders."""
-    return layout.shards < 3
+    """Return whether actions can be folded: not with ZeRO-3, which gathers weights across their borders."""
+    return layout.zero_in_step < 3
 
 
 class PieceAlone(TrainingStep):
-    """One piece of an action, on every rank."""
+    """Program of one piece of an action alone, on every rank."""
 
     async def run_piece(self, piece: Piece) -> None:
-        """Run it."""
-        await self._piece(piece)
+        """Run the piece, until it is done."""
+        await self._issue_piece(piece)
 
-    def _piece(self, piece: Piece) -> Future[Any]:
+    def _issue_piece(self, piece: Piece) -> Future[Any]:
+        """Issue one piece as the full step would; return its last operation."""
         kind, layer = piece
         x = self._shard
         if kind == "layer":
-            return cast("Future[Any]", self._layer(layer, x, "forward"))
+            return cast("Future[Any]", self._forward_layer(layer, x, "forward"))
         if kind in ("backward", "inputs"):
-            return cast("Future[Any]", self._layer_backward(0, layer, x, False, with_weights=kind == "backward"))
+            return cast("Future[Any]", self._backward_layer(0, layer, x, False, with_weights=kind == "backward"))
         if kind == "scores":
-            return self._compute("scores", self._amounts.scoring(), self._enter(x), gives=self._token)
+            return self._issue_compute(
+                "scores", self._amounts.vocabulary_scores(), self._gather_rows(x), gives=self._token_values
+            )
         if kind == "begin":
-            return self._compute("begin", self._amounts.scoring().times(0.0), self._enter(x))
+            return self._issue_compute("begin", self._amounts.vocabulary_scores().times(0.0), self._gather_rows(x))
         if kind == "end":
-            return self._leave(self._compute("end", self._amounts.scoring().times(0.0)))
+            return self._reduce_rows(self._issue_compute("end", self._amounts.vocabulary_scores().times(0.0)))
         if kind in ("weights", "scores weights"):
-            work = self._amounts.weight_gradients(layer) if kind == "weights" else self._amounts.scoring_weights()
-            return self._compute("weights backward" if kind == "weights" else kind, work)
-        work = self._amounts.scoring(2.0 if kind == "scores backward" else 1.0)
-        return self._leave(self._compute("scores backward", work))
+            work = self._amounts.weight_gradients(layer) if kind == "weights" else self._amounts.vocabulary_gradients()
+            return self._issue_compute("weights backward" if kind == "weights" else kind, work)
+        work = self._amounts.vocabulary_scores(2.0 if kind == "scores backward" else 1.0)
+        return self._reduce_rows(self._issue_compute("scores backward", work))
 
 
 class FoldedStep(TrainingStep):
@@ -105,81 +108,99 @@ class FoldedStep(TrainingStep):
         rank: The rank.
         amounts: Amounts of the model.
         pieces: Times of the pieces of actions.
-        used: Takes the number of each piece that was folded, over all ranks that run.
+        count_piece: Called with each folded piece and its number, which is less than 0 for pieces issued on their own.
     """
 
     def __init__(
-        self, rank: Rank, amounts: Amounts, pieces: SimulatedPieces, used: Callable[[Piece, float], None]
+        self, rank: Rank, amounts: Amounts, pieces: SimulatedPieces, count_piece: Callable[[Piece, float], None]
     ) -> None:
         super().__init__(rank, amounts)
-        self._pieces, self._used = pieces, used
+        self._pieces, self._count_piece = pieces, count_piece
 
-    def _forward(self, stage: int, x: object) -> Future[Any]:
-        if self._weights.comes_ahead(stage):
-            return super()._forward(stage, x)
+    def _forward_stage(self, stage: int, x: object) -> Future[Any]:
+        """Issue the forward pass of a stage as one compute; in full if it waits for gathered weights."""
+        if self._weights.waits_for_gather(stage):
+            return super()._forward_stage(stage, x)
         if stage == 0:
-            x = self._leave(self._compute("embedding", self._amounts.embedding(), x))
-        pieces: dict[Piece, int] = self._layers_as("layer", stage)
-        if stage == self._last:
+            x = self._reduce_rows(self._issue_compute("embedding", self._amounts.embedding(), x))
+        pieces: dict[Piece, int] = self._layer_pieces("layer", stage)
+        if stage == self._last_stage:
             pieces["scores", 0] = 1
-            return self._add_up_loss(self._fold("forward", self._begun(pieces), self._outer(x), self._token))
-        return self._ended("forward", self._begun(pieces), self._outer(x), leaves=self._leaves(stage))
+            return self._add_up_loss(
+                self._issue_folded(
+                    "forward", self._without_first_exchange(pieces), self._gather_outside(x), self._token_values
+                )
+            )
+        return self._fold_action(
+            "forward",
+            self._without_first_exchange(pieces),
+            self._gather_outside(x),
+            reduces=self._reduces_outside(stage),
+        )
 
-    def _outer(self, x: object) -> object:
-        """Issue the first exchange of an action outside it, unless that lies under computes."""
-        return x if self._layout.async_tp else self._enter(x)
+    def _gather_outside(self, x: object) -> object:
+        """Issue the first exchange of an action on its own, unless it is asynchronous, and so under computes."""
+        return x if self._layout.async_tp else self._gather_rows(x)
 
-    def _begun(self, pieces: dict[Piece, int]) -> dict[Piece, int]:
-        """Return the pieces of an action without its first exchange, which may overlap the action before."""
+    def _without_first_exchange(self, pieces: dict[Piece, int]) -> dict[Piece, int]:
+        """Return pieces less the first exchange, which is issued on its own as it may overlap the action before."""
         enters = self._layout.tp > 1 and self._layout.sequence_parallel and not self._layout.async_tp
         return {**pieces, ("begin", 0): -1} if enters else pieces
 
-    def _backward(self, stage: int, dy: object, last: bool, *, whole: bool) -> Future[Any]:
-        if last or self._layout.shards == 2:
-            return super()._backward(stage, dy, last, whole=whole)
-        pieces = self._layers_as("backward" if whole else "inputs", stage)
-        if stage == self._last:
+    def _backward_stage(self, stage: int, dy: object, last: bool, *, whole: bool) -> Future[Any]:
+        """Issue the backward pass of a stage as one compute; in full if it reduces gradients."""
+        if last or self._layout.zero_in_step == 2:
+            return super()._backward_stage(stage, dy, last, whole=whole)
+        pieces = self._layer_pieces("backward" if whole else "inputs", stage)
+        if stage == self._last_stage:
             pieces["scores backward" if whole else "scores inputs", 0] = 1
-        elif self._layout.checkpointing == "full" or not self._routes(stage):
-            pieces, dy = self._begun(pieces), self._outer(dy)
-        return self._ended("backward", pieces, dy, leaves=self._outside)
+        elif self._layout.checkpointing == "full" or not self._gathers_routed(stage):
+            pieces, dy = self._without_first_exchange(pieces), self._gather_outside(dy)
+        return self._fold_action("backward", pieces, dy, reduces=self._exchanges_outside)
 
-    def _weight_gradients(self, stage: int, last: bool) -> Future[Any]:
-        if last or self._layout.shards == 2:
-            return super()._weight_gradients(stage, last)
-        pieces = self._layers_as("weights", stage)
-        if stage == self._last:
+    def _stage_weight_gradients(self, stage: int, last: bool) -> Future[Any]:
+        """Issue the gradients of weights as one compute; in full if they are reduced."""
+        if last or self._layout.zero_in_step == 2:
+            return super()._stage_weight_gradients(stage, last)
+        pieces = self._layer_pieces("weights", stage)
+        if stage == self._last_stage:
             pieces["scores weights", 0] = 1
-        return self._fold("weights", pieces, None, self._x)
+        return self._issue_folded("weights", pieces, None, self._full_rows)
 
-    def _leaves(self, stage: int) -> bool:
+    def _reduces_outside(self, stage: int) -> bool:
         """Return whether the forward pass of a stage ends with an exchange; that of routed tokens is inside."""
-        return self._outside and not self._routes(stage)
+        return self._exchanges_outside and not self._gathers_routed(stage)
 
     @property
-    def _outside(self) -> bool:
+    def _exchanges_outside(self) -> bool:
+        """Whether actions begin and end with exchanges of tp that do not overlap their computes."""
         return self._layout.tp > 1 and not self._layout.async_tp
 
-    def _routes(self, stage: int) -> bool:
-        return self._amounts.gathers_routed and self._model.has_experts(self._layers(stage)[-1])
+    def _gathers_routed(self, stage: int) -> bool:
+        """Return whether the last layer of a stage has experts whose tokens the ranks of tp gather."""
+        return self._amounts.gathers_routed and self._model.has_experts(self._stage_layers(stage)[-1])
 
-    def _ended(self, what: str, pieces: dict[Piece, int], x: object, *, leaves: bool) -> Future[Any]:
-        """Issue an action without its last exchange, which may overlap the action behind."""
-        if not leaves:
-            return self._fold(what, pieces, x, self._shard)
-        return self._leave(self._fold(what, {**pieces, ("end", 0): -1}, x, self._x))
+    def _fold_action(self, what: str, pieces: dict[Piece, int], x: object, *, reduces: bool) -> Future[Any]:
+        """Issue an action as one compute, and its last exchange on its own: it may overlap the next action."""
+        if not reduces:
+            return self._issue_folded(what, pieces, x, self._shard)
+        return self._reduce_rows(self._issue_folded(what, {**pieces, ("end", 0): -1}, x, self._full_rows))
 
-    def _layers_as(self, what: What, stage: int) -> dict[Piece, int]:
-        return {(what, layer): like for layer, like in self._kinds(stage)}
+    def _layer_pieces(self, what: PieceKind, stage: int) -> dict[Piece, int]:
+        """Return the pieces of one kind for all layers of a stage, with their numbers."""
+        return {(what, layer): number for layer, number in self._stage_kinds(stage)}
 
-    def _kinds(self, stage: int) -> list[tuple[int, int]]:
-        """Return the layers of a stage by kind, each as the first one of all that kind."""
+    def _stage_kinds(self, stage: int) -> list[tuple[int, int]]:
+        """Return (layer, number) by kind for a stage; the layer is the first one of its kind in the model."""
         model = self._model
-        first = {model.has_experts(layer): layer for layer, _ in reversed(model.kinds(range(model.layers)))}
-        return [(first[model.has_experts(layer)], like) for layer, like in model.kinds(self._layers(stage))]
+        first = {model.has_experts(layer): layer for layer, _ in reversed(model.layer_kinds(range(model.layers)))}
+        return [
+            (first[model.has_experts(layer)], number) for layer, number in model.layer_kinds(self._stage_layers(stage))
+        ]
 
-    def _fold(self, what: str, pieces: dict[Piece, int], x: object, gives: object) -> Future[Any]:
+    def _issue_folded(self, what: str, pieces: dict[Piece, int], x: object, gives: object) -> Future[Any]:
+        """Issue a compute that takes the sum of the times of pieces, and count these pieces."""
         for piece, times in pieces.items():
-            self._used(piece, times)
+            self._count_piece(piece, times)
         total_ns = sum(times * self._pieces.ns(piece) for piece, times in pieces.items())
         return self._rank.compute(lambda *_: gives, x, name=f"{FOLDED} {what}", seconds=total_ns / 1e9)

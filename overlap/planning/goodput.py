@@ -41,14 +41,14 @@ class RestartingJob:
 
     @property
     def daly_s(self) -> float:
-        """Daly's interval of higher order (equation 37); M if a checkpoint takes twice that."""
+        """Daly's interval of higher order (equation 37); M if a checkpoint takes 2 M or longer."""
         ratio = self.write_s / (2 * self.between_s)
         if ratio >= 1:
             return self.between_s
         return self.young_s * (1 + math.sqrt(ratio) / 3 + ratio / 9) - self.write_s
 
     def share(self, every_s: float) -> float:
-        """Return the share of the time that goes into lasting work, with a checkpoint after so many seconds."""
+        """Return the share of the time that goes into lasting work, with a checkpoint every `every_s` seconds."""
         mean_s = self.between_s
         if (self.restart_s + every_s + self.write_s) / mean_s > 700:  # exp() ends there, and so does all progress
             return 0.0
@@ -96,7 +96,7 @@ class Goodput:
 
 
 def goodput(job: SurvivingJob, duration_s: float, *, seed: int = 0) -> Goodput:
-    """Draw the losses of a job; the same seed draws the same."""
+    """Simulate `duration_s` of a job with losses at random instants; the same seed draws the same losses."""
     draw = Random(f"{seed}, goodput")
     full = speed = job.speed(job.units)
     units, spares, used, losses = job.units, job.spares, 0, 0

@@ -11,7 +11,7 @@ from ..parallel.schedules import FAMILIES, PipelineSchedule, make
 from .model import Model
 
 CHECKPOINTING = ("none", "selective", "full")
-"""What of the activations is computed again in the backward pass: nothing, most of a layer, all of a layer."""
+"""Activations that the backward pass computes again: none, most of each layer, all of each layer."""
 
 OPERATIONS = ("attention", "norm", "activation", "products")
 """Operations of a layer that can be computed again alone: fused attention, norms, the activation, every second product.
@@ -20,10 +20,10 @@ OPERATIONS = ("attention", "norm", "activation", "products")
 product, attention, and reductions). Megatron's of arXiv 2205.05198 is "attention"; fused attention keeps no scores.
 """
 
-_SELECTIVE = frozenset(("norm", "activation", "products"))
+_SELECTIVE_OPERATIONS = frozenset(("norm", "activation", "products"))
 
 ORDERS = ("pp.dp.tp", "dp.pp.tp", "pp.tp.dp", "dp.tp.pp", "tp.pp.dp", "tp.dp.pp")
-"""Which ranks are neighbours: those of the last axis. "dp" also holds the axes of experts and of the sequence."""
+"""Orders of the axes, outermost first: neighbours differ in the last axis. "dp" also has the axes of `ep` and `cp`."""
 
 # Megatron's and torch's default for a gradient bucket is 40e6 parameters, or 25 MiB; ours lies between.
 BUCKET_BYTES = 128 << 20
@@ -48,12 +48,12 @@ class Layout:
     chunks: int = 1  # Stages on each rank: 2 or more for "interleaved-1f1b", else what the schedule has
     zero: int = 1  # 0: all ranks have all weights; 1, 2: they share the optimizer; 3: the weights too (FSDP)
     checkpointing: str = "full"  # One of `CHECKPOINTING`, or some of `OPERATIONS` joined by "+"
-    sequence_parallel: bool = True  # Whether what the ranks of `tp` would all hold is cut along the sequence
-    bucket_bytes: int = BUCKET_BYTES  # Gradients that are reduced together
+    sequence_parallel: bool = True  # Whether tokens between the halves of a layer are cut over `tp`
+    bucket_bytes: int = BUCKET_BYTES  # Bytes of gradients that are reduced together
     order: str = ORDERS[0]  # One of `ORDERS`
-    dtype: str = "bfloat16"  # Type of the factors of matrix products; see `carried`
-    async_tp: bool = False  # Whether exchanges of `tp` lie under the products they belong to, piece by piece
-    replicate: int = 1  # Groups of ranks of `dp` that each share a whole copy of what `zero` shares (HSDP)
+    dtype: str = "bfloat16"  # Type of the factors of matrix products; see `storage_dtype`
+    async_tp: bool = False  # Whether exchanges of `tp` overlap the products they belong to, piece by piece
+    replicate: int = 1  # Copies of the tensors that `zero` shares, each on a part of the ranks of `dp` (HSDP)
     overlap_gather: bool = False  # Whether new weights are gathered under the next step (ZeRO-1 and 2)
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Layout:
                 raise UsageError(f"{name}: expected a whole number from 1, got {value!r}")
         if self.zero not in (0, 1, 2, 3):
             raise UsageError(f"zero: expected 0, 1, 2 or 3, got {self.zero!r}")
-        self.recomputed  # noqa: B018 (refuses unknown operations)
+        self.recomputed_operations  # noqa: B018 (refuses unknown operations)
         for name, choices in (("order", ORDERS), ("schedule", tuple(FAMILIES))):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}: expected {', '.join(choices)}, got {getattr(self, name)!r}")
@@ -84,6 +84,7 @@ class Layout:
             raise UsageError(f"chunks: expected {stages or '2 or more'} for {self.schedule}, got {self.chunks}")
 
     def _check_sharing(self) -> None:
+        """Check `replicate` and `overlap_gather` against `zero`, `dp` and `ep`."""
         if self.replicate > 1 and not self.zero:
             raise UsageError("replicate: expected zero 1, 2 or 3 beside it: with 0 every rank has a whole copy")
         if (self.dp // self.ep) % self.replicate:
@@ -93,12 +94,12 @@ class Layout:
             raise UsageError(f"overlap_gather: expected zero 1 or 2 beside it: {instead}")
 
     @property
-    def recomputed(self) -> frozenset[str]:
-        """The operations of a layer that are computed again; none if it is a whole layer, or nothing."""
+    def recomputed_operations(self) -> frozenset[str]:
+        """Operations of a layer that are computed again one by one; empty for "none" and for "full"."""
         if self.checkpointing in ("none", "full"):
             return frozenset()
         if self.checkpointing == "selective":
-            return _SELECTIVE
+            return _SELECTIVE_OPERATIONS
         names = frozenset(self.checkpointing.split("+")) if isinstance(self.checkpointing, str) else frozenset([""])
         if not names <= frozenset(OPERATIONS):
             raise UsageError(
@@ -108,8 +109,8 @@ class Layout:
         return names
 
     @property
-    def shards(self) -> int:
-        """Stage of ZeRO that a step carries out: with a pipeline, weights that ZeRO-3 has gathered stay until its end.
+    def zero_in_step(self) -> int:
+        """Stage of ZeRO within a step: 1 for ZeRO-3 with a pipeline, where gathered weights stay until its end.
 
         Torch's FSDP does so (torchtitan, reshard_after_forward = "default"), and reduces gradients once in a step.
         """
@@ -117,15 +118,15 @@ class Layout:
 
     @property
     def gathers_ahead(self) -> bool:
-        """Whether a step begins with the gathering of the weights that the step before has changed.
+        """Whether a step begins by gathering the weights that the step before has changed.
 
         With a pipeline torch's FSDP gathers each layer's weights at its first use in a step.
         """
         return self.overlap_gather or (self.zero == 3 and self.pp > 1)
 
     @property
-    def carried(self) -> str:
-        """Type of weights, activations and gradients: products in eight bits take and give numbers of sixteen."""
+    def storage_dtype(self) -> str:
+        """Type of weights, activations and gradients: 16 bits also where the factors of products have 8."""
         return "bfloat16" if self.dtype.startswith("float8") else self.dtype
 
     @property
@@ -156,8 +157,8 @@ class Layout:
         sizes["dp"] = {**copies, "dp": self.dp // self.ep // self.replicate, "cp": self.cp, "ep": self.ep}
         return {axis: size for block in self.order.split(".") for axis, size in sizes[block].items()}
 
-    def stage_of(self, rank: int) -> int:
-        """Return the place of a world rank in its pipeline."""
+    def pipeline_place(self, rank: int) -> int:
+        """Return the place of a world rank in its pipeline, from 0."""
         inner = self.world_size
         for axis, size in self.axes.items():
             inner //= size
@@ -167,19 +168,19 @@ class Layout:
 
     def pipeline(self) -> PipelineSchedule:
         """Return the schedule of a pipeline's ranks."""
-        return _pipeline(self.schedule, self.pp, self.microbatches, self.chunks)
+        return _make_schedule(self.schedule, self.pp, self.microbatches, self.chunks)
 
     def peak_live(self, position: int) -> int:
-        """Return the largest number of activations that a position of the pipeline holds."""
-        few = min(self.microbatches, _FILLED * self.pp * self.chunks)
+        """Return the largest number of microbatches whose activations a place in the pipeline holds at once."""
+        simulated = min(self.microbatches, _FILLED_MICROBATCHES * self.pp * self.chunks)
         if self.schedule == "1f1b":
-            return min(few, self.pp - position)
+            return min(simulated, self.pp - position)
         if self.schedule == "gpipe":
             return self.microbatches
-        return _peaks(self.schedule, self.pp, few, self.chunks)[position]
+        return _peak_activations(self.schedule, self.pp, simulated, self.chunks)[position]
 
     def stages_of(self, place: int) -> tuple[int, ...]:
-        """Return the stages of a place in the pipeline, the lowest first."""
+        """Return the stages of a place in the pipeline, lowest first."""
         if FAMILIES[self.schedule].folded:
             return place, 2 * self.pp - 1 - place
         return tuple(range(place, self.pp * self.chunks, self.pp))
@@ -189,7 +190,7 @@ class Layout:
         return replace(self, global_batch=count * self.dp * self.micro_batch)
 
     def layers_of(self, model: Model, stage: int) -> range:
-        """Return the layers of a stage, from 0 to pp x chunks: as even as can be, the first ones have more.
+        """Return the layers of a stage (0 to pp x chunks - 1): as even as possible, the first stages have one more.
 
         Layers that predict further tokens are behind the last one.
         """
@@ -199,7 +200,7 @@ class Layout:
         return range(start, start + least + (stage < more) + (model.mtp_layers if stage == stages - 1 else 0))
 
     def check(self, model: Model) -> None:
-        """Check that the layout fits a model.
+        """Check that the degrees divide the figures of a model.
 
         Raises:
             UsageError: Naming figure and what was expected.
@@ -226,14 +227,16 @@ class Layout:
         return " ".join(f"{name}={size}" for name, size in degrees.items() if size > 1 or name in ("tp", "pp", "dp"))
 
 
-_FILLED = 3  # microbatches for each stage, after which a pipeline holds no more
+_FILLED_MICROBATCHES = 3  # microbatches for each stage, after which a pipeline holds no more
 
 
 @lru_cache(maxsize=1024)
-def _peaks(name: str, ranks: int, microbatches: int, chunks: int) -> tuple[int, ...]:
+def _peak_activations(name: str, ranks: int, microbatches: int, chunks: int) -> tuple[int, ...]:
+    """Return the peak of live microbatches by place in the pipeline; cached, as a search asks it often."""
     return tuple(make(name, ranks=ranks, microbatches=microbatches, chunks=chunks).peak_live)
 
 
 @lru_cache(maxsize=32)
-def _pipeline(name: str, ranks: int, microbatches: int, chunks: int) -> PipelineSchedule:
+def _make_schedule(name: str, ranks: int, microbatches: int, chunks: int) -> PipelineSchedule:
+    """Return a pipeline schedule; cached, as all ranks of a simulation ask for the same one."""
     return make(name, ranks=ranks, microbatches=microbatches, chunks=chunks)

@@ -18,13 +18,13 @@ MESSAGE = "send/recv"
 
 
 class StepOperation(NamedTuple):
-    """The shape that collectives or messages share."""
+    """Key of collectives, or messages, of one shape on one group."""
 
     dimension: str  # Axis of parallelism
-    op: str  # Its name, or `MESSAGE`
+    op: str  # Name of the collective, or `MESSAGE`
     nbytes: int  # The larger of input and result
     dtype: str  # Dtype of the elements
-    # World ranks of the group; of a message those who send and those who receive, of all who were simulated.
+    # World ranks of the group; of messages the senders and receivers among the simulated ranks.
     ranks: tuple[int, ...]
 
 
@@ -32,8 +32,8 @@ class StepOperation(NamedTuple):
 class Amount:
     """Time of one operation on a rank, averaged over the simulated ranks, in nanoseconds."""
 
-    count: float = 0.0  # How often
-    busy_ns: float = 0.0  # While bytes moved, each for itself
+    count: float = 0.0  # Number of operations
+    busy_ns: float = 0.0  # Time in which bytes moved, added up over operations
     wire_ns: float = 0.0  # Part of the exposed time in which bytes moved
     waiting_ns: float = 0.0  # Part of the exposed time in which it waited for its last rank
 
@@ -43,7 +43,7 @@ class Amount:
         return self.wire_ns + self.waiting_ns
 
     def plus(self, other: Amount, times: float = 1.0) -> Amount:
-        """Return this and a multiple of another."""
+        """Return the sum of this amount and `times` another."""
         return Amount(
             count=self.count + times * other.count,
             busy_ns=self.busy_ns + times * other.busy_ns,
@@ -53,7 +53,7 @@ class Amount:
 
 
 Path: TypeAlias = tuple[str, str]
-"""(What was done, its name)."""
+"""Link of the critical path: (kind of work, its name)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,29 +61,29 @@ class StepParts:
     """A step: `step_ns` = `compute_ns` + exposed time of operations + `idle_ns`, on average over ranks."""
 
     step_ns: float  # From its beginning to the end of the last rank
-    compute_ns: float  # In which a rank computed
-    overlapped_ns: float  # Part of it in which bytes of the rank's operations moved
-    idle_ns: float  # In which it did nothing, whether or not an operation was queued
+    compute_ns: float  # Time in which a rank computed
+    overlapped_ns: float  # Part of `compute_ns` in which bytes of the rank's operations moved
+    idle_ns: float  # Time in which a rank did nothing, whether or not an operation was queued
     ranks: tuple[int, ...]  # Ranks that were simulated
     operations: Mapping[StepOperation, Amount]  # Bytes of each operation, and its exposed time
-    path: Mapping[Path, float]  # The critical path: for how long it went through what
+    path: Mapping[Path, float]  # Nanoseconds of the critical path by link
 
     @classmethod
     def of(cls, timeline: Timeline) -> StepParts:
-        """Read a timeline of one step."""
+        """Return the parts of a timeline of one step."""
         covers, overlapped_ns = coverage(timeline), 0.0
         amounts: dict[StepOperation, Amount] = {}
         for cover, spans in zip(covers, timeline.by_rank().values(), strict=True):
             comm = [span for span in spans if span.kind == "comm"]
-            moving = merge([_transfer(span) for span in comm])
+            moving = merge([_transfer_interval(span) for span in comm])
             overlapped_ns += length(subtract(moving, cover.exposed)) / len(covers)
-            for operation, amount in _of_rank(cover, comm).items():
+            for operation, amount in _split_exposed_time(cover, comm).items():
                 amounts[operation] = amounts.get(operation, Amount()).plus(amount, 1 / len(covers))
         rows = [cover.breakdown() for cover in covers]
         path: dict[Path, float] = {}
         for link in critical_path(timeline):
-            what = (link.doing, link.name)
-            path[what] = path.get(what, 0.0) + link.duration_ns
+            key = (link.doing, link.name)
+            path[key] = path.get(key, 0.0) + link.duration_ns
         return cls(
             step_ns=float(max(row.wall_ns for row in rows)),
             compute_ns=sum(row.compute_ns for row in rows) / len(rows),
@@ -94,10 +94,11 @@ class StepParts:
             path=path,
         )
 
-    def further(self, longer: StepParts, times: int) -> StepParts:
-        """Return these parts, plus `times` the difference between `longer` and these."""
+    def extrapolate(self, longer: StepParts, times: int) -> StepParts:
+        """Return `longer` plus `times` the difference between `longer` and these parts."""
 
-        def line(a: float, b: float) -> float:
+        def extrapolated(a: float, b: float) -> float:
+            """Return `b` plus `times` the difference between it and `a`."""
             return b + times * (b - a)
 
         operations = {
@@ -105,16 +106,16 @@ class StepParts:
             for operation, amount in longer.operations.items()
         }
         return StepParts(
-            step_ns=line(self.step_ns, longer.step_ns),
-            compute_ns=line(self.compute_ns, longer.compute_ns),
-            overlapped_ns=line(self.overlapped_ns, longer.overlapped_ns),
-            idle_ns=line(self.idle_ns, longer.idle_ns),
+            step_ns=extrapolated(self.step_ns, longer.step_ns),
+            compute_ns=extrapolated(self.compute_ns, longer.compute_ns),
+            overlapped_ns=extrapolated(self.overlapped_ns, longer.overlapped_ns),
+            idle_ns=extrapolated(self.idle_ns, longer.idle_ns),
             ranks=self.ranks,
             operations=operations,
-            path={what: max(0.0, line(self.path.get(what, 0.0), ns)) for what, ns in longer.path.items()},
+            path={what: max(0.0, extrapolated(self.path.get(what, 0.0), ns)) for what, ns in longer.path.items()},
         )
 
-    def unfolded(self, inside: Sequence[tuple[StepParts, float]], named: str) -> StepParts:
+    def unfold(self, inside: Sequence[tuple[StepParts, float]], named: str) -> StepParts:
         """Return the parts with each compute of a folded step replaced by the parts of that step.
 
         Args:
@@ -123,7 +124,7 @@ class StepParts:
         """
         operations, folded_ns = dict(self.operations), 0.0
         compute_ns, overlapped_ns, idle_ns = self.compute_ns, self.overlapped_ns, self.idle_ns
-        through: dict[Path, float] = {}
+        inside_path: dict[Path, float] = {}
         for parts, times in inside:
             folded_ns += times * parts.step_ns
             compute_ns += times * (parts.compute_ns - parts.step_ns)
@@ -132,10 +133,10 @@ class StepParts:
             for operation, amount in parts.operations.items():
                 operations[operation] = operations.get(operation, Amount()).plus(amount, times)
             for what, ns in parts.path.items():
-                through[what] = through.get(what, 0.0) + times * ns
+                inside_path[what] = inside_path.get(what, 0.0) + times * ns
         path = {what: ns for what, ns in self.path.items() if not what[1].startswith(named)}
         share = (sum(self.path.values()) - sum(path.values())) / folded_ns if folded_ns else 0.0
-        for what, ns in through.items():
+        for what, ns in inside_path.items():
             path[what] = path.get(what, 0.0) + share * ns
         return replace(
             self,
@@ -148,10 +149,10 @@ class StepParts:
 
     def by_dimension(self) -> dict[str, Amount]:
         """Return the amounts of each dimension that occurs, in the order of `DIMENSIONS`."""
-        found: dict[str, Amount] = {}
+        amounts: dict[str, Amount] = {}
         for operation, amount in self.operations.items():
-            found[operation.dimension] = found.get(operation.dimension, Amount()).plus(amount)
-        return {each: found[each] for each in DIMENSIONS if each in found}
+            amounts[operation.dimension] = amounts.get(operation.dimension, Amount()).plus(amount)
+        return {each: amounts[each] for each in DIMENSIONS if each in amounts}
 
     @property
     def wire_ns(self) -> float:
@@ -159,33 +160,38 @@ class StepParts:
         return sum(amount.wire_ns for amount in self.operations.values())
 
 
-def _of_rank(cover: Coverage, spans: list[Span]) -> dict[StepOperation, Amount]:
-    """Assign each exposed instant to one operation: first to operations that move bytes, in the order of dimensions."""
-    by: dict[StepOperation, list[Span]] = {}
+def _split_exposed_time(cover: Coverage, spans: list[Span]) -> dict[StepOperation, Amount]:
+    """Assign each exposed instant to one operation: first to those that move bytes, in the order of dimensions."""
+    spans_by: dict[StepOperation, list[Span]] = {}
     for span in spans:
-        by.setdefault(_operation(span), []).append(span)
-    ordered = sorted(by, key=lambda operation: (DIMENSIONS.index(operation.dimension), operation))
+        spans_by.setdefault(_operation_key(span), []).append(span)
+    ordered = sorted(spans_by, key=lambda operation: (DIMENSIONS.index(operation.dimension), operation))
     left, wire = cover.exposed, {}
     for operation in ordered:
-        wire[operation], left = _taken(left, [_transfer(span) for span in by[operation]])
+        wire[operation], left = _claim_time(left, [_transfer_interval(span) for span in spans_by[operation]])
     amounts: dict[StepOperation, Amount] = {}
     for operation in ordered:
-        waited, left = _taken(left, [(span.start_ns, span.end_ns) for span in by[operation]])
-        busy = sum(end - start for start, end in map(_transfer, by[operation]))
-        amounts[operation] = Amount(count=len(by[operation]), busy_ns=busy, wire_ns=wire[operation], waiting_ns=waited)
+        waited, left = _claim_time(left, [(span.start_ns, span.end_ns) for span in spans_by[operation]])
+        busy = sum(end - start for start, end in map(_transfer_interval, spans_by[operation]))
+        amounts[operation] = Amount(
+            count=len(spans_by[operation]), busy_ns=busy, wire_ns=wire[operation], waiting_ns=waited
+        )
     return amounts
 
 
-def _taken(left: Merged, intervals: list[tuple[int, int]]) -> tuple[int, Merged]:
-    mine = intersect(left, merge(intervals))
-    return length(mine), subtract(left, mine)
+def _claim_time(left: Merged, intervals: list[tuple[int, int]]) -> tuple[int, Merged]:
+    """Return the nanoseconds of `left` that lie in intervals, and the rest of `left`."""
+    claimed = intersect(left, merge(intervals))
+    return length(claimed), subtract(left, claimed)
 
 
-def _transfer(span: Span) -> tuple[int, int]:
+def _transfer_interval(span: Span) -> tuple[int, int]:
+    """Return the interval in which the bytes of an operation moved, in nanoseconds."""
     return span.moved_ns, span.end_ns
 
 
-def _operation(span: Span) -> StepOperation:
+def _operation_key(span: Span) -> StepOperation:
+    """Return the key that a span shares with operations of the same shape."""
     info = span.info
     assert info is not None
     return StepOperation(span.lane, info.op, info.nbytes, info.dtype, info.ranks)

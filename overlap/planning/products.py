@@ -25,8 +25,8 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """One product and its time."""
+class TimedProduct:
+    """One measured matrix product of (m x k) and (k x n) numbers."""
 
     m: int
     n: int
@@ -36,12 +36,12 @@ class Timed:
 
     @property
     def flops(self) -> float:
-        """Its operations."""
+        """Operations of the product."""
         return 2.0 * self.m * self.n * self.k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class FittedRate:
     """The rate of a dtype, and the errors of products that were left out one by one, as shares."""
 
     rate: Rate
@@ -49,17 +49,17 @@ class Fitted:
 
     @property
     def typical(self) -> float:
-        """Median size of the errors."""
+        """Median of the absolute errors."""
         return median(map(abs, self.errors))
 
     @property
     def worst(self) -> float:
-        """Largest size of the errors."""
+        """Largest absolute error."""
         return max(map(abs, self.errors))
 
 
-def read(path: str) -> list[Timed]:
-    """Read timed products.
+def read(path: str) -> list[TimedProduct]:
+    """Read timed products from a CSV file.
 
     Raises:
         UsageError: If the file cannot be read, or a row is no product; names file, row and column.
@@ -71,16 +71,19 @@ def read(path: str) -> list[Timed]:
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line[0] != "#"]
     rows = list(csv.DictReader(line for _, line in lines))
     columns = list(rows[0]) if rows else []
-    timed = [name for name in ("tflops", *_SECONDS) if name in columns]
+    units = [name for name in ("tflops", *_SECONDS) if name in columns]
     if missing := [name for name in ("m", "n", "k", "dtype") if name not in columns]:
         raise UsageError(f"{path}: expected columns m, n, k, dtype and tflops, us, ms or s, found no {missing[0]}")
-    if len(timed) != 1:
-        raise UsageError(f"{path}: expected one column of tflops, us, ms or s, found {', '.join(timed) or 'none'}")
-    return [_timed(row, timed[0], f"{path}:{number}") for row, (number, _) in zip(rows, lines[1:], strict=True)]
+    if len(units) != 1:
+        raise UsageError(f"{path}: expected one column of tflops, us, ms or s, found {', '.join(units) or 'none'}")
+    return [_parse_row(row, units[0], f"{path}:{number}") for row, (number, _) in zip(rows, lines[1:], strict=True)]
 
 
-def _timed(row: Mapping[str, str | None], unit: str, where: str) -> Timed:
-    def number(name: str) -> float:
+def _parse_row(row: Mapping[str, str | None], unit: str, where: str) -> TimedProduct:
+    """Return the product of a row, whose time is in `unit`: "tflops", "us", "ms" or "s"."""
+
+    def positive_number(name: str) -> float:
+        """Return the number in a column of the row; refuse anything but a positive one."""
         text = row[name] or ""
         try:
             value = float(text)
@@ -90,13 +93,13 @@ def _timed(row: Mapping[str, str | None], unit: str, where: str) -> Timed:
             raise UsageError(f"{where}: {name}: expected a positive number, found {text!r}")
         return value
 
-    m, n, k = (round(number(name)) for name in ("m", "n", "k"))
-    figure = number(unit)
+    m, n, k = (round(positive_number(name)) for name in ("m", "n", "k"))
+    figure = positive_number(unit)
     seconds = 2.0 * m * n * k / (figure * 1e12) if unit == "tflops" else figure * _SECONDS[unit]
-    return Timed(m=m, n=n, k=k, dtype=short_dtype((row["dtype"] or "").strip()), seconds=seconds)
+    return TimedProduct(m=m, n=n, k=k, dtype=short_dtype((row["dtype"] or "").strip()), seconds=seconds)
 
 
-def fit(rows: Sequence[Timed], path: str) -> dict[str, Fitted]:
+def fit(rows: Sequence[TimedProduct], path: str) -> dict[str, FittedRate]:
     """Fit a rate to the products of each dtype.
 
     Raises:
@@ -107,17 +110,17 @@ def fit(rows: Sequence[Timed], path: str) -> dict[str, Fitted]:
         products = [row for row in rows if row.dtype == dtype]
         if len(products) < _LEAST_ROWS:
             raise UsageError(f"{path}: {dtype}: expected {_LEAST_ROWS} products or more, found {len(products)}")
-        rate = _rate(products, path)
-        errors = []
+        rate = _fit_rate(products, path)
+        errors = []  # of each product, predicted by the rate of all others
         for index, row in enumerate(products):
-            other = _rate(products[:index] + products[index + 1 :], path)
-            errors.append((other.start_s + row.flops / other.flops_per_s) / row.seconds - 1)
-        fits[dtype] = Fitted(rate=rate, errors=tuple(errors))
+            rate_of_others = _fit_rate(products[:index] + products[index + 1 :], path)
+            errors.append((rate_of_others.start_s + row.flops / rate_of_others.flops_per_s) / row.seconds - 1)
+        fits[dtype] = FittedRate(rate=rate, errors=tuple(errors))
     return fits
 
 
-def _rate(rows: Sequence[Timed], path: str) -> Rate:
-    """Return the least squares of (start + flops / rate) / seconds = 1; no start is below nothing."""
+def _fit_rate(rows: Sequence[TimedProduct], path: str) -> Rate:
+    """Return the rate for which (start_s + flops / rate) / seconds is nearest to 1; start_s is at least 0."""
     table = np.array([(1 / row.seconds, row.flops / row.seconds) for row in rows])
     scale = np.linalg.norm(table, axis=0)
     best, _, rank, _ = np.linalg.lstsq(table / scale, np.ones(len(rows)), rcond=5e-7)
@@ -128,7 +131,7 @@ def _rate(rows: Sequence[Timed], path: str) -> Rate:
     return Rate(flops_per_s=1 / each_s, start_s=start_s)
 
 
-def machine_file(base: str, name: str, path: str, fits: Mapping[str, Fitted]) -> str:
+def machine_file(base: str, name: str, path: str, fits: Mapping[str, FittedRate]) -> str:
     """Return a machine file that extends another by the fitted products."""
     line = partial(figure_line, f"fitted: products in {Path(path).name}", "B")
     lines = [

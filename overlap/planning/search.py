@@ -23,12 +23,12 @@ from .layout import CHECKPOINTING, ORDERS, Layout
 from .memory import memory_of
 from .model import Model
 
-_SIZES = (25 << 20, 128 << 20, 512 << 20)  # bytes: torch's default, ours, and about all of a stage
+_BUCKET_SIZES_BYTES = (25 << 20, 128 << 20, 512 << 20)  # bytes: torch's default, ours, and about all of a stage
 
 FREE: Mapping[str, Callable[[int], Sequence[object]]] = {
     **dict.fromkeys(("tp", "pp", "dp", "cp", "ep"), lambda ranks: _divisors(ranks)),
     "micro_batch": lambda ranks: (1, 2, 4, 8),
-    "bucket_bytes": lambda ranks: _SIZES,
+    "bucket_bytes": lambda ranks: _BUCKET_SIZES_BYTES,
     "order": lambda ranks: ORDERS,
     "schedule": lambda ranks: [name for name, of in FAMILIES.items() if of.chunks == 1 and name != "gpipe"],
     "zero": lambda ranks: (0, 1, 2, 3),
@@ -39,7 +39,7 @@ FREE: Mapping[str, Callable[[int], Sequence[object]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A layout that fits."""
+    """A layout that fits model, cluster and memory, with a lower bound of its step."""
 
     layout: Layout  # The layout
     bound_s: float  # Lower bound of its step, in seconds
@@ -56,10 +56,10 @@ class SearchResult:
     # Layouts that were not simulated, by reason.
     left_out: dict[str, list[Layout]] = field(default_factory=dict)
     complete: bool = False  # Whether the search has ended
-    bound_s: float = 0.0  # No layout that was left out is faster than this, of those that the best does not beat
+    bound_s: float = 0.0  # Least bound of the layouts that no time was left for, in seconds; 0: none
 
     def leave_out(self, layout: Layout, why: str) -> None:
-        """Note a layout that is not simulated."""
+        """Note a layout that is not simulated, with the reason."""
         self.left_out.setdefault(why, []).append(layout)
 
 
@@ -67,7 +67,7 @@ OUT_OF_MEMORY = "out of memory"
 CANNOT_WIN = "at least as slow as the best, by a lower bound"
 NO_TIME = "no time was left to simulate them"
 FAR = "tp: ranks of several scale-up domains; --tp N insists"
-"""Why a layout is left out whose tensor parallel ranks would exchange every layer's sums over the network."""
+"""Reason to leave out layouts whose tensor parallel ranks would exchange every layer's sums over the network."""
 
 
 def candidates(
@@ -80,7 +80,7 @@ def candidates(
     *,
     device: Device | None = None,
 ) -> list[Candidate]:
-    """Return the layouts that fit model, cluster and memory, in the order of their lower bounds.
+    """Return the layouts that fit model, cluster and memory, sorted by their lower bounds.
 
     Args:
         model: The trained model.
@@ -95,29 +95,29 @@ def candidates(
         UsageError: If a name cannot be searched for.
     """
     fits: list[tuple[float, int, Layout]] = []
-    there = cluster.memory_bytes()
+    available = cluster.memory_bytes()
     domain = cluster.servers * cluster.ranks_per_node  # joined by wires faster than the network
-    for number, layout in enumerate(_all(like, names, cluster, result)):
+    for number, layout in enumerate(_searched_layouts(like, names, cluster, result)):
         if "tp" in names and layout.tp > domain:
             result.leave_out(layout, FAR)
             continue
         try:
             layout.check(model)
-            if there is not None and memory_of(model, layout).total > there:
+            if available is not None and memory_of(model, layout).total > available:
                 result.leave_out(layout, OUT_OF_MEMORY)
                 continue
             fits.append((bound_s(model, layout, cluster, virtual, planned=False, device=device), number, layout))
         except (UsageError, TopologyError) as error:
-            result.leave_out(layout, _in_short(error))
+            result.leave_out(layout, _summarize_error(error))
     return [Candidate(layout=layout, bound_s=at_least_s) for at_least_s, _, layout in sorted(fits, key=lambda k: k[:2])]
 
 
-def _all(like: Layout, names: Sequence[str], cluster: Cluster, result: SearchResult) -> Iterator[Layout]:
-    """Yield all layouts for the cluster's ranks."""
+def _searched_layouts(like: Layout, names: Sequence[str], cluster: Cluster, result: SearchResult) -> Iterator[Layout]:
+    """Yield the layouts that use every rank, of all values of the searched figures; equal orders come once."""
     for name in names:
         if name not in FREE:
             raise UsageError(f"--search: {name!r} cannot be searched for; known are {', '.join(FREE)}")
-    ranks, seen = cluster.world_size, set()
+    ranks, tried = cluster.world_size, set()
     for values in product(*(FREE[name](ranks) for name in names)):
         figures = dict(zip(names, values, strict=True))
         tp, pp, cp, dp = (cast(int, figures.get(name, getattr(like, name))) for name in ("tp", "pp", "cp", "dp"))
@@ -125,16 +125,16 @@ def _all(like: Layout, names: Sequence[str], cluster: Cluster, result: SearchRes
             continue
         blocks = {"pp": pp, "tp": tp, "dp": dp * cp}
         order = str(figures.get("order", like.order))
-        apart = tuple(block for block in order.split(".") if blocks[block] > 1)
-        key = tuple(value for name, value in figures.items() if name != "order"), apart
-        if key in seen:
+        split_axes = tuple(block for block in order.split(".") if blocks[block] > 1)
+        key = tuple(value for name, value in figures.items() if name != "order"), split_axes
+        if key in tried:
             continue
-        seen.add(key)
+        tried.add(key)
         result.tried += 1
         try:
             yield replace(like, **figures)  # type: ignore[arg-type]
         except UsageError as error:
-            result.leave_out(like, _in_short(error))
+            result.leave_out(like, _summarize_error(error))
 
 
 def search(
@@ -150,7 +150,7 @@ def search(
     within_s: float = inf,
     clock: Callable[[], float] = perf_counter,
 ) -> None:
-    """Take candidates in the order of their bounds, until no remaining one can win.
+    """Simulate candidates in the order of their bounds, until no remaining one can win.
 
     The first candidate gets a nearer bound and returns to the queue; a first candidate with a near bound is simulated.
 
@@ -185,7 +185,7 @@ def search(
             step = estimate(model, first.layout, cluster, virtual, algorithm=algorithm, device=device)
             longest_s = max(longest_s, clock() - started_s)
         except (OverlapError, TopologyError) as error:
-            result.leave_out(first.layout, _in_short(error))
+            result.leave_out(first.layout, _summarize_error(error))
             continue
         result.simulated.append((first.layout, step.step_s))
         if result.best is None or step.step_s < result.best.step_s:
@@ -197,8 +197,8 @@ def search(
     result.complete = not could_win
 
 
-def _in_short(error: Exception) -> str:
-    """Return the kind of mistake: the violated rule, or the figure and the expectation, without the value."""
+def _summarize_error(error: Exception) -> str:
+    """Return the violated rule, or the figure and the expectation, without the value: the same for like mistakes."""
     rule = re.search(r"rule ([\w-]+)", str(error)) if isinstance(error, TopologyError) else None
     if rule is not None:
         return f"illegal groups, by rule {rule[1]}"
@@ -206,4 +206,5 @@ def _in_short(error: Exception) -> str:
 
 
 def _divisors(number: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
     return [each for each in range(1, number + 1) if number % each == 0]

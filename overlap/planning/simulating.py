@@ -1,4 +1,4 @@
-"""Simulations of a step: in full, or with the insides of layers simulated once; and how few microbatches tell all."""
+"""Simulations of a step: in full, or with the insides of layers simulated once; the period of pipelines."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ..timeline.recording import Recorder
 from ..timeline.spans import Timeline
 from .amounts import Amounts
 from .device import Device
-from .folded import FOLDED, FoldedStep, Piece, PieceAlone, SimulatedPieces, can_fold, pieces_of
+from .folded import FOLDED, FoldedStep, Piece, PieceAlone, SimulatedPieces, action_pieces, can_fold
 from .layout import Layout
 from .model import Model
 from .parts import StepParts
 from .program import TrainingStep
 
-_LARGE = 12_000  # Operations of all ranks that run, beyond which the inside of layers is simulated once
+_MOST_FULL_OPERATIONS = 12_000  # Operations of all ranks that run, beyond which the inside of layers is simulated once
 
 
-def way_of(whole: FullSimulation, microbatches: int) -> FullSimulation | FoldedSimulation:
-    """Return the simulation to use for steps of so many microbatches together: large ones are folded if they can be."""
-    large = whole.operations(microbatches) > _LARGE
+def choose_simulation(whole: FullSimulation, microbatches: int) -> FullSimulation | FoldedSimulation:
+    """Return the simulation for steps with `microbatches` in all: large steps are folded if they can be."""
+    large = whole.operations(microbatches) > _MOST_FULL_OPERATIONS
     return FoldedSimulation(whole) if large and can_fold(whole.amounts.layout) else whole
 
 
-def steady(layout: Layout) -> tuple[int, int]:
-    """Return how many microbatches fill a pipeline, and after how many further ones its times repeat.
+def fill_and_period(layout: Layout) -> tuple[int, int]:
+    """Return the number of microbatches that fill a pipeline, and the period after which its times repeat.
 
     With one stage on a rank those are the stages, and one. Interleaved stages repeat with each round, which has as many
     microbatches as there are ranks if these divide the microbatches; else the rounds change, and nothing repeats.
@@ -64,38 +64,40 @@ class FullSimulation:
         self._virtual, self._algorithm = virtual, algorithm
         self.timeline: Timeline | None = None  # of the last simulation
 
-    def like(self, layout: Layout, cluster: Cluster) -> FullSimulation:
-        """Return the simulation of another layout on another cluster, all else alike."""
-        of, virtual = self.amounts, replace(self._virtual, alike=layout.stage_of)
-        return FullSimulation(of.model, layout, cluster, virtual, self._algorithm, of.device)
+    def with_layout(self, layout: Layout, cluster: Cluster) -> FullSimulation:
+        """Return the simulation of another layout on another cluster, everything else equal."""
+        amounts, virtual = self.amounts, replace(self._virtual, alike=layout.pipeline_place)
+        return FullSimulation(amounts.model, layout, cluster, virtual, self._algorithm, amounts.device)
 
     def operations(self, microbatches: int) -> int:
-        """Return about how many computes and collectives the ranks that run have together."""
+        """Return roughly the number of computes and collectives that the simulated ranks issue together."""
         layout, model = self.amounts.layout, self.amounts.model
-        each = 4 + 8 * (layout.tp > 1) + 4 * bool(model.experts) + 6 * layout.cp * (layout.cp > 1)
-        again = 1.5 if layout.checkpointing == "full" else 1.0
+        # Of a layer, forward and backward: computes, and exchanges of tp, of experts, and around the ring.
+        layer_operations = 4 + 8 * (layout.tp > 1) + 4 * bool(model.experts) + 6 * layout.cp * (layout.cp > 1)
+        recomputing = 1.5 if layout.checkpointing == "full" else 1.0
         ranks = min(2, layout.world_size // layout.pp)
-        return round(microbatches * (model.layers + model.mtp_layers) * each * again * ranks)
+        return round(microbatches * (model.layers + model.mtp_layers) * layer_operations * recomputing * ranks)
 
     def parts(self, microbatches: int) -> StepParts:
-        """Simulate a step of so many microbatches."""
+        """Simulate a step of `microbatches` microbatches; return the parts of its time."""
         layout = self.amounts.layout.with_microbatches(microbatches)
         amounts = replace(self.amounts, layout=layout)
         self.timeline = self.run(lambda rank: TrainingStep(rank, amounts).run(), layout)
         return StepParts.of(self.timeline)
 
     def run(self, body: Callable[[Rank], Awaitable[None]], layout: Layout) -> Timeline:
-        """Run one program on all ranks in virtual time, and return its timeline."""
+        """Run `body` as a step on all ranks in virtual time, and return its timeline."""
         cluster, virtual, algorithm = self.cluster, self._virtual, self._algorithm
         recorders: dict[int, Recorder] = {}
 
         async def main(rank: Rank) -> None:
+            """Run `body` as step 0 of a rank, and keep its recorder."""
             recorders[rank.rank] = rank.recorder
             with rank.step(0):
                 await body(rank)
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TopologyWarning)  # `overlap plan MACHINE` tells of rules that do not bind
+            warnings.simplefilter("ignore", TopologyWarning)  # `overlap plan MACHINE` prints rules that do not bind
             try:
                 run(main, cluster=cluster, clock=virtual, algorithm=algorithm)
             except RankFailedError as error:
@@ -117,29 +119,30 @@ class FoldedSimulation:
 
     def __init__(self, whole: FullSimulation) -> None:
         self._whole, amounts = whole, whole.amounts
-        alone = _smallest(whole)
-        found: dict[Piece, StepParts] = {}
-        for piece in pieces_of(amounts):
-            found[piece] = StepParts.of(alone.run(partial(_alone, alone.amounts, piece), alone.amounts.layout))
-        self._pieces = SimulatedPieces(parts=found)
+        alone = _smallest_simulation(whole)
+        parts: dict[Piece, StepParts] = {}
+        for piece in action_pieces(amounts):
+            parts[piece] = StepParts.of(alone.run(partial(_run_piece, alone.amounts, piece), alone.amounts.layout))
+        self._pieces = SimulatedPieces(parts=parts)
 
     def parts(self, microbatches: int) -> StepParts:
-        """Simulate a step of so many microbatches."""
+        """Simulate a step of `microbatches` microbatches with folded layers; return the parts of its time."""
         layout = self._whole.amounts.layout.with_microbatches(microbatches)
         amounts = replace(self._whole.amounts, layout=layout)
-        used: dict[Piece, float] = {}
+        counts: dict[Piece, float] = {}
 
-        def use(piece: Piece, times: float) -> None:
-            used[piece] = used.get(piece, 0.0) + times
+        def count_piece(piece: Piece, times: float) -> None:
+            """Add to the number of a folded piece."""
+            counts[piece] = counts.get(piece, 0.0) + times
 
-        timeline = self._whole.run(lambda rank: FoldedStep(rank, amounts, self._pieces, use).run(), layout)
-        self._whole.timeline, found = timeline, StepParts.of(timeline)
-        inside = [(self._pieces.parts[piece], times / len(found.ranks)) for piece, times in used.items()]
-        return found.unfolded(inside, FOLDED)
+        timeline = self._whole.run(lambda rank: FoldedStep(rank, amounts, self._pieces, count_piece).run(), layout)
+        self._whole.timeline, step = timeline, StepParts.of(timeline)
+        inside = [(self._pieces.parts[piece], times / len(step.ranks)) for piece, times in counts.items()]
+        return step.unfold(inside, FOLDED)
 
 
-def _smallest(simulation: FullSimulation) -> FullSimulation:
-    """Return the simulation of a stage on as few nodes as its groups inside layers need, which lie there as they do.
+def _smallest_simulation(simulation: FullSimulation) -> FullSimulation:
+    """Return the simulation of one stage on the fewest nodes that place its groups inside layers alike.
 
     Ranks of `tp`, `cp` and `ep` are neighbours of each other wherever the stages are the outermost axis; elsewhere, and
     where no number of whole nodes holds such groups, the whole cluster is simulated, with a microbatch for each stage.
@@ -149,20 +152,21 @@ def _smallest(simulation: FullSimulation) -> FullSimulation:
     nodes = lcm(inside, unit) // cluster.ranks_per_node
     apart = layout.order.startswith("pp") or (layout.cp * layout.ep == 1 and layout.order.endswith("tp"))
     if not apart or nodes >= cluster.nodes:
-        return simulation.like(layout.with_microbatches(layout.pp), cluster)
+        return simulation.with_layout(layout.with_microbatches(layout.pp), cluster)
     dp = nodes * cluster.ranks_per_node // (layout.tp * layout.cp)
-    few = replace(
+    stage_layout = replace(
         layout, pp=1, chunks=1, schedule="1f1b", dp=dp, global_batch=dp * layout.micro_batch, order="pp.dp.tp",
-        replicate=1, zero=layout.shards,
+        replicate=1, zero=layout.zero_in_step,
     )  # fmt: skip
-    return simulation.like(few, replace(cluster, nodes=nodes, world_size=few.world_size))
+    return simulation.with_layout(stage_layout, replace(cluster, nodes=nodes, world_size=stage_layout.world_size))
 
 
-async def _alone(amounts: Amounts, piece: Piece, rank: Rank) -> None:
+async def _run_piece(amounts: Amounts, piece: Piece, rank: Rank) -> None:
+    """Run one piece on a rank."""
     await PieceAlone(rank, amounts).run_piece(piece)
 
 
-def simulated(
+def simulate_step(
     model: Model,
     layout: Layout,
     cluster: Cluster,

@@ -15,10 +15,10 @@ from .clock import VirtualClock
 from .compute_cost import ComputeCosts, Profile, Roofline
 from .conditions import CALM, NO_INTERFERENCE, Conditions, Interference
 from .demand import Demand
-from .fabric import Reached, SimulatedFabric, Transfer
+from .fabric import ReachedRanks, SimulatedFabric, Transfer
 from .faults import Fates, Faults
 from .kernel import EventOrder, Kernel, Lineage, Timer
-from .symmetry import Alike, AlikeBy, AlikeGroups, repeated, together
+from .symmetry import Alike, AlikeBy, AlikeGroups, group_by_unit, join_demands
 from .traffic import FabricDriver
 
 __all__ = [
@@ -38,12 +38,12 @@ __all__ = [
     "Kernel",
     "Lineage",
     "Profile",
-    "Reached",
+    "ReachedRanks",
     "Roofline",
     "SimulatedFabric",
     "Timer",
     "Transfer",
     "VirtualClock",
-    "repeated",
-    "together",
+    "group_by_unit",
+    "join_demands",
 ]

@@ -47,7 +47,7 @@ class VirtualClock(trio.abc.Clock):
         return max(self.now_ns, round(deadline_s * 1e9))
 
     def jump(self, time_ns: int, *, expire: bool = False) -> None:
-        """Move on to an instant.
+        """Move the clock to an instant.
 
         Args:
             time_ns: Not before now.

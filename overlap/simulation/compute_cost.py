@@ -21,7 +21,7 @@ from ..units import format_s
 ComputeClass: TypeAlias = Literal["flops", "memory", "seconds"]
 
 # Names of dtypes in the machines' files, by their names in numpy.
-_SHORT = {
+_SHORT_DTYPES = {
     "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "tf32": "tf32",
     "float8_e4m3": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float8_e3m4": "fp8",
 }  # fmt: skip
@@ -29,7 +29,7 @@ _SHORT = {
 
 def short_dtype(dtype: str) -> str:
     """Return the name of a dtype in machines' files."""
-    return _SHORT.get(dtype, dtype)
+    return _SHORT_DTYPES.get(dtype, dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +66,12 @@ class Roofline:
         Raises:
             UsageError: If the machine has peaks, and none for that dtype.
         """
-        peaks, short = dict(cluster.machine.chip.flops_per_s), short_dtype(dtype)
-        if peaks and short not in peaks:
-            known = ", ".join(name for name in _SHORT if _SHORT[name] in peaks)
+        peaks, short_name = dict(cluster.machine.chip.flops_per_s), short_dtype(dtype)
+        if peaks and short_name not in peaks:
+            known = ", ".join(name for name in _SHORT_DTYPES if _SHORT_DTYPES[name] in peaks)
             raise UsageError(f"dtype: no peak is known for {dtype!r} on {cluster.machine.chip.name}; known are {known}")
         return cls(
-            flops_per_s=cluster.flops_per_s(short) if peaks else None,
+            flops_per_s=cluster.flops_per_s(short_name) if peaks else None,
             bytes_per_s=cluster.rank_memory_bytes_per_s(),
             dtype=dtype,
             device=cluster.machine.chip.name,
@@ -80,16 +80,17 @@ class Roofline:
         )
 
     def time_s(self, name: str, *, flops: float, bytes_moved: float) -> tuple[float, ComputeClass]:
-        """Return the time of a compute, and its limit.
+        """Return the time of a compute, and the limit that decides it.
 
         Raises:
             UsageError: If the figure for one of them is unknown, naming the compute.
         """
-        counted_s = self._over("flops", name, flops, self.flops_per_s, self.efficiency)
-        moved_s = self._over("bytes_moved", name, bytes_moved, self.bytes_per_s, self.memory_efficiency)
+        counted_s = self._time_at_rate_s("flops", name, flops, self.flops_per_s, self.efficiency)
+        moved_s = self._time_at_rate_s("bytes_moved", name, bytes_moved, self.bytes_per_s, self.memory_efficiency)
         return (counted_s, "flops") if counted_s >= moved_s else (moved_s, "memory")
 
-    def _over(self, argument: str, name: str, amount: float, rate: float | None, efficiency: float) -> float:
+    def _time_at_rate_s(self, argument: str, name: str, amount: float, rate: float | None, efficiency: float) -> float:
+        """Return the time of an amount at a share of a rate; refuse an amount whose rate is unknown."""
         if not amount:
             return 0.0
         if rate is None:
@@ -115,9 +116,9 @@ class Profile:
         Args:
             timeline: The timeline; that of the whole run, if each call counts.
             source: Origin of the timeline, for messages.
-            each_call: Whether the first compute of a name on a rank takes the time of the first one there, and so on,
-                and begins as long after the end of the span before it: for the same program on as many ranks. Further
-                computes take the median. Sleeps of the program count twice.
+            each_call: Whether each compute takes the recorded time of the same call, the n-th of its name on its rank,
+                after the recorded pause. For the same program on the same number of ranks; further calls take the
+                median. Sleeps of the program count twice.
 
         Raises:
             UsageError: If it has none, or some are missing where each call counts.
@@ -138,7 +139,7 @@ class Profile:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], *, each_call: bool = False) -> Profile:
-        """Read a trace file; see `of`.
+        """Read the profile of a trace file; arguments as in `of`.
 
         Raises:
             UsageError: If it cannot be read, has no computes, or lacks some where each call counts.
@@ -150,11 +151,11 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeCosts:
-    """Costs of the computes of a run, from a profile for the names it has, else as stated by the compute."""
+    """Costs of the computes of a run: from a profile for the names in it, else as the compute states them."""
 
     roofline: Roofline  # price of operations and bytes
     profile: Profile | None = None  # profile of an earlier run, if there is one
-    unknown_s: float | None = None  # cost of a compute of which nothing says what it costs; None: it is refused
+    unknown_s: float | None = None  # cost of a compute for which no cost is known; None: it is refused
 
     def duration_ns(
         self,
@@ -184,27 +185,28 @@ class ComputeCosts:
             return round(seconds * 1e9), "seconds"
         if flops is None and bytes_moved is None:
             if self.unknown_s is None:
-                raise UsageError(self._nothing_known(name))
+                raise UsageError(self._unknown_cost_text(name))
             _report_unknown(self.unknown_s)
             return round(self.unknown_s * 1e9), "seconds"
         time_s, limit = self.roofline.time_s(name, flops=flops or 0.0, bytes_moved=bytes_moved or 0.0)
         return round(time_s * 1e9), limit
 
-    def _nothing_known(self, name: str) -> str:
-        names = ""
+    def _unknown_cost_text(self, name: str) -> str:
+        """Return the message for a compute without a cost, which names the ways to give one."""
+        known_names = ""
         if self.profile is not None:
-            names = f"; the profile {self.profile.source} knows {', '.join(self.profile.median_ns)}"
+            known_names = f"; the profile {self.profile.source} knows {', '.join(self.profile.median_ns)}"
         amounts = "flops= and bytes_moved=, or " if self.roofline.flops_per_s else ""
         return (
             f"seconds: compute '{name}' has no cost on the virtual clock; pass seconds=, or {amounts}"
             "a profile of a real run, as overlap run --trace TRACE writes it: --profile TRACE of overlap simulate, or "
-            f"clock=overlap.Virtual(profile=TRACE){names}"
+            f"clock=overlap.Virtual(profile=TRACE){known_names}"
         )
 
 
 @cache
 def _report_unknown(cost_s: float) -> None:
-    """Say once in a process how long computes without a cost take."""
+    """Print, once in a process, how long computes without a cost take."""
     notify(
         f"computes without a cost take {format_s(cost_s)} on the virtual clock; rank.compute(f, x, seconds=1e-3) "
         "states another, and clock=overlap.Virtual(profile=TRACE) takes that of a recorded run"
@@ -212,5 +214,5 @@ def _report_unknown(cost_s: float) -> None:
 
 
 def _is_amount(value: object) -> bool:
-    """Whether a number is finite and not negative; a bool is no amount, and a NaN fails every comparison."""
+    """Return whether a value is a finite number, 0 or more; a bool is none, and a NaN fails every comparison."""
     return isinstance(value, SupportsFloat) and not isinstance(value, bool) and 0 <= float(value) < inf

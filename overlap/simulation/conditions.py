@@ -23,7 +23,7 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Imperfections of a cluster. The defaults are a perfect one."""
+    """Imperfections of a cluster; the defaults are a perfect one."""
 
     seed: int = 0  # seed of all random numbers
     # spread of computes: each takes exp(jitter * z) times its cost, z normally distributed; 0.05 is about five per
@@ -36,16 +36,18 @@ class Conditions:
     slow_wire_factor: float = 1.0  # share of its bandwidth that a slow wire has left, in (0, 1]
 
     def __post_init__(self) -> None:
-        _check("jitter", self.jitter, "0 or more", self.jitter >= 0)
-        _check("straggler_factor", self.straggler_factor, "1 or more", self.straggler_factor >= 1)
-        _check("slow_wire_factor", self.slow_wire_factor, "more than 0, at most 1", 0 < self.slow_wire_factor <= 1)
+        _check_range("jitter", self.jitter, "0 or more", self.jitter >= 0)
+        _check_range("straggler_factor", self.straggler_factor, "1 or more", self.straggler_factor >= 1)
+        _check_range(
+            "slow_wire_factor", self.slow_wire_factor, "more than 0, at most 1", 0 < self.slow_wire_factor <= 1
+        )
         for name in ("straggler_share", "slow_wire_share"):
             share = getattr(self, name)
-            _check(name, share, "from 0 to 1", 0 <= share <= 1)
+            _check_range(name, share, "from 0 to 1", 0 <= share <= 1)
 
     @property
     def calm(self) -> bool:
-        """Whether nothing makes ranks or wires differ."""
+        """Whether no condition makes ranks or wires differ."""
         slow_ranks = (self.straggler_share or self.stragglers) and self.straggler_factor > 1
         return not (self.jitter or slow_ranks or (self.slow_wire_share and self.slow_wire_factor < 1))
 
@@ -55,8 +57,8 @@ class Conditions:
             parts.append(f"computes vary by exp({self.jitter:g} z)")
         if self.straggler_factor != 1:
             share = [f"{self.straggler_share:.4g} of the ranks"] if self.straggler_share else []
-            who = " and ".join([*share, *map("rank {}".format, self.stragglers)])
-            parts += [f"{who} compute {self.straggler_factor:g} times as long"] if who else []
+            ranks = " and ".join([*share, *map("rank {}".format, self.stragglers)])
+            parts += [f"{ranks} compute {self.straggler_factor:g} times as long"] if ranks else []
         if self.slow_wire_share and self.slow_wire_factor != 1:
             parts.append(
                 f"{self.slow_wire_share:.4g} of the wires have {self.slow_wire_factor:g} of their bandwidth left"
@@ -64,26 +66,27 @@ class Conditions:
         return "; ".join([*parts, f"seed {self.seed}"]) if parts else "no jitter, no stragglers, no slow wires"
 
     def jitter_of(self, rank: int) -> Jitter:
-        """Return the random numbers of a rank, from the first on."""
+        """Return the random numbers of a rank's computes, from the first on."""
         return Jitter(self, rank)
 
     def is_straggler(self, rank: int) -> bool:
-        """Return whether a rank is slow."""
-        return rank in self.stragglers or _drawn(self.seed, f"rank {rank}") < self.straggler_share
+        """Return whether a rank computes slowly."""
+        return rank in self.stragglers or _seeded_share(self.seed, f"rank {rank}") < self.straggler_share
 
 
-def _check(name: str, value: float, expected: str, holds: bool) -> None:
-    if not holds:  # also for NaN
+def _check_range(name: str, value: float, expected: str, is_valid: bool) -> None:
+    """Refuse a figure that is not valid, with its name and the expected range."""
+    if not is_valid:  # also for NaN
         raise UsageError(f"{name}: expected {expected}, got {value!r}")
 
 
-def _drawn(seed: int, name: str) -> float:
-    """Return a number in [0, 1) that depends on seed and name only; the same on every version of Python."""
+def _seeded_share(seed: int, name: str) -> float:
+    """Return a number in [0, 1) that depends on seed and name only; equal on every version of Python."""
     return Random(f"{seed} {name}").random()
 
 
 class Jitter:
-    """The random numbers of one rank, in the order in which it computes."""
+    """The jitter of one rank's computes, in their order."""
 
     def __init__(self, conditions: Conditions, rank: int) -> None:
         self._draw = Random(f"{conditions.seed} computes of rank {rank}").random
@@ -91,56 +94,57 @@ class Jitter:
         self._factor = conditions.straggler_factor if conditions.is_straggler(rank) else 1.0
 
     def compute_ns(self, cost_ns: int) -> int:
-        """Return the time of the next compute, from its cost on a perfect machine."""
+        """Return the time of the next compute of the rank, from its cost on a perfect machine."""
         if not self._jitter:
             return cost_ns if self._factor == 1 else round(cost_ns * self._factor)
-        # 1 - x is never 0, which the normal distribution would not take.
+        # In (0, 1), the domain of inv_cdf: random() may be 0 but never 1, and 2**-53 keeps 1 - 0 below 1.
         z = _NORMAL.inv_cdf((1 - self._draw()) * (1 - 2**-53))
         return round(cost_ns * self._factor * exp(self._jitter * z))
 
 
 class SlowWires:
-    """The jitter of one cluster's wires, drawn at their first use."""
+    """The slow wires of one cluster; whether a wire is slow is drawn at its first use."""
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
-        self._share_left: dict[int, float] = {}
+        self._bandwidth_shares: dict[int, float] = {}
 
-    def under(self, placement: Placement) -> Placement:
-        """Return a placement with the bandwidth of slow wires; the same one if there are none."""
-        given = self._conditions
-        return (
-            placement if given.slow_wire_factor == 1 or not given.slow_wire_share else _WithSlowWires(placement, self)
-        )
+    def slow_placement(self, placement: Placement) -> Placement:
+        """Return a placement whose slow wires have less bandwidth; `placement` itself if no wires are slow."""
+        conditions = self._conditions
+        if conditions.slow_wire_factor == 1 or not conditions.slow_wire_share:
+            return placement
+        return _SlowWirePlacement(placement, self)
 
-    def share_left(self, placement: Placement, wire: int) -> float:
-        """Return the share of its bandwidth that a wire has."""
-        if wire not in self._share_left:
-            given = self._conditions
-            slow = _drawn(given.seed, placement.describe(wire)) < given.slow_wire_share
-            self._share_left[wire] = given.slow_wire_factor if slow else 1.0
-        return self._share_left[wire]
+    def bandwidth_share(self, placement: Placement, wire: int) -> float:
+        """Return the share of its bandwidth that a wire has left: 1, or the factor of slow wires."""
+        if wire not in self._bandwidth_shares:
+            conditions = self._conditions
+            slow = _seeded_share(conditions.seed, placement.describe(wire)) < conditions.slow_wire_share
+            self._bandwidth_shares[wire] = conditions.slow_wire_factor if slow else 1.0
+        return self._bandwidth_shares[wire]
 
 
-class _WithSlowWires(Placement):
-    """A placement, and the jitter of the wires that its routes use."""
+class _SlowWirePlacement(Placement):
+    """A placement in which the slow ones of the wires that its routes use have less bandwidth."""
 
     def __init__(self, placement: Placement, slow: SlowWires) -> None:
         self.size, self.device = placement.size, placement.device
         self.memory_bytes_per_s = placement.memory_bytes_per_s
         self._placement, self._slow = placement, slow
-        self._used: set[int] = set()
+        self._used_wires: set[int] = set()
 
     def routes(self, src: Ints, dst: Ints, far: NDArray[np.bool_] | None = None) -> Routes:
         routes = self._placement.routes(src, dst, far)
-        self._used.update(np.unique(routes.wire).tolist())
+        self._used_wires.update(np.unique(routes.wire).tolist())
         return routes
 
     def wires(self) -> Wires:
+        """Return all wires, with less bandwidth for slow ones that routes have used so far."""
         wires = self._placement.wires()
         bytes_per_s = wires.bytes_per_s.copy()
-        for wire in self._used:
-            bytes_per_s[wire] *= self._slow.share_left(self._placement, wire)
+        for wire in self._used_wires:
+            bytes_per_s[wire] *= self._slow.bandwidth_share(self._placement, wire)
         return Wires(kind=wires.kind, latency_s=wires.latency_s, bytes_per_s=bytes_per_s)
 
     def first_of(self, wires: Ints) -> int:
@@ -176,15 +180,15 @@ class Interference:
 
     @property
     def off(self) -> bool:
-        """Whether all factors are 1."""
+        """Whether there is no interference: all factors are 1."""
         return all(factor == 1 for factor in (*self.compute.values(), *self.communication.values()))
 
     def of_compute(self, name: str) -> float:
-        """Return the factor of a class of computes."""
+        """Return the factor of the times of a class of computes, 1 or more."""
         return self.compute.get(name, self.compute.get(ALL, 1.0))
 
     def of_communication(self, name: str) -> float:
-        """Return the factor of a collective."""
+        """Return the factor of the times of a collective, 1 or more."""
         return self.communication.get(name, self.communication.get(ALL, 1.0))
 
     def __str__(self) -> str:

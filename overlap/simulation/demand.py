@@ -14,21 +14,21 @@ from ..cost import cost, on
 from ..cost.option import AlgorithmOption
 from ..cost.phase import PricedPhase
 from .conditions import SlowWires
-from .flow import Section, quantised
+from .flow import Section, quantise
 from .loads import Loads, Resources
 
-# Skews of one size to keep: without jitter an operation comes again and again with the same one.
-_REMEMBERED = 64
+# Demands to keep of an operation: without jitter it comes again and again with the same size and arrivals.
+_MOST_DEMANDS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
-    """An operation on its own, from the arrival of its last rank."""
+    """Demand of one operation alone, from the arrival of its last rank."""
 
     ranks: Ints  # (size,) world ranks in group order
     marks_ns: tuple[int, ...]  # times at which some ranks are done, ascending
     positions: tuple[Ints, ...]  # for each mark, the ranks that are done then, as positions in `ranks`, ascending
-    resources: Ints  # (needs,) the resources that it uses, each once
+    resources: Ints  # (needs,) the resources that the operation uses, each once
     ends_ns: tuple[int, ...]  # end of each section, ascending
     shares: Floats  # (sections, needs) share of a section in which each resource is busy
     messages: Floats  # (sections, needs) number of its messages that share a resource at a time
@@ -41,12 +41,12 @@ class Demand:
 
     @property
     def alone_ns(self) -> int:
-        """Time that it takes alone."""
+        """Time that the operation takes alone."""
         return self.marks_ns[-1]
 
     @property
     def busy_ns(self) -> Floats:
-        """(sections, needs) Busy time of each resource."""
+        """(sections, needs) Time in each section in which each resource is busy."""
         return self.shares * np.diff(self.ends_ns, prepend=0)[:, None]
 
     @classmethod
@@ -59,7 +59,7 @@ class Demand:
         took: Floats | None = None,
         messages: Floats | None = None,
     ) -> Demand:
-        """Return the demand of an operation, from the end on each rank.
+        """Return the demand of an operation that ends on each rank at a given time.
 
         Args:
             ranks: (size,) World ranks.
@@ -72,13 +72,14 @@ class Demand:
         marks: tuple[int, ...] = (int(left_ns[0]),)
         positions: tuple[Ints, ...] = (np.arange(len(ranks)),)
         if (left_ns != left_ns[0]).any():  # seldom
-            distinct, which = np.unique(left_ns, return_inverse=True)
-            order = np.argsort(which, kind="stable")
+            # Sort the ranks by their end, stably, and cut the order where the end changes.
+            distinct, mark = np.unique(left_ns, return_inverse=True)
+            order = np.argsort(mark, kind="stable")
             marks = tuple(distinct.tolist())
-            positions = tuple(np.split(order, np.searchsorted(which[order], np.arange(1, len(marks)))))
+            positions = tuple(np.split(order, np.searchsorted(mark[order], np.arange(1, len(marks)))))
         busy_ns = np.atleast_2d(busy_ns)
         counts = np.ones(busy_ns.shape) if messages is None else messages
-        ends, shares, counts = _sections(marks[-1], np.ones(1) if took is None else took, busy_ns, counts)
+        ends, shares, counts = _split_sections(marks[-1], np.ones(1) if took is None else took, busy_ns, counts)
         needs = shares.any(axis=0)
         return cls(
             ranks=ranks,
@@ -91,14 +92,14 @@ class Demand:
         )
 
 
-def _sections(total_ns: int, took: Floats, busy_ns: Floats, messages: Floats) -> tuple[Ints, Floats, Floats]:
-    """Return the ends of the sections of a time, and (sections, needs) their shares and numbers of messages."""
+def _split_sections(total_ns: int, took: Floats, busy_ns: Floats, messages: Floats) -> tuple[Ints, Floats, Floats]:
+    """Return the ends of sections that fill `total_ns`, and their (sections, needs) shares and numbers of messages."""
     if not total_ns:  # no other operation competes with it
         return np.zeros(1, np.int64), np.zeros((1, busy_ns.shape[1])), messages[:1]
     ends_ns = np.rint(np.cumsum(took) * (total_ns / took.sum())).astype(np.int64)
     lengths_ns = np.diff(ends_ns, prepend=0)
-    some = np.flatnonzero(lengths_ns)
-    return ends_ns[some], quantised(busy_ns[some] / lengths_ns[some, None]), messages[some]
+    lasting = np.flatnonzero(lengths_ns)  # sections that are not rounded to nothing
+    return ends_ns[lasting], quantise(busy_ns[lasting] / lengths_ns[lasting, None]), messages[lasting]
 
 
 class Pricing:
@@ -112,12 +113,12 @@ class Pricing:
 
     def __init__(self, option: AlgorithmOption, ranks: Ints, resources: Resources, slow: SlowWires) -> None:
         self.ranks, self._option, self._resources, self._slow = ranks, option, resources, slow
-        self._parts: dict[int, tuple[PricedPhase, ...]] = {}  # by slices
-        self._known: dict[tuple[float, bytes], Demand] = {}
+        self._phases: dict[int, tuple[PricedPhase, ...]] = {}  # by slices
+        self._demands: dict[tuple[float, bytes], Demand] = {}
         self._loads: Loads | None = None
 
     def demand(self, nbytes: float, late_ns: Ints) -> Demand:
-        """Return the demand for a size and arrivals.
+        """Return the demand for a size and arrivals, computed once for equal ones.
 
         No rank is done before the last one has arrived: an operation begins with a handshake of all ranks, and
         completes when the slowest one has come (aws-neuron/aws-neuron-sdk:src/libnrt/include/nrt/nec.h).
@@ -127,72 +128,77 @@ class Pricing:
             late_ns: (size,) Time from the first rank's arrival to that of each rank.
         """
         key = nbytes, late_ns.tobytes()
-        demand = self._known.get(key)
+        demand = self._demands.get(key)
         if demand is None:
-            if len(self._known) >= _REMEMBERED:
-                del self._known[next(iter(self._known))]
-            demand = self._known[key] = self._computed(nbytes, late_ns)
+            if len(self._demands) >= _MOST_DEMANDS:
+                del self._demands[next(iter(self._demands))]
+            demand = self._demands[key] = self._compute_demand(nbytes, late_ns)
         return demand
 
-    def _computed(self, nbytes: float, late_ns: Ints) -> Demand:
-        left_ns = np.maximum(self._computed_ns(nbytes, late_ns) - late_ns.max(), 0)
+    def _compute_demand(self, nbytes: float, late_ns: Ints) -> Demand:
+        """Return the demand by the cost model's ends and loads, with the collective processors of its ranks."""
+        left_ns = np.maximum(self._finish_ns(nbytes, late_ns) - late_ns.max(), 0)
         if self._loads is None:
-            self._loads = Loads(self._under_way(1), self.ranks, self._resources)
+            self._loads = Loads(self._slow_phases(1), self.ranks, self._resources)
         took_s, busy_s, messages = self._loads.sections(nbytes, evenly=self._option.price(nbytes).slices > 1)
         resources, cores = self._loads.resources, self._resources.cluster.cc_cores_per_rank
-        if cores:  # every operation in flight has one core for all of its time
+        # An operation in flight occupies one collective processor of each rank for all of its time.
+        if cores:
             resources = np.concatenate([resources, self._resources.cc_cores(self.ranks)])
             core_s = took_s / took_s.sum() * int(left_ns.max()) / 1e9 / cores
             busy_s = np.hstack([busy_s, np.repeat(core_s[:, None], len(self.ranks), axis=1)])
             messages = np.hstack([messages, np.ones((len(messages), len(self.ranks)))])
         return Demand.of(self.ranks, left_ns, resources, busy_s * 1e9, took_s, messages)
 
-    def _computed_ns(self, nbytes: float, late_ns: Ints) -> Ints:
-        """Return the end on each rank, after the first arrival.
+    def _finish_ns(self, nbytes: float, late_ns: Ints) -> Ints:
+        """Return the end on each rank, in nanoseconds after the first arrival.
 
         Phases follow one another as a whole, and slices as in a pipeline, as they are priced. So lateness moves the
         first phase, and the ends on ranks differ as in the last phase.
         """
         price = self._option.price(nbytes)
-        parts = self._under_way(price.slices)
+        parts = self._slow_phases(price.slices)
         if not parts:  # no messages: once all ranks have met, the work is done
             return np.full(len(late_ns), int(late_ns.max()) + round(price.total_s * 1e9), np.int64)
         piece = nbytes / price.slices if len(parts) > 1 else nbytes
-        total_s = price.total_s + self._worse_s(piece, price.slices)
-        finish_s = _finish_s(parts[-1], piece)
+        total_s = price.total_s + self._slow_wire_s(piece, price.slices)
+        finish_s = _phase_finish_s(parts[-1], piece)
         if late_ns.any():
-            late_s = _finish_s(parts[0], piece, late_ns / 1e9)
-            total_s += late_s.max() - _finish_s(parts[0], piece).max()
+            late_s = _phase_finish_s(parts[0], piece, late_ns / 1e9)
+            total_s += late_s.max() - _phase_finish_s(parts[0], piece).max()
             finish_s = late_s if len(parts) == 1 else finish_s
-        return _ns(np.array(total_s)) - _ns(finish_s.max() - finish_s)
+        return _round_ns(np.array(total_s)) - _round_ns(finish_s.max() - finish_s)
 
-    def _under_way(self, slices: int) -> tuple[PricedPhase, ...]:
-        """Return the phases on wires with their imperfections."""
-        if slices not in self._parts:
+    def _slow_phases(self, slices: int) -> tuple[PricedPhase, ...]:
+        """Return the phases of the operation in `slices` slices, with the bandwidth of slow wires."""
+        if slices not in self._phases:
             healthy = self._option.phases(slices)
-            self._parts[slices] = tuple(_under(self._slow, part) for part in healthy)
-        return self._parts[slices]
+            self._phases[slices] = tuple(_slow_phase(self._slow, part) for part in healthy)
+        return self._phases[slices]
 
-    def _worse_s(self, piece: float, slices: int) -> float:
-        """Return the time that slow wires add to the price."""
-        now, before = self._under_way(slices), self._option.phases(slices)
-        if all(part is healthy for part, healthy in zip(now, before, strict=True)):
+    def _slow_wire_s(self, piece: float, slices: int) -> float:
+        """Return the time that slow wires add to the price of a piece; 0 if no wire is slow."""
+        slow, healthy = self._slow_phases(slices), self._option.phases(slices)
+        if all(slow_part is part for slow_part, part in zip(slow, healthy, strict=True)):
             return 0.0
-        now_s, before_s = ([part.total_s(piece) for part in parts] for parts in (now, before))
-        return self._option.in_slices_s(now_s, slices) - self._option.in_slices_s(before_s, slices)
+        slow_s, healthy_s = ([part.total_s(piece) for part in parts] for parts in (slow, healthy))
+        return self._option.in_slices_s(slow_s, slices) - self._option.in_slices_s(healthy_s, slices)
 
 
-def _finish_s(part: PricedPhase, nbytes: float, arrivals_s: Floats | None = None) -> Floats:
+def _phase_finish_s(part: PricedPhase, nbytes: float, arrivals_s: Floats | None = None) -> Floats:
+    """Return the end of a phase on each rank, in seconds after the first arrival."""
     return cost(part.placed, part.share * nbytes, arrivals_s=arrivals_s).finish_s
 
 
-def _ns(duration_s: Floats) -> Ints:
+def _round_ns(duration_s: Floats) -> Ints:
+    """Return seconds as whole nanoseconds."""
     return np.rint(duration_s * 1e9).astype(np.int64)
 
 
-def _under(slow: SlowWires, part: PricedPhase) -> PricedPhase:
+def _slow_phase(slow: SlowWires, part: PricedPhase) -> PricedPhase:
+    """Return a phase with the bandwidth of slow wires; `part` itself if it uses none."""
     placed = part.placed
-    placement = slow.under(placed.placement)
+    placement = slow.slow_placement(placed.placement)
     if placement is placed.placement:
         return part
     return PricedPhase(on(placement, placed.rounds, parameters=placed.parameters), part.share)

@@ -24,13 +24,13 @@ from .loads import Resources
 from .messages import Messages
 
 # Options with a pricing that is kept: groups and size classes have few, but blocks that differ make one for each call.
-_REMEMBERED = 1 << 14
+_MOST_PRICINGS = 1 << 14
 
-_NOTHING = np.zeros(0, np.int64), np.zeros(0)
+_NO_RESOURCES = np.zeros(0, np.int64), np.zeros(0)
 
 
 class Transfer(Flow):
-    """A collective, a message or a compute in flight.
+    """A collective, a message or a compute in flight, as a flow on resources.
 
     Attributes:
         kind: Name of the collective, "send", or the class of a compute.
@@ -63,12 +63,12 @@ class Transfer(Flow):
 
     @property
     def alone_ns(self) -> int:
-        """Time that it takes alone."""
+        """Time that the transfer takes alone."""
         return self.demand.alone_ns
 
 
-class Reached(NamedTuple):
-    """Some ranks are done with a transfer; a tuple, because there is one for each message."""
+class ReachedRanks(NamedTuple):
+    """Ranks that are done with a transfer; a tuple, as there is one for each message."""
 
     transfer: Transfer  # the transfer
     positions: Ints  # the ranks that are done, as positions in the ranks of the transfer
@@ -134,7 +134,7 @@ class SimulatedFabric:
         priority: int = 0,
         lane: object = None,
     ) -> Transfer:
-        """Return a collective with the arrivals of all ranks, to be started at the last one.
+        """Return the transfer of a collective, which has to be started when its last rank arrives.
 
         Args:
             key: Key of the transfer.
@@ -148,7 +148,7 @@ class SimulatedFabric:
         """
         pricing = self._collectives.get(option)
         if pricing is None:
-            if len(self._collectives) >= _REMEMBERED:
+            if len(self._collectives) >= _MOST_PRICINGS:
                 self._collectives.clear()
             pricing = Pricing(option, np.asarray(ranks, np.int64), self.resources, self._slow)
             self._collectives[option] = pricing
@@ -166,7 +166,7 @@ class SimulatedFabric:
         priority: int = 0,
         lane: object = None,
     ) -> Transfer:
-        """Return a message with the arrivals of both ranks.
+        """Return the transfer of a message, which has to be started when the later of both ranks arrives.
 
         Args:
             key: Key of the transfer.
@@ -184,42 +184,43 @@ class SimulatedFabric:
         return Transfer(key, "send", demand, priority=priority, lane=lane)
 
     def compute(self, key: tuple[object, ...], kind: str, rank: int, duration_ns: int) -> Transfer:
-        """Return a compute, which belongs here only where there is interference."""
-        alone = Demand.of(np.array([rank]), np.array([duration_ns]), *_NOTHING)
-        return Transfer(key, kind, alone, computes=True)
+        """Return the transfer of a compute; only where computes and communication interfere does it need one."""
+        demand = Demand.of(np.array([rank]), np.array([duration_ns]), *_NO_RESOURCES)
+        return Transfer(key, kind, demand, computes=True)
 
     # -- time ----------------------------------------------------------------------------------------------------
 
     def start(self, now_ns: int, transfers: Iterable[Transfer]) -> None:
-        """Start transfers."""
+        """Start transfers at an instant."""
         transfers = list(transfers)
         self._fluid.start(now_ns, transfers)
         if self._interfering:
             for transfer in transfers:
-                self._active(transfer)[transfer.ranks] += 1
+                self._active_counts(transfer)[transfer.ranks] += 1
 
     def settle(self, now_ns: int) -> int | None:
         """Compute the rates from now on; return the next instant to `advance` to, None if nothing is in flight."""
         if self._interfering:
-            self._interfere()
+            self._cap_overlapped()
         return self._fluid.settle(now_ns)
 
-    def advance(self, now_ns: int) -> list[Reached]:
-        """Return the ranks that are done at an instant, in the order of keys."""
+    def advance(self, now_ns: int) -> list[ReachedRanks]:
+        """Return the ranks that are done with transfers at an instant, in the order of keys."""
         reached = []
         for flow, mark in self._fluid.advance(now_ns):
             assert isinstance(flow, Transfer)
             last = mark + 1 == len(flow.marks_ns)
-            reached.append(Reached(flow, flow.demand.positions[mark], last))
+            reached.append(ReachedRanks(flow, flow.demand.positions[mark], last))
             if last and self._interfering:
-                self._active(flow)[flow.ranks] -= 1
+                self._active_counts(flow)[flow.ranks] -= 1
         return reached
 
-    def _active(self, transfer: Transfer) -> Ints:
+    def _active_counts(self, transfer: Transfer) -> Ints:
+        """Return the counts, by rank, of computes or of communication in flight: the kind of this transfer."""
         return self._computing if transfer.computes else self._communicating
 
-    def _interfere(self) -> None:
-        """Limit the rates of transfers and computes that overlap."""
+    def _cap_overlapped(self) -> None:
+        """Limit the rates of computes and communication that overlap on a rank."""
         for flow in self._fluid.flows:
             assert isinstance(flow, Transfer)
             if flow.computes:

@@ -17,9 +17,9 @@ from ..runtime.trio_private import task_order
 
 # Ranges that a seed draws from by default, evenly on a logarithmic scale. Of a program of ten to ten thousand
 # operations some seeds then hit one, some every other one.
-_DELAY, _DELAY_S = (1e-3, 0.5), (1e-6, 1.0)
-_LOSS = _DEATH = (1e-4, 0.1)
-_SLOW, _SLOW_FACTOR = (0.05, 0.5), (1.5, 100.0)
+_DELAY_SHARES, _DELAY_S = (1e-3, 0.5), (1e-6, 1.0)
+_LOSS_SHARES = _DEATH_SHARES = (1e-4, 0.1)
+_SLOW_SHARES, _SLOW_FACTOR = (0.05, 0.5), (1.5, 100.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +53,18 @@ class Faults:
 
     def __post_init__(self) -> None:
         for time_s, _ in self.kills:
-            _check("kills", time_s, 0, 1e9)
+            _check_range("kills", time_s, 0, 1e9)
         for name in ("delay", "loss", "death", "slow"):
-            _check(name, getattr(self, name), 0, 1)
+            _check_range(name, getattr(self, name), 0, 1)
         for name in ("delay_s", "notice_s", "silence_s", "recovery_s"):
-            _check(name, getattr(self, name), 0, 1e9)
-        _check("slow_factor", self.slow_factor, 1, 1e9)
+            _check_range(name, getattr(self, name), 0, 1e9)
+        _check_range("slow_factor", self.slow_factor, 1, 1e9)
 
     def __str__(self) -> str:
-        given = [f"{entry.name}={getattr(self, entry.name)!r}" for entry in fields(self) if self._is_given(entry.name)]
-        return f"Faults({', '.join(given)})"
+        figures = [
+            f"{entry.name}={getattr(self, entry.name)!r}" for entry in fields(self) if self._is_given(entry.name)
+        ]
+        return f"Faults({', '.join(figures)})"
 
     @property
     def only_seeded(self) -> bool:
@@ -70,10 +72,12 @@ class Faults:
         return not any(self._is_given(entry.name) for entry in fields(self) if entry.name != "seed")
 
     def _is_given(self, name: str) -> bool:
+        """Return whether a figure differs from its default; the seed counts as given."""
         return name == "seed" or getattr(self, name) != getattr(_NONE_GIVEN, name)
 
 
-def _check(name: str, value: float | None, least: float, most: float) -> None:
+def _check_range(name: str, value: float | None, least: float, most: float) -> None:
+    """Refuse a figure of `Faults` outside its range; None is always valid."""
     if value is not None and not least <= value <= most:  # also for NaN
         raise UsageError(f"faults: {name} is {value!r}; expected {least:g} to {most:g}")
 
@@ -107,65 +111,67 @@ class Fates:
         self._prefix = f"{faults.seed}, epoch {epoch}" if epoch else f"{faults.seed}"
         self.dead: set[int] = set()
         self._done: Counter[int] = Counter()
-        self._delay = self._chosen("delay", faults.delay, _DELAY)
-        self._loss = self._chosen("loss", faults.loss, _LOSS)
-        self._death = self._chosen("death", faults.death, _DEATH)
-        self._slow = self._chosen("slow", faults.slow, _SLOW)
-        self._delay_s = self._drawn("delay_s", faults.delay_s, _DELAY_S)
-        self._slow_factor = self._drawn("slow_factor", faults.slow_factor, _SLOW_FACTOR)
+        self._delay = self._draw_probability("delay", faults.delay, _DELAY_SHARES)
+        self._loss = self._draw_probability("loss", faults.loss, _LOSS_SHARES)
+        self._death = self._draw_probability("death", faults.death, _DEATH_SHARES)
+        self._slow = self._draw_probability("slow", faults.slow, _SLOW_SHARES)
+        self._delay_s = self._draw_on_scale("delay_s", faults.delay_s, _DELAY_S)
+        self._slow_factor = self._draw_on_scale("slow_factor", faults.slow_factor, _SLOW_FACTOR)
 
     @property
     def repeating(self) -> str:
         """Instruction to repeat the run, for messages."""
-        how = f"the same again: clock=overlap.Virtual(faults=overlap.{self.faults})"
-        return f"{how} or `overlap simulate --fault-seed {self.faults.seed}`" if self.faults.only_seeded else how
+        text = f"the same again: clock=overlap.Virtual(faults=overlap.{self.faults})"
+        return f"{text} or `overlap simulate --fault-seed {self.faults.seed}`" if self.faults.only_seeded else text
 
     def cause(self, rank: int) -> str:
         """Return the cause of a rank's fault, for messages."""
         return f"{self.faults} wants it"
 
     def next(self, rank: int, step: int | None = None) -> Fate:
-        """Draw the faults of the next compute or operation of a rank, in whichever step."""
+        """Draw the faults of the next compute or operation of a rank; `step` is for other sources of faults."""
         self._done[rank] += 1
-        chance = self._chance(f"rank {rank}, {self._done[rank]}")
-        dies, lost, late, when = (chance.random() for _ in range(4))
+        source = self._random_source(f"rank {rank}, {self._done[rank]}")
+        dies, lost, late, dying_at = (source.random() for _ in range(4))
         return Fate(
-            late_ns=round(chance.uniform(0, self._delay_s) * 1e9) if late < self._delay else 0,
+            late_ns=round(source.uniform(0, self._delay_s) * 1e9) if late < self._delay else 0,
             lost=lost < self._loss,
-            dies_at=when if dies < self._death else None,
+            dies_at=dying_at if dies < self._death else None,
         )
 
     def slow_ns(self, rank: int, cost_ns: int, step: int | None = None) -> int:
-        """Return the time of a compute on a rank, which may be slow."""
-        slow = self._chance(f"rank {rank}").random() < self._slow
+        """Return the time of a compute on a rank: `cost_ns`, or a multiple if the seed made the rank slow."""
+        slow = self._random_source(f"rank {rank}").random() < self._slow
         return round(cost_ns * self._slow_factor) if slow else cost_ns
 
-    def _chance(self, name: str) -> Random:
+    def _random_source(self, name: str) -> Random:
+        """Return the random numbers of a name in this run."""
         return Random(f"{self._prefix}, {name}")
 
-    def _chosen(self, name: str, given: float | None, scale: tuple[float, float]) -> float:
-        """Return a probability: as given, else by the seed, which may leave it out."""
-        if given is None and self._chance(f"whether {name}").random() < 0.5:
+    def _draw_probability(self, name: str, given: float | None, scale: tuple[float, float]) -> float:
+        """Return a probability: `given`, else drawn by the seed, which leaves out half of the kinds (0)."""
+        if given is None and self._random_source(f"whether {name}").random() < 0.5:
             return 0.0
-        return self._drawn(name, given, scale)
+        return self._draw_on_scale(name, given, scale)
 
-    def _drawn(self, name: str, given: float | None, scale: tuple[float, float]) -> float:
+    def _draw_on_scale(self, name: str, given: float | None, scale: tuple[float, float]) -> float:
+        """Return a figure: `given`, else drawn by the seed evenly on a logarithmic scale."""
         least, most = scale
-        share = self._chance(name).random()
+        share = self._random_source(name).random()
         return given if given is not None else float(least * (most / least) ** share)
 
     def ordering_tasks(self) -> AbstractContextManager[None]:
-        """Return a context in which Trio runs tasks that are ready at once in the order of their making, or shuffled.
+        """Return a context in which Trio runs tasks that are ready at once by age, or shuffled by the seed.
 
         Raises:
             UsageError: In the ``with``, if this version of Trio has no way to choose the order.
         """
-        return task_order(self._chance("tasks") if self.faults.reorder else _InOrder())
+        return task_order(self._random_source("tasks") if self.faults.reorder else _FixedOrder())
 
 
-class _InOrder(Random):
-    """Source of no randomness, which keeps the order of tasks."""
+class _FixedOrder(Random):
+    """Source of randomness for Trio that keeps the order of tasks."""
 
     def shuffle(self, x: MutableSequence[object]) -> None:
-        """Reverse tasks, the oldest last: Trio takes them from the end."""
+        """Reverse the tasks, so that the oldest is last: Trio takes them from the end."""
         x.reverse()

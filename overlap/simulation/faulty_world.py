@@ -53,7 +53,7 @@ class FaultInjector:
         self._lives: dict[int, trio.CancelScope] = {}
 
     async def live(self, main: Callable[..., Awaitable[T]], rank: Rank, *args: object) -> T:
-        """Run a rank's program; if it dies, it never ends by itself."""
+        """Run a rank's program and return its result; a rank that dies waits until the world cancels it."""
         try:
             with trio.CancelScope() as life:
                 self._lives[rank.rank] = life
@@ -67,12 +67,12 @@ class FaultInjector:
         raise AssertionError("unreachable: the dead are only cancelled")
 
     def kill(self, context: RankContext, issued: IssuedFuture[Any]) -> None:
-        """Kill a rank at a compute or an operation."""
+        """Kill a rank at a compute or an operation; nothing happens if the rank is dead or has ended."""
         if context.rank in self.fates.dead or context.closed:
             return
         self.fates.dead.add(context.rank)
         self._lives[context.rank].cancel(reason=f"{self.fates.faults}")
-        self._lose(context, f"died at {issued.label} ({issued.call_site})", self.fates.faults.notice_s)
+        self._report_loss(context, f"died at {issued.label} ({issued.call_site})", self.fates.faults.notice_s)
 
     def schedule(self, contexts: Sequence[RankContext], members: Sequence[int]) -> None:
         """Kill ranks at the instants that the faults give, or at once if an instant has passed.
@@ -85,13 +85,14 @@ class FaultInjector:
             if member in members:
                 context = contexts[members.index(member)]
                 time_ns = max(self.kernel.now_ns, round(time_s * 1e9))
-                self.kernel.at(time_ns, context.rank, partial(self._kill_at, context, time_s))
+                self.kernel.call_at(time_ns, context.rank, partial(self._kill_at, context, time_s))
 
     def _kill_at(self, context: RankContext, time_s: float) -> None:
+        """Kill a rank at an instant; nothing happens if the rank is dead or has ended."""
         if context.rank in self.fates.dead or context.closed:
             return
         self.stop(context.rank)
-        self._lose(context, f"died at {time_s:g} s", self.fates.faults.notice_s)
+        self._report_loss(context, f"died at {time_s:g} s", self.fates.faults.notice_s)
 
     def stop(self, rank: int) -> None:
         """Stop a rank without a notice to the others."""
@@ -99,16 +100,19 @@ class FaultInjector:
         self._lives[rank].cancel(reason="stopped by a fault")
 
     def lose(self, context: RankContext, operation: Operation) -> None:
-        """Lose a rank's part in an operation."""
-        self._lose(context, f"was not heard in {operation.label} ({operation.call_site})", self.fates.faults.silence_s)
+        """Lose a rank's part in an operation: after `silence_s` the other ranks take the rank for lost."""
+        self._report_loss(
+            context, f"was not heard in {operation.label} ({operation.call_site})", self.fates.faults.silence_s
+        )
 
-    def _lose(self, context: RankContext, how: str, after_s: float) -> None:
-        error = PeerLostError(f"rank {context.rank} {how}, as {self.fates.cause(context.rank)}", culprit=context.rank)
+    def _report_loss(self, context: RankContext, event: str, after_s: float) -> None:
+        """Fail the other ranks after a time with `PeerLostError`, as they notice the loss of a rank."""
+        error = PeerLostError(f"rank {context.rank} {event}, as {self.fates.cause(context.rank)}", culprit=context.rank)
         doing = context.outstanding.lines()
         assert self.world is not None
         fail = partial(self.world.fail_elsewhere, context.rank, error, doing)
         kernel = self.kernel
-        kernel.at(kernel.now_ns + round(after_s * 1e9), context.rank, fail, order=EventOrder.TRANSFER)
+        kernel.call_at(kernel.now_ns + round(after_s * 1e9), context.rank, fail, order=EventOrder.TRANSFER)
 
 
 class FaultyWorld(World):
@@ -159,7 +163,7 @@ class FaultyCommunicators(Communicators):
         self._injector = injector
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Make a communicator."""
+        """Return a new communicator in which ranks arrive late or never."""
         return FaultyCommunicator(self, key, name, members, self._injector)
 
 
@@ -171,10 +175,10 @@ class FaultyCommunicator(Communicator):
     ) -> None:
         super().__init__(shared, key, name, tuple(members))
         self._injector, self._dead = injector, injector.fates.dead
-        self._held: dict[Operation, object] = {}  # operations that come later
+        self._delayed: dict[Operation, object] = {}  # tokens of operations that arrive later
 
     def arrive(self, operation: Operation) -> None:
-        """Add one rank's operation now, later, or never."""
+        """Add one rank's operation now, later, or never, as its fate says."""
         context, injector = operation.context, self._injector
         if context.rank in self._dead:
             return
@@ -185,45 +189,53 @@ class FaultyCommunicator(Communicator):
         elif fate.lost:
             injector.lose(context, operation)
         elif fate.late_ns:
-            kernel, late = injector.kernel, partial(self._arrive, operation, dies=fate.dies_at is not None)
-            kernel.at(kernel.now_ns + fate.late_ns, context.rank, self.hold(operation, late), order=EventOrder.WAKE)
+            kernel, arrive_late = injector.kernel, partial(self._arrive_now, operation, dies=fate.dies_at is not None)
+            kernel.call_at(
+                kernel.now_ns + fate.late_ns,
+                context.rank,
+                self.delay_arrival(operation, arrive_late),
+                order=EventOrder.WAKE,
+            )
         else:
-            self._arrive(operation, dies=fate.dies_at is not None)
+            self._arrive_now(operation, dies=fate.dies_at is not None)
 
-    def hold(self, operation: Operation, arrive: Callable[[], None]) -> Callable[[], None]:
-        """Return a function for the later arrival of an operation, unless it is withdrawn or fails in the meantime."""
-        held = self._held[operation] = object()
+    def delay_arrival(self, operation: Operation, arrive: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that adds a delayed operation, unless it was withdrawn or has failed by then."""
+        token = self._delayed[operation] = object()
 
-        def late() -> None:
-            if self._held.get(operation) is held:
-                del self._held[operation]
+        def arrive_late() -> None:
+            """Add the operation now, if it is still expected and its rank lives."""
+            if self._delayed.get(operation) is token:
+                del self._delayed[operation]
                 if not operation.done and operation.context.rank not in self._dead:
                     operation.started_ns = self._injector.kernel.now_ns
                     arrive()
 
-        return late
+        return arrive_late
 
     def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
-        """Withdraw a receive that has arrived or not; see `Communicator.withdraw_receive`."""
-        return self._held.pop(operation, None) is not None or super().withdraw_receive(operation, later)
+        """Withdraw a receive, delayed or arrived; see `Communicator.withdraw_receive`."""
+        return self._delayed.pop(operation, None) is not None or super().withdraw_receive(operation, later)
 
-    def _arrive(self, operation: Operation, *, dies: bool) -> None:
-        if not self._alive:
+    def _arrive_now(self, operation: Operation, *, dies: bool) -> None:
+        """Add an operation to its match; then kill its rank if `dies`."""
+        if not self._can_complete:
             self._executors.clear()
         super().arrive(operation)
         if dies:
             self._injector.kill(operation.context, operation)
 
     def executor(self, call: Call, operation: Operation) -> Executor:
-        """Return the executor; with a dead rank one that starts nothing, but for messages, which have left it."""
-        return super().executor(call, operation) if self._alive else _Never()
+        """Return the executor of an operation; one that starts nothing if a rank is dead, except for messages."""
+        return super().executor(call, operation) if self._can_complete else _DeadExecutor()
 
     @property
-    def _alive(self) -> bool:
+    def _can_complete(self) -> bool:
+        """Whether operations can complete: no rank of the group is dead. Sent messages arrive in any case."""
         return self.key.messages or self._dead.isdisjoint(self.members)
 
 
-class _Never(Executor):
+class _DeadExecutor(Executor):
     """Executor of operations with a dead rank, which starts nothing."""
 
     lasts, together = False, True

@@ -19,24 +19,24 @@ from ..collectives.placement import Floats, Ints
 _QUANTUM = 2.0**40
 
 
-def quantised(shares: Floats) -> Floats:
-    """Round shares down to the quantum, and to 1."""
+def quantise(shares: Floats) -> Floats:
+    """Return shares, at most 1, rounded down to whole multiples of the quantum."""
     return np.floor(np.minimum(shares, 1.0) * _QUANTUM) / _QUANTUM
 
 
 class Section(NamedTuple):
-    """Needs of a flow for a part of its work."""
+    """Part of the work of a flow, with equal needs throughout."""
 
     end_ns: int  # work at which the needs of a flow change
     resources: Ints  # (needs,) the resources that it needs, each once
-    shares: Floats  # (needs,) how much of each it takes at rate 1: more than 0, and `quantised`
+    shares: Floats  # (needs,) how much of each it takes at rate 1: more than 0, and `quantise`
     needs: dict[int, float]  # `shares` by resource
     messages: dict[int, float]  # how many of its messages share each resource at a time, by resource
-    most: int  # the largest index of a resource; -1 without resources
+    most: int  # the largest number of a resource; -1 without resources
 
     @classmethod
     def of(cls, end_ns: int, resources: Ints, shares: Floats, messages: Floats | None = None) -> Section:
-        """Make a section without the resources of share 0; with one message on each resource by default."""
+        """Return a section without resources of share 0; by default one message shares each resource."""
         if not len(shares):
             return cls(end_ns, resources, shares, {}, {}, -1)
         needed = shares > 0
@@ -100,16 +100,16 @@ class Flow:
     def __repr__(self) -> str:
         return f"<Flow {self.key}: {self._mark} of {len(self.marks_ns)} marks, rate {self.rate:.3g}>"
 
-    def _turn(self, now_ns: int, rate: float) -> None:
-        """Go on at another rate."""
+    def _change_rate(self, now_ns: int, rate: float) -> None:
+        """Add the work done so far at the old rate, and go on at another one."""
         self.done_ns += (now_ns - self._since_ns) * self.rate
         self._since_ns, self.rate = now_ns, rate
 
 
 _age = attrgetter("age")
 
-# Needs from which on arrays are faster: one by one, 32 take 4 us, as an array of up to a few hundred.
-_WIDE = 48
+# Number of needs from which on arrays are faster: 32 needs one by one take 4 us, as does an array of a few hundred.
+_WIDE_NEEDS = 48
 
 
 class Occupancy:
@@ -119,34 +119,34 @@ class Occupancy:
         self._load = array("d")  # by resource: the sum of the shares of its flows
         self._loads: Floats = np.frombuffer(self._load)  # a view of that memory
         self._users: dict[int, dict[Flow, None]] = {}  # flows with few needs
-        self._few = 0  # number of these flows that need a resource
+        self._narrow_flows = 0  # number of these flows that need a resource
         self._wide: dict[Flow, None] = {}  # flows with many needs
-        self._changed: set[int] = set()  # resources that are or were scarce, and have other flows with few needs now
-        self._changed_wide: list[Ints] = []  # the same of flows with many needs
+        self._changed_resources: set[int] = set()  # scarce before or after a change of flows with few needs
+        self._changed_arrays: list[Ints] = []  # the same for flows with many needs, as arrays
 
     @property
     def loads(self) -> dict[int, float]:
         """Load of each resource that is in use, with all flows at rate 1."""
-        used = np.flatnonzero(self._loads)
-        return dict(zip(used.tolist(), self._loads[used].tolist(), strict=True))
+        loaded = np.flatnonzero(self._loads)
+        return dict(zip(loaded.tolist(), self._loads[loaded].tolist(), strict=True))
 
     @property
-    def changed(self) -> bool:
-        """Whether a change of users calls for new rates."""
-        return bool(self._changed or self._changed_wide)
+    def needs_rates(self) -> bool:
+        """Whether flows on scarce resources have changed, so that rates have to be computed."""
+        return bool(self._changed_resources or self._changed_arrays)
 
     def add(self, flow: Flow) -> None:
-        """Add the needs of a flow's section."""
+        """Add the needs of a flow's present section."""
         section = flow.section
         if section.most >= len(self._load):
-            self._grow(section.most + 1)
-        if len(section.needs) >= _WIDE:
+            self._grow_load(section.most + 1)
+        if len(section.needs) >= _WIDE_NEEDS:
             self._wide[flow] = None
             self._loads[section.resources] += section.shares
-            self._note_wide(section.resources[self._loads[section.resources] > 1])
+            self._note_scarce(section.resources[self._loads[section.resources] > 1])
             return
         load, users = self._load, self._users
-        self._few += bool(section.needs)
+        self._narrow_flows += bool(section.needs)
         for number, share in section.needs.items():
             on_resource = users.get(number)
             if on_resource is None:
@@ -154,85 +154,89 @@ class Occupancy:
             load[number] += share
             on_resource[flow] = None
             if load[number] > 1:
-                self._changed.add(number)
+                self._changed_resources.add(number)
 
-    def _grow(self, least: int) -> None:
+    def _grow_load(self, least: int) -> None:
+        """Make room for the loads of at least `least` resources; double the room, so that growth is rare."""
         self._load = array("d", self._load.tobytes() + bytes(8 * max(least - len(self._load), len(self._load))))
         self._loads = np.frombuffer(self._load)
 
-    def _note_wide(self, scarce: Ints) -> None:
+    def _note_scarce(self, scarce: Ints) -> None:
+        """Note scarce resources whose flows with many needs have changed."""
         if len(scarce):
-            self._changed_wide.append(scarce)
+            self._changed_arrays.append(scarce)
 
     def remove(self, flow: Flow) -> None:
-        """Remove the needs of a flow's section."""
+        """Remove the needs of a flow's present section."""
         section = flow.section
-        if len(section.needs) >= _WIDE:
+        if len(section.needs) >= _WIDE_NEEDS:
             del self._wide[flow]
-            self._note_wide(section.resources[self._loads[section.resources] > 1])
+            self._note_scarce(section.resources[self._loads[section.resources] > 1])
             self._loads[section.resources] -= section.shares
             return
         load, users = self._load, self._users
-        self._few -= bool(section.needs)
+        self._narrow_flows -= bool(section.needs)
         for number, share in section.needs.items():
             if load[number] > 1:
-                self._changed.add(number)
+                self._changed_resources.add(number)
             load[number] -= share
             del users[number][flow]
 
-    def free(self, flow: Flow) -> bool:
+    def is_unlimited(self, flow: Flow) -> bool:
         """Return whether a flow needs no scarce resource."""
         if flow in self._wide:
             return not (self._loads[flow.section.resources] > 1).any()
         return not any(self._load[number] > 1 for number in flow.section.needs)
 
     def take_affected(self) -> dict[Flow, None]:
-        """Return the flows on changed resources, and clear the changes."""
-        few, self._changed = self._changed, set()
-        wide, self._changed_wide = self._changed_wide, []
-        return self._users_of(few, wide)
+        """Return the flows on resources that have changed, and forget these changes."""
+        numbers, self._changed_resources = self._changed_resources, set()
+        arrays, self._changed_arrays = self._changed_arrays, []
+        return self._find_users(numbers, arrays)
 
-    def _scarce_of(self, flow: Flow) -> Ints:
+    def _scarce_resources(self, flow: Flow) -> Ints:
+        """Return the resources of a flow that are scarce."""
         return flow.section.resources[self._loads[flow.section.resources] > 1]
 
-    def _users_of(self, few: Collection[int], many: Sequence[Ints] = ()) -> dict[Flow, None]:
-        """Return the flows on resources, given one by one (`few`) and in arrays (`many`)."""
+    def _find_users(self, numbers: Collection[int], arrays: Sequence[Ints] = ()) -> dict[Flow, None]:
+        """Return the flows that need any of some resources, given as numbers and as arrays of numbers."""
         users: dict[Flow, None] = {}
-        for number in few:
+        for number in numbers:
             users.update(self._users.get(number, {}))
-        if self._few:
-            for number in chain.from_iterable(numbers.tolist() for numbers in many):
+        if self._narrow_flows:
+            for number in chain.from_iterable(resources.tolist() for resources in arrays):
                 users.update(self._users.get(number, {}))
-        if self._wide and (few or many):
+        if self._wide and (numbers or arrays):
             chosen = np.zeros(len(self._load), np.bool_)
-            chosen[list(few)] = True
-            for numbers in many:
-                chosen[numbers] = True
-            users.update((wide, None) for wide in self._wide if chosen[wide.section.resources].any())
+            chosen[list(numbers)] = True
+            for resources in arrays:
+                chosen[resources] = True
+            users.update((flow, None) for flow in self._wide if chosen[flow.section.resources].any())
         return users
 
-    def crowd(self, flow: Flow) -> tuple[list[Flow], Collection[int] | Ints]:
-        """Return all flows connected with one by scarce resources, oldest first, and these resources."""
+    def connected_flows(self, flow: Flow) -> tuple[list[Flow], Collection[int] | Ints]:
+        """Return all flows that scarce resources join with one, directly or through others, oldest first, and these."""
         if self._wide:
-            return self._wide_crowd(flow)
+            return self._connected_wide_flows(flow)
         crowd, scarce, load = {flow: None}, set[int](), self._load
         todo = [flow]
         for member in todo:
             further = {number for number in member.section.needs if load[number] > 1 and number not in scarce}
             scarce |= further
-            users = self._users_of(further)
+            users = self._find_users(further)
             todo += users.keys() - crowd.keys()
             crowd.update(users)
         return sorted(crowd, key=_age), scarce
 
-    def _wide_crowd(self, flow: Flow) -> tuple[list[Flow], Ints]:
+    def _connected_wide_flows(self, flow: Flow) -> tuple[list[Flow], Ints]:
+        """Return what `connected_flows` returns, where some flow has many needs: it marks resources in an array."""
         crowd, visited = {flow: None}, np.zeros(len(self._load), np.bool_)
         todo = [flow]
         for member in todo:
-            scarce = self._scarce_of(member)
+            scarce = self._scarce_resources(member)
             further = scarce[~visited[scarce]]
             visited[further] = True
-            users = self._users_of((), [further])
+            users = self._find_users((), [further])
             todo += users.keys() - crowd.keys()
             crowd.update(users)
         return sorted(crowd, key=_age), np.flatnonzero(visited)

@@ -16,19 +16,19 @@ from operator import attrgetter
 from .flow import Flow, Occupancy
 from .sharing import Rates
 
-_key = attrgetter("key")
+_flow_key = attrgetter("key")
 
 
 class Fluid:
-    """All flows in flight."""
+    """All flows in flight, with their rates."""
 
     def __init__(self) -> None:
         self._flows: dict[tuple[object, ...], Flow] = {}
         self._started = 0
         self._occupancy = Occupancy()
         self._due: dict[int, list[Flow]] = {}  # by the instant at which they are due, unless they have changed since
-        self._heap: list[int] = []  # of these instants
-        self._unfair: dict[Flow, None] = {}  # flows that need a new rate
+        self._due_heap: list[int] = []  # the keys of `_due`
+        self._outdated: dict[Flow, None] = {}  # flows that need a new rate
         self._rates = Rates()
 
     def __repr__(self) -> str:
@@ -46,70 +46,72 @@ class Fluid:
 
     def start(self, now_ns: int, flows: Iterable[Flow]) -> None:
         """Start flows, at an instant not before the last one. Keys must be new."""
-        for flow in sorted(flows, key=_key):
+        for flow in sorted(flows, key=_flow_key):
             assert flow.key not in self._flows, f"{flow.key} is in flight"
             flow.started_ns = flow._since_ns = now_ns
             flow.age = self._started
             self._started += 1
             self._flows[flow.key] = flow
-            self._note(flow)
+            self._schedule_next(flow)
             self._occupancy.add(flow)
 
     def cap(self, flow: Flow, most: float) -> None:
-        """Limit the rate of a flow, from the instant of the next `settle`."""
+        """Limit the rate of a flow, from the instant of the next `settle` on."""
         if flow.cap != most:
             flow.cap = most
-            self._unfair[flow] = None
+            self._outdated[flow] = None
 
     def settle(self, now_ns: int) -> int | None:
         """Compute the rates, once all flows of this instant have started; return the instant of the next mark."""
-        if self._unfair or self._occupancy.changed:
-            self._share_out(now_ns)
-        while self._heap:
-            due_ns = self._heap[0]
+        if self._outdated or self._occupancy.needs_rates:
+            self._update_rates(now_ns)
+        while self._due_heap:
+            due_ns = self._due_heap[0]
             if any(flow._due_ns == due_ns for flow in self._due[due_ns]):
                 return due_ns
-            del self._due[heappop(self._heap)]
+            del self._due[heappop(self._due_heap)]
         return None
 
     def advance(self, now_ns: int) -> list[tuple[Flow, int]]:
-        """Return the marks reached at an instant, by flows' keys; the last one ends its flow.
+        """Return (flow, index of its mark) for the marks reached at an instant, by keys; the last mark ends the flow.
 
         `settle` must follow before time goes on.
         """
         reached: list[tuple[Flow, int]] = []
-        while self._heap and self._heap[0] <= now_ns:
-            due_ns = heappop(self._heap)
-            for flow in sorted(self._due.pop(due_ns), key=_key):
+        while self._due_heap and self._due_heap[0] <= now_ns:
+            due_ns = heappop(self._due_heap)
+            for flow in sorted(self._due.pop(due_ns), key=_flow_key):
                 while flow._due_ns == due_ns:
                     if flow.section.end_ns < flow.marks_ns[flow._mark]:
-                        self._next_section(flow)
+                        self._enter_next_section(flow)
                     else:
                         reached.append((flow, flow._mark))
                         flow._mark += 1
                         if flow._mark == len(flow.marks_ns):
-                            self._end(flow)
+                            self._end_flow(flow)
                         else:
-                            self._note(flow)
+                            self._schedule_next(flow)
         return reached
 
-    def _end(self, flow: Flow) -> None:
+    def _end_flow(self, flow: Flow) -> None:
+        """Remove a flow, and free its resources."""
         del self._flows[flow.key]
         flow._due_ns = -1
         self._occupancy.remove(flow)
-        self._unfair.pop(flow, None)
+        self._outdated.pop(flow, None)
 
-    def _next_section(self, flow: Flow) -> None:
+    def _enter_next_section(self, flow: Flow) -> None:
+        """Replace the needs of a flow by those of its next section."""
         self._occupancy.remove(flow)
         flow._section += 1
         flow.section = flow.sections[flow._section]
         self._occupancy.add(flow)
         if flow.rate != flow.cap:
-            self._unfair[flow] = None
-        self._note(flow)
+            self._outdated[flow] = None
+        self._schedule_next(flow)
 
-    def _note(self, flow: Flow) -> None:
-        """Compute the instant of the next mark or section of a flow at its rate; never at rate 0."""
+    def _schedule_next(self, flow: Flow) -> None:
+        """Compute the instant at which a flow reaches its next mark or section; none at rate 0."""
         rate = flow.rate
         if not rate:
             flow._due_ns = -1
@@ -120,29 +122,30 @@ class Fluid:
         batch = self._due.get(due_ns)
         if batch is None:
             self._due[due_ns] = [flow]
-            heappush(self._heap, due_ns)
+            heappush(self._due_heap, due_ns)
         else:
             batch.append(flow)
 
     # -- sharing -------------------------------------------------------------------------------------------------
 
-    def _share_out(self, now_ns: int) -> None:
+    def _update_rates(self, now_ns: int) -> None:
         """Compute new rates for all flows that recent changes may affect."""
-        unfair, self._unfair = self._unfair, {}
-        unfair.update(self._occupancy.take_affected())
-        done: set[Flow] = set()
-        for flow in unfair:
-            if flow in done:
+        outdated, self._outdated = self._outdated, {}
+        outdated.update(self._occupancy.take_affected())
+        rated: set[Flow] = set()
+        for flow in outdated:
+            if flow in rated:
                 continue
-            if self._occupancy.free(flow):
-                self._turn(flow, now_ns, flow.cap)
+            if self._occupancy.is_unlimited(flow):
+                self._set_rate(flow, now_ns, flow.cap)
             else:
-                crowd, scarce = self._occupancy.crowd(flow)
-                done.update(crowd)
+                crowd, scarce = self._occupancy.connected_flows(flow)
+                rated.update(crowd)
                 for member, rate in zip(crowd, self._rates.of(crowd, scarce), strict=True):
-                    self._turn(member, now_ns, rate)
+                    self._set_rate(member, now_ns, rate)
 
-    def _turn(self, flow: Flow, now_ns: int, rate: float) -> None:
+    def _set_rate(self, flow: Flow, now_ns: int, rate: float) -> None:
+        """Give a flow a rate from now on; nothing happens if it has that rate."""
         if rate != flow.rate:
-            flow._turn(now_ns, rate)
-            self._note(flow)
+            flow._change_rate(now_ns, rate)
+            self._schedule_next(flow)

@@ -42,9 +42,9 @@ class EventOrder(IntEnum):
     """All tasks are blocked; operations that ranks have issued together in this instant start."""
 
 
-_ORDERS, _WAKE = len(EventOrder), int(EventOrder.WAKE)
+_ORDERS, _WAKE_ORDER = len(EventOrder), int(EventOrder.WAKE)
 # New objects: a few hundred for each of a thousand ranks.
-_COLLECTED_AFTER = 200_000
+_OBJECTS_BETWEEN_COLLECTIONS = 200_000
 
 
 class Timer:
@@ -63,19 +63,20 @@ class Timer:
         """Cancel the event; the clock does not stop at an instant without events."""
         self.callback = self.task = None
 
-    def _abort(self, _: object) -> Abort:
+    def _abort_sleep(self, _: object) -> Abort:
+        """Cancel the sleep of a task, for Trio."""
         self.task = None
         return Abort.SUCCEEDED
 
 
-_rank_of = attrgetter("rank")
+_timer_rank = attrgetter("rank")
 
 
-def _nothing() -> None:
-    """Do nothing, as the default callback."""
+def _ignore_instant() -> None:
+    """Do nothing, as the default callback of instants."""
 
 
-def _no_more() -> bool:
+def _report_no_events() -> bool:
     """Return False, as the default of `on_idle`."""
     return False
 
@@ -87,7 +88,7 @@ class Kernel:
         clock: Trio's clock.
         lineage: Names of the tasks.
         on_stall: Called when every task is blocked and no event is due. It returns the error to end the run with, or
-            None if it has woken a task or added an event, by a cancellation say.
+            None if it has woken a task or added an event, for example by a cancellation.
         on_idle: Called when every task is blocked and nothing is due but deadlines of Trio. It returns whether it has
             woken a task or added an event.
         on_instant: Called when the clock has jumped to the instant of an event.
@@ -100,18 +101,18 @@ class Kernel:
     def __init__(self, *, on_stall: Callable[[], BaseException | None] | None = None) -> None:
         self.clock, self.lineage = VirtualClock(), Lineage()
         self.on_stall = on_stall
-        self.on_idle: Callable[[], bool] = _no_more
-        self.on_instant: Callable[[], None] = _nothing
+        self.on_idle: Callable[[], bool] = _report_no_events
+        self.on_instant: Callable[[], None] = _ignore_instant
         self.unnoticed: deque[Callable[[], None]] = deque()
         self._due: dict[int, list[Timer]] = {}  # by instant and order
-        self._keys: list[int] = []  # a heap
+        self._due_keys: list[int] = []  # a heap
         self._limit_ns: int | None = None
-        self._at_limit: Callable[[], None] = _nothing
+        self._at_limit: Callable[[], None] = _ignore_instant
         self._stalled = False
         self._failure: BaseException | None = None
 
     def __repr__(self) -> str:
-        return f"<Kernel at {self.now_ns} ns: {len(self._keys)} batches due>"
+        return f"<Kernel at {self.now_ns} ns: {len(self._due_keys)} batches due>"
 
     @property
     def now_ns(self) -> int:
@@ -120,10 +121,10 @@ class Kernel:
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def at(
+    def call_at(
         self, time_ns: int, rank: int, callback: Callable[[], None], *, order: EventOrder = EventOrder.COMPUTE
     ) -> Timer:
-        """Call `callback` at an instant, not before this one.
+        """Call `callback` at an instant, not before the present one.
 
         Args:
             time_ns: The instant.
@@ -133,26 +134,27 @@ class Kernel:
         """
         assert time_ns >= self.clock.now_ns, f"{time_ns} ns is over, it is {self.clock.now_ns} ns"
         timer = Timer(rank, callback)
-        self._insert(time_ns * _ORDERS + order, timer)
+        self._add_timer(time_ns * _ORDERS + order, timer)
         return timer
 
-    def _insert(self, key: int, timer: Timer) -> None:
+    def _add_timer(self, key: int, timer: Timer) -> None:
+        """Add a timer to the batch of its instant and order."""
         batch = self._due.get(key)
         if batch is None:
             self._due[key] = [timer]
-            heappush(self._keys, key)
+            heappush(self._due_keys, key)
         else:
             batch.append(timer)
 
     def limit(self, time_ns: int, callback: Callable[[], None]) -> None:
-        """Call `callback` at an instant, but do not wait for it when nothing else is due."""
+        """Call `callback` at an instant, if the program is not blocked for ever before; there is one such instant."""
         self._limit_ns, self._at_limit = time_ns, callback
 
     async def sleep_until(self, time_ns: int, *, rank: int = 0) -> None:
         """Sleep until an instant; if it has passed, until the end of this batch."""
         timer = Timer(rank, None, current_task())
-        self._insert(max(time_ns, self.clock.now_ns) * _ORDERS + _WAKE, timer)
-        await wait_task_rescheduled(timer._abort)
+        self._add_timer(max(time_ns, self.clock.now_ns) * _ORDERS + _WAKE_ORDER, timer)
+        await wait_task_rescheduled(timer._abort_sleep)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -165,19 +167,20 @@ class Kernel:
         """
         import trio.testing  # loads pytest where that is installed, for longer than all of Trio takes
 
-        with _seldom_collected():
-            return trio.run(self._main, main, args, clock=self.clock)
+        with _rare_garbage_collection():
+            return trio.run(self._run_with_driver, main, args, clock=self.clock)
 
-    async def _main(self, main: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
-        # No task gets a thread: to_thread.run_sync waits for a token, and `_Outside` notices it.
+    async def _run_with_driver(self, main: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
+        """Run the program in parallel with the task that moves the clock; return its result, or raise its error."""
+        # No task gets a thread: to_thread.run_sync waits for a token, and `_OutsideWaits` notices it.
         trio.to_thread.current_default_thread_limiter().total_tokens = 0
         trio.lowlevel.add_instrument(self.lineage)
         await trio.testing.wait_all_tasks_blocked()  # Trio's own: they wait for files too
-        outside = _Outside()
+        outside = _OutsideWaits()
         results: list[T] = []
         error: Exception | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._drive, outside, nursery.cancel_scope)
+            nursery.start_soon(self._drive_clock, outside, nursery.cancel_scope)
             try:
                 results.append(await main(*args))
             except Exception as raised:
@@ -189,13 +192,14 @@ class Kernel:
             raise error
         return results[0]
 
-    async def _drive(self, outside: _Outside, scope: trio.CancelScope) -> None:
+    async def _drive_clock(self, outside: _OutsideWaits, scope: trio.CancelScope) -> None:
+        """Move the clock whenever all tasks are blocked, until cancelled; an error here ends the run."""
         try:
             while True:
                 await trio.testing.wait_all_tasks_blocked()
                 while self.unnoticed:
                     self.unnoticed.popleft()()
-                outside.check(trio.lowlevel.current_statistics())
+                outside.refuse_waits(trio.lowlevel.current_statistics())
                 self._advance_until_woken()
         except Exception as error:
             self._failure = error
@@ -214,15 +218,17 @@ class Kernel:
                 self._stalled = False
                 continue
             if batch is None and deadline_ns is None:
-                self._stall()
+                self._handle_stall()
                 return
             self._stalled = False
-            if (self._limit_ns is not None and self._reached_limit(deadline_ns)) or self._advance(batch, deadline_ns):
+            if (self._limit_ns is not None and self._reached_limit(deadline_ns)) or self._advance_clock(
+                batch, deadline_ns
+            ):
                 return
 
     def _reached_limit(self, deadline_ns: int | None) -> bool:
-        """Whether the limit comes before all events; then its callback has been called."""
-        due = [key // _ORDERS for key in self._keys[:1]] + [
+        """Return whether the limit comes before all events; then jump to it and call its callback."""
+        due = [key // _ORDERS for key in self._due_keys[:1]] + [
             time_ns for time_ns in (deadline_ns,) if time_ns is not None
         ]
         assert self._limit_ns is not None
@@ -233,11 +239,11 @@ class Kernel:
         self._at_limit()
         return True
 
-    def _advance(self, batch: list[Timer] | None, deadline_ns: int | None) -> bool:
+    def _advance_clock(self, batch: list[Timer] | None, deadline_ns: int | None) -> bool:
         """Jump to the next instant and run its first batch; return whether deadlines belong to the instant."""
         time_ns = deadline_ns
         if batch is not None:
-            due_ns = self._keys[0] // _ORDERS
+            due_ns = self._due_keys[0] // _ORDERS
             if deadline_ns is None or due_ns <= deadline_ns:
                 time_ns = due_ns
                 self.clock.jump(time_ns)
@@ -249,8 +255,9 @@ class Kernel:
         return time_ns == deadline_ns
 
     def _run_batch(self, batch: list[Timer]) -> None:
-        del self._due[heappop(self._keys)]
-        batch.sort(key=_rank_of)
+        """Call the callbacks and wake the tasks of the first batch, by rank."""
+        del self._due[heappop(self._due_keys)]
+        batch.sort(key=_timer_rank)
         for timer in batch:
             if timer.task is not None:
                 reschedule(timer.task)
@@ -261,63 +268,65 @@ class Kernel:
 
     def _next_batch(self) -> list[Timer] | None:
         """Return the batch that is due next, passing over batches that were cancelled whole."""
-        while self._keys:
-            batch = self._due[self._keys[0]]
+        while self._due_keys:
+            batch = self._due[self._due_keys[0]]
             for timer in batch:
                 if timer.task is not None or timer.callback is not None:
                     return batch
-            del self._due[heappop(self._keys)]
+            del self._due[heappop(self._due_keys)]
         return None
 
-    def _stall(self) -> None:
+    def _handle_stall(self) -> None:
         """Raise the error of a deadlock, unless `on_stall` resolves it, which it may not do twice in a row."""
-        error = self.on_stall() if self.on_stall is not None and not self._stalled else _blocked()
+        error = self.on_stall() if self.on_stall is not None and not self._stalled else _blocked_error()
         self._stalled = True
         if error is not None:
             raise error
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
+def _rare_garbage_collection() -> Iterator[None]:
     """Run the garbage collector less often: with the objects of thousands of ranks it took a fifth of the time."""
     before = gc.get_threshold()
-    gc.set_threshold(max(before[0], _COLLECTED_AFTER), *before[1:])
+    gc.set_threshold(max(before[0], _OBJECTS_BETWEEN_COLLECTIONS), *before[1:])
     try:
         yield
     finally:
         gc.set_threshold(*before)
 
 
-def _blocked() -> OverlapError:
+def _blocked_error() -> OverlapError:
+    """Return the error of a program that waits for ever."""
     return OverlapError("the program is blocked for ever: every task waits, and nothing is due on the virtual clock")
 
 
-class _Outside:
-    """Files and threads that tasks wait for outside virtual time; made before the program begins."""
+class _OutsideWaits:
+    """Waits for files and threads, which take real time; made before the program begins."""
 
     def __init__(self) -> None:
         self._limiter = trio.to_thread.current_default_thread_limiter()
-        self._files = _waiting_for_files(trio.lowlevel.current_statistics().io_statistics)
+        self._files = _count_file_waits(trio.lowlevel.current_statistics().io_statistics)
 
-    def check(self, statistics: trio.lowlevel.RunStatistics) -> None:
+    def refuse_waits(self, statistics: trio.lowlevel.RunStatistics) -> None:
         """Refuse real input, output and threads.
 
         Raises:
             UsageError: With the kind of wait.
         """
-        if _waiting_for_files(statistics.io_statistics) > self._files:
-            raise _refused("real input or output (a socket, a pipe or a process)")
+        if _count_file_waits(statistics.io_statistics) > self._files:
+            raise _refusal("real input or output (a socket, a pipe or a process)")
         if self._limiter.statistics().tasks_waiting or trio.testing.active_thread_count():
-            raise _refused("a thread (trio.to_thread)")
+            raise _refusal("a thread (trio.to_thread)")
 
 
-def _waiting_for_files(statistics: object) -> int:
-    """Add up the waiting tasks; their attributes have a common beginning on all of Trio's backends."""
+def _count_file_waits(statistics: object) -> int:
+    """Return the number of tasks that wait for files; the names are those of Trio's backends."""
     names = ("tasks_waiting", "tasks_waiting_read", "tasks_waiting_write", "tasks_waiting_overlapped")
     return sum(getattr(statistics, name, 0) for name in names)
 
 
-def _refused(kind: str) -> UsageError:
+def _refusal(kind: str) -> UsageError:
+    """Return the error of a program that waits for something outside virtual time."""
     return UsageError(
         f"clock: the program waits for {kind}, which takes no virtual time; do that before or after the run, declare a "
         "compute with its seconds=, or run on clock='real'"
@@ -334,18 +343,18 @@ class Lineage(trio.abc.Instrument):
         self._names: dict[Task, tuple[int, ...]] = {}
         self._children: dict[Task, int] = {}
 
-    def here(self) -> tuple[int, ...]:
-        """Return the name of the task that runs now; tasks older than this object have none."""
+    def current_name(self) -> tuple[int, ...]:
+        """Return the name of the running task; tasks older than this object have the empty name."""
         return self._names.get(current_task(), ())
 
     def task_spawned(self, task: Task) -> None:
-        """Name a task, for Trio."""
+        """Give a new task its name: that of its parent, and its number among the children (hook of Trio)."""
         parent = current_task()
         number = self._children.get(parent, 0)
         self._children[parent] = number + 1
         self._names[task] = (*self._names.get(parent, ()), number)
 
     def task_exited(self, task: Task) -> None:
-        """Remove a task, for Trio."""
+        """Drop the name of a task that has ended (hook of Trio)."""
         self._names.pop(task, None)
         self._children.pop(task, None)

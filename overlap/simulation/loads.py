@@ -1,7 +1,7 @@
 """Resources of a cluster, and the load that each round of an operation puts on them. Pure; no Trio.
 
 A round is busy while its bytes are on the wires, and idle while it starts its next step and the last bytes arrive. That
-matters only beside other operations, which use the wires while this one is idle, or wires that it does not use now.
+matters only while other operations run: they use wires while this one is idle, or uses other wires.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Resources:
         self.cluster, self._numbering = cluster, numbering(cluster)
         places = [cluster.place(rank) for rank in range(cluster.world_size)]
         # Ranks of the plain machine have a core each, and one memory for all of a node.
-        several = cluster.machine.devices is not None
-        devices = [place.node * cluster.devices_per_node + (place.device if several else 0) for place in places]
+        has_devices = cluster.machine.devices is not None
+        devices = [place.node * cluster.devices_per_node + (place.device if has_devices else 0) for place in places]
         self._device = np.array(devices, np.int64)
         self._first_core = cluster.devices_per_node * cluster.nodes
         self._first_way = self._first_core + cluster.world_size
@@ -45,20 +45,20 @@ class Resources:
 
     @property
     def ranks_per_unit(self) -> int:
-        """Ranks of nodes that belong together, where all such units are alike: of a node, an UltraServer, or a block.
+        """Ranks of a unit: a node, an UltraServer, or a block of the highest level of a fabric. All units are alike.
 
-        It is the block of the highest level of a fabric; all ranks, where the cluster has a part of a unit.
+        All ranks are one unit where the units do not divide the cluster.
         """
         cluster = self.cluster
         unit = lcm(cluster.ranks_per_unit, *(level.ranks for _, level in self._levels))
         return cluster.world_size if cluster.world_size % unit else unit
 
     def memories(self, ranks: Ints) -> Ints:
-        """Return the memory of each rank's device."""
+        """Return the number of the memory of each rank's device."""
         return self._device[ranks]
 
     def cc_cores(self, ranks: Ints) -> Ints:
-        """Return the collective processors of each rank, as placed."""
+        """Return the numbers of the ranks' collective processors, in the order of `ranks`."""
         return self._first_core + ranks
 
     def ways_out(self, src: Ints, dst: Ints) -> list[tuple[Ints, float]]:
@@ -80,43 +80,44 @@ class Resources:
         return ways
 
     def wires(self, wires: Ints) -> Ints:
-        """Return wires, from their numbers on a placement."""
+        """Return the numbers of wires as resources, from their numbers on a placement."""
         return self._first_wire + wires
 
-    def shifted(self, resources: Ints, units: Ints) -> Ints:
-        """Return (units, resources) the same resources of units further on; see `ranks_per_unit`."""
-        wire, nodes = resources >= self._first_wire, self.ranks_per_unit // self.cluster.ranks_per_node
+    def shift_units(self, resources: Ints, units: Ints) -> Ints:
+        """Return (units, resources) the same resources of other units of the cluster; see `ranks_per_unit`."""
+        is_wire, nodes = resources >= self._first_wire, self.ranks_per_unit // self.cluster.ranks_per_node
         step = np.full(len(resources), self.ranks_per_unit)
         step[resources < self._first_core] = nodes * self.cluster.devices_per_node
         for first, level in self._levels:
             step[resources >= first] = self.ranks_per_unit // level.ranks
-        moved: Ints = resources + np.multiply.outer(units, step)
+        # Ranks and their processors move by the ranks of a unit, memories by its devices, ways out by its blocks.
+        shifted: Ints = resources + np.multiply.outer(units, step)
         servers = units * (nodes // self.cluster.servers or 1)
-        moved[:, wire] = self.wires(self._numbering.shifted(resources[wire] - self._first_wire, servers))
-        return moved
+        shifted[:, is_wire] = self.wires(self._numbering.shifted(resources[is_wire] - self._first_wire, servers))
+        return shifted
 
 
 # Operations of more rounds are taken to load their resources evenly: their rounds are short against the whole.
-_MOST_ROUNDS = 8
+_MOST_SECTION_ROUNDS = 8
 # Share of a round below which its busy or its idle part is no section of its own.
-_SHORT = 0.05
+_LEAST_SECTION_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Load:
-    """One round, with its repetitions."""
+class _RoundLoad:
+    """Load of one round of an operation, with its repetitions."""
 
     busy_s_per_byte: Floats  # (needs,) busy time of each resource, for each byte of the vector
-    messages: Floats  # (needs,) number of messages that share the resource meanwhile
+    messages: Floats  # (needs,) number of messages that share the resource at a time
     idle_s: float  # time in which no resource is busy
     taken_s_per_byte: float  # time in which some resource is busy
-    whole: bool  # whether busy and idle parts alternate so often that they are one
+    whole: bool  # whether it is one section, as busy and idle parts alternate with each repetition
 
     def sections(self, nbytes: float) -> list[tuple[float, Floats, Floats]]:
-        """Return the time of each section, the busy times of the resources, and their numbers of messages."""
+        """Return the sections of a round: seconds, busy seconds by resource, and messages that share it."""
         taken_s, busy_s = self.taken_s_per_byte * nbytes, self.busy_s_per_byte * nbytes
         total_s = taken_s + self.idle_s
-        if self.whole or min(taken_s, self.idle_s) < _SHORT * total_s:
+        if self.whole or min(taken_s, self.idle_s) < _LEAST_SECTION_SHARE * total_s:
             return [(total_s, busy_s, self.messages)]
         return [(taken_s, busy_s, self.messages), (self.idle_s, np.zeros(len(busy_s)), self.messages)]
 
@@ -136,53 +137,55 @@ class Loads:
             ranks: (size,) World ranks.
             resources: Resources of the cluster.
         """
+        # The wires that any round uses, in the order of their numbers.
         rounds = [(part, placed) for part in parts for placed in part.placed.placed_rounds]
         self._memories, self._ways = _Memories(parts, ranks, resources), _WaysOut(parts, ranks, resources)
         total_s = np.zeros(max((len(placed.load_s_per_byte) for _, placed in rounds), default=0))
         for part, placed in rounds:
-            total_s[: len(placed.load_s_per_byte)] += _times(part, placed) * placed.load_s_per_byte
+            total_s[: len(placed.load_s_per_byte)] += _slot_bytes(part, placed) * placed.load_s_per_byte
         self._wires = np.flatnonzero(total_s)
         self.resources: NDArray[np.int64] = np.concatenate(
             [self._memories.numbers, self._ways.numbers, resources.wires(self._wires)]
         )
-        loads = [self._load(part, placed) for part, placed in rounds]
+        loads = [self._round_load(part, placed) for part, placed in rounds]
         self._busy_s_per_byte, self._messages = np.zeros(len(self.resources)), np.zeros(len(self.resources))
         for load in loads:
             self._busy_s_per_byte += load.busy_s_per_byte
             self._messages += load.busy_s_per_byte * load.messages
         busy = self._busy_s_per_byte > 0
         self._messages[busy] /= self._busy_s_per_byte[busy]
-        self._rounds = loads if len(rounds) <= _MOST_ROUNDS else []
+        self._rounds = loads if len(rounds) <= _MOST_SECTION_ROUNDS else []
 
     def sections(self, nbytes: float, *, evenly: bool) -> tuple[Floats, Floats, Floats]:
-        """Return relative times of the sections, and (sections, needs) busy times and numbers of messages at a time.
+        """Return relative times of sections, and (sections, needs) busy seconds and messages at a time.
 
         Args:
             nbytes: Bytes of the whole vector.
-            evenly: Whether phases run beside each other, so that there is one section.
+            evenly: Whether phases run in parallel, so that there is one section.
         """
         if evenly or not self._rounds:
             return np.ones(1), self._busy_s_per_byte[None, :] * nbytes, self._messages[None, :]
         sections = [section for load in self._rounds for section in load.sections(nbytes) if section[0]]
         if not sections:
-            none = np.zeros((1, len(self.resources)))
-            return np.ones(1), none, none
-        took_s, busy_s, messages = zip(*sections, strict=True)
-        return np.array(took_s), np.array(busy_s), np.array(messages)
+            idle = np.zeros((1, len(self.resources)))
+            return np.ones(1), idle, idle
+        lengths_s, busy_s, messages = zip(*sections, strict=True)
+        return np.array(lengths_s), np.array(busy_s), np.array(messages)
 
-    def _load(self, part: PricedPhase, placed: PlacedRound) -> _Load:
+    def _round_load(self, part: PricedPhase, placed: PlacedRound) -> _RoundLoad:
+        """Return the load of a round on memories, ways out and wires."""
         wires_s = np.zeros(int(self._wires.max(initial=-1)) + 1)
         load = placed.load_s_per_byte[: len(wires_s)]  # wires get their numbers at their first use
-        wires_s[: len(load)] = _times(part, placed) * load
+        wires_s[: len(load)] = _slot_bytes(part, placed) * load
         copied = np.maximum(placed.wire_s_per_byte, placed.moving_s_per_byte + placed.adding_s_per_byte)
         moved_s = float(np.maximum(copied, placed.reducing_s_per_byte).max(initial=0.0))
-        taken_s = max(moved_s, float(placed.beside_s_per_byte.max(initial=0.0))) * _times(part, placed)
-        local_s = float(placed.local_s_per_byte.max(initial=0.0)) * _times(part, placed)
-        on_memories, on_wires = self._memories.messages(placed), _on_wires(part, placed, len(wires_s))
-        ways_s, on_ways = self._ways.busy_s(part, placed)
-        return _Load(
+        taken_s = max(moved_s, float(placed.beside_s_per_byte.max(initial=0.0))) * _slot_bytes(part, placed)
+        local_s = float(placed.local_s_per_byte.max(initial=0.0)) * _slot_bytes(part, placed)
+        memory_messages, wire_messages = self._memories.messages(placed), _wire_messages(part, placed, len(wires_s))
+        ways_s, way_messages = self._ways.busy_s(part, placed)
+        return _RoundLoad(
             busy_s_per_byte=np.concatenate([self._memories.busy_s(part, placed), ways_s, wires_s[self._wires]]),
-            messages=np.maximum(np.concatenate([on_memories, on_ways, on_wires[self._wires]]), 1.0),
+            messages=np.maximum(np.concatenate([memory_messages, way_messages, wire_messages[self._wires]]), 1.0),
             idle_s=float((placed.start_s + placed.latency_s).max(initial=0.0)) * placed.round.repeat,
             taken_s_per_byte=max(taken_s, float(ways_s.max(initial=0.0))) + local_s,
             whole=placed.round.repeat > 1,
@@ -194,7 +197,7 @@ class _Memories:
 
     def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
         self._rate = parts[0].placed.placement.memory_bytes_per_s if parts else None
-        self.numbers, self._which = np.unique(resources.memories(ranks), return_inverse=True)
+        self.numbers, self._memory_index = np.unique(resources.memories(ranks), return_inverse=True)
         if self._rate is None:
             self.numbers = self.numbers[:0]
 
@@ -202,9 +205,9 @@ class _Memories:
         """Return the busy time of each memory in a round, for each byte of the vector."""
         if self._rate is None:
             return np.zeros(0)
-        touched = _times(part, placed) * placed.round.touched
+        touched = _slot_bytes(part, placed) * placed.round.touched
         rate = self._rate * part.placed.parameters.memory_efficiency
-        return np.bincount(self._which, touched, len(self.numbers)) / rate
+        return np.bincount(self._memory_index, touched, len(self.numbers)) / rate
 
     def messages(self, placed: PlacedRound) -> Floats:
         """Return the number of messages of a round from or to each memory."""
@@ -212,7 +215,7 @@ class _Memories:
             return np.zeros(0)
         ends = np.concatenate([placed.round.src, placed.round.dst])
         counts = None if placed.round.count is None else np.tile(placed.round.count, 2)
-        return np.bincount(self._which[ends], counts, len(self.numbers)).astype(np.float64)
+        return np.bincount(self._memory_index[ends], counts, len(self.numbers)).astype(np.float64)
 
 
 class _WaysOut:
@@ -229,27 +232,27 @@ class _WaysOut:
         self.numbers: Ints = np.unique(np.concatenate([np.zeros(0, np.int64), *crossed]))
 
     def busy_s(self, part: PricedPhase, placed: PlacedRound) -> tuple[Floats, Floats]:
-        """Return the busy time of each way out in a round, for each byte of the vector, and its number of messages."""
+        """Return the busy time of each way out in a round, for each byte of the vector, and its messages."""
         busy_s, messages = np.zeros(len(self.numbers)), np.zeros(len(self.numbers))
         if not len(self.numbers):
             return busy_s, messages
         count = np.ones(len(placed.round.src)) if placed.round.count is None else placed.round.count
         for way, bytes_per_s in self._resources.ways_out(self._ranks[placed.round.src], self._ranks[placed.round.dst]):
-            out = way >= 0
-            which = np.searchsorted(self.numbers, way[out])
-            sent = placed.round.sent[out] * _times(part, placed)
-            busy_s += np.bincount(which, sent, len(busy_s)) / bytes_per_s
-            messages += np.bincount(which, count[out], len(messages))
+            leaves = way >= 0
+            index = np.searchsorted(self.numbers, way[leaves])
+            sent = placed.round.sent[leaves] * _slot_bytes(part, placed)
+            busy_s += np.bincount(index, sent, len(busy_s)) / bytes_per_s
+            messages += np.bincount(index, count[leaves], len(messages))
         return busy_s, messages
 
 
-def _on_wires(part: PricedPhase, placed: PlacedRound, wires: int) -> Floats:
+def _wire_messages(part: PricedPhase, placed: PlacedRound, wires: int) -> Floats:
     """Return the number of messages of a round on each wire."""
     way = part.placed.placement.routes(placed.round.src, placed.round.dst, placed.round.far)
     counts = None if placed.round.count is None else np.repeat(placed.round.count, np.diff(way.first))
     return np.bincount(way.wire, counts, wires)[:wires].astype(np.float64)
 
 
-def _times(part: PricedPhase, placed: PlacedRound) -> float:
-    """Return the bytes of a slot for each byte of the vector, with all repetitions."""
+def _slot_bytes(part: PricedPhase, placed: PlacedRound) -> float:
+    """Return the bytes of a slot for each byte of the vector, times the repetitions of the round."""
     return placed.round.repeat * part.share / part.placed.rounds.slots

@@ -21,17 +21,17 @@ from .demand import Demand, Pricing
 from .loads import Resources
 
 # Messages to keep the demand of: training loops send the same ones in every step.
-_REMEMBERED = 1 << 16
+_MOST_DEMANDS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pair:
-    """A sender and a receiver."""
+    """A sender and a receiver, with the price of the route between them."""
 
     ranks: Ints  # (2,) world ranks of sender and receiver
     # all resources of a message between them, in the same order for pairs on routes of one kind.
     resources: list[int]
-    like: tuple[Pricing, list[int]]  # price of the first such pair, and its resources
+    route: tuple[Pricing, list[int]]  # price of the first such pair, and its resources
 
 
 class Messages:
@@ -45,9 +45,9 @@ class Messages:
 
     def __init__(self, figures: CostParameters, resources: Resources, slow: SlowWires) -> None:
         self._figures, self._resources, self._slow = figures, resources, slow
-        self._alike: dict[object, tuple[Pricing, list[int]]] = {}
+        self._routes: dict[object, tuple[Pricing, list[int]]] = {}
         self._pairs: dict[tuple[int, int], _Pair] = {}
-        self._known: dict[tuple[int, int, float, int], Demand] = {}
+        self._demands: dict[tuple[int, int, float, int], Demand] = {}
 
     def demand(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
         """Return the demand of a message; from a rank to itself it is a copy in its memory.
@@ -62,63 +62,81 @@ class Messages:
             TopologyError: If no wire joins them.
         """
         key = src, dst, nbytes, late_ns
-        demand = self._known.get(key)
+        demand = self._demands.get(key)
         if demand is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            demand = self._known[key] = self._computed(*key)
+            if len(self._demands) >= _MOST_DEMANDS:
+                self._demands.clear()
+            demand = self._demands[key] = self._compute_demand(*key)
         return demand
 
-    def _computed(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
+    def _compute_demand(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
+        """Return the demand of a message: that of its kind of route, on the resources of this pair."""
         pair = self._pairs.get((src, dst))
         if pair is None:
-            pair = self._pairs[src, dst] = self._pair(src, dst)
-        pricing, resources = pair.like
+            pair = self._pairs[src, dst] = self._make_pair(src, dst)
+        pricing, resources = pair.route
         if src == dst:  # the price is that of a group of one rank, and a message has two ends
-            like = replace(pricing.demand(nbytes, np.zeros(1, np.int64)), positions=(np.arange(2),))
+            demand = replace(pricing.demand(nbytes, np.zeros(1, np.int64)), positions=(np.arange(2),))
         else:
-            like = pricing.demand(nbytes, np.array([max(-late_ns, 0), max(late_ns, 0)], np.int64))
-        translation = dict(zip(resources, pair.resources, strict=True))
-        needed = np.array([translation[resource] for resource in like.resources.tolist()], np.int64)
-        return replace(like, ranks=pair.ranks, resources=needed)
+            demand = pricing.demand(nbytes, np.array([max(-late_ns, 0), max(late_ns, 0)], np.int64))
+        numbers = dict(zip(resources, pair.resources, strict=True))
+        needed = np.array([numbers[resource] for resource in demand.resources.tolist()], np.int64)
+        return replace(demand, ranks=pair.ranks, resources=needed)
 
-    def _pair(self, src: int, dst: int) -> _Pair:
-        shared, ranks = self._resources, np.array([src] if src == dst else [src, dst])
-        placement = self._slow.under(place(shared.cluster, ranks.tolist()))
+    def _make_pair(self, src: int, dst: int) -> _Pair:
+        """Return the ranks and resources of a pair; price its kind of route if it is the first one."""
+        ranks = np.array([src] if src == dst else [src, dst])
+        placement = self._slow.slow_placement(place(self._resources.cluster, ranks.tolist()))
         ends = np.arange(len(ranks) - 1)
         wires = placement.routes(ends, ends + 1).wire
-        out = [way[way >= 0] for way, _ in shared.ways_out(ranks[:1], ranks[-1:])]
-        resources = np.concatenate([shared.memories(ranks), shared.cc_cores(ranks), *out, shared.wires(wires)]).tolist()
+        blocks = [way[way >= 0] for way, _ in self._resources.ways_out(ranks[:1], ranks[-1:])]
+        resources = np.concatenate(
+            [
+                self._resources.memories(ranks),
+                self._resources.cc_cores(ranks),
+                *blocks,
+                self._resources.wires(wires),
+            ]
+        ).tolist()
         figures = placement.wires()
-        way = (figures.kind[wires].tolist(), figures.latency_s[wires].tolist(), figures.bytes_per_s[wires].tolist())
-        joined = repr((placement.device.tolist(), way, list(map(len, out))))
-        if joined not in self._alike:
-            self._alike[joined] = self._pricing(ranks), resources
-        return _Pair(ranks=np.array([src, dst]), resources=resources, like=self._alike[joined])
+        wire_figures = (
+            figures.kind[wires].tolist(),
+            figures.latency_s[wires].tolist(),
+            figures.bytes_per_s[wires].tolist(),
+        )
+        # Equal for pairs on routes with the same figures.
+        route_key = repr((placement.device.tolist(), wire_figures, list(map(len, blocks))))
+        if route_key not in self._routes:
+            self._routes[route_key] = self._price_route(ranks), resources
+        return _Pair(ranks=np.array([src, dst]), resources=resources, route=self._routes[route_key])
 
-    def _pricing(self, ranks: Ints) -> Pricing:
-        placed = on(place(self._resources.cluster, ranks.tolist()), _message(len(ranks)), parameters=self._figures)
-        return Pricing(_Message("", "", placed, _no_table), ranks, self._resources, self._slow)
+    def _price_route(self, ranks: Ints) -> Pricing:
+        """Return the pricing of messages between two ranks, or of copies on one rank."""
+        placed = on(
+            place(self._resources.cluster, ranks.tolist()), _message_rounds(len(ranks)), parameters=self._figures
+        )
+        return Pricing(_MessageOption("", "", placed, _refuse_table), ranks, self._resources, self._slow)
 
 
-class _Message(Flat):
+class _MessageOption(Flat):
     """A message, without the bounds of a collective, in which many messages share processors and memories."""
 
     def _price(self, nbytes: float, below_s: float) -> Price:
         return Price(total_s=cost(self.parts[0].placed, nbytes).total_s)
 
 
-def _no_table() -> Schedule:
+def _refuse_table() -> Schedule:
+    """Raise: a message has no schedule."""
     raise AssertionError("a message has no table")
 
 
 @lru_cache(maxsize=2)
-def _message(size: int) -> Rounds:
+def _message_rounds(size: int) -> Rounds:
     """Return one message from rank 0 to rank 1, or a copy on one rank."""
     none, touched = np.zeros(size), np.ones(size)
     ends = np.zeros(size - 1, np.int64)
-    one = Round(
+    round_ = Round(
         repeat=1, src=ends, dst=ends + 1, sent=np.ones(size - 1), added=none, local_added=none,
         moving=touched if size > 1 else none, adding=none, local=none if size > 1 else 2 * touched,
     )  # fmt: skip
-    return Rounds(size=size, slots=1, rounds=(one,))
+    return Rounds(size=size, slots=1, rounds=(round_,))

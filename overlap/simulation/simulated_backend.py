@@ -49,7 +49,7 @@ from . import (
     SimulatedFabric,
 )
 from .faulty_world import FaultInjector, FaultyCommunicators, FaultyWorld
-from .simulated_compute import SimulatedCompute, Starts
+from .simulated_compute import ComputeStarts, SimulatedCompute
 from .simulated_engine import SimulatedEngine
 from .symmetric_world import SymmetricCommunicators, SymmetricEngine, SymmetricWorld
 
@@ -97,8 +97,8 @@ class Virtual:
         }
 
 
-class _Page(dict[int, list[int]]):
-    """Values by rank of a group, in a dict that supports weak references."""
+class _SharedNotes(dict[int, list[int]]):
+    """Values of an operation by rank of its group, in a dict that supports weak references."""
 
     __slots__ = ("__weakref__",)
 
@@ -142,7 +142,7 @@ class SimulatedBackend(Backend):
         self._size = cluster.world_size
         self._newest_step: int | None = None  # Latest step of any rank
         self._pulse: Callable[[int, int | None], None] | None = None
-        self._notes = WeakValueDictionary[tuple[object, int], _Page]()  # a page exists while a rank has it
+        self._notes = WeakValueDictionary[tuple[object, int], _SharedNotes]()  # a page exists while a rank has it
         fabric = SimulatedFabric(
             cluster,
             peer_direct=assumptions.peer_direct,
@@ -154,22 +154,24 @@ class SimulatedBackend(Backend):
         self._injector = FaultInjector(Fates(faults, epoch=epoch), self.kernel) if faults else None
         if self._injector is not None:
             self._injector.members = members
-        self._starts = Starts(self.traffic, _costs(assumptions, cluster), assumptions.conditions, self._injector)
+        self._starts = ComputeStarts(
+            self.traffic, _compute_costs(assumptions, cluster), assumptions.conditions, self._injector
+        )
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
-        """Return a new array, or the shape of one."""
+        """Return a new array, or its shape alone if the run has no data."""
         return shape_only(shape, dtype) if self.shapes_only else super().empty(shape, dtype)
 
     def later(self, handover: Handover) -> Callable[[Callable[[], None]], None]:
-        """Return a function that queues calls until all tasks are blocked; a wake-up could reorder tasks."""
+        """Return a function that queues calls until all tasks are blocked, as a wake-up could reorder tasks."""
         return self.kernel.unnoticed.append
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return the values of an operation, shared by all ranks."""
-        return self._notes.setdefault((key, seq), _Page())
+        """Return the values of an operation by rank, the same dict for all ranks."""
+        return self._notes.setdefault((key, seq), _SharedNotes())
 
     def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
-        """Call a function at an instant, unless all tasks are blocked for ever before."""
+        """Call `stop` after `timeout_s` of virtual time, unless the program is blocked for ever before."""
         self.kernel.limit(self.kernel.now_ns + round(timeout_s * 1e9), stop)
 
     def meta(self) -> dict[str, str]:
@@ -177,16 +179,17 @@ class SimulatedBackend(Backend):
         return self.assumptions.meta() | ({"peak": "used"} if self._starts.rated else {})
 
     def beat(self, pulse: Callable[[int, int | None], None]) -> None:
-        """Call `pulse` with each instant and the newest step: when something is due, and when a rank begins a step."""
-        self._pulse, self.kernel.on_instant = pulse, self._beat
+        """Call `pulse` with the instant and the newest step whenever an event is due or a rank begins a step."""
+        self._pulse, self.kernel.on_instant = pulse, self._send_pulse
 
-    def _beat(self) -> None:
+    def _send_pulse(self) -> None:
+        """Report the present instant and the newest step, if anyone asked for it."""
         if self._pulse is not None:
             self._pulse(self.now_ns(), self._newest_step)
 
     @property
     def dead(self) -> frozenset[int]:
-        """Ranks that have died."""
+        """Ranks that have died of faults."""
         return frozenset(self._injector.fates.dead) if self._injector is not None else frozenset()
 
     def now_ns(self) -> int:
@@ -203,13 +206,13 @@ class SimulatedBackend(Backend):
         steps: KeptSteps | None = None,
         epochs: Sequence[Epoch] = (),
     ) -> World:
-        """Return a world in virtual time, which records `steps`.
+        """Return a world in virtual time: with faults, with representatives, or with neither.
 
         Raises:
             UsageError: If ranks are to represent others that cannot be like them.
         """
         self._size = size
-        transport, self._alike = NeuronLink(size), _alike(self.assumptions, size)
+        transport, self._alike = NeuronLink(size), _classify_ranks(self.assumptions, size)
         if self._injector is not None:
             return FaultyWorld(
                 size,
@@ -255,8 +258,8 @@ class SimulatedBackend(Backend):
         )
 
     @contextmanager
-    def going_wrong(self) -> Iterator[None]:
-        """Run a world inside, with the seed of its faults as a note on an error that ends it."""
+    def apply_fault_seed(self) -> Iterator[None]:
+        """Run a world inside, with task order by the seed of its faults, and the seed as a note on an error."""
         if self._injector is None:
             yield
             return
@@ -270,10 +273,11 @@ class SimulatedBackend(Backend):
     def step_begins(self, context: RankContext) -> None:
         """Note the step that a rank begins."""
         self._newest_step = context.step
-        self._beat()
+        self._send_pulse()
 
 
-def _alike(assumptions: Virtual, size: int) -> Alike | None:
+def _classify_ranks(assumptions: Virtual, size: int) -> Alike | None:
+    """Return the classes of ranks that behave alike; None if all run. Refuse what makes ranks differ."""
     if not assumptions.alike:
         return None
     if not assumptions.shapes_only:
@@ -285,7 +289,8 @@ def _alike(assumptions: Virtual, size: int) -> Alike | None:
     return Alike.of(assumptions.alike, size)
 
 
-def _costs(assumptions: Virtual, cluster: Cluster) -> ComputeCosts:
+def _compute_costs(assumptions: Virtual, cluster: Cluster) -> ComputeCosts:
+    """Return the costs of computes from the profile, if there is one, and the roofline of the cluster."""
     profile = assumptions.profile
     if profile is not None and not isinstance(profile, Profile):
         profile = Profile.read(profile)
@@ -298,7 +303,7 @@ def _costs(assumptions: Virtual, cluster: Cluster) -> ComputeCosts:
     return ComputeCosts(roofline=roofline, profile=profile)
 
 
-def virtual_of(clock: object) -> Virtual | None:
+def parse_clock(clock: object) -> Virtual | None:
     """Return the assumptions of the `clock` argument of `run`; None for the real clock.
 
     Raises:

@@ -18,10 +18,10 @@ from . import ComputeCosts, Conditions, EventOrder, FabricDriver
 from .faulty_world import FaultInjector
 from .kernel import Kernel
 
-_place_of = attrgetter("number", "lane")
+_rank_and_lane = attrgetter("number", "lane")
 
 
-class Starts:
+class ComputeStarts:
     """Starts of computes in an instant, once every task has issued its operations of that instant.
 
     Trio runs the tasks of an instant in any order. So streams take turns by rank, and the computes of several tasks of
@@ -44,16 +44,17 @@ class Starts:
         self.replaying: Callable[[Which, int], Call] | None = replayed.player() if replayed else None
         self._waiting: list[SimulatedCompute] = []
 
-    def soon(self, stream: SimulatedCompute) -> None:
-        """Start an idle stream when all tasks are blocked."""
+    def start_soon(self, stream: SimulatedCompute) -> None:
+        """Start an idle stream when all tasks of this instant are blocked."""
         if not self._waiting:
-            self.kernel.at(self.kernel.now_ns, 0, self._start, order=EventOrder.COMPUTE)
+            self.kernel.call_at(self.kernel.now_ns, 0, self._start_streams, order=EventOrder.COMPUTE)
         self._waiting.append(stream)
 
-    def _start(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        waiting.sort(key=_place_of)
-        for stream in waiting:
+    def _start_streams(self) -> None:
+        """Start the waiting streams, in the order of their ranks and names."""
+        streams, self._waiting = self._waiting, []
+        streams.sort(key=_rank_and_lane)
+        for stream in streams:
             stream.start()
 
 
@@ -66,19 +67,19 @@ class SimulatedCompute(ComputeStream):
 
     number: int
 
-    def __init__(self, context: RankContext, starts: Starts, lane: str) -> None:
+    def __init__(self, context: RankContext, starts: ComputeStarts, lane: str) -> None:
         super().__init__(context, lane)
         self.number, self._starts, self._kernel = context.rank, starts, starts.kernel
         self._computes = 0
         self._jitter = starts.conditions.jitter_of(context.rank)
-        self._issued: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []  # issued in this instant, by task
+        self._issued_now: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []  # issued in this instant, by task
         self._queue: deque[ComputeFuture[object]] = deque()
         self._busy = self._start_pending = self._stopped = False
 
     def price(
         self, name: str, *, seconds: float | None, flops: float | None, bytes_moved: float | None
     ) -> tuple[int, str] | None:
-        """Return the time of a function, and the limit that decides it.
+        """Return the time of a function in nanoseconds, and the limit that decides it.
 
         Raises:
             UsageError: If no cost is given, or an invalid one.
@@ -88,31 +89,31 @@ class SimulatedCompute(ComputeStream):
         return cost_ns, limit
 
     def submit(self, operation: ComputeFuture[object]) -> None:
-        """Append a function."""
-        self._issued.append((self._kernel.lineage.here(), operation))
+        """Queue a function; it starts no sooner than the end of this instant."""
+        self._issued_now.append((self._kernel.lineage.current_name(), operation))
         if not self._start_pending:
             self._start_pending = True
-            self._starts.soon(self)
+            self._starts.start_soon(self)
 
     def start(self) -> None:
         """Queue the computes that were issued in this instant, and start the first if the stream is idle."""
         self._start_pending = False
-        if len(self._issued) > 1:
-            self._issued.sort(key=itemgetter(0))
-        self._queue.extend(operation for _, operation in self._issued)
-        self._issued.clear()
+        if len(self._issued_now) > 1:
+            self._issued_now.sort(key=itemgetter(0))
+        self._queue.extend(operation for _, operation in self._issued_now)
+        self._issued_now.clear()
         if not self._busy:
-            self._next()
+            self._start_next()
 
     def stop(self) -> None:
         """Start no more functions."""
         self._stopped = True
 
     async def ended(self) -> None:
-        """Return at once, as nothing runs in a thread."""
+        """Return at once: no thread has to end (method of the interface)."""
 
-    def _next(self) -> None:
-        """Start the first function, as soon as its arguments exist."""
+    def _start_next(self) -> None:
+        """Start the first queued function once its arguments exist; nothing happens on a stopped stream."""
         self._busy = False
         while self._queue and not self._stopped:
             operation = self._queue[0]
@@ -125,44 +126,46 @@ class SimulatedCompute(ComputeStream):
                 if operation.state is QUEUED:
                     operation._enter(BLOCKED)
                 for end in (pending, operation):  # its own end is a cancellation
-                    call_when_done(end, partial(self.context.soon, partial(self._next_if_first, operation)))
+                    call_when_done(end, partial(self.context.soon, partial(self._start_if_first, operation)))
             else:
-                self._due(self._queue.popleft())
-            del operation, pending  # as in `_start`
+                self._start_or_delay(self._queue.popleft())
+            del operation, pending  # as in `_run_function`
             return
 
-    def _next_if_first(self, operation: ComputeFuture[object]) -> None:
-        """Start the first function, if it is still a given one."""
+    def _start_if_first(self, operation: ComputeFuture[object]) -> None:
+        """Start the first queued function if it is this one."""
         is_first = self._queue and self._queue[0] is operation
-        del operation  # as in `_start`
+        del operation  # as in `_run_function`
         if is_first:
-            self._next()
+            self._start_next()
 
-    def _due(self, operation: ComputeFuture[object]) -> None:
-        """Start a function; if real calls are replayed, after the time between it and the one before."""
+    def _start_or_delay(self, operation: ComputeFuture[object]) -> None:
+        """Start a function; if real calls are replayed, after the recorded pause since the call before."""
         replaying = self._starts.replaying
         if replaying is None:
-            self._start(operation)
-            del operation  # as in `_start`
+            self._run_function(operation)
+            del operation  # as in `_run_function`
             return
         assert operation.cost is not None
         usual_ns, kind = operation.cost
         before_ns, cost_ns = replaying((self.number, self.lane, operation.name), usual_ns)
         operation.cost = cost_ns, kind
-        self._kernel.at(self._kernel.now_ns + before_ns, self.number, partial(self._start_late, operation))
+        self._kernel.call_at(self._kernel.now_ns + before_ns, self.number, partial(self._run_delayed, operation))
 
-    def _start_late(self, operation: ComputeFuture[object]) -> None:
-        if operation.done or self._stopped:  # given up meanwhile
-            self._next()
+    def _run_delayed(self, operation: ComputeFuture[object]) -> None:
+        """Run a function after its recorded pause, unless it was given up in the meantime."""
+        if operation.done or self._stopped:  # given up in the meantime
+            self._start_next()
         else:
-            self._start(operation)
-        del operation  # as in `_start`
+            self._run_function(operation)
+        del operation  # as in `_run_function`
 
-    def _start(self, operation: ComputeFuture[object]) -> None:
+    def _run_function(self, operation: ComputeFuture[object]) -> None:
+        """Call a function now, and end it after its modelled time; fail at once if its arguments failed."""
         started_ns = self._kernel.now_ns
         args, failure = operation.resolve_arguments()
         if failure is not None:
-            self._end(operation, None, failure)
+            self._settle_and_continue(operation, None, failure)
             return
         value = None
         operation._enter(RUNNING)
@@ -173,13 +176,13 @@ class SimulatedCompute(ComputeStream):
         except (Exception, SystemExit) as error:
             failure = operation.failure_of(error)
         cost_ns, kind = operation.cost
-        done = partial(self._done, operation, started_ns, value, failure)
-        self._take(self._faulty_ns(operation, self._jitter.compute_ns(cost_ns)), kind, done)
+        on_end = partial(self._record_and_end, operation, started_ns, value, failure)
+        self._end_after(self._time_with_faults_ns(operation, self._jitter.compute_ns(cost_ns)), kind, on_end)
         # The traceback of an error has this frame and those of the callers: it would keep itself alive.
-        del operation, args, done, failure
+        del operation, args, on_end, failure
 
-    def _faulty_ns(self, operation: ComputeFuture[object], cost_ns: int) -> int:
-        """Return the time of a function with faults, and kill its rank if one of them is its death."""
+    def _time_with_faults_ns(self, operation: ComputeFuture[object], cost_ns: int) -> int:
+        """Return the time of a function with faults, and schedule the death of its rank if that is a fault."""
         injector = self._starts.injector
         if injector is None:
             return cost_ns
@@ -188,33 +191,38 @@ class SimulatedCompute(ComputeStream):
         cost_ns += fate.late_ns
         if fate.dies_at is not None:
             dies_ns = self._kernel.now_ns + round(fate.dies_at * cost_ns)
-            self._kernel.at(dies_ns, self.number, partial(self._die, operation, injector))
+            self._kernel.call_at(dies_ns, self.number, partial(self._kill_rank, operation, injector))
         return cost_ns
 
-    def _die(self, operation: ComputeFuture[object], injector: FaultInjector) -> None:
+    def _kill_rank(self, operation: ComputeFuture[object], injector: FaultInjector) -> None:
+        """Stop the stream and kill its rank."""
         self.stop()
         injector.kill(self.context, operation)
 
-    def _take(self, duration_ns: int, kind: str, done: Callable[[], None]) -> None:
-        """Call `done` after the time of a compute, which the fabric stretches where communication slows it down."""
+    def _end_after(self, duration_ns: int, kind: str, on_end: Callable[[], None]) -> None:
+        """Call `on_end` after the time of a compute, which the fabric stretches where communication slows it."""
         if self._starts.alone:
-            self._kernel.at(self._kernel.now_ns + duration_ns, self.number, done)
+            self._kernel.call_at(self._kernel.now_ns + duration_ns, self.number, on_end)
             return
         self._computes += 1
         traffic = self._starts.traffic
         key = ("compute", str(self.number), self.lane, self._computes)
         transfer = traffic.fabric.compute(key, kind, self.number, duration_ns)
-        traffic.begin(transfer, lambda _: done())
+        traffic.begin(transfer, lambda _: on_end())
 
-    def _done(self, operation: ComputeFuture[object], started_ns: int, value: object, failure: Failure | None) -> None:
+    def _record_and_end(
+        self, operation: ComputeFuture[object], started_ns: int, value: object, failure: Failure | None
+    ) -> None:
+        """Record the span of a function, then settle its future."""
         end_ns = self._kernel.now_ns
         self.context.record(("compute", self.lane, operation.name, started_ns, end_ns, operation.describe()))
-        self._end(operation, value, failure)
+        self._settle_and_continue(operation, value, failure)
 
-    def _end(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:
-        if operation.done:  # the world has abandoned it meanwhile
+    def _settle_and_continue(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:
+        """Settle the future of a function, and start the next one."""
+        if operation.done:  # the world has abandoned it in the meantime
             operation.unlock_arguments(value)
         else:
             operation.settle(value, failure)
             deliver(operation)
-        self.context.soon(self._next)
+        self.context.soon(self._start_next)

@@ -21,7 +21,7 @@ from ..runtime.engine.in_process import fit_all, run_here
 from ..runtime.executor import Executor
 from ..runtime.match import Match
 from ..runtime.operation import Operation
-from . import EventOrder, FabricDriver, Kernel, Reached, Transfer
+from . import EventOrder, FabricDriver, Kernel, ReachedRanks, Transfer
 from .simulated_compute import SimulatedCompute
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..collectives.call import Call
 
 
-class Modelled(Executor):
+class ModelledExecutor(Executor):
     """Executor of operations in modelled time, once all ranks have met."""
 
     together = True
@@ -74,25 +74,26 @@ class SimulatedEngine(BaseEngine):
         self._uneven = UnevenCosts()
 
     def direct(self, members: tuple[int, ...]) -> bool:
-        """Return True: all ranks are matched, whatever the algorithm of the model."""
+        """Return True: the engine matches all ranks, whatever the algorithm of the model."""
         return True
 
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
         """Call `look` when all tasks are blocked in this instant, whatever their order."""
         kernel = self._traffic.kernel
-        kernel.at(kernel.now_ns, context.rank, look, order=EventOrder.SETTLE)
+        kernel.call_at(kernel.now_ns, context.rank, look, order=EventOrder.SETTLE)
 
     def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
         """Return the executor, which takes the time of the model."""
-        return Modelled(self._execute, communicator)
+        return ModelledExecutor(self._move_and_begin, communicator)
 
     async def aclose(self) -> None:
         """Return at once, as nothing runs in the background."""
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def _execute(self, communicator: Communicator, match: Match) -> None:
-        operations, pattern = _ends(match), _pattern(match)
+    def _move_and_begin(self, communicator: Communicator, match: Match) -> None:
+        """Move the data of all ranks at once, and begin the modelled time of the operation."""
+        operations, pattern = _operations(match), _pattern(match)
         if self._shapes_only:  # there is no data to lock or to move
             fit_all(operations, pattern)
         else:
@@ -100,20 +101,22 @@ class SimulatedEngine(BaseEngine):
                 operation.lock()
             with np.errstate(all="ignore"):
                 run_here(operations, pattern)
-        self._begin(communicator, match)
+        self._begin_transfer(communicator, match)
 
-    def _begin(self, communicator: Communicator, match: Match) -> None:
-        operations, pattern = _ends(match), _pattern(match)
+    def _begin_transfer(self, communicator: Communicator, match: Match) -> None:
+        """Begin the transfer of an operation; its ranks finish as the fabric reports them."""
+        operations, pattern = _operations(match), _pattern(match)
         arrivals_ns = [operation.started_ns for operation in operations]
-        transfer = self._transfer(communicator, operations, pattern, arrivals_ns)
-        on_reached = partial(_reached, operations, pattern, max(arrivals_ns), self._traffic.kernel)
+        transfer = self._make_transfer(communicator, operations, pattern, arrivals_ns)
+        on_reached = partial(_finish_reached, operations, pattern, max(arrivals_ns), self._traffic.kernel)
         for operation in operations:
             operation.start_moving(None)
         self._traffic.begin(transfer, on_reached)
 
-    def _transfer(
+    def _make_transfer(
         self, communicator: Communicator, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
     ) -> Transfer:
+        """Return the transfer of a message or collective, by the chosen algorithm."""
         fabric, name = self._traffic.fabric, str(communicator.key)
         # Messages count from 0 again once a pair has been at rest; the instant makes their keys unique.
         key = ("comm", name, operations[0].seq, max(arrivals_ns))
@@ -122,7 +125,7 @@ class SimulatedEngine(BaseEngine):
             (src, dst), late_ns = communicator.members, arrivals_ns[-1] - arrivals_ns[0]
             # Whatever their tags, messages of a pair leave in the order of their sends.
             return fabric.message(key, src, dst, pattern.nbytes, late_ns=late_ns, priority=priority, lane=(src, dst))
-        option, nbytes = self._priced(communicator.members, pattern)
+        option, nbytes = self._price_operation(communicator.members, pattern)
         for operation in operations:
             operation.algorithm = option.algorithm
         met_ns = np.array(arrivals_ns, np.int64)
@@ -130,40 +133,44 @@ class SimulatedEngine(BaseEngine):
             key, pattern.kind.value, option, nbytes, communicator.members, met_ns, priority=priority, lane=name
         )
 
-    def _option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> AlgorithmOption:
+    def _choose_option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> AlgorithmOption:
         """Return the algorithm option of a call; `like` is the algorithm of groups that behave alike."""
         return self._choices.plan(pattern, members, like=like).option
 
-    def _priced(self, members: tuple[int, ...], pattern: Call) -> tuple[AlgorithmOption, float]:
+    def _price_operation(self, members: tuple[int, ...], pattern: Call) -> tuple[AlgorithmOption, float]:
         """Return the option of an operation, and the bytes to price; blocks that differ are priced one by one."""
-        option = self._option(members, pattern)
+        option = self._choose_option(members, pattern)
         if not pattern.counts or option.algorithm == DIRECT:
             return option, pattern.nbytes
         placed = partial(placed_on, self._cluster, members, peer_direct=self._peer_direct)
-        return self._uneven.priced(option, pattern, members, placed)
+        return self._uneven.price(option, pattern, members, placed)
 
 
-def _ends(match: Match) -> list[Operation]:
+def _operations(match: Match) -> list[Operation]:
+    """Return the operations of a match whose ranks have all arrived."""
     return cast("list[Operation]", match.arrived)
 
 
 def _pattern(match: Match) -> Call:
+    """Return the call of a match whose ranks have all arrived."""
     return cast("Call", match.pattern)
 
 
-def _reached(operations: Sequence[Operation], pattern: Call, met_ns: int, kernel: Kernel, reached: Reached) -> None:
+def _finish_reached(
+    operations: Sequence[Operation], pattern: Call, met_ns: int, kernel: Kernel, reached: ReachedRanks
+) -> None:
     """Finish an operation on the ranks that are done with it."""
     match, now_ns = operations[0].describe(pattern, met_ns), kernel.now_ns
     for position in reached.positions.tolist():
         operations[position].finish(now_ns, match)
 
 
-# Beyond so many ranks tables take seconds to go through: blocks are priced as equal ones of as many bytes.
-_MOST_RANKS = 512
-# Calls to keep the price of, with new counts in every step, as those of experts.
-_REMEMBERED = 256
+# Number of ranks beyond which tables take seconds: blocks are then priced as equal ones with the same sum of bytes.
+_MOST_TABLE_RANKS = 512
+# Prices to keep: calls of experts have new counts in every step.
+_MOST_PRICES = 256
 
-_Priced: TypeAlias = tuple[AlgorithmOption, float]
+_OptionAndBytes: TypeAlias = tuple[AlgorithmOption, float]
 
 
 class UnevenCosts:
@@ -171,12 +178,12 @@ class UnevenCosts:
 
     def __init__(self) -> None:
         self._tables: dict[tuple[AlgorithmOption, int], UnevenSchedule] = {}
-        self._known: dict[tuple[Call, tuple[int, ...]], _Priced] = {}
+        self._prices: dict[tuple[Call, tuple[int, ...]], _OptionAndBytes] = {}
 
-    def priced(
+    def price(
         self, even: AlgorithmOption, call: Call, members: tuple[int, ...], placed: Callable[[Rounds], Placed]
-    ) -> _Priced:
-        """Return an option, and the bytes to price.
+    ) -> _OptionAndBytes:
+        """Return the option and the bytes by which to price a call; equal blocks are taken for many ranks.
 
         Args:
             even: The option of the call with equal blocks.
@@ -184,20 +191,21 @@ class UnevenCosts:
             members: World ranks in group order.
             placed: Function that places rounds on the machine.
         """
-        if len(members) > _MOST_RANKS:
+        if len(members) > _MOST_TABLE_RANKS:
             return even, call.nbytes
-        price = self._known.get((call, members))
+        price = self._prices.get((call, members))
         if price is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            price = self._known[call, members] = self._computed(even, call, placed)
+            if len(self._prices) >= _MOST_PRICES:
+                self._prices.clear()
+            price = self._prices[call, members] = self._compute_price(even, call, placed)
         return price
 
-    def _computed(self, even: AlgorithmOption, call: Call, placed: Callable[[Rounds], Placed]) -> _Priced:
+    def _compute_price(self, even: AlgorithmOption, call: Call, placed: Callable[[Rounds], Placed]) -> _OptionAndBytes:
+        """Return an option with the table of these blocks, or the even one with bytes that take as long."""
         # Slices that are pipelined through phases have no price as one table; the additional bytes are those of the
         # table in one piece.
         phased = len(even.parts) > 1
-        table = self._table(even, 1 if phased else even.price(call.nbytes).slices)
+        table = self._uneven_table(even, 1 if phased else even.price(call.nbytes).slices)
         differing = placed(rounds(table, slots_moved(table, call.counts)))
         if not phased:
             return Flat(even.algorithm, even.detail, differing, lambda: table), call.nbytes
@@ -206,10 +214,11 @@ class UnevenCosts:
         differing_s = cost(differing, nbytes).total_s
         return even, nbytes * (differing_s - without_s) / (equal_s - without_s) if equal_s > without_s else nbytes
 
-    def _table(self, even: AlgorithmOption, slices: int) -> UnevenSchedule:
+    def _uneven_table(self, even: AlgorithmOption, slices: int) -> UnevenSchedule:
+        """Return the schedule of an option for blocks of any sizes, made once for each number of slices."""
         table = self._tables.get((even, slices))
         if table is None:
-            if len(self._tables) >= _REMEMBERED:
+            if len(self._tables) >= _MOST_PRICES:
                 self._tables.clear()
             table = self._tables[even, slices] = uneven(even.schedule(slices))
         return table

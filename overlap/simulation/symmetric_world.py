@@ -24,7 +24,7 @@ from ..runtime.operation import Operation, OperationPort
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
 from ..units import format_ns
-from . import Alike, AlikeGroups, Demand, Transfer, repeated, together
+from . import Alike, AlikeGroups, Demand, Transfer, group_by_unit, join_demands
 from .simulated_engine import SimulatedEngine
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ class SymmetricWorld(World):
     ) -> list[T]:
         """Run `main` on the simulated ranks; the result of each rank is that of its representative."""
         results = await super().live(main, args, timeout_s)
-        standing = self._alike.standing(np.arange(self.size), self._alike.simulated)
-        return [results[index] for index in standing.tolist()]
+        representatives = self._alike.representatives(np.arange(self.size), self._alike.simulated)
+        return [results[index] for index in representatives.tolist()]
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
-        """Check all groups like this one."""
+        """Check this group and all groups that behave like it."""
         for row in self._alike.rows(ranks).tolist():
             super().check_group(tuple(row))
 
@@ -90,51 +90,54 @@ class SymmetricCommunicators(Communicators):
         self._pairs: dict[tuple[object, ...], tuple[Ints, list[list[int]], str]] = {}
 
     def open(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Return the communicator of all groups like one, or of the ranks that send to one another in them."""
+        """Return the communicator of all groups like one, or of all messages like those of a pair."""
         rows = self._alike.rows(key.ranks)
         if key.messages:
-            return self._messages(rows, key, name, members)
+            return self._message_communicator(rows, key, name, members)
         shared = key._replace(ranks=tuple(rows[0].tolist()))
-        return self._shared(shared, name, rows, [self._simulated(rows)])
+        return self._shared_communicator(shared, name, rows, [self._simulated_among(rows)])
 
     def _ranks_here(self, key: Key) -> tuple[Key, int]:
-        """Return the key of all groups like one, and the number of their ranks that run."""
+        """Return the key of all groups like one, and the number of their simulated ranks."""
         rows = self._alike.rows(key.ranks)
-        return Key(tuple(rows[0].tolist()), key.occurrence, ""), len(self._simulated(rows))
+        return Key(tuple(rows[0].tolist()), key.occurrence, ""), len(self._simulated_among(rows))
 
     def any_port(self, *receiver: object) -> OperationPort:
         """Raise `UsageError`, as ranks that do not run send no messages to wait for."""
         raise UsageError("src: where ranks represent others, a receive must name its source; pass src=")
 
-    def _messages(self, rows: Ints, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Return the communicator of all ranks like the sender, and of those like the receiver at the same distance."""
+    def _message_communicator(self, rows: Ints, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+        """Return the communicator of all pairs of ranks of these two classes at the same distance."""
         shift, classes = (key.dst - key.src) % rows.shape[1], self._alike.classes
         pairs_key = key.ranks, shift, members
         if pairs_key not in self._pairs:
+            # (pairs, 2) Each rank of a row with the one `shift` places on; of them pairs of the classes of `members`.
             pairs = np.stack([rows, np.roll(rows, -shift, axis=1)], axis=-1).reshape(-1, 2)
             pairs = pairs[(classes[pairs] == classes[list(members)]).all(axis=1)]
-            like = ", ".join(map(str, classes[list(members)].tolist()))
-            sides = [self._simulated(pairs[:, 0]), self._simulated(pairs[:, 1])]
-            self._pairs[pairs_key] = pairs, sides, f"messages between classes {like}"
+            class_names = ", ".join(map(str, classes[list(members)].tolist()))
+            sides = [self._simulated_among(pairs[:, 0]), self._simulated_among(pairs[:, 1])]
+            self._pairs[pairs_key] = pairs, sides, f"messages between classes {class_names}"
         pairs, sides, stream = self._pairs[pairs_key]
         shared = Key(tuple(rows[0].tolist()), key.occurrence, stream, src=0, dst=shift, tag=key.tag)
-        return self._shared(shared, name, pairs, sides)
+        return self._shared_communicator(shared, name, pairs, sides)
 
-    def _simulated(self, ranks: Ints) -> list[int]:
+    def _simulated_among(self, ranks: Ints) -> list[int]:
+        """Return the simulated ones of some ranks."""
         return [rank for rank in self._alike.simulated if rank in ranks]
 
-    def _shared(self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]) -> Communicator:
-        kept = self.known(key)
-        return kept or self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
+    def _shared_communicator(self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]) -> Communicator:
+        """Return the communicator of a key, made at its first use."""
+        existing = self.known(key)
+        return existing or self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
 
 
 class SymmetricCommunicator(Communicator):
-    """The operations of all groups that are alike, or the messages of all pairs.
+    """Communicator of the operations of all groups that behave alike, or of the messages of all pairs.
 
     Attributes:
         rows: (groups, ranks of each) World ranks.
-        standing: The same, as indices in `members` of their representatives.
-        first_like: (members,) Index of the representative of each member.
+        representatives: The same, as indices in `members` of their representatives.
+        class_firsts: (members,) Index of the representative of each member.
     """
 
     rows: Ints
@@ -153,34 +156,34 @@ class SymmetricCommunicator(Communicator):
         self.rows, self._sides = rows, sides
         columns = [rows] if len(sides) == 1 else [rows[:, :1], rows[:, 1:]]
         parts = list(zip(columns, sides, (0, len(sides[0])), strict=False))
-        self.standing: NDArray[np.int64] = np.concatenate(
-            [start + alike.standing(ranks, side) for ranks, side, start in parts], axis=1
+        self.representatives: NDArray[np.int64] = np.concatenate(
+            [start + alike.representatives(ranks, side) for ranks, side, start in parts], axis=1
         )
-        first_like = [start + alike.first_like(side) for _, side, start in parts]
-        self.first_like: NDArray[np.int64] = np.concatenate(first_like)
+        class_firsts = [start + alike.first_of_class(side) for _, side, start in parts]
+        self.class_firsts: NDArray[np.int64] = np.concatenate(class_firsts)
 
     def place(self, position: int, rank: int) -> int:
-        """Return the index in `members` of a simulated rank: of messages, as sender (0) or receiver (1)."""
+        """Return the index in `members` of a simulated rank; of a message, as sender (0) or receiver (1)."""
         side = position if len(self._sides) > 1 else 0
         return side * len(self._sides[0]) + self._sides[side].index(rank)
 
     def check(self, operations: Sequence[Operation], arrivals_ns: Ints) -> None:
-        """Compare the arrivals of the ranks of a class.
+        """Check that the ranks of a class have arrived at the same instant.
 
         Raises:
             UsageError: If they differ.
         """
-        early_ns = arrivals_ns - arrivals_ns[self.first_like]
+        early_ns = arrivals_ns - arrivals_ns[self.class_firsts]
         if early_ns.any():
             late = int(np.flatnonzero(early_ns)[0])
-            one, other = self.members[int(self.first_like[late])], self.members[late]
+            one, other = self.members[int(self.class_firsts[late])], self.members[late]
             raise UsageError(
                 f"alike: ranks {one} and {other} were said to behave alike, but came to {operations[late].label} "
                 f"({operations[late].call_site}) {format_ns(abs(int(early_ns[late])))} apart"
             )
 
 
-_DEMANDS_AT_MOST = 256
+_MOST_DEMANDS = 256
 """Demands kept, the oldest go first: a run repeats those of a step, and a demand holds arrays of all ranks."""
 
 
@@ -192,9 +195,10 @@ class SymmetricEngine(SimulatedEngine):
         # By the id of the rows, which are kept here: an array's id is its own only while it lives.
         self._demands: dict[tuple[object, ...], tuple[Demand, str, Ints]] = {}
 
-    def _transfer(
+    def _make_transfer(
         self, communicator: Communicator, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
     ) -> Transfer:
+        """Return the transfer of an operation of all groups that behave alike; refuse blocks that differ."""
         assert isinstance(communicator, SymmetricCommunicator)
         if pattern.counts:
             raise UsageError(
@@ -222,22 +226,22 @@ class SymmetricEngine(SimulatedEngine):
         entry = self._demands.get(demand_key)
         if entry is None:
             groups, algorithm = [], ""
-            for members, units in repeated(rows, self._traffic.fabric.resources.ranks_per_unit):
-                row, standing = rows[members[0]].tolist(), communicator.standing[members]
-                demand, algorithm = self._of_row(row, pattern, late_ns[standing[0]], algorithm)
-                resources = self._traffic.fabric.resources.shifted(demand.resources, units)
-                groups.append(AlikeGroups(demand=demand, resources=resources, standing=standing))
-            joined = together(groups, communicator.members, communicator.first_like)
-            if len(self._demands) >= _DEMANDS_AT_MOST:
+            for members, units in group_by_unit(rows, self._traffic.fabric.resources.ranks_per_unit):
+                row, representatives = rows[members[0]].tolist(), communicator.representatives[members]
+                demand, algorithm = self._row_demand(row, pattern, late_ns[representatives[0]], algorithm)
+                resources = self._traffic.fabric.resources.shift_units(demand.resources, units)
+                groups.append(AlikeGroups(demand=demand, resources=resources, representatives=representatives))
+            joint_demand = join_demands(groups, communicator.members, communicator.class_firsts)
+            if len(self._demands) >= _MOST_DEMANDS:
                 del self._demands[next(iter(self._demands))]
-            entry = self._demands[demand_key] = joined, algorithm, rows
+            entry = self._demands[demand_key] = joint_demand, algorithm, rows
         return entry[:2]
 
-    def _of_row(self, row: list[int], pattern: Call, late_ns: Ints, like: str) -> tuple[Demand, str]:
+    def _row_demand(self, row: list[int], pattern: Call, late_ns: Ints, like: str) -> tuple[Demand, str]:
         """Return the demand of one group alone, and its algorithm: `like`, that of the other groups, if known."""
         fabric, nbytes = self._traffic.fabric, pattern.nbytes
         if pattern.kind is Collective.P2P:
             src, dst = row
             return fabric.message((), src, dst, nbytes, late_ns=int(late_ns[1] - late_ns[0])).demand, ""
-        option = self._option(tuple(row), pattern, like=like)
+        option = self._choose_option(tuple(row), pattern, like=like)
         return fabric.collective((), pattern.kind.value, option, nbytes, row, late_ns).demand, option.algorithm

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from .fabric import Reached, SimulatedFabric, Transfer
+from .fabric import ReachedRanks, SimulatedFabric, Transfer
 from .kernel import EventOrder, Kernel, Timer
 
-OnReached: TypeAlias = Callable[[Reached], None]
+OnReached: TypeAlias = Callable[[ReachedRanks], None]
 
 
 class FabricDriver:
@@ -29,14 +29,14 @@ class FabricDriver:
         self._new: list[Transfer] = []
         self._callbacks: dict[Transfer, OnReached] = {}
         self._settling = False
-        self._next: Timer | None = None
-        self._next_ns: int | None = None
+        self._timer: Timer | None = None
+        self._timer_ns: int | None = None
 
     def __repr__(self) -> str:
         return f"<FabricDriver at {self.kernel.now_ns} ns: {len(self._callbacks)} in flight>"
 
     def begin(self, transfer: Transfer, on_reached: OnReached) -> None:
-        """Start a transfer at this instant.
+        """Start a transfer when this instant settles.
 
         Args:
             transfer: A transfer made by the fabric.
@@ -47,25 +47,32 @@ class FabricDriver:
         self._settle_soon()
 
     def _settle_soon(self) -> None:
+        """Start new transfers and compute rates once all tasks of this instant are blocked."""
         if not self._settling:
             self._settling = True
-            self.kernel.at(self.kernel.now_ns, 0, self._settle, order=EventOrder.SETTLE)
+            self.kernel.call_at(self.kernel.now_ns, 0, self._start_transfers, order=EventOrder.SETTLE)
 
-    def _settle(self) -> None:
+    def _start_transfers(self) -> None:
+        """Start the transfers of this instant, and move the timer to the next instant of the fabric."""
         self._settling = False
-        new, self._new = self._new, []
+        transfers, self._new = self._new, []
         now_ns = self.kernel.now_ns
-        self.fabric.start(now_ns, new)
+        self.fabric.start(now_ns, transfers)
         next_ns = self.fabric.settle(now_ns)
-        if next_ns == self._next_ns:
+        if next_ns == self._timer_ns:
             return
-        if self._next is not None:
-            self._next.cancel()
-        self._next_ns = next_ns
-        self._next = None if next_ns is None else self.kernel.at(next_ns, 0, self._advance, order=EventOrder.TRANSFER)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = next_ns
+        self._timer = (
+            None
+            if next_ns is None
+            else self.kernel.call_at(next_ns, 0, self._report_reached, order=EventOrder.TRANSFER)
+        )
 
-    def _advance(self) -> None:
-        self._next, self._next_ns = None, None
+    def _report_reached(self) -> None:
+        """Report the ranks that are done with transfers at this instant, by their callbacks."""
+        self._timer, self._timer_ns = None, None
         for reached in self.fabric.advance(self.kernel.now_ns):
             callback = self._callbacks.pop(reached.transfer) if reached.last else self._callbacks[reached.transfer]
             callback(reached)

@@ -47,7 +47,7 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
         nbytes = max(getattr(epoch.survivor, "nbytes", 0) for epoch in members)
         described = {EPOCH: str(world.epoch), AFTER: str(world.step), STATE: str(nbytes)}
         try:
-            with backend.going_wrong():
+            with backend.apply_fault_seed():
                 return backend.kernel.run(live, backend, len(members), members, described)
         except Exception as error:
             following = _next_world(world, epochs, _lost_ranks(error) | backend.dead)

@@ -189,7 +189,7 @@ class _TestedCommunicator(FaultyCommunicator):
         if plan.turns is not None:
             operation.lock()
             arrive = partial(FaultyCommunicator.arrive, self, operation)
-            plan.turns.hold(operation.context.rank, self.hold(operation, arrive))
+            plan.turns.hold(operation.context.rank, self.delay_arrival(operation, arrive))
         elif operation.context.rank in plan.dead or plan.apply_faults(operation):
             super().arrive(operation)
 

@@ -24,7 +24,7 @@ import topology
 from overlap import Rank, Virtual, run
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import read_json_lines, start
-from overlap.simulation import FabricDriver, Kernel, Reached, SimulatedFabric
+from overlap.simulation import FabricDriver, Kernel, ReachedRanks, SimulatedFabric
 from overlap.units import format_bytes
 
 from .figures import Figure, as_fast_as, time_of
@@ -98,7 +98,7 @@ def ring(tasks: int = TASKS, rounds: int = ROUNDS) -> int:
         dst = (index + 1) % tasks
         send = partial(deliver, dst)
         for _ in range(rounds):
-            kernel.at(kernel.now_ns + HOP_NS, dst, send)
+            kernel.call_at(kernel.now_ns + HOP_NS, dst, send)
             if arrived[index]:
                 arrived[index] -= 1
             else:
@@ -146,7 +146,7 @@ def traffic() -> int:
         left[src] -= 1
         carrier.begin(message, partial(told, src))
 
-    def told(src: int, reached: Reached) -> None:
+    def told(src: int, reached: ReachedRanks) -> None:
         if not reached.last:
             return
         if left[src]:

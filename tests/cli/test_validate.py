@@ -8,7 +8,7 @@ import pytest
 from overlap.cli.calibrate import published as command
 from overlap.cli.calibrate import steps
 from overlap.cost import validation
-from overlap.planning.validation import Judged, published
+from overlap.planning.validation import StepComparison, published_steps
 
 
 def test_the_whole_page_of_a_machine(overlap):
@@ -120,9 +120,11 @@ def test_all_collectives_are_predicted_whatever_folder_one_is_in(overlap, tmp_pa
 @pytest.fixture
 def one_step(monkeypatch):
     """The steps that are published, of which one is judged without being predicted."""
-    row = replace(next(row for row in published() if row.id == "mb-405b-b200"), noted="")
-    judged = Judged(of=row, predicted_s=1.1 * row.measured_s, compute=0.5, fits=True, left_out_s=0.8 * row.measured_s)
-    monkeypatch.setattr(steps, "judge", lambda rows: [judged])
+    row = replace(next(row for row in published_steps() if row.id == "mb-405b-b200"), noted="")
+    judged = StepComparison(
+        published=row, predicted_s=1.1 * row.measured_s, compute=0.5, fits=True, left_out_s=0.8 * row.measured_s
+    )
+    monkeypatch.setattr(steps, "compare_steps", lambda rows: [judged])
     return judged
 
 

@@ -13,7 +13,7 @@ from overlap.runtime.engine.real_engine import RealEngine
 from overlap.runtime.executor import Executor
 from overlap.runtime.match import Match
 from overlap.runtime.operation import Operation
-from overlap.simulation.simulated_engine import Modelled
+from overlap.simulation.simulated_engine import ModelledExecutor
 from transports.common import PAYLOAD_BYTES
 from transports.shared_memory.engine import BUILT
 
@@ -159,13 +159,13 @@ def test_an_executor_is_chosen_once_unless_it_may_change(made: Made) -> None:
 
 def test_the_model_carries_out_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     executors = list[str]()
-    start = Modelled.start
+    start = ModelledExecutor.start
 
-    def started(self: Modelled, match: Match, operation: Operation) -> None:
+    def started(self: ModelledExecutor, match: Match, operation: Operation) -> None:
         executors.append(str(self))
         start(self, match, operation)
 
-    monkeypatch.setattr(Modelled, "start", started)
+    monkeypatch.setattr(ModelledExecutor, "start", started)
 
     async def main(rank: overlap.Rank) -> None:
         await rank.all_reduce(np.ones(2))

@@ -8,7 +8,7 @@ import overlap
 from overlap.planning import Layout, load
 from overlap.planning.device import Device
 from overlap.planning.parts import StepParts
-from overlap.planning.simulating import FoldedSimulation, FullSimulation, steady
+from overlap.planning.simulating import FoldedSimulation, FullSimulation, fill_and_period
 from topology import cluster
 
 MODEL = replace(load("llama-8b"), layers=4, sequence=1024)
@@ -19,7 +19,7 @@ SIX = pytest.mark.slow
 def simulations(microbatches, machine=MACHINE, model=MODEL, **figures):
     dp = machine.world_size // (figures.get("tp", 1) * figures.get("pp", 1))
     layout = Layout(dp=dp, global_batch=microbatches * dp, **figures)
-    clock = overlap.Virtual(shapes_only=True, alike=layout.stage_of)
+    clock = overlap.Virtual(shapes_only=True, alike=layout.pipeline_place)
     whole = FullSimulation(model, layout, machine, clock, None, Device.of(machine))
     return whole, FoldedSimulation(whole), layout
 
@@ -69,16 +69,16 @@ def test_of_other_orders_a_folded_step_is_nearly_as_long(figures):
 def test_rounds_of_stages_repeat_to_the_nanosecond(microbatches, figures):
     model = replace(MODEL, layers=8)
     whole, _, layout = simulations(microbatches, model=model, tp=16 // figures["pp"], **figures)
-    few, period = steady(layout)
+    few, period = fill_and_period(layout)
     first, second = whole.parts(few), whole.parts(few + period)
-    found = first.further(second, (microbatches - few) // period - 1)
+    found = first.extrapolate(second, (microbatches - few) // period - 1)
     everything: StepParts = whole.parts(microbatches)
     assert few + period < microbatches
     assert found.step_ns == everything.step_ns
 
 
 def test_microbatches_that_do_not_fill_rounds_are_all_simulated():
-    assert steady(Layout(pp=4, schedule="interleaved-1f1b", chunks=2, global_batch=10)) == (10, 1)
-    assert steady(Layout(pp=4, schedule="interleaved-1f1b", chunks=2, global_batch=16)) == (4, 4)
-    assert steady(Layout(pp=4, schedule="zb-v", chunks=2, global_batch=17)) == (9, 2)
-    assert steady(Layout(pp=4, global_batch=17)) == (4, 1)
+    assert fill_and_period(Layout(pp=4, schedule="interleaved-1f1b", chunks=2, global_batch=10)) == (10, 1)
+    assert fill_and_period(Layout(pp=4, schedule="interleaved-1f1b", chunks=2, global_batch=16)) == (4, 4)
+    assert fill_and_period(Layout(pp=4, schedule="zb-v", chunks=2, global_batch=17)) == (9, 2)
+    assert fill_and_period(Layout(pp=4, global_batch=17)) == (4, 1)

@@ -171,7 +171,7 @@ def test_every_layer_and_parameter_is_on_one_stage(pp):
     amounts = Amounts(model=model, layout=layout)
     layers = [layer for stage in range(pp) for layer in layout.layers_of(model, stage)]
     assert layers == list(range(model.layers))
-    held = sum(map(amounts.dense, layers)) + sum(map(amounts.tables, range(pp)))
+    held = sum(map(amounts.dense_parameters, layers)) + sum(map(amounts.table_parameters, range(pp)))
     assert held * layout.tp == model.parameters
 
 
@@ -239,11 +239,11 @@ def test_an_unknown_operation_cannot_be_computed_again(value):
 
 def test_a_token_meets_half_of_the_sequence_or_its_window():
     model = load("llama-8b")
-    assert model.attended == 4096
-    assert replace(model, causal=False).attended == 8192
+    assert model.attended_tokens == 4096
+    assert replace(model, causal=False).attended_tokens == 8192
     # 1,024 tokens meet 1 to 1,024, the others 1,024 each
-    assert replace(model, window=1024).attended == (1024 * 512 + 7168 * 1024) / 8192
-    assert replace(model, window=100_000).attended == 4096
+    assert replace(model, window=1024).attended_tokens == (1024 * 512 + 7168 * 1024) / 8192
+    assert replace(model, window=100_000).attended_tokens == 4096
     with pytest.raises(UsageError, match="window: expected a causal model, got 8 with causal = false"):
         replace(model, causal=False, window=8)
 
@@ -251,7 +251,7 @@ def test_a_token_meets_half_of_the_sequence_or_its_window():
 def test_products_in_eight_bits_carry_sixteen():
     layout = Layout(dtype="float8_e4m3")
     wide, narrow = (Amounts(model=load("llama-8b"), layout=each) for each in (Layout(), layout))
-    assert (layout.carried, narrow.itemsize) == ("bfloat16", 2)
+    assert (layout.storage_dtype, narrow.itemsize) == ("bfloat16", 2)
     assert narrow.projections() == wide.projections()
     assert memory_of(load("llama-8b"), layout).weights == memory_of(load("llama-8b"), Layout()).weights
 
@@ -261,6 +261,6 @@ def test_layers_that_predict_further_tokens_are_on_the_last_stage_and_have_score
     further = replace(model, mtp_layers=1)
     layout = Layout(pp=16)
     assert [len(layout.layers_of(further, stage)) - len(layout.layers_of(model, stage)) for stage in (0, 15)] == [0, 1]
-    one, two = (Amounts(model=each, layout=layout).scoring() for each in (model, further))
+    one, two = (Amounts(model=each, layout=layout).vocabulary_scores() for each in (model, further))
     assert two.flops == 2 * one.flops
     assert further.parameters - model.parameters == model.layer_parameters(60)

@@ -12,7 +12,7 @@ from overlap.cli.parser import Parser
 from overlap.cli.replay import fill, main
 from overlap.config import overriding
 from overlap.planning import Layout, load, train
-from overlap.planning.recorded import classes_of, growth_of, play, tape_of
+from overlap.planning.recorded import classify_ranks, infer_tape, map_growth, play
 from overlap.timeline import Span, median_step, merged, read_trace, verdict_of, write_trace
 from overlap.timeline.span import RoleName
 from overlap.timeline.spans import CUT
@@ -37,8 +37,8 @@ def recorded(program, *args, ranks=4, cluster="local", efficiency=1.0):
 
 def again(timeline, ranks, *, cluster="local", factor=1.0, names=()):
     """Run on so many ranks what was recorded, and return that timeline."""
-    tape = tape_of(timeline)
-    return recorded(play, tape, growth_of(tape, ranks, names), factor, ranks=ranks, cluster=cluster)
+    tape = infer_tape(timeline)
+    return recorded(play, tape, map_growth(tape, ranks, names), factor, ranks=ranks, cluster=cluster)
 
 
 def spans(timeline):
@@ -139,12 +139,12 @@ def test_computes_take_a_multiple_of_what_they_took():
 
 
 def test_groups_that_do_not_grow_keep_their_ranks_and_those_that_do_have_all_of_their_likes():
-    growth = growth_of(tape_of(recorded(mixed())), 8)
-    assert [growth.like(rank) for rank in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+    growth = map_growth(infer_tape(recorded(mixed())), 8)
+    assert [growth.recorded_rank(rank) for rank in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
     assert growth.group(5, "tp", (0, 1)) == (4, 5)
     assert growth.group(5, "dp", (1, 3)) == (1, 3, 5, 7)
-    named = growth_of(tape_of(recorded(mixed())), 8, ["tp"])
-    assert [named.like(rank) for rank in range(8)] == [0, 1, 0, 1, 2, 3, 2, 3]
+    named = map_growth(infer_tape(recorded(mixed())), 8, ["tp"])
+    assert [named.recorded_rank(rank) for rank in range(8)] == [0, 1, 0, 1, 2, 3, 2, 3]
     assert named.group(6, "tp", (2, 3)) == (4, 5, 6, 7)
     assert named.group(6, "dp", (0, 2)) == (2, 6)
 
@@ -187,7 +187,7 @@ def test_one_rank_of_pytorch_stands_for_all(tmp_path):
 
 def test_a_trace_that_was_cut_off_is_told():
     timeline = timeline_of(compute(0, 0, 10_000))
-    tape = tape_of(replace(timeline, meta={CUT: "only what is complete"}))
+    tape = infer_tape(replace(timeline, meta={CUT: "only what is complete"}))
     assert "1 file or more was cut off: what is complete of it is taken" in tape.notes
 
 
@@ -201,7 +201,7 @@ def test_what_nobody_can_carry_over_keeps_its_time_and_is_told():
         *(comm(rank, 10_000, 10_000, 30_000, ranks=(0, 1)) for rank in (0, 1)),
     )  # fmt: skip
     timeline = replace(timeline, world_size=2, spans=[sizeless(span) for span in timeline.spans])
-    tape = tape_of(timeline)
+    tape = infer_tape(timeline)
     assert tape.notes == ["2 operations of unknown size keep their recorded time"]
     assert [s.start_ns for s in again(timeline, 2).for_rank(0) if s.kind == "compute"] == [0, 30_000]
 
@@ -221,7 +221,7 @@ def misnamed(axes):
 @pytest.mark.parametrize("names", [("stages", "data"), ("one", "other")])
 def test_groups_that_carry_buckets_grow_whatever_their_name(names):
     timeline = recorded(misnamed(names))
-    assert growth_of(tape_of(timeline), 8).names == {names[0]}
+    assert map_growth(infer_tape(timeline), 8).names == {names[0]}
     assert spans(again(timeline, 8)) == spans(recorded(misnamed(names), ranks=8))
 
 
@@ -231,7 +231,7 @@ def test_buckets_of_all_ranks_make_every_rank_a_data_parallel_one():
         await pair.all_reduce(np.zeros(1 << 20, "f4"))  # more bytes than all ranks move together
         await rank.all_reduce(np.zeros(8, "f4"), name=RoleName("bucket 0", "bucket"))
 
-    growth = growth_of(tape_of(recorded(program)), 8)
+    growth = map_growth(infer_tape(recorded(program)), 8)
     assert (growth.names, growth.group(5, "0", (0, 1)), growth.group(5, "world", (0, 1, 2, 3))) == (
         frozenset(), (4, 5), tuple(range(8))
     )  # fmt: skip
@@ -263,7 +263,7 @@ def pairs():
 )  # fmt: skip
 def test_what_cannot_be_laid_out_is_one_line(made, ranks, names, message):
     with pytest.raises(overlap.UsageError) as refused:
-        growth_of(tape_of(made()), ranks, names)
+        map_growth(infer_tape(made()), ranks, names)
     assert str(refused.value) == message
 
 
@@ -318,7 +318,7 @@ def test_messages_are_known_beside_an_event_loop_that_was_kept():
     timeline = recorded(programs.pipeline())
     kept = Span(rank=0, kind="program", lane="program", name="train.py:1", start_ns=0, end_ns=1)
     kinds = [
-        sum(move.kind == "message" for moves in tape_of(each).moves.values() for move in moves)
+        sum(move.kind == "message" for moves in infer_tape(each).moves.values() for move in moves)
         for each in (timeline, replace(timeline, spans=[*timeline.spans, kept]))
     ]
     assert kinds == [sum(span.info is not None and span.info.op == "send/recv" for span in timeline.spans)] * 2
@@ -331,12 +331,12 @@ def test_ranks_that_send_to_different_places_all_run():
             await (rank.send(np.zeros(4, "f4"), 1) if rank.rank == 0 else rank.recv(like, 0))
         await rank.all_reduce(np.zeros(8, "f4"))
 
-    class Turned(type(growth_of(tape_of(recorded(program)), 16))):
+    class Turned(type(map_growth(infer_tape(recorded(program)), 16))):
         def peer(self, rank, known):
             return (super().peer(rank, known) + 4 * (rank > 8)) % self.ranks
 
-    tape = tape_of(recorded(program))
-    growth = growth_of(tape, 16)
-    assert classes_of(tape, growth) is not None
+    tape = infer_tape(recorded(program))
+    growth = map_growth(tape, 16)
+    assert classify_ranks(tape, growth) is not None
     names = ("recorded", "ranks", "degree", "stride", "names", "stand_ins")
-    assert classes_of(tape, Turned(**{name: getattr(growth, name) for name in names})) is None
+    assert classify_ranks(tape, Turned(**{name: getattr(growth, name) for name in names})) is None

@@ -20,9 +20,9 @@ from overlap.planning.amounts import Amounts
 from overlap.planning.bound import bound_s
 from overlap.planning.estimates import SLOWER
 from overlap.planning.parts import MESSAGE, StepOperation, StepParts
-from overlap.planning.simulating import simulated
-from overlap.planning.trust import band_of, band_of_step
-from overlap.planning.validation import COVERED, class_band, unseen
+from overlap.planning.simulating import simulate_step
+from overlap.planning.trust import operation_band, step_band
+from overlap.planning.validation import COVERED, class_band, left_out_errors
 from overlap.simulation.conditions import ALL
 from overlap.simulation.flow import Flow
 from overlap.timeline import Timeline
@@ -193,7 +193,7 @@ def test_ranks_beyond_the_heads_of_keys_pass_on_the_same_ones():
 def test_further_microbatches_cost_what_they_would_have_cost(figures):
     one = predicted(replace(DENSE, layers=4), microbatches=10, **figures)
     assert one.simulated == figures.get("pp", 1) + 1
-    all_of_it = StepParts.of(simulated(one.model, one.layout, one.cluster, one.virtual))
+    all_of_it = StepParts.of(simulate_step(one.model, one.layout, one.cluster, one.virtual))
     assert one.parts.step_ns == all_of_it.step_ns
     assert one.parts.compute_ns == pytest.approx(all_of_it.compute_ns)
     told, known = one.parts.by_dimension(), all_of_it.by_dimension()
@@ -243,18 +243,18 @@ def test_a_zero_bubble_schedule_and_an_interleaved_one_wait_less_than_1f1b():
 def test_ranks_that_stand_for_others_take_what_all_of_them_take():
     one = predicted()
     everyone = replace(one.virtual, alike=0)
-    whole = StepParts.of(simulated(one.model, one.layout, MACHINE, everyone))
+    whole = StepParts.of(simulate_step(one.model, one.layout, MACHINE, everyone))
     assert one.parts.step_ns == whole.step_ns
 
 
 @pytest.mark.slow
 def test_the_band_is_that_of_rows_that_nothing_was_fitted_to():
     one = predicted(tp=4)
-    bands = {each.dimension: band_of(MACHINE, each) for each in one.parts.operations}
-    assert bands["dp"].of == "Trainium2, one node, bfloat16"
+    bands = {each.dimension: operation_band(MACHINE, each) for each in one.parts.operations}
+    assert bands["dp"].source == "Trainium2, one node, bfloat16"
     assert 0 < bands["dp"].typical < bands["dp"].worst
     far = StepOperation(dimension="dp", op="all_reduce", nbytes=1 << 20, dtype="float64", ranks=tuple(range(128)))
-    joined = band_of(cluster("trn2.48xlarge x2"), far)  # no row of this chip: all across nodes
+    joined = operation_band(cluster("trn2.48xlarge x2"), far)  # no row of this chip: all across nodes
     errors = [error for each in classes_of(place="across nodes") for error in each.unseen.errors]
     assert (joined.rows, joined.typical, joined.worst) == (len(errors), median(errors), max(errors))
 
@@ -264,7 +264,7 @@ def test_collectives_of_published_sizes_and_groups_are_measured_and_messages_are
 
     def is_measured(op, nbytes, size):
         of = StepOperation(dimension="dp", op=op, nbytes=nbytes, dtype="bfloat16", ranks=tuple(range(size)))
-        return band_of(node, of).measured
+        return operation_band(node, of).measured
 
     tried = [
         ("all_gather", 64 << 20, 64),
@@ -278,15 +278,15 @@ def test_collectives_of_published_sizes_and_groups_are_measured_and_messages_are
 def test_the_band_of_a_step_is_that_of_published_steps_and_never_narrower_than_its_communication():
     one = predicted(tp=4)
     seen = class_band(MACHINE, "bfloat16")
-    assert band_of_step(MACHINE, one.layout, one.parts) == seen
-    errors = sorted(abs(error) for _, error in unseen().values())
+    assert step_band(MACHINE, one.layout, one.parts) == seen
+    errors = sorted(abs(error) for _, error in left_out_errors().values())
     within = sum(error <= seen.covering for error in errors)
-    assert (seen.of, seen.rows, seen.worst) == ("all classes", len(errors), errors[-1])
+    assert (seen.name, seen.rows, seen.worst) == ("all classes", len(errors), errors[-1])
     assert within >= COVERED * len(errors)
     key = next(key for key in one.parts.operations if key.dimension == "tp")
     slow = {key: replace(one.parts.operations[key], wire_ns=one.parts.step_ns * 10)}
-    wide = band_of_step(MACHINE, one.layout, replace(one.parts, operations=slow))
-    assert wide.covering == 10 * band_of(MACHINE, key).typical > seen.covering
+    wide = step_band(MACHINE, one.layout, replace(one.parts, operations=slow))
+    assert wide.covering == 10 * operation_band(MACHINE, key).typical > seen.covering
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_the_same_step_runs_on_the_real_clock_and_sends_the_same(figures):
 
     overlap.run(main, ranks=4)
     clock = replace(CLOCK, shapes_only=True, dtype="float32")
-    assert sent_by(Timeline.collect(recorders, world_size=4)) == sent_by(simulated(model, layout, SMALL, clock))
+    assert sent_by(Timeline.collect(recorders, world_size=4)) == sent_by(simulate_step(model, layout, SMALL, clock))
 
 
 def sent_by(timeline):

@@ -8,7 +8,7 @@ import pytest
 import topology
 from overlap import CollectiveMismatchError, Conditions, RankLeftError, StallError, UsageError
 from overlap.cost.select import plan
-from overlap.simulation import Alike, AlikeGroups, Demand, SimulatedFabric, repeated, symmetric_world, together
+from overlap.simulation import Alike, AlikeGroups, Demand, SimulatedFabric, group_by_unit, join_demands, symmetric_world
 
 from .worlds import KB, MS, assert_fails, now_ns, simulate, spans
 
@@ -102,7 +102,7 @@ def test_what_comes_again_later_is_not_reckoned_again(monkeypatch):
 
 def test_of_what_is_reckoned_the_oldest_is_forgotten(monkeypatch):
     engines = []
-    monkeypatch.setattr(symmetric_world, "_DEMANDS_AT_MOST", 3)
+    monkeypatch.setattr(symmetric_world, "_MOST_DEMANDS", 3)
     monkeypatch.setattr(
         symmetric_world.SymmetricEngine,
         "_demand",
@@ -307,11 +307,11 @@ def test_groups_in_other_units_need_the_same_there(name, op):
     def needs(resources, demand):
         return {number: shares.tolist() for number, shares in zip(resources.tolist(), demand.shares.T, strict=True)}
 
-    for members, units in repeated(rows, per_unit):
+    for members, units in group_by_unit(rows, per_unit):
         assert len(members) == cluster.world_size // per_unit
         first = demand(rows[members[0]].tolist())
         for row, resources in zip(
-            rows[members].tolist(), fabric.resources.shifted(first.resources, units), strict=True
+            rows[members].tolist(), fabric.resources.shift_units(first.resources, units), strict=True
         ):
             there = demand(row)
             assert (there.marks_ns, there.ends_ns) == (first.marks_ns, first.ends_ns)
@@ -321,10 +321,10 @@ def test_groups_in_other_units_need_the_same_there(name, op):
 def test_messages_between_other_units_need_the_same_there():
     fabric = SimulatedFabric(topology.cluster("trn1.32xlarge x4"))
     pairs = np.array([(31, 32), (63, 64), (95, 96), (127, 0)])
-    (onward, units), (back, _) = repeated(pairs, 32)
+    (onward, units), (back, _) = group_by_unit(pairs, 32)
     assert (onward.tolist(), units.tolist(), back.tolist()) == ([0, 1, 2], [0, 1, 2], [3])
     first, *others = (fabric.message((), *pair, KB).demand for pair in pairs[onward].tolist())
-    shifted = fabric.resources.shifted(first.resources, units)[1:]
+    shifted = fabric.resources.shift_units(first.resources, units)[1:]
     assert [set(each) for each in shifted.tolist()] == [set(each.resources.tolist()) for each in others]
 
 
@@ -333,12 +333,12 @@ def test_what_groups_need_of_one_wire_adds_up():
 
     def same(left_ns, wire):
         demand = Demand.of(np.array([0, 1]), np.array(left_ns), np.array([wire]), np.array([60.0]))
-        return AlikeGroups(demand=demand, resources=np.array([[wire]]), standing=np.array([[0, 1]]))
+        return AlikeGroups(demand=demand, resources=np.array([[wire]]), representatives=np.array([[0, 1]]))
 
-    apart = together([same([80, 100], 5), same([50, 70], 6)], [0, 1], np.array([0, 1]))
+    apart = join_demands([same([80, 100], 5), same([50, 70], 6)], [0, 1], np.array([0, 1]))
     assert (apart.marks_ns, apart.resources.tolist(), apart.ends_ns) == ((80, 100), [5, 6], (100,))
     assert apart.shares[0].tolist() == pytest.approx([0.6, 0.6])
-    shared = together([same([80, 100], 5), same([50, 70], 5)], [0, 1], np.array([0, 1]))
+    shared = join_demands([same([80, 100], 5), same([50, 70], 5)], [0, 1], np.array([0, 1]))
     assert (shared.marks_ns, shared.resources.tolist(), shared.shares[0].tolist()) == (
         (96, 120),
         [5],
@@ -350,7 +350,7 @@ def test_groups_with_the_same_stages_add_up_stage_by_stage():
     """For 40 ns each of two groups is on its own wire for 30, for 60 ns on one that they share for 45."""
     busy_ns, took = np.array([[30.0, 0.0], [0.0, 45.0]]), np.array([2.0, 3.0])
     demand = Demand.of(np.array([0, 1]), np.array([20, 100]), np.array([5, 7]), busy_ns, took)
-    one = AlikeGroups(demand=demand, resources=np.array([[5, 7], [6, 7]]), standing=np.array([[0, 1], [0, 1]]))
-    both = together([one], [0, 1], np.array([0, 1]))
+    one = AlikeGroups(demand=demand, resources=np.array([[5, 7], [6, 7]]), representatives=np.array([[0, 1], [0, 1]]))
+    both = join_demands([one], [0, 1], np.array([0, 1]))
     assert (both.ends_ns, both.resources.tolist(), both.marks_ns) == ((40, 130), [5, 6, 7], (20, 130))
     assert both.shares.tolist() == [pytest.approx([0.75, 0.75, 0.0]), pytest.approx([0.0, 0.0, 1.0])]

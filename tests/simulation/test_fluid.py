@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap.simulation import sharing
-from overlap.simulation.flow import Flow, Section, quantised
+from overlap.simulation.flow import Flow, Section, quantise
 from overlap.simulation.fluid import Fluid
 from overlap.simulation.sharing import Rates, fair_rates
 
@@ -22,7 +22,7 @@ def section(end_ns, needs):
     """`needs` may be pairs, of how much and in how many messages."""
     both = np.array([each if isinstance(each, tuple) else (each, 1) for each in needs.values()], np.float64)
     shares, messages = both.reshape(-1, 2).T
-    return Section.of(end_ns, np.array([*needs], np.int64), quantised(shares), messages)
+    return Section.of(end_ns, np.array([*needs], np.int64), quantise(shares), messages)
 
 
 def play(*starts, caps=()):

@@ -78,7 +78,7 @@ def test_what_was_cancelled_does_not_stop_the_clock():
         with trio.move_on_after(1e-6):
             await kernel.sleep_until(2000)
         called = []
-        kernel.at(3000, 0, lambda: called.append(kernel.now_ns)).cancel()
+        kernel.call_at(3000, 0, lambda: called.append(kernel.now_ns)).cancel()
         await kernel.sleep_until(5000)
         return called, kernel.now_ns
 
@@ -91,7 +91,7 @@ def test_the_past_is_over():
         await kernel.sleep_until(10)
         assert kernel.now_ns == 1000
         with pytest.raises(AssertionError, match="999 ns is over, it is 1000 ns"):
-            kernel.at(999, 0, print)
+            kernel.call_at(999, 0, print)
 
     run(main)
 
@@ -101,12 +101,12 @@ def test_an_instant_goes_by_kind_then_by_rank():
         told = []
 
         def at(rank, order):
-            kernel.at(1000, rank, lambda: told.append((order.name, rank)), order=order)
+            kernel.call_at(1000, rank, lambda: told.append((order.name, rank)), order=order)
 
         for rank in (2, 0, 1):
             for order in (EventOrder.SETTLE, EventOrder.COMPUTE, EventOrder.TRANSFER):
                 at(rank, order)
-        kernel.at(1000, 0, lambda: at(3, EventOrder.COMPUTE))
+        kernel.call_at(1000, 0, lambda: at(3, EventOrder.COMPUTE))
         await kernel.sleep_until(1000)
         told.append("awake")
         await kernel.sleep_until(1001)
@@ -133,7 +133,7 @@ def test_kinds_wait_for_the_tasks_that_others_wake():
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sleeper)
-            kernel.at(1000, 0, lambda: told.append("settled"), order=EventOrder.SETTLE)
+            kernel.call_at(1000, 0, lambda: told.append("settled"), order=EventOrder.SETTLE)
         return told
 
     async def long_enough(kernel):
@@ -153,7 +153,7 @@ def test_trio_has_its_turn_only_when_there_is_something_for_it(monkeypatch):
 
     async def main():
         for time_ns in range(1, 100):
-            kernel.at(time_ns, 0, lambda: None)
+            kernel.call_at(time_ns, 0, lambda: None)
         await kernel.sleep_until(50)
         await kernel.sleep_until(200)
 
@@ -165,8 +165,8 @@ def test_trio_has_its_turn_only_when_there_is_something_for_it(monkeypatch):
 def test_what_a_callback_leaves_to_trio_comes_before_the_next_instant():
     async def main(kernel):
         told, soon = [], trio.lowlevel.current_trio_token().run_sync_soon
-        kernel.at(5, 0, lambda: soon(lambda: told.append(kernel.now_ns)))
-        kernel.at(6, 0, lambda: told.append("next"))
+        kernel.call_at(5, 0, lambda: soon(lambda: told.append(kernel.now_ns)))
+        kernel.call_at(6, 0, lambda: told.append("next"))
         await kernel.sleep_until(10)
         return told
 
@@ -178,7 +178,7 @@ def test_deadlines_have_their_turn_among_callbacks(deadline_ns):
     async def main(kernel):
         told = []
         for time_ns in (10, 20, 30):
-            kernel.at(time_ns, 0, lambda: told.append(kernel.now_ns))
+            kernel.call_at(time_ns, 0, lambda: told.append(kernel.now_ns))
         with trio.move_on_after(deadline_ns * 1e-9):
             await trio.sleep_forever()
         told.append(f"over at {kernel.now_ns}")
@@ -195,7 +195,9 @@ def chatter(kernel, trace):
         for step in range(5):
             await kernel.sleep_until(kernel.now_ns + 100 + 50 * (number % 3), rank=number)
             due_ns = kernel.now_ns + 70
-            kernel.at(due_ns, number, lambda step=step: outbox.send_nowait((number, step)), order=EventOrder.TRANSFER)
+            kernel.call_at(
+                due_ns, number, lambda step=step: outbox.send_nowait((number, step)), order=EventOrder.TRANSFER
+            )
             trace.append((kernel.now_ns, number, step, await inbox.receive()))
             await trio.sleep(1e-7)
 
@@ -240,7 +242,7 @@ def test_what_was_cancelled_does_not_put_a_deadlock_off():
     kernel = Kernel()
 
     async def main():
-        kernel.at(10**9, 0, print).cancel()
+        kernel.call_at(10**9, 0, print).cancel()
         await trio.sleep_forever()
 
     with pytest.raises(OverlapError, match="blocked for ever"):
@@ -337,7 +339,7 @@ def test_an_error_in_a_callback_ends_the_run():
         raise KeyError("due")
 
     async def main(kernel):
-        kernel.at(5, 0, fails)
+        kernel.call_at(5, 0, fails)
         await trio.sleep_forever()
 
     with pytest.raises(KeyError, match="due"):
@@ -346,6 +348,6 @@ def test_an_error_in_a_callback_ends_the_run():
 
 def test_names():
     kernel = Kernel()
-    kernel.at(5, 0, print)
+    kernel.call_at(5, 0, print)
     assert repr(kernel) == "<Kernel at 0 ns: 1 batches due>"
     assert repr(VirtualClock()) == "<VirtualClock at 0 ns>"

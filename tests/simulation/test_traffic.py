@@ -104,7 +104,7 @@ def test_what_begins_in_one_instant_begins_together(monkeypatch):
 
     async def main():
         for order in (EventOrder.WAKE, EventOrder.TRANSFER, EventOrder.COMPUTE):
-            kernel.at(500, 0, lambda order=order: begin(int(order)), order=order)
+            kernel.call_at(500, 0, lambda order=order: begin(int(order)), order=order)
         await kernel.sleep_until(10**9)
 
     kernel.run(main)

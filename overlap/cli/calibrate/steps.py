@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from ...errors import UsageError
-from ...planning.validation import Judged, judge, published, record
+from ...planning.validation import StepComparison, compare_steps, published_steps, record
 from ...units import columns, format_s, wrapped
 from ..output import print_result
 
@@ -18,50 +18,61 @@ def show_steps(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If nothing is published of the machine.
     """
-    rows = [row for row in published() if args.machine in (None, row.cluster.machine.name)]
+    rows = [row for row in published_steps() if args.machine in (None, row.cluster.machine.name)]
     if not rows:
-        known = sorted({row.cluster.machine.name for row in published()})
+        known = sorted({row.cluster.machine.name for row in published_steps()})
         raise UsageError(f"no step is published of {args.machine!r}; known are {', '.join(known)}")
-    judged = judge(rows)
+    judged = compare_steps(rows)
     if args.record:
         print(f"wrote {record(judged).name}")
     print_result(args, lambda: {"steps": [_described(row) for row in judged]}, lambda: _page(judged))
     return 0
 
 
-def _page(judged: Sequence[Judged]) -> Iterator[str]:
+def _page(judged: Sequence[StepComparison]) -> Iterator[str]:
     heads = ("published step", "class", "measured", "predicted", "error", "left out", "fits")
     yield from columns(heads, [_row(row) for row in judged], width=120, words=[0, 1])
     yield ""
     for row in judged:
-        if row.of.noted:
-            yield from wrapped(f"{row.of.id}: {row.of.noted}", rest="  ")
+        if row.published.noted:
+            yield from wrapped(f"{row.published.id}: {row.published.noted}", rest="  ")
     yield ""
-    classes = {of: [row for row in judged if row.of.of == of] for of in dict.fromkeys(row.of.of for row in judged)}
+    classes = {
+        of: [row for row in judged if row.published.step_class == of]
+        for of in dict.fromkeys(row.published.step_class for row in judged)
+    }
     totals = ("class", "rows", "median", "worst", "left out: median", "worst")
     yield from columns(totals, [_figures(*one) for one in (*classes.items(), ("all", judged))], width=120, words=[0])
     yield ""
     yield from wrapped("left out: each step predicted with the share `sustained` fitted to all others.", rest="  ")
 
 
-def _row(row: Judged) -> tuple[str, ...]:
+def _row(row: StepComparison) -> tuple[str, ...]:
     fits = {True: "yes", False: "NO", None: "unknown"}[row.fits]
-    measured, predicted = format_s(row.of.measured_s), format_s(row.predicted_s)
-    return row.of.id, row.of.of, measured, predicted, f"{row.error:+.1%}", f"{row.unseen:+.1%}", fits
+    measured, predicted = format_s(row.published.measured_s), format_s(row.predicted_s)
+    return (
+        row.published.id,
+        row.published.step_class,
+        measured,
+        predicted,
+        f"{row.error:+.1%}",
+        f"{row.unseen:+.1%}",
+        fits,
+    )
 
 
-def _figures(of: str, rows: Sequence[Judged]) -> tuple[str, ...]:
+def _figures(of: str, rows: Sequence[StepComparison]) -> tuple[str, ...]:
     errors = [abs(row.error) for row in rows], [abs(row.unseen) for row in rows]
     return of, str(len(rows)), *(f"{figure(sizes):.1%}" for sizes in errors for figure in (median, max))
 
 
-def _described(row: Judged) -> dict[str, object]:
+def _described(row: StepComparison) -> dict[str, object]:
     return {
-        "id": row.of.id,
-        "source": row.of.source,
-        "class": row.of.of,
-        "noted": row.of.noted,
-        "measured_s": row.of.measured_s,
+        "id": row.published.id,
+        "source": row.published.source,
+        "class": row.published.step_class,
+        "noted": row.published.noted,
+        "measured_s": row.published.measured_s,
         "predicted_s": row.predicted_s,
         "left_out_s": row.left_out_s,
         "error": row.error,

@@ -9,7 +9,7 @@ from ...planning.estimates import SLOWER, Estimate
 from ...planning.layout import Layout
 from ...planning.parts import MESSAGE, Amount
 from ...planning.search import SearchResult
-from ...planning.trust import Band, band_of, band_of_step
+from ...planning.trust import Band, operation_band, step_band
 from ...planning.validation import COVERED
 from ...units import columns, format_bytes, format_ns, wrapped
 
@@ -83,7 +83,7 @@ def _operations(one: Estimate, width: int) -> list[str]:
     merged: dict[tuple[str, str, int, int, Band], Amount] = {}
     for operation, amount in one.parts.operations.items():
         size = 2 if operation.op == MESSAGE else len(operation.ranks)
-        key = operation.dimension, operation.op, operation.nbytes, size, band_of(one.cluster, operation)
+        key = operation.dimension, operation.op, operation.nbytes, size, operation_band(one.cluster, operation)
         merged[key] = merged.get(key, Amount()).plus(amount)
     ordered = sorted(merged.items(), key=lambda each: (-each[1].exposed_ns, -each[1].busy_ns, str(each[0][:4])))
     rows = [
@@ -96,7 +96,7 @@ def _operations(one: Estimate, width: int) -> list[str]:
     lines = columns(heads, rows, width=width, words=[0])
     if len(ordered) > _LISTED:
         lines.append(f"and {len(ordered) - _LISTED} more, {_ms(sum(a.exposed_ns for _, a in ordered[_LISTED:]))} ms")
-    bands = sorted({(key[4].rows, key[4].of) for key in merged})
+    bands = sorted({(key[4].rows, key[4].source) for key in merged})
     told = "; ".join(f"{rows} rows of {of}" for rows, of in bands)
     note = f"error: median and worst on published rows that nothing was fitted to ({told}); ~ of other shapes than this"
     return [*lines, *wrapped(note, width)]
@@ -129,14 +129,14 @@ def _verdict(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
     rate = f"{step.samples_per_s:.4g} samples/s, {step.tokens_per_s:,.0f} tokens/s"
     used = f", model flops utilisation {step.utilisation:.1%}" if step.utilisation is not None else ""
     yield from _field("throughput", rate + used, width)
-    band = band_of_step(step.cluster, layout, parts)
+    band = step_band(step.cluster, layout, parts)
     exposed = sum(amount.exposed_ns for amount in parts.operations.values())
     most = max(parts.by_dimension().items(), key=lambda each: each[1].exposed_ns, default=None)
     mostly = f", mostly {_reason(most)}" if most is not None and exposed else ""
     fits = " DOES NOT FIT: the fullest rank needs more memory than there is." if step.fits is False else ""
     yield from wrapped(
         f"step {format_ns(parts.step_ns)} (+-{band.typical:.0%} typical, +-{band.covering:.0%} in {COVERED:.0%} of "
-        f"{band.rows} published steps of {band.of} that were left out): "
+        f"{band.rows} published steps of {band.name} that were left out): "
         f"compute {parts.compute_ns / parts.step_ns:.0%}, exposed {exposed / parts.step_ns:.0%}{mostly}, "
         f"idle {parts.idle_ns / parts.step_ns:.0%}.{fits}",
         width,
@@ -198,7 +198,7 @@ def _field(name: str, text: str, width: int) -> list[str]:
 def described(step: Estimate, searched: tuple[list[str], SearchResult] | None) -> dict[str, object]:
     """Return the step for JSON: integers of nanoseconds, bytes, shares from 0 to 1."""
     parts = step.parts
-    band = band_of_step(step.cluster, step.layout, parts)
+    band = step_band(step.cluster, step.layout, parts)
     return {
         "model": asdict(step.model) | {"parameters": step.model.parameters},
         "layout": asdict(step.layout) | {"microbatches": step.layout.microbatches},
@@ -243,7 +243,7 @@ def _described_operations(step: Estimate) -> list[dict[str, object]]:
             "wire_ns": round(amount.wire_ns),
             "waiting_ns": round(amount.waiting_ns),
             "moving_ns": round(amount.busy_ns),
-            "error": asdict(band_of(step.cluster, operation)),
+            "error": asdict(operation_band(step.cluster, operation)),
         }
         for operation, amount in step.parts.operations.items()
     ]

@@ -4,9 +4,9 @@
 ranks; `player` issues the same on them, or on a few that stand for all (`stand_ins`).
 """
 
-from .growth import Growth, growth_of
+from .growth import Growth, map_growth
 from .player import play
-from .stand_ins import classes_of
-from .tape import Move, Tape, tape_of
+from .stand_ins import classify_ranks
+from .tape import Move, Tape, infer_tape
 
-__all__ = ["Growth", "Move", "Tape", "classes_of", "growth_of", "play", "tape_of"]
+__all__ = ["Growth", "Move", "Tape", "classify_ranks", "infer_tape", "map_growth", "play"]

@@ -23,7 +23,7 @@ from ...timeline.why.verdict import verdict_of
 MoveKind: TypeAlias = Literal["compute", "collective", "message", "kept", "begin", "end"]
 
 UNTYPED = "float32"
-"""Type of elements of which a trace does not say the type."""
+"""Dtype that is assumed where a trace records none."""
 
 ITSELF = -1
 """Stands for the index of a move: the move's own issue."""
@@ -32,32 +32,32 @@ _DTYPES = {
     "float": "float32", "double": "float64", "half": "float16", "c10::half": "float16", "c10::bfloat16": "bfloat16",
     "int": "int32", "long": "int64", "long int": "int64", "byte": "uint8", "unsigned char": "uint8", "char": "int8",
 }  # fmt: skip
-_KNOWN = frozenset(each.text for each in Collective) - PAIRED
-_ROOTED = frozenset(each.text for each in Collective if each.traits.rooted)
+_KNOWN_COLLECTIVES = frozenset(each.text for each in Collective) - PAIRED
+_ROOTED_COLLECTIVES = frozenset(each.text for each in Collective if each.traits.rooted)
 
 
 @dataclass(frozen=True, slots=True)
-class After:
-    """A move that has to be over, and a delay after it."""
+class Dependency:
+    """A move that has to be over before another one begins, and a delay between them."""
 
-    move: int  # Its index among those of the same rank, or `ITSELF`
+    move: int  # Index of the earlier move on the same rank, or `ITSELF`
     delay_ns: int  # Recorded time that no span explains
 
 
 @dataclass(slots=True, kw_only=True)
 class Move:
-    """One thing that a rank issues."""
+    """One compute, operation or step border that a rank issues."""
 
-    # A compute; a collective; an end of a message; communication of unknown size or partners, which keeps its recorded
-    # time; the begin or end of a step.
+    # "message" is one end of a message; "kept" is communication of unknown size or partners, which keeps its recorded
+    # time; "begin" and "end" are those of a step.
     kind: MoveKind
     span: Span  # The recorded span
     lane: str = ""  # The stream on which it is issued
     dtype: str = ""  # Dtype of the communication
     tag: int = 0  # Tag of the message
     pause_ns: int = 0  # Time of the program before it issues this, that no span explains
-    awaits: tuple[After, ...] = ()  # The moves that the program awaits before it issues this
-    needs: tuple[After, ...] = ()  # The moves that this waits for itself
+    awaits: tuple[Dependency, ...] = ()  # The moves that the program awaits before it issues this
+    needs: tuple[Dependency, ...] = ()  # The moves that this waits for itself
 
     @property
     def info(self) -> CollectiveInfo:
@@ -68,7 +68,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tape:
-    """A recorded run."""
+    """A recorded run as the moves of its ranks."""
 
     world_size: int
     moves: Mapping[int, Sequence[Move]]  # Moves of each recorded rank, in their order of issue
@@ -79,8 +79,8 @@ class Tape:
     notes: Sequence[str] = field(default=())  # Facts that the trace lacks, and the assumptions instead
 
 
-def tape_of(timeline: Timeline) -> Tape:
-    """Infer the operations of each rank and their dependencies from a timeline; `replay.inference` describes how.
+def infer_tape(timeline: Timeline) -> Tape:
+    """Infer the operations of each rank and their dependencies from a timeline, as `replay.inference` describes.
 
     Raises:
         UsageError: If it is empty.
@@ -88,8 +88,8 @@ def tape_of(timeline: Timeline) -> Tape:
     if not any(span.kind in ("compute", "comm") for span in timeline.spans):
         raise UsageError("a trace with neither compute nor communication is no program; record a run with --trace")
     notes: Counter[str] = Counter()
-    told = _MoveMaker(timeline, notes)
-    moves = _moves(timeline, told)
+    maker = _MoveMaker(timeline, notes)
+    moves = _rank_moves(timeline, maker)
     if timeline.dropped:
         notes["spans of its beginning were not recorded"] += timeline.dropped
     if CUT in timeline.meta:
@@ -117,43 +117,49 @@ class _MoveMaker:
         self._notes = notes
         comm = [span for span in timeline.spans if span.kind == "comm"]
         self._ours = ORIGIN not in timeline.meta
-        self._tags = _tags(comm)
-        self._complete = _complete(comm, timeline.ranks())
+        self._message_tags = _message_tags(comm)
+        self._recorded_by_all = _recorded_by_all(comm, timeline.ranks())
 
-    def of(self, span: Span) -> Move | None:
-        """Return the move of a span; None if it has to be left out."""
+    def make_move(self, span: Span) -> Move | None:
+        """Return the move of a span; None if not all ranks of its group recorded the collective."""
         info = span.info
         if span.kind == "compute":
             return Move(kind="compute", span=span)
-        if info is None or (info.op not in _KNOWN and id(span) not in self._tags):
-            return self._kept(span, "operations of an unknown kind or with unknown partners keep their recorded time")
+        if info is None or (info.op not in _KNOWN_COLLECTIVES and id(span) not in self._message_tags):
+            return self._timed_move(
+                span, "operations of an unknown kind or with unknown partners keep their recorded time"
+            )
         if not info.nbytes and info.op != Collective.BARRIER.text:
-            return self._kept(span, "operations of unknown size keep their recorded time")
-        if id(span) in self._tags:
+            return self._timed_move(span, "operations of unknown size keep their recorded time")
+        if id(span) in self._message_tags:
             lane = self._lane(span, info)
-            return Move(kind="message", span=span, lane=lane, dtype=self._dtype(info), tag=self._tags[id(span)])
-        if not self._complete[_meeting(info)]:
+            return Move(
+                kind="message", span=span, lane=lane, dtype=self._element_type(info), tag=self._message_tags[id(span)]
+            )
+        if not self._recorded_by_all[_meeting_key(info)]:
             self._notes["operations are left out: not all ranks of their groups recorded them"] += 1
             return None
-        if info.op in _ROOTED:
+        if info.op in _ROOTED_COLLECTIVES:
             self._notes["rooted operations: the first rank of the group is taken for the root"] += 1
         if info.op == Collective.PERMUTE.text:
             self._notes["permutations: each rank is taken to send to the next one"] += 1
-        return Move(kind="collective", span=span, lane=self._lane(span, info), dtype=self._dtype(info))
+        return Move(kind="collective", span=span, lane=self._lane(span, info), dtype=self._element_type(info))
 
     def _lane(self, span: Span, info: CollectiveInfo) -> str:
-        """Return the stream: other tools number the operations of each kind, and record no order of all of them."""
+        """Return the stream of a span; of foreign traces its kind, as they record no order across kinds."""
         return span.lane if self._ours else info.op
 
-    def tag(self, span: Span) -> int | None:
+    def message_tag(self, span: Span) -> int | None:
         """Return the tag of a message; None for any other span."""
-        return self._tags.get(id(span))
+        return self._message_tags.get(id(span))
 
-    def _kept(self, span: Span, why: str) -> Move:
+    def _timed_move(self, span: Span, why: str) -> Move:
+        """Return a move that keeps the recorded time of a span, and count the reason as a note."""
         self._notes[why] += 1
         return Move(kind="kept", span=span)
 
-    def _dtype(self, info: CollectiveInfo) -> str:
+    def _element_type(self, info: CollectiveInfo) -> str:
+        """Return the numpy name of the recorded dtype; `UNTYPED`, with a note, where it is unknown."""
         name = _DTYPES.get(info.dtype.lower(), info.dtype.lower())
         try:
             itemsize_of(name or "unknown")
@@ -164,22 +170,23 @@ class _MoveMaker:
         return name
 
 
-def _meeting(info: CollectiveInfo) -> tuple[object, ...]:
+def _meeting_key(info: CollectiveInfo) -> tuple[object, ...]:
+    """Return the key that the spans of one collective have in common."""
     return info.group, info.ranks, info.op, info.seq
 
 
-def _complete(comm: Iterable[Span], recorded: Sequence[int]) -> dict[tuple[object, ...], bool]:
-    """Return of each collective whether all recorded ranks of its group have it."""
+def _recorded_by_all(comm: Iterable[Span], recorded: Sequence[int]) -> dict[tuple[object, ...], bool]:
+    """Return by collective whether all recorded ranks of its group have a span of it."""
     met: dict[tuple[object, ...], set[int]] = {}
     for span in comm:
         if span.info is not None:
-            met.setdefault(_meeting(span.info), set()).add(span.rank)
-    there = set(recorded)
-    return {key: ranks >= there.intersection(key[1]) for key, ranks in met.items()}  # type: ignore[arg-type]
+            met.setdefault(_meeting_key(span.info), set()).add(span.rank)
+    traced = set(recorded)
+    return {key: ranks >= traced.intersection(key[1]) for key, ranks in met.items()}  # type: ignore[arg-type]
 
 
-def _tags(comm: Iterable[Span]) -> dict[int, int]:
-    """Return the tags of messages by the identity of a span, the same at both ends; no end is left alone.
+def _message_tags(comm: Iterable[Span]) -> dict[int, int]:
+    """Return new tags by the identity of a message's span, equal at both ends; spans without the other end have none.
 
     Tags are new ones. Our own traces number the messages of each tag, several times from 0; each message of another
     tool gets its own tag.
@@ -190,27 +197,27 @@ def _tags(comm: Iterable[Span]) -> dict[int, int]:
         if info is not None and info.op in PAIRED and len(info.ranks) == 2 and span.rank in info.ranks:
             ends.setdefault((info.ranks, info.tag, span.rank == info.ranks[0]), []).append(span)
     tags: dict[int, int] = {}
-    new = Table[tuple[int, int]]()  # recorded tag, and the number of the count
+    new_tags = Table[tuple[int, int]]()  # recorded tag, and the number of the count
     for (ranks, recorded, sends), spans in ends.items():
         others = len(ends.get((ranks, recorded, not sends), ()))
-        spans.sort(key=_order)
+        spans.sort(key=_message_order)
         counts: list[int] = []  # of the messages with each tag, which are numbered from 0
         for span in spans[:others]:
             number = span.info.seq if span.info and span.info.op == Collective.P2P.text else 0
             tag = next((tag for tag, count in enumerate(counts) if count == number), len(counts))
             counts[tag : tag + 1] = [number + 1]
-            tags[id(span)] = new[recorded, tag]
+            tags[id(span)] = new_tags[recorded, tag]
     return tags
 
 
-def _order(span: Span) -> tuple[int, int, int]:
+def _message_order(span: Span) -> tuple[int, int, int]:
     """Return the sort key of a message: when both ends met, or the start in a trace of another tool."""
     assert span.info is not None
     at_ns = span.info.met_ns if span.info.op == Collective.P2P.text else span.start_ns
     return at_ns, span.info.seq, span.info.nbytes
 
 
-def _moves(timeline: Timeline, maker: _MoveMaker) -> dict[int, list[Move]]:
+def _rank_moves(timeline: Timeline, maker: _MoveMaker) -> dict[int, list[Move]]:
     """Return the moves of each rank: the nodes of a replay in the order of its program."""
     graph = graph_of(timeline)
     program: dict[int, list[Node]] = {}
@@ -226,17 +233,17 @@ def _moves(timeline: Timeline, maker: _MoveMaker) -> dict[int, list[Move]]:
     marks: dict[Node, Move] = {}
     for begin, end, span in graph.steps:
         marks[begin], marks[end] = Move(kind="begin", span=span), Move(kind="end", span=span)
-    return {rank: _Program(works, over, marks, maker).moves(nodes) for rank, nodes in program.items()}
+    return {rank: _RankMoves(works, over, marks, maker).moves(nodes) for rank, nodes in program.items()}
 
 
-class _Program:
+class _RankMoves:
     """Makes the moves of one rank.
 
     Args:
         works: Computes and arrivals of communication, by the instant that issues them.
         over: Arrivals of communication by its end.
         marks: Begins and ends of steps by their instant.
-        told: Makes a move of a span.
+        maker: Makes a move of a span.
     """
 
     def __init__(
@@ -244,37 +251,39 @@ class _Program:
     ) -> None:
         self._works, self._over, self._marks, self._maker = works, over, marks, maker
         self._moves: list[Move] = []
-        self._places: dict[Node, int] = {}
+        self._move_indices: dict[Node, int] = {}
         self._before: dict[tuple[object, ...], Node] = {}  # on the same stream of a group
 
     def moves(self, nodes: Sequence[Node]) -> list[Move]:
-        """Return the moves of the nodes of the program, in order."""
+        """Return the moves of the nodes of a program, in order."""
         for _, instant in groupby(nodes, self._issued_ns):
-            self._add_all(list(instant))
+            self._add_instant(list(instant))
         return self._moves
 
     def _issued_ns(self, node: Node) -> int:
+        """Return the instant at which the program issued a node."""
         if node in self._marks:
             span = self._marks[node].span
             return span.start_ns if self._marks[node].kind == "begin" else span.end_ns
         return self._works[node].span.called_ns
 
-    def _add_all(self, nodes: Sequence[Node]) -> None:
+    def _add_instant(self, nodes: Sequence[Node]) -> None:
         """Append the moves of one instant, each after the moves that it needs: a trace does not record their order."""
         first = len(self._moves)
-        awaited = self._after(work for node in nodes for work in (*node.after, *((n, 0.0) for n in node.likely)))
+        awaited = self._dependencies(work for node in nodes for work in (*node.after, *((n, 0.0) for n in node.likely)))
         waiting = {self._works[node]: node for node in nodes if node in self._works}
         before: dict[Node, Node] = {}
         last: dict[tuple[object, ...], Node] = {}
-        for work in sorted((work for work in waiting if work.kind == "arrival"), key=_seq):
+        for work in sorted((work for work in waiting if work.kind == "arrival"), key=_sequence_number):
             info = work.span.info
             if info is not None:
-                key = info.group, info.ranks, work.span.lane, self._maker.tag(work.span)
+                key = info.group, info.ranks, work.span.lane, self._maker.message_tag(work.span)
                 if key in last:
                     before[work] = last[key]
                 last[key] = work
 
-        def add(work: Node) -> None:
+        def add_after_needs(work: Node) -> None:
+            """Append the move of `work` after those of this instant that it needs; a cycle ends in any order."""
             pending = [work]
             while pending:
                 top = pending[-1]
@@ -286,36 +295,36 @@ class _Program:
                     continue
                 pending.pop()
                 if waiting.pop(top, None) is not None:
-                    self._append(self._work(top))
+                    self._moves.append(self._work_move(top))
 
         for node in nodes:
             if node in self._marks:
-                self._append(self._marks[node])
+                self._moves.append(self._marks[node])
             elif self._works[node] in waiting:
-                add(self._works[node])
+                add_after_needs(self._works[node])
         move = self._moves[first]
         move.awaits = awaited
         move.pause_ns = round(nodes[0].work_ns + sum(delay for work, delay in nodes[0].after if work.kind == "program"))
 
-    def _append(self, move: Move) -> None:
-        self._moves.append(move)
-
-    def _work(self, work: Node) -> Move:
+    def _work_move(self, work: Node) -> Move:
+        """Return the move of a compute or an arrival, with the moves that it waits for, and note its index."""
         span = work.span
-        move = self._maker.of(span) or Move(kind="kept", span=replace(span, end_ns=span.start_ns))
-        move.needs = self._after([*work.after, *((each, 0.0) for each in work.likely)], issued=work.after[0][0])
-        self._places[work] = len(self._moves)
+        move = self._maker.make_move(span) or Move(kind="kept", span=replace(span, end_ns=span.start_ns))
+        move.needs = self._dependencies([*work.after, *((each, 0.0) for each in work.likely)], issued=work.after[0][0])
+        self._move_indices[work] = len(self._moves)
         return move
 
-    def _after(self, nodes: Iterable[tuple[Node, float]], issued: Node | None = None) -> tuple[After, ...]:
-        found = []
+    def _dependencies(self, nodes: Iterable[tuple[Node, float]], issued: Node | None = None) -> tuple[Dependency, ...]:
+        """Return the moves of nodes, with their delays; `issued` stands for the move's own issue."""
+        dependencies = []
         for node, delay_ns in nodes:
-            place = ITSELF if node is issued else self._places.get(self._over.get(node, node))
+            place = ITSELF if node is issued else self._move_indices.get(self._over.get(node, node))
             if place is not None and (place != ITSELF or delay_ns):
-                found.append(After(place, round(delay_ns)))
-        return tuple(dict.fromkeys(found))
+                dependencies.append(Dependency(place, round(delay_ns)))
+        return tuple(dict.fromkeys(dependencies))
 
 
-def _seq(node: Node) -> int:
+def _sequence_number(node: Node) -> int:
+    """Return the sequence number of an operation in its group; -1 without details."""
     info = node.span.info
     return -1 if info is None else info.seq
