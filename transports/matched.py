@@ -16,7 +16,7 @@ from operator import attrgetter
 from transports.base import Endpoint, Envelope, Statistics
 from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
 from transports.linked import LinkedEndpoint, LinkedTransport, PeerLink
-from transports.matching import Engine, Lane, Limits, Receive, Send, any_of
+from transports.matching import Engine, Lane, Limits, Receive, Send, lane_key
 from transports.starter import Request
 
 
@@ -142,7 +142,7 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         lane = (self.rank, dst, tag)
         link = transport.link(lane, dst)
         if link.engine.gone is not None:
-            link.engine.check(lane)
+            link.engine.require_alive(lane)
         if view.nbytes <= transport.at_once_bytes and link.send_now(lane, view):
             return None
         send = _MatchedSend(lane, view, priority)
@@ -180,15 +180,15 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
         lanes = self.lanes(choices)
-        keys = {any_of(lane, free_bits) for lane in lanes}
+        keys = {lane_key(lane, free_bits) for lane in lanes}
         announced: list[Envelope] = []
         for link in dict.fromkeys(self._transport.link(lane, lane[0]) for lane in lanes):
             link.look()
-            announced += link.engine.incoming.announced(keys, free_bits)
+            announced += link.engine.incoming.announced_messages(keys, free_bits)
         return min(announced, key=attrgetter("since_ns"), default=None)
 
     def check(self, lane: Lane) -> None:
-        self._transport.link(lane, lane[0]).engine.check(lane)
+        self._transport.link(lane, lane[0]).engine.require_alive(lane)
 
     @contextmanager
     def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> Iterator[None]:

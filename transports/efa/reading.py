@@ -38,20 +38,20 @@ _MISMATCH = "the bytes do not match their checksum"
 class Destinations(Protocol):
     """Interface of a reader to the destination of messages."""
 
-    def eager(self, fields: list[int], payload: memoryview) -> None:
-        """Handle a small message, which must be copied."""
+    def handle_eager(self, fields: list[int], payload: memoryview) -> None:
+        """Handle a small message; its payload is valid only during the call."""
 
-    def push(self, fields: list[int], nbytes: int) -> memoryview:
+    def handle_push(self, fields: list[int], nbytes: int) -> memoryview:
         """Handle the announcement of a message with its first chunk; return the memory of the chunk."""
 
-    def place(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return the memory of a chunk."""
+    def chunk_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """Return the memory into which the bytes of a chunk are read."""
 
-    def filled(self, number: int, offset: int, nbytes: int) -> None:
+    def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
         """Count a chunk that has arrived in its memory."""
 
-    def message(self, number: int) -> str:
-        """Name the message that arrives in chunks under a number, for people."""
+    def message_name(self, number: int) -> str:
+        """Return the name of the message that arrives in chunks under a number, for people."""
 
 
 class Reading:
@@ -88,7 +88,7 @@ class Reading:
         self._target, self._done, self._chunk = _NOTHING, 0, _NO_CHUNK
 
     def room(self) -> memoryview:
-        """Return the memory for the next bytes."""
+        """Return the memory for the next bytes: of the current chunk, or of the buffer for small frames."""
         if self.within_chunk:
             return self._target[self._done :]
         end = self._end
@@ -102,11 +102,11 @@ class Reading:
         """Least number of bytes to wake up for; that many will arrive for certain."""
         return min(self._target.nbytes - self._done, _WORTH_WAKING_BYTES) if self.within_chunk else 1
 
-    def received(self, count: int) -> bool:
+    def handle_received(self, count: int) -> bool:
         """Handle complete frames after `count` bytes were read into the room.
 
         Returns:
-            Whether other tasks should run before `act` handles the rest.
+            Whether other tasks should run before `handle_frames` handles the rest.
 
         Raises:
             ProtocolError: A frame is invalid or damaged.
@@ -117,10 +117,10 @@ class Reading:
                 self._end_chunk()
             return False  # the bytes behind the header of the chunk were part of it
         self._end += count
-        return self.act()
+        return self.handle_frames()
 
-    def act(self) -> bool:
-        """Handle complete frames; result and errors as of `received`."""
+    def handle_frames(self) -> bool:
+        """Handle complete frames; result and errors as of `handle_received`."""
         budget, buffer = _FRAMES_AT_ONCE, self._buffer
         while budget and self._start < self._end and not self.stopped:
             frame = parse(buffer, self._start, self._end)
@@ -136,7 +136,7 @@ class Reading:
                 break
             self._start = after
             if kind == _EAGER:
-                self._eager(fields, self._view[payload_at:after], payload_checksum)
+                self._handle_eager(fields, self._view[payload_at:after], payload_checksum)
             else:
                 self.arrived += 1
                 self._take(kind, fields)
@@ -149,26 +149,28 @@ class Reading:
         return self.behind
 
     def _compact(self) -> None:
+        """Move the unhandled bytes to the start of the buffer."""
         start, end = self._start, self._end
         self._view[: end - start] = self._view[start:end]
         self._start, self._end = 0, end - start
 
-    def _eager(self, fields: list[int], payload: memoryview, expected: bytes) -> None:
+    def _handle_eager(self, fields: list[int], payload: memoryview, expected: bytes) -> None:
+        """Check the bytes of a small message, and pass it on; `FrameError` if they are damaged."""
         if damaged(payload, expected):
-            raise FrameError(f"{message_of(*fields[1:])} came damaged: {_MISMATCH}")
+            raise FrameError(f"{format_message_name(*fields[1:])} came damaged: {_MISMATCH}")
         if payload.nbytes > _HEAD_BYTES:
             self._chunks = False
         self.arrived += 1
-        self._places.eager(fields, payload)
+        self._places.handle_eager(fields, payload)
 
     def _begin_chunk(self, kind: int, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
-        """Copy the first bytes of a chunk to its memory; the others are read straight into it."""
+        """Copy the already received bytes of a chunk to its memory; the others are read straight into it."""
         if kind == _PUSH:
             self.arrived += 1
-            offset, memory = 0, self._places.push(fields, nbytes)
+            offset, memory = 0, self._places.handle_push(fields, nbytes)
         else:
             offset = fields[1]
-            memory = self._places.place(fields[0], offset, nbytes)
+            memory = self._places.chunk_memory(fields[0], offset, nbytes)
         self._chunk = fields[0], offset, memory, expected
         self._target = target = memory if self._staging is None else self._staging[:nbytes]
         self._done = done = ready.nbytes
@@ -178,6 +180,7 @@ class Reading:
             self._end_chunk()
 
     def _end_chunk(self) -> None:
+        """Check a complete chunk, copy it from the staging buffer if there is one, and count it."""
         if self.stopped:
             return
         (number, offset, memory, expected), target = self._chunk, self._target
@@ -185,15 +188,15 @@ class Reading:
         self.within_chunk = False
         self._chunk, self._target = _NO_CHUNK, _NOTHING  # the owner may resize the memory from here on
         if damaged(target, expected):
-            piece = f"bytes {offset} to {offset + nbytes} of {self._places.message(number)}"
+            piece = f"bytes {offset} to {offset + nbytes} of {self._places.message_name(number)}"
             raise FrameError(f"{piece} came damaged: {_MISMATCH}")
         if self._staging is not None:
             memory[:] = target
         del memory, target
         self.arrived += 1
-        self._places.filled(number, offset, nbytes)
+        self._places.count_chunk(number, offset, nbytes)
 
 
-def message_of(src: int, dst: int, tag: int) -> str:
-    """Name a message, for people."""
+def format_message_name(src: int, dst: int, tag: int) -> str:
+    """Return the name of a message, for people."""
     return f"the message from rank {src} to rank {dst}, tag {tag},"

@@ -44,24 +44,26 @@ class RailRate:
         """Whether bytes waited on the rail at the last sample, so that another sample soon is useful."""
         return self._begun is not None
 
-    def standing(self, now_s: float, written_bytes: int, waiting_bytes: int) -> RailState:
-        """Take a sample of the written and the waiting bytes; return the standing."""
+    def sample(self, now_s: float, written_bytes: int, waiting_bytes: int) -> RailState:
+        """Take a sample of the written and the waiting bytes; return rate and backlog."""
         delivered = written_bytes - waiting_bytes
         if waiting_bytes < _BUSY_BYTES:
             if self._begun is not None and now_s - self._begun[0] >= _SHORT_S:
-                begun_s, _, delivered_before = self._begun
-                self._bytes_per_s = max(self._bytes_per_s, (delivered - delivered_before) / (now_s - begun_s))
+                start_s, _, delivered_before = self._begun
+                self._bytes_per_s = max(self._bytes_per_s, (delivered - delivered_before) / (now_s - start_s))
             self._begun = None
         elif self._begun is None:
             self._begun = now_s, written_bytes, delivered
         elif now_s - self._begun[0] >= _WINDOW_S:
-            self._learn(now_s, delivered, *self._begun)
+            self._update_rate(now_s, delivered, *self._begun)
             self._begun = now_s, written_bytes, delivered
         return RailState(self._bytes_per_s, waiting_bytes, self._sure)
 
-    def _learn(self, now_s: float, delivered: int, begun_s: float, written_before: int, delivered_before: int) -> None:
-        """Update the rate; a sample after which nothing waits only shows that the rail is no slower."""
-        rate = (delivered - delivered_before) / (now_s - begun_s)
+    def _update_rate(
+        self, now_s: float, delivered: int, start_s: float, written_before: int, delivered_before: int
+    ) -> None:
+        """Update the rate from one window of deliveries; a window that emptied the rail can only raise it."""
+        rate = (delivered - delivered_before) / (now_s - start_s)
         if delivered >= written_before:
             self._bytes_per_s = max(self._bytes_per_s, rate)
         else:
@@ -69,7 +71,7 @@ class RailRate:
             self._sure = True
 
 
-def holds_back(rail: RailState, peers: Sequence[RailState], *, due_bytes: int, chunk_bytes: int) -> bool:
+def delays_chunk(rail: RailState, peers: Sequence[RailState], *, due_bytes: int, chunk_bytes: int) -> bool:
     """Whether a chunk would arrive later on a rail than on its peers, if they took all due bytes.
 
     Never true for the fast rail with the least backlog, so one rail always takes the chunk.
@@ -83,7 +85,7 @@ def holds_back(rail: RailState, peers: Sequence[RailState], *, due_bytes: int, c
     return rail.time_s(nbytes) > max(together, min(peer.time_s(nbytes) for peer in faster))
 
 
-def holds_up(rail: RailState, peers: Sequence[RailState]) -> bool:
+def delays_small_frame(rail: RailState, peers: Sequence[RailState]) -> bool:
     """Whether a small frame would arrive clearly later on a rail than on one of its peers."""
     faster = _faster(rail, peers)
     return bool(faster) and rail.time_s(0) > min(peer.time_s(0) for peer in faster) + _SMALL_S

@@ -144,11 +144,11 @@ class Health:
         if self._in_a_row < _LOOKS:
             return ""
         self._known = True
-        return f"loses packets: {share:.0%} of them are sent again{_adapted(connection)}"
+        return f"loses packets: {share:.0%} of them are sent again{_adapt_to_losses(connection)}"
 
 
-def _adapted(connection: socket.socket) -> str:
-    """Set the available and permitted options; return a description of them."""
+def _adapt_to_losses(connection: socket.socket) -> str:
+    """Set the available and permitted options for lossy networks; return a description of them."""
     done = []
     with suppress(OSError, AttributeError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOSSY_CONGESTION)
@@ -178,7 +178,7 @@ def prepare(connection: socket.socket, silence_s: float | None) -> None:
     keep_alive(connection.setsockopt, LOST_S, silence_s)
 
 
-def shorten(connection: socket.socket, report: Callable[[str], None]) -> None:
+def bound_queue(connection: socket.socket, report: Callable[[str], None]) -> None:
     """Bound the queue of a connected socket, most where hosts are near, and choose its congestion control.
 
     Args:
@@ -193,11 +193,11 @@ def shorten(connection: socket.socket, report: Callable[[str], None]) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOCAL_CONGESTION)
     elif (seen := tcp_info(connection)) is not None and seen.round_trip_s <= _NEAR_S:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _FAR_UNSENT_BYTES)
-        _bound(connection, report)
+        _bound_send_buffer(connection, report)
         _stop_pacing(connection, report)
 
 
-def _bound(connection: socket.socket, report: Callable[[str], None]) -> None:
+def _bound_send_buffer(connection: socket.socket, report: Callable[[str], None]) -> None:
     """Fix the send buffer, unless the system would give a shorter one, which would be worse than its default."""
     try:
         most = int(_WMEM_MAX.read_text(encoding="ascii"))

@@ -95,18 +95,18 @@ class MpiLink(MatchedLink):
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
         """Send a small message inside its header, if its receiver has room for it."""
-        number = self.engine.outgoing.eager(view)
+        number = self.engine.outgoing.reserve_eager(view)
         if number is None and view.nbytes <= EAGER_BYTES:
             self.look()  # credit may have arrived
-            self.engine.check(lane)
-            number = self.engine.outgoing.eager(view)
+            self.engine.require_alive(lane)
+            number = self.engine.outgoing.reserve_eager(view)
         if number is None:
             return False
         try:
             self._send_header(MessageKind.EAGER, (number, *lane), view)
         except LinkLostError as error:
             self._failed(error)
-            self.engine.check(lane)
+            self.engine.require_alive(lane)
         return True
 
     def look(self) -> None:
@@ -148,7 +148,7 @@ class MpiLink(MatchedLink):
         self._unsent_bytes[number] -= chunk.nbytes
         if not self._unsent_bytes[number]:
             del self._unsent_bytes[number], self._their_slots[number]
-            self.engine.outgoing.departed(chunk.send)
+            self.engine.outgoing.end_departed(chunk.send)
         self.settle()
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class MpiLink(MatchedLink):
 
     def _act(self, kind: int, fields: tuple[int, ...], payload: memoryview) -> None:
         if kind == MessageKind.EAGER:
-            self.engine.incoming.eager(fields, payload)
+            self.engine.incoming.handle_eager(fields, payload)
         elif kind == BYE:
             self.engine.end(f"{self.name} has left", keep_arrived=True, keep_moving=True)
         else:
@@ -200,7 +200,7 @@ class MpiLink(MatchedLink):
             offset = landing.posted_bytes
             nbytes = min(self._chunk_bytes, landing.nbytes - offset)
             landing.posted_bytes += nbytes
-            piece = self.engine.incoming.place(number, offset, nbytes)
+            piece = self.engine.incoming.chunk_memory(number, offset, nbytes)
             done = partial(self._landed, number, offset, nbytes)
             landing.cancels.append(self._wire.receive(self.member, landing.slot, piece, done))
 
@@ -213,7 +213,7 @@ class MpiLink(MatchedLink):
         if not landing.cancels:
             del self._landing[number]
             self._slots.append(landing.slot)
-        self.engine.incoming.filled(number, offset, nbytes)
+        self.engine.incoming.count_chunk(number, offset, nbytes)
         self.settle()
 
     def _cancel(self, number: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from transports.base import Endpoint, Envelope, Statistics
 from transports.buffers import BounceBuffers, Buffer, as_bytes
 from transports.linked import LinkedEndpoint, LinkedTransport
-from transports.matching import Lane, any_of
+from transports.matching import Lane, lane_key
 from transports.patience import Patience
 from transports.shared_memory.engine import EngineDoor
 from transports.shared_memory.memory_link import MemoryLink
@@ -102,11 +102,11 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
         """Return the oldest message of the choices."""
-        lanes, engine = {any_of(lane, free_bits) for lane in self.lanes(choices)}, self._transport.engine
+        lanes, engine = {lane_key(lane, free_bits) for lane in self.lanes(choices)}, self._transport.engine
         assert engine is not None, "it is open"
         for since_ns, _, lane, tag, nbytes in sorted(engine.announced(self.rank)):
             src = lane >> 32
-            if any_of((src, self.rank, tag), free_bits) in lanes:
+            if lane_key((src, self.rank, tag), free_bits) in lanes:
                 return Envelope(src=src, dst=self.rank, tag=tag, nbytes=nbytes, since_ns=since_ns)
         return None
 
