@@ -201,7 +201,7 @@ def test_chunks_are_long_over_one_connection_inside_a_host(monkeypatch, hosts, u
                 assert max(written) == longest_bytes
                 written.clear()
 
-    monkeypatch.setattr(SocketRail, "pull", noting_pull)
+    monkeypatch.setattr(SocketRail, "pull_frames", noting_pull)
     run(main)
 
 
