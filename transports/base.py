@@ -240,6 +240,7 @@ class Transport(ABC):
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Self]:
+        """Yield this transport, and close it at the end, whatever was cancelled."""
         try:
             yield self
         finally:

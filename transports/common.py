@@ -95,5 +95,5 @@ class Board(ABC):
         """
 
     @abstractmethod
-    def mapped(self, position: int, where: int, nbytes: int) -> memoryview:
-        """Return the memory of a loan."""
+    def loan_view(self, position: int, where: int, nbytes: int) -> memoryview:
+        """Return the memory of a loan, as a rank's process maps it."""

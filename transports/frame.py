@@ -146,6 +146,6 @@ def parse(buffer: bytearray, start: int, end: int) -> Frame | None:
     return kind, fields, payload_at, payload_bytes, payload_checksum
 
 
-def damaged(payload: memoryview, expected: bytes) -> bool:
+def is_damaged(payload: memoryview, expected: bytes) -> bool:
     """Whether a payload does not match its checksum, if it has one."""
     return expected != UNCHECKED and checksum(payload) != expected

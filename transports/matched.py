@@ -46,7 +46,7 @@ class MatchedLink(PeerLink):
     def settle(self) -> None:
         """Transmit messages of the engine without waiting, and let a task transmit the rest."""
 
-    def post(self, send: Send) -> None:
+    def queue_send(self, send: Send) -> None:
         """Queue a message, and transmit it now if it is next."""
         self.engine.outgoing.announce(send)
         self.settle()
@@ -124,6 +124,7 @@ class _MatchedReceive(Receive, Request):
         self.link.withdraw(self)
 
     def delivery(self) -> Delivery:
+        """Return the received message on loan; its memory is used again after the release."""
         loan = self.loan
         assert loan is not None, "a receive without a buffer gets memory on loan"
         if loan.readonly:  # the message arrived with its announcement, in memory of its own
@@ -147,7 +148,7 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
             return None
         send = _MatchedSend(lane, view, priority)
         send.link, send.wake = link, done
-        link.post(send)
+        link.queue_send(send)
         return send
 
     def begin_recv(
@@ -175,11 +176,12 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         """Move the bytes from and to a peer that are ready."""
         transport = self._transport
         if transport.state is not None or peer not in transport.home:
-            raise transport.refusal((self.rank, peer, 0), peer)
+            raise transport.unreachable_error((self.rank, peer, 0), peer)
         return transport.links[transport.home[peer]].catch_up()
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        lanes = self.lanes(choices)
+        """Return the oldest announced message of the choices."""
+        lanes = self.checked_lanes(choices)
         keys = {lane_key(lane, free_bits) for lane in lanes}
         announced: list[Envelope] = []
         for link in dict.fromkeys(self._transport.link(lane, lane[0]) for lane in lanes):
@@ -187,11 +189,12 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
             announced += link.engine.incoming.announced_messages(keys, free_bits)
         return min(announced, key=attrgetter("since_ns"), default=None)
 
-    def check(self, lane: Lane) -> None:
+    def require_alive(self, lane: Lane) -> None:
         self._transport.link(lane, lane[0]).engine.require_alive(lane)
 
     @contextmanager
     def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> Iterator[None]:
+        """Call a function, for the length of a block, whenever a message arrives or a link of the sources ends."""
         links = dict.fromkeys(self._transport.link((src, self.rank, 0), src) for src in sources)
         for link in links:
             link.engine.incoming.watchers.append(notify)

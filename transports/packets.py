@@ -60,10 +60,11 @@ class Packets:
         (word,) = _WORD.unpack_from(packet)
         head = self._heads.get(word)
         if head is None or nbytes < head.size or (nbytes > head.size and word != self._eager):
-            raise self._refusal(packet, word)
+            raise self._refusal_error(packet, word)
         return word - self._magic, head.unpack_from(packet)[1:], packet[head.size :]
 
-    def _refusal(self, packet: memoryview, word: int) -> ProtocolError:
+    def _refusal_error(self, packet: memoryview, word: int) -> ProtocolError:
+        """Return the error of an invalid packet: another magic, or a wrong length for its kind."""
         if word >> 32 != self._magic >> 32:
             return ProtocolError(f"packet is marked {bytes(packet[4:8])!r}; install the same overlap in every process")
         return ProtocolError(f"packet of kind {word - self._magic} cannot have {packet.nbytes} bytes")

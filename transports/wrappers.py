@@ -51,6 +51,7 @@ class Wrapper(Transport):
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Self]:
+        """Open the inner transport for the length of a block."""
         async with self.inner.open():
             yield self
 
@@ -133,12 +134,13 @@ class Ticket:
         self._task: Task | None = None
 
     async def turn(self) -> None:
-        """Wait to be first. Not always a checkpoint: the send that follows is one."""
+        """Wait until all earlier tickets of the lane have passed; no checkpoint if there are none."""
         if self._lanes[self._lane][0] is not self:
             self._task = current_task()
             await wait_task_rescheduled(self._give_up)
 
     def _give_up(self, _: RaiseCancelT) -> Abort:
+        """Let a cancelled task continue."""
         self._task = None  # the task is about to run with Cancelled, and must not be woken a second time
         return Abort.SUCCEEDED
 
@@ -159,6 +161,7 @@ class Ticket:
             del self._lanes[self._lane]
 
     def _wake(self) -> None:
+        """Wake the task that waits for its turn, if one does."""
         if self._task is not None:
             reschedule(self._task)
             self._task = None
@@ -203,6 +206,7 @@ class _RecordingEndpoint(WrapperEndpoint):
         self._recording = recording
 
     async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        """Record the call, then send."""
         view = self.check_send(dst, tag, data)
         payload = bytes(view) if self._recording.keep_payloads else None
         self._recording.sent.append(

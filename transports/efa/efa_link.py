@@ -48,7 +48,7 @@ class EfaLink(MatchedLink):
 
     engine: Engine
 
-    progress = _PROGRESS_BYTES
+    least_progress = _PROGRESS_BYTES
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class EfaLink(MatchedLink):
         if self._changed is not None:  # inlined `note_change`, because every message passes here
             self._changed.set()
 
-    def post(self, send: Send) -> None:
+    def queue_send(self, send: Send) -> None:
         """Queue a message; send it whole at once if the only rail is idle and nothing is due."""
         if not (len(self.rails) == 1 and self.rails[0].push(send)):
-            super().post(send)
+            super().queue_send(send)
 
     def defers_to_others(self, rail: Rail, *, small: bool = False) -> bool:
         """Whether other rails would deliver the next chunk, or with `small` the next small frames, sooner."""
@@ -354,7 +354,7 @@ class EfaLink(MatchedLink):
         settled = not self._dead and not self.departures.due
         return self.engine.quiet and settled and all(rail.idle for rail in self.rails)
 
-    def traffic(self) -> dict[Hashable, int]:
+    def progress_counts(self) -> dict[Hashable, int]:
         """Return the bytes that each rail has read and written."""
         return {rail: rail.read_bytes + rail.written_bytes for rail in self.rails}
 

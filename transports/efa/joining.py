@@ -17,8 +17,8 @@ from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError
 from transports.identity import Hello
-from transports.meeting import Door, Meeting, Place, Stream, family
-from transports.patience import usable
+from transports.meeting import Door, Meeting, Place, Stream, address_family
+from transports.patience import usable_cores
 
 #: Longest duration of a handshake.
 HANDSHAKE_S = 2.0
@@ -124,7 +124,7 @@ class SocketJoining:
         pending = 2 * self._members * len(self._addresses)
         unix = self._unix and bool(self.identity)
         self.meeting.door = door = Door(self._addresses, unix=unix, pending=pending, stays=self.replaces_rails)
-        listeners = door.open()
+        listeners = door.listen()
         try:
             return await self._exchange_and_connect(exchange, listeners)
         except BaseException:
@@ -155,7 +155,9 @@ class SocketJoining:
         """Exchange addresses, and connect with every member but spared ones; return the connections by place."""
         door = self.meeting.door
         tcp = tuple(zip(self._addresses, door.ports, strict=True))
-        self._address = PeerAddress(host=self.identity, unix=door.unix, tcp=tcp, lasting=self.lasting, cores=usable())
+        self._address = PeerAddress(
+            host=self.identity, unix=door.unix, tcp=tcp, lasting=self.lasting, cores=usable_cores()
+        )
         addresses = await exchange("efa", self._address.pack())
         self._peers = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
         self._check_addresses(self._peers)
@@ -214,7 +216,9 @@ class SocketJoining:
         """
         address = self._peers[member]
         near = bool(self.meeting.door.unix and address.unix and self.identity == address.host)
-        connection = socket.socket(socket.AF_UNIX if near else family(address.tcp[index][0]), socket.SOCK_STREAM)
+        connection = socket.socket(
+            socket.AF_UNIX if near else address_family(address.tcp[index][0]), socket.SOCK_STREAM
+        )
         try:
             prepare(connection, self._silence_s)
             if not near and self._binds:
@@ -235,9 +239,9 @@ class SocketJoining:
         places: list[Place] = []
         welcomed = await self.welcome(connection, partial(self.meeting.admit, places))
         if welcomed is not None:
-            self.meeting.settle(places[0], welcomed)
+            self.meeting.record_result(places[0], welcomed)
         elif places:
-            self.meeting.release(places[0])
+            self.meeting.free_place(places[0])
 
     async def welcome(self, connection: socket.socket, admit: Callable[[Hello], Hello | str]) -> ProvedSocket | None:
         """Shake hands with a process that has dialled; None, with the socket closed, if the handshake fails."""

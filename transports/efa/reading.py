@@ -14,7 +14,7 @@ from transports.frame import (
     LOCAL_CHUNK_BYTES,
     FrameError,
     FrameKind,
-    damaged,
+    is_damaged,
     parse,
 )
 
@@ -156,7 +156,7 @@ class Reading:
 
     def _handle_eager(self, fields: list[int], payload: memoryview, expected: bytes) -> None:
         """Check the bytes of a small message, and pass it on; `FrameError` if they are damaged."""
-        if damaged(payload, expected):
+        if is_damaged(payload, expected):
             raise FrameError(f"{format_message_name(*fields[1:])} came damaged: {_MISMATCH}")
         if payload.nbytes > _HEAD_BYTES:
             self._chunks = False
@@ -187,7 +187,7 @@ class Reading:
         nbytes = target.nbytes
         self.within_chunk = False
         self._chunk, self._target = _NO_CHUNK, _NOTHING  # the owner may resize the memory from here on
-        if damaged(target, expected):
+        if is_damaged(target, expected):
             piece = f"bytes {offset} to {offset + nbytes} of {self._places.message_name(number)}"
             raise FrameError(f"{piece} came damaged: {_MISMATCH}")
         if self._staging is not None:

@@ -223,7 +223,7 @@ class Reconnection:
             await self._asked.wait()
             self._asked = trio.Event()
             try:
-                listeners = self._joining.meeting.door.open()
+                listeners = self._joining.meeting.door.listen()
             except TransportError:  # another program has taken the port
                 await trio.sleep(_LOOK_S)
                 self._asked.set()
@@ -262,11 +262,11 @@ class Reconnection:
     def _admit_replacement(self, admitted: list[tuple[EfaLink, int]], hello: Hello) -> Hello | str:
         """Return the answer to a hello, with this side's count of frames, or the reason of the refusal."""
         link, theirs = self._links.get(hello.member), Detail.parse(hello.detail)
-        reason = self._joining.meeting.stranger(hello)
+        reason = self._joining.meeting.stranger_refusal(hello)
         if reason:
             return reason
         if link is None or theirs is None or hello.member > self._joining.member:
-            return self._joining.meeting.unexpected(hello)
+            return self._joining.meeting.unexpected_refusal(hello)
         reason = link.refusal_reason(theirs.number)
         if not reason and not self._repeat_missing(link, theirs):
             reason = link.engine.gone or ""

@@ -145,7 +145,7 @@ class Efa(MatchedTransport):
         connections = await self._joining.join(self.exchange)
         for member in self.links.keys() & set(self._spared()):
             del self.links[member]
-        self.reach(self.links)
+        self.restrict_to(self.links)
         for (member, index), connection in sorted(connections.items(), key=lambda item: item[0]):
             link = self.links[member]
             if index == 0:

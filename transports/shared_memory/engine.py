@@ -105,7 +105,7 @@ class EngineDoor(trio.abc.Instrument):
         self._sleeps = False
         self._probes: dict[Callable[[], None], None] = {}
 
-    def take_in(self) -> bool:
+    def deliver_events(self) -> bool:
         """Deliver ends and notes to their owners; return whether there were any. The event loop's thread only."""
         delivered = False
         for _ in range(_TURNS):  # an end that a callback causes is delivered in the next turn
@@ -145,7 +145,7 @@ class EngineDoor(trio.abc.Instrument):
                 await trio.lowlevel.wait_readable(self._bell)
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
-                self.take_in()
+                self.deliver_events()
                 self.look_again()
         finally:
             trio.lowlevel.remove_instrument(self)

@@ -45,9 +45,9 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
         """Return the endpoint of a rank."""
         return MemoryEndpoint(self, rank)
 
-    def take_in(self) -> bool:
+    def deliver_events(self) -> bool:
         """Deliver events of the engine; return whether there were any. The event loop's thread only."""
-        return self.door is not None and self.door.take_in()
+        return self.door is not None and self.door.deliver_events()
 
     def statistics(self) -> Statistics:
         """Return the unmatched sends and receives of local ranks."""
@@ -97,12 +97,12 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         """Deliver events of the engine."""
         transport = self._transport
         if transport.state is not None or peer not in transport.home:
-            raise transport.refusal((self.rank, peer, 0), peer)
-        return transport.take_in()
+            raise transport.unreachable_error((self.rank, peer, 0), peer)
+        return transport.deliver_events()
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
         """Return the oldest message of the choices."""
-        lanes, engine = {lane_key(lane, free_bits) for lane in self.lanes(choices)}, self._transport.engine
+        lanes, engine = {lane_key(lane, free_bits) for lane in self.checked_lanes(choices)}, self._transport.engine
         assert engine is not None, "it is open"
         for since_ns, _, lane, tag, nbytes in sorted(engine.announced(self.rank)):
             src = lane >> 32
@@ -110,11 +110,11 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
                 return Envelope(src=src, dst=self.rank, tag=tag, nbytes=nbytes, since_ns=since_ns)
         return None
 
-    def check(self, lane: Lane) -> None:
+    def require_alive(self, lane: Lane) -> None:
         """Raise `LinkLostError` if the process of a source is lost."""
         link = self._transport.link(lane, lane[0])
         if link.gone is not None:
-            raise link.loss(lane)
+            raise link.loss_error(lane)
 
     def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Call a function, for the length of a block, whenever a message or a loss may have arrived."""

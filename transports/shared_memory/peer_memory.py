@@ -26,6 +26,7 @@ class _Vector(ctypes.Structure):
 
 @cache
 def _libc() -> ctypes.CDLL:
+    """Return the C library, with the types of `process_vm_readv`."""
     libc = ctypes.CDLL(None, use_errno=True)
     vector = ctypes.POINTER(_Vector)
     libc.process_vm_readv.argtypes = [
@@ -35,7 +36,7 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def address_of(buffer: Buffer) -> int:
+def buffer_address(buffer: Buffer) -> int:
     """Return the address of a buffer in this process."""
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]  # type: ignore[arg-type]
     return address
@@ -52,19 +53,21 @@ def read(pid: int, address: int, into: Buffer) -> None:
     Raises:
         OSError: The process has ended, may not be read, or has no such memory.
     """
-    rest = _view(into)
+    rest = _flat_view(into)
     while rest.nbytes:
-        count = _read(pid, address, address_of(rest), rest.nbytes)
+        count = _read_once(pid, address, buffer_address(rest), rest.nbytes)
         address += count
         rest = rest[count:]
 
 
-def _view(into: Buffer) -> memoryview:
+def _flat_view(into: Buffer) -> memoryview:
+    """View a buffer as flat bytes."""
     view = memoryview(into)  # type: ignore[arg-type]
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-def _read(pid: int, address: int, target: int, nbytes: int) -> int:
+def _read_once(pid: int, address: int, target: int, nbytes: int) -> int:
+    """Read up to `nbytes` from another process; return their number, or raise `OSError`."""
     here, there = _Vector(target, nbytes), _Vector(address, nbytes)
     count: int = _libc().process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
     if count <= 0:

@@ -44,7 +44,7 @@ class Segment:
             raise
 
     @classmethod
-    def of_another(cls, fd: int) -> Segment:
+    def from_descriptor(cls, fd: int) -> Segment:
         """Map a segment that another process has passed; the descriptor is closed.
 
         Raises:
@@ -58,10 +58,10 @@ class Segment:
             os.close(fd)
 
     def fileno(self) -> int:
-        """Return the descriptor for other processes; only of this process's own segment, and before `passed`."""
+        """Return the descriptor for other processes; only of an own segment, and before `close_descriptor`."""
         return self._fd
 
-    def passed(self) -> None:
+    def close_descriptor(self) -> None:
         """Close the descriptor, which every process has received. The mapping stays."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -90,7 +90,7 @@ class Heap:
 
     def take(self, nbytes: int) -> int | None:
         """Return the start of a piece; None if there is no room."""
-        size = _size_for(nbytes)
+        size = _piece_bytes(nbytes)
         if self._free[size]:
             start = self._free[size].pop()
         elif self._next + size <= self._stop:
@@ -109,7 +109,8 @@ class Heap:
         return size
 
 
-def _size_for(nbytes: int) -> int:
+def _piece_bytes(nbytes: int) -> int:
+    """Round a length up to pages, and to one of four sizes an octave."""
     nbytes = max(nbytes, _PAGE_BYTES)
     unit = max(_PAGE_BYTES, 1 << (nbytes - 1).bit_length() - 3)
     return -(-nbytes // unit) * unit
@@ -138,7 +139,7 @@ class Shelf:
 
     def loan(self, nbytes: int, ranks: int) -> int | None:
         """Return the start of a piece on loan to a number of ranks; None: there is no room."""
-        first = _words_at(nbytes)
+        first = _words_offset(nbytes)
         start = self.take(first + ranks * _WORD_BYTES)
         if start is not None:
             words = self._memory[start + first : start + first + ranks * _WORD_BYTES]
@@ -166,7 +167,7 @@ class Shelf:
             self._heap.free(self._released.popleft())
 
 
-def releaser(memory: memoryview, where: int, nbytes: int, position: int) -> Callable[[], None]:
+def make_releaser(memory: memoryview, where: int, nbytes: int, position: int) -> Callable[[], None]:
     """Return the function that releases a rank's part of a loan; in a fork of its process, it does nothing.
 
     Args:
@@ -175,15 +176,17 @@ def releaser(memory: memoryview, where: int, nbytes: int, position: int) -> Call
         nbytes: Length of the loan without its words.
         position: Position of the rank in its group.
     """
-    first = where + _words_at(nbytes) + position * _WORD_BYTES
+    first = where + _words_offset(nbytes) + position * _WORD_BYTES
     word, process, present = memory[first : first + _WORD_BYTES].cast("Q"), os.getpid(), os.getpid
 
     def release() -> None:
+        """Mark a rank's part of the loan as released."""
         if present() == process:
             word[0] = 1
 
     return release
 
 
-def _words_at(nbytes: int) -> int:
+def _words_offset(nbytes: int) -> int:
+    """Return the offset of the release words behind a loan of `nbytes`."""
     return -(-nbytes // _WORD_BYTES) * _WORD_BYTES

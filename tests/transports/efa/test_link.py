@@ -161,7 +161,7 @@ def test_what_travels_in_one_frame_arrives_once_wherever_its_rail_dies(
         here.engine.receive(end)
     array = bytearray(text)
     send = Send((1, 0, 5), memoryview(array), 0)
-    there.post(send)
+    there.queue_send(send)
     assert [len(frame) for frame in theirs.wire] == [PUSH_HEADER_BYTES + WHOLE_BYTES]
     assert send.ended == bool(kept_bytes)
     if send.ended:
@@ -192,7 +192,7 @@ def test_a_message_waits_behind_what_is_due() -> None:
     rail.idle = False
     link.engine.outgoing.announce(Send((0, 1, 5), memoryview(bytes(LONG_BYTES)), 0))
     rail.idle = True
-    link.post(Send((0, 1, 6), memoryview(bytes(WHOLE_BYTES)), -1))
+    link.queue_send(Send((0, 1, 6), memoryview(bytes(WHOLE_BYTES)), -1))
     frames, at, kinds = bytearray(b"".join(rail.wire)), 0, []
     while (frame := parse(frames, at, len(frames))) is not None:
         kinds.append((frame[0], frame[1][3 if frame[0] == FrameKind.PUSH else 0]))
