@@ -63,14 +63,14 @@ class OtherProcesses(Others, Protocol):
     def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:
         """Return the communicators of all processes."""
 
-    def attached(self, world: World) -> AbstractAsyncContextManager[None]:
+    def attach(self, world: World) -> AbstractAsyncContextManager[None]:
         """Deliver the reports of other processes to a world, for the length of an ``async with``."""
 
-    async def part(self) -> None:
-        """Wait until the ranks of all processes have finished."""
+    async def wait_all_finished(self) -> None:
+        """Wait until the ranks of all processes have finished their programs."""
 
-    async def verdict(self) -> None:
-        """Give other processes a moment to name the culprit."""
+    async def wait_for_culprit(self) -> None:
+        """Wait a moment for a report of another process that names the rank at fault."""
 
     def send_standings(self, standings: Sequence[Standing], reason: str) -> None:
         """Report the standings of the ranks here at their stop; a reason ends the other processes as well."""
@@ -143,10 +143,10 @@ class World:
         self._locks = BufferLocks()
         everybody = tuple(range(size))  # one object: thousands of ranks would have one of thousands each
         self._members: list[LocalRank] = []
-        self._members += [self._member(rank, everybody) for rank in local]
+        self._members += [self._make_member(rank, everybody) for rank in local]
         self.reports: Reports = Reports(self._members, self.backend, others)
 
-    def _member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
+    def _make_member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
         """Return a rank with its context, its streams and its reports."""
         recorder = Recorder(rank, steps=self._steps)
         context = RankContext(
@@ -179,9 +179,9 @@ class World:
     ) -> list[T]:
         """Run `main` on every rank to the common end."""
         results: dict[int, T] = {}
-        async with self._others.attached(self) if self._others else nullcontext():
+        async with self._others.attach(self) if self._others else nullcontext():
             try:
-                await self._live(main, args, timeout_s, results)
+                await self._run_ranks(main, args, timeout_s, results)
             except BaseException as error:
                 if is_interrupt(error):
                     await self.reports.note_on(error)
@@ -197,7 +197,7 @@ class World:
             raise StallError(self._timed_out, lines, reason=self._reason, sentence=sentence)
         return [results[member.context.rank] for member in self._members]
 
-    async def _live(
+    async def _run_ranks(
         self,
         main: Callable[..., Awaitable[T]],
         args: tuple[object, ...],
@@ -205,18 +205,18 @@ class World:
         results: dict[int, T],
     ) -> None:
         """Run all ranks to their common end, within the time limit; results go to `results`."""
-        with registered_for_forks(self), tuned_interpreter(), self._scope, self._watch():
+        with registered_for_forks(self), tuned_interpreter(), self._scope, self._watch_for_stalls():
             try:
                 async with self._time_limit(timeout_s):
                     async with trio.open_nursery() as nursery:
                         for member in self._members:
-                            nursery.start_soon(self._live_rank, member, main, args, results)
+                            nursery.start_soon(self._run_rank, member, main, args, results)
                     if self._others:
-                        await self._others.part()
+                        await self._others.wait_all_finished()
                         for error in self.communicators.unraised.values():
                             self.fail(min(self.local), error())
             finally:
-                await self._end()
+                await self._join_threads()
 
     @asynccontextmanager
     async def _time_limit(self, timeout_s: float | None) -> AsyncIterator[None]:
@@ -230,10 +230,11 @@ class World:
             nursery.cancel_scope.cancel()
 
     def _time_out(self, timeout_s: float) -> None:
+        """Stop the world because the time limit is over."""
         self._timed_out = None if self._scope.cancel_called else timeout_s
         self._stop(f"did not finish within timeout_s={timeout_s:g}")
 
-    async def _live_rank(
+    async def _run_rank(
         self, member: LocalRank, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
     ) -> None:
         """Run the program of one rank, then wait for its operations and daemons."""
@@ -257,14 +258,14 @@ class World:
                             context.program = None
                             context.end_steps()
                         _raise_unawaited(context, when_cancelled)
-                    await context.outstanding.drain(_is_program)
+                    await context.outstanding.drain(_is_program_task)
                     await _end_daemons(context.outstanding)
                     await context.outstanding.drain()
                 except BaseException as raised:  # in the open nursery: unfinished operations may need a task
                     error = presentable(raised)
                     if hint := hint_of(error):
                         error.add_note(hint)
-                    self._take_stock(member, error)
+                    self._record_standings(member, error)
                     self._abandon(member)
                     context.nursery.cancel_scope.cancel()
                     with trio.CancelScope(shield=True):
@@ -279,7 +280,7 @@ class World:
                 raise
             cause = only(failed)
             if self._others and self._is_consequence(context.rank, cause):
-                await self._others.verdict()
+                await self._others.wait_for_culprit()
             self.fail(context.rank, cause)
             if stopped is not None:
                 raise stopped from None
@@ -289,7 +290,7 @@ class World:
             self.communicators.rank_left(context.rank)
             context.flight.left()
 
-    async def deliver(self) -> None:
+    async def wait_until_read(self) -> None:
         """Wait until mail that threads have sent is read, or its receivers receive no more.
 
         Raises:
@@ -309,14 +310,14 @@ class World:
             await trio.sleep(_DELIVERED_S)
 
     def _abandon(self, member: LocalRank) -> None:
-        """Fail everything unfinished; let nothing else start."""
+        """Fail all unfinished operations of a rank, and let it start no others."""
         member.context.closed = True
         member.context.deadlines.stop()
         member.compute.stop()
         member.context.outstanding.abandon(self.ending.peer_failed)
 
-    async def _end(self) -> None:
-        """Settle unfinished operations and join every thread; a running compute is waited for."""
+    async def _join_threads(self) -> None:
+        """Fail unfinished operations, wait for running computations, and end all threads."""
         with trio.CancelScope(shield=True):
             for member in self._members:
                 self._abandon(member)
@@ -328,13 +329,13 @@ class World:
     # -- failure -----------------------------------------------------------------------------------------------
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Note the error of a rank; the first culprit ends the world."""
+        """Record the error of a rank; the first culprit ends the world."""
         culprit, cause = origin(rank, error)
         doing = self.reports.doing(culprit)
         if doing:
             explain_unfinished(cause)
         if self.ending.failure is None:
-            self._end_because(culprit, cause, doing, spared=rank)
+            self._end_by_culprit(culprit, cause, doing, spared=rank)
             if self._others:  # after it is recorded: the report may fail as well
                 self._others.send_failure(culprit, cause, doing)
         elif not isinstance(error, (PeerError, TransportError)) and culprit != self.ending.failure[0]:
@@ -351,9 +352,11 @@ class World:
     def fail_elsewhere(self, culprit: int, cause: BaseException, doing: list[str]) -> None:
         """End the world because of a rank of another process, which failed or was lost."""
         if self.ending.failure is None:
-            self._end_because(culprit, cause, doing)
+            self._end_by_culprit(culprit, cause, doing)
 
-    def _end_because(self, culprit: int, cause: BaseException, doing: list[str], *, spared: int | None = None) -> None:
+    def _end_by_culprit(
+        self, culprit: int, cause: BaseException, doing: list[str], *, spared: int | None = None
+    ) -> None:
         """End the world because of one rank's error: abandon its operations, and cancel all ranks."""
         self.ending.begin(culprit, cause, doing, self.backend.now_ns())
         if self._flight is not None:
@@ -371,7 +374,7 @@ class World:
         return culprit not in self.local or (isinstance(cause, TransportError) and not evident)
 
     def forked(self) -> None:
-        """Give up a world in a fork of its process: waits of threads there fail, and no task goes on."""
+        """Fail the waits of threads in a fork of this process, where no task runs any more."""
         self.ending.fork(min(self.local))
         for member in self._members:
             member.context.outstanding.forsake(self.ending.peer_failed)
@@ -383,14 +386,14 @@ class World:
         self._handover.let_threads_in(self._fail_interrupted)
 
     def _fail_interrupted(self, error: BaseException) -> None:
-        """Fail because a Ctrl-C interrupted a thread in the loop's place."""
+        """End the world because Ctrl-C interrupted a thread in the loop's place."""
         member = self._members[0]
         text = text_of(error) or "it came in the midst of an operation"
         self.fail(member.context.rank, RemoteError(type_name(error), text))
         self._abandon(member)
 
     def runs_elsewhere(self, place: Callable[[], str]) -> None:
-        """Note that the programs of the ranks here run in another thread.
+        """Record that the programs of the ranks here run in another thread.
 
         That thread may issue an operation at any time: the world is not given up as hopeless before it closes.
 
@@ -432,8 +435,8 @@ class World:
                 return True
         return False
 
-    def _take_stock(self, member: LocalRank, error: BaseException) -> None:
-        """Note the standings of the ranks at the stop of the first, and report them, before any wait."""
+    def _record_standings(self, member: LocalRank, error: BaseException) -> None:
+        """Record what each rank does when the first one stops, and report that before any wait."""
         if self.reports.stood or self.ending.failure is not None or split_stops(error, stops=_STOPS)[0] is not None:
             return
         self.reports.stood = self.reports.standings({member.context.rank: place_in(error)})
@@ -448,21 +451,21 @@ class World:
                 rank, RemoteError(signal_name, "a signal ended its process"), self.reports.doing(rank)
             )
 
-    def _watch(self) -> AbstractContextManager[object]:
+    def _watch_for_stalls(self) -> AbstractContextManager[object]:
         """Watch for stalls for the length of a ``with``; in virtual time the kernel sees them at once."""
         if self.backend.name == "virtual":
             return nullcontext()
         return world_watch(self._members, self._token, self._limits, self._others, self.give_up)
 
-    def show(self, line: str) -> None:
-        """Show an event of the connections in the timeline, on the first rank of this process."""
+    def record_wire_event(self, line: str) -> None:
+        """Add an event of the connections to the timeline of the first rank here."""
         now_ns = self.backend.now_ns()
         self._members[0].context.record(("wires", "wires", line, now_ns, now_ns, None))
 
     # -- for groups of its ranks ---------------------------------------------------------------------------------
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return the values that ranks of this process pass to each other with an operation without data."""
+        """Return the values that ranks of this process pass to each other with an operation, by group rank."""
         return self.backend.notes(key, seq)
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
@@ -499,8 +502,8 @@ def _raise_unawaited(context: RankContext, raised: BaseException | None) -> None
     raise context.failure.error
 
 
-def _is_program(operation: IssuedFuture[object]) -> bool:
-    """Whether the end of a rank waits for an operation before it ends the daemons, which tasks may need."""
+def _is_program_task(operation: IssuedFuture[object]) -> bool:
+    """Whether an operation is a task of the program, which must end before the daemons do."""
     return isinstance(operation, TaskFuture) and not operation.daemon
 
 

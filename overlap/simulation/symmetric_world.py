@@ -89,7 +89,7 @@ class SymmetricCommunicators(Communicators):
         # The pairs of messages from one class to another, their simulated ranks and their stream: equal for all tags.
         self._pairs: dict[tuple[object, ...], tuple[Ints, list[list[int]], str]] = {}
 
-    def open(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+    def get_or_make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Return the communicator of all groups like one, or of the ranks that send to one another in them."""
         rows = self._alike.rows(key.ranks)
         if key.messages:
@@ -124,7 +124,7 @@ class SymmetricCommunicators(Communicators):
         return [rank for rank in self._alike.simulated if rank in ranks]
 
     def _shared(self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]) -> Communicator:
-        kept = self.known(key)
+        kept = self.find(key)
         return kept or self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
 
 
@@ -212,7 +212,7 @@ class SymmetricEngine(SimulatedEngine):
             "send" if sends else pattern.kind.value,
             demand,
             priority=min(operation.priority for operation in operations),
-            lane=communicator.key.of_any_tag() if sends else name,
+            lane=communicator.key.with_any_tag() if sends else name,
         )
 
     def _demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:
