@@ -34,7 +34,7 @@ class StartingEndpoint(Endpoint, Starter):
     """An endpoint that begins messages without tasks; its awaiting calls wait for the end of begun ones."""
 
     def starter(self, peer: int) -> Starter:
-        """Return itself."""
+        """Return this endpoint, which begins messages itself."""
         return self
 
     async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
@@ -147,7 +147,7 @@ class TaskStarter(Starter):
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
     ) -> Request | None:
-        """Start a task that sends."""
+        """Start a task that sends; the returned request ends with the task."""
         return self._begin((True, dst), partial(self._endpoint.send, dst, tag, data, priority=priority), done)
 
     def begin_recv(
@@ -160,7 +160,7 @@ class TaskStarter(Starter):
         done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
     ) -> Request:
-        """Start a task that receives."""
+        """Start a task that receives; the returned request ends with the task."""
         receive: Callable[[], Awaitable[Delivery | None]] = (
             partial(self._receive_delivery, src, tag, nbytes)
             if out is None

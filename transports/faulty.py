@@ -89,7 +89,7 @@ class Faulty(Wrapper):
 
     @contextmanager
     def _operation_on_link(self, src: int, dst: int, tag: int) -> Iterator[None]:
-        """Run an operation of a link; a cut ends it with `LinkLostError`, unless it finishes all the same."""
+        """Run an operation of a link; a cut cancels it, and `LinkLostError` is raised unless it had finished."""
         link = frozenset((src, dst))
         with trio.CancelScope() as operation:
             self._operations[link].add(operation)
@@ -102,7 +102,7 @@ class Faulty(Wrapper):
         raise LinkLostError("the link was cut", src=src, dst=dst, tag=tag)
 
     def _draw_faults(self, envelope: Envelope) -> tuple[set[FaultKind], random.Random]:
-        """Return the faults of the next message of a lane, and its random numbers."""
+        """Return the faults of the next message of a lane, and the random generator for their details."""
         lane = (envelope.src, envelope.dst, envelope.tag)
         chance = random.Random(f"{self._seed}/{lane}/{self._counts[lane]}")
         self._counts[lane] += 1

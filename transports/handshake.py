@@ -211,7 +211,7 @@ async def _send(stream: trio.abc.Stream, data: bytes) -> None:
 
 
 async def _receive(stream: trio.abc.Stream, nbytes: int, *, strange: bool = False) -> bytes:
-    """Receive exactly `nbytes`; a dialler that leaves before its opening is `strange`, no member that gave up."""
+    """Receive exactly `nbytes`; `strange` makes a peer that hangs up another program, not a member that gave up."""
     got = b""
     while len(got) < nbytes:
         try:
@@ -239,7 +239,7 @@ def _hung_up_error(*, strange: bool = False) -> HandshakeError:
 
 
 def _guess_refusal(*, encrypted: bool) -> str:
-    """Return the likely reason why a listener hung up without an answer, as it does on strangers."""
+    """Return the likely reason why a listener hung up without an answer, as listeners do on strangers."""
     if encrypted:
         return (
             "the other side hung up without a word once TLS was set up; it probably does not accept this side's "

@@ -53,7 +53,7 @@ class PeerLink(ABC):
         return {}
 
     def note_change(self) -> None:
-        """Let `until` check its condition again."""
+        """Let `until` check its condition again, because something has changed."""
         if self._changed is not None:
             self._changed.set()
 
@@ -157,7 +157,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
             await self.run()
 
     async def join(self) -> None:
-        """Connect with the other processes."""
+        """Connect with the other processes; a transport without connections does nothing."""
 
     async def run(self) -> None:
         """Move the messages of all links until cancelled."""
@@ -241,7 +241,7 @@ class LinkedEndpoint(AnnouncingEndpoint, Generic[TransportType]):
         self._transport = transport
 
     def starter(self, peer: int) -> Starter:
-        """Return itself, after checking that it reaches the peer."""
+        """Return this endpoint, after checking that it reaches the peer."""
         self._transport.link((self.rank, peer, 0), peer)
         return self
 

@@ -47,7 +47,7 @@ class MatchedLink(PeerLink):
         """Transmit messages of the engine without waiting, and let a task transmit the rest."""
 
     def queue_send(self, send: Send) -> None:
-        """Queue a message, and transmit it now if it is next."""
+        """Queue a message, and let the link transmit due messages."""
         self.engine.outgoing.announce(send)
         self.settle()
 
@@ -124,7 +124,7 @@ class _MatchedReceive(Receive, Request):
         self.link.withdraw(self)
 
     def delivery(self) -> Delivery:
-        """Return the received message on loan; its memory is used again after the release."""
+        """Return the received message on loan; the release gives the memory back to the transport."""
         loan = self.loan
         assert loan is not None, "a receive without a buffer gets memory on loan"
         if loan.readonly:  # the message arrived with its announcement, in memory of its own
@@ -161,7 +161,7 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
     ) -> Request:
-        """Begin a receive."""
+        """Match an arrived message, or queue a receive."""
         view = None if out is None else as_bytes(out, name="out", writable=True)
         lane = (src, self.rank, tag)
         link = self._transport.link(lane, src)

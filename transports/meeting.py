@@ -36,7 +36,7 @@ class Meeting(Generic[Result]):
 
     Attributes:
         identity: Identity of this process.
-        door: Listens for the others.
+        sockets: Listen for the others.
         results: The result of the meeting at each place.
         refused: Reasons of refused connections.
 
@@ -53,7 +53,7 @@ class Meeting(Generic[Result]):
         if identity.tls is not None:
             identity.tls.check()
         self.identity, self.join_s = identity, join_s
-        self.door: Door = Door((), unix=False, pending=0, stays=False)
+        self.sockets: ListeningSockets = ListeningSockets((), unix=False, pending=0, reopens=False)
         self.results: dict[Place, Result] = {}
         self.refused: list[str] = []
         self._role = role
@@ -73,7 +73,7 @@ class Meeting(Generic[Result]):
 
         Args:
             places: One place for each connection.
-            listeners: Sockets of the door.
+            listeners: Listening sockets, from `ListeningSockets.listen`.
             dial: Connects to a member that listens, given its place.
             serve: Accepts a connection of a member that dials, and calls `record_result`.
 
@@ -84,7 +84,7 @@ class Meeting(Generic[Result]):
         if self._places:
             with trio.move_on_after(self.join_s):
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self.door.serve, listeners, serve)
+                    nursery.start_soon(self.sockets.serve, listeners, serve)
                     for place in self._places:
                         if place[0] > self.identity.member:
                             nursery.start_soon(self._dial_place, dial, place)
@@ -190,14 +190,14 @@ class Meeting(Generic[Result]):
         self._reserved.discard(place)
 
 
-class Door:
+class ListeningSockets:
     """The listening sockets of a process, at first and whenever a connection is to be replaced.
 
     Args:
         addresses: Local address of each rail.
         unix: Whether there is a Unix socket, too.
         pending: Number of connections that may be in their handshake at once.
-        stays: Whether it may be opened again: its ports are kept while nothing listens.
+        reopens: Whether `listen` is called again later: ports are kept while nothing listens.
 
     Attributes:
         addresses: As passed.
@@ -205,15 +205,15 @@ class Door:
         unix: Name of the Unix socket; empty without one.
     """
 
-    def __init__(self, addresses: Sequence[str], *, unix: bool, pending: int, stays: bool) -> None:
+    def __init__(self, addresses: Sequence[str], *, unix: bool, pending: int, reopens: bool) -> None:
         self.addresses: tuple[str, ...] = tuple(addresses)
         self.ports: tuple[int, ...] = (0,) * len(self.addresses)
         self.unix: str = f"overlap-{secrets.token_hex(16)}" if unix else ""
-        self._pending, self._stays = pending, stays
+        self._pending, self._reopens = pending, reopens
         self._port_holders: list[socket.socket] = []  # sockets that keep the ports while nothing listens
 
     def close(self) -> None:
-        """Release the ports."""
+        """Release the ports that are kept for a later `listen`."""
         for bound in self._port_holders:
             bound.close()
         self._port_holders.clear()
@@ -234,7 +234,7 @@ class Door:
                 # an abstract name: it needs no file, so nothing is left whatever ends this process
                 listeners[-1].bind("\0" + self.unix)
             self.ports = tuple(listener.getsockname()[1] for listener in listeners[: len(self.addresses)])
-            if first and self._stays:
+            if first and self._reopens:
                 self._port_holders += map(_make_bound_socket, self.addresses, self.ports)
             for listener in listeners:
                 listener.setblocking(False)
@@ -250,7 +250,7 @@ class Door:
     async def serve(
         self, listeners: Sequence[socket.socket], handle: Callable[[socket.socket], Awaitable[object]]
     ) -> None:
-        """Accept connections, each in a task of its own."""
+        """Accept connections until cancelled, and handle each in a task of its own."""
         # bounds the handshakes with strangers; further members wait in the system's queue
         pending = trio.CapacityLimiter(self._pending)
 
@@ -298,7 +298,7 @@ def _make_bound_socket(address: str, port: int) -> socket.socket:
 
 
 def address_family(address: str) -> socket.AddressFamily:
-    """Return the family of an IP address."""
+    """Return `AF_INET` or `AF_INET6` for an IP address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 

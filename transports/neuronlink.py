@@ -76,7 +76,7 @@ class _NeuronLinkRequest(Request):
         self.error: TransportError | None = None
 
     def queue(self) -> None:
-        """Wait for the other end."""
+        """Queue this end of a message until the other end arrives."""
         self.since_ns = perf_counter_ns()
         queue = self._queues.get(self._key)
         if queue is None:
@@ -100,7 +100,7 @@ class _NeuronLinkRequest(Request):
         self.end()
 
     def borrow(self, sender: _NeuronLinkRequest) -> None:
-        """Use the memory of a sender, which ends when the loan is released."""
+        """Let the delivery of this receive read a sender's memory; the send ends when the loan is released."""
         self._sender = sender
 
     def delivery(self) -> Delivery:
@@ -113,11 +113,12 @@ class _NeuronLinkRequest(Request):
 
     @property
     def bytes(self) -> memoryview:
+        """Bytes of a sender, or of a receive into a buffer."""
         assert self.view is not None, "only receives wait without bytes"
         return self.view
 
     def end(self) -> None:
-        """Drop the view, so that the caller may resize its buffer, and call the callback."""
+        """Release the view, so that the caller may resize its buffer, and call the callback."""
         self.view, self.ended = None, True
         self._done(self)
 

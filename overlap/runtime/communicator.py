@@ -32,12 +32,12 @@ class BaseEngine(ABC):
     """Engine that runs the operations of one process's ranks once they have matched."""
 
     def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
-        """Return memory that other processes of this host map, and the function to return it; None without it."""
+        """Return memory that other processes of this host map, and the function that returns it; None without any."""
         return None
 
     @abstractmethod
     def direct(self, members: tuple[int, ...]) -> bool:
-        """Whether nothing of these ranks moves before all of them, which are in this process, have arrived."""
+        """Whether the ranks are all in this process, and no bytes move before all of them have arrived."""
 
     @abstractmethod
     def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
@@ -290,7 +290,7 @@ class Communicator(PutBack):
         self._shared.break_off(self.key.id, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
 
     def break_off(self, error: Callable[[], BaseException]) -> None:
-        """Fail all present and later operations; the ranks need not await them."""
+        """Fail all present and later operations on the ranks of this process, without waiting for them."""
         self._broken = self._broken or error
         open_matches = [*self._matches.values(), *self._moving.values()]
         self._matches.clear()
@@ -311,7 +311,7 @@ class Communicator(PutBack):
 
     @property
     def waits(self) -> bool:
-        """Whether a rank waits for another."""
+        """Whether an operation of a rank waits for another rank."""
         return bool(self._matches)
 
     def missing(self, seq: int) -> list[int]:
@@ -325,7 +325,7 @@ class Communicator(PutBack):
         self._matches.pop(seq, None)
 
     def tag(self, pattern: Call, seq: int) -> int:
-        """Return the first transport tag of operation `seq`; its channels count on from there."""
+        """Return the first transport tag of operation `seq`; its channels have the tags after it."""
         if self._tag_base < 0:
             self._tag_base = self.key.tag_base()
         return self._tag_base + ((seq & 0xFFFF) << 8)
@@ -347,7 +347,7 @@ class Communicator(PutBack):
         self.ended(match, operation)
 
     def ended(self, match: Match, operation: Operation) -> None:
-        """Count one rank's end of a matched operation as over."""
+        """Count one rank's end of a matched operation as over; forget the match with the last one."""
         match.ended += 1
         if match.ended == self.here:
             self._moving.pop(operation.seq, None)

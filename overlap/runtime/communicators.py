@@ -146,7 +146,7 @@ class Communicators:
     # -- ends of groups ------------------------------------------------------------------------------------------------
 
     def end_use(self, context: RankContext, key: Key) -> None:
-        """Note that a rank issues nothing more on a group, once its operations there have ended. On the loop's thread.
+        """Record that a rank has ended its use of a group, once its operations there are over. On the loop's thread.
 
         The last rank closes the communicators of the group.
 
@@ -333,14 +333,14 @@ class AnySource:
         return False
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
-        """Fail a receive."""
+        """Fail a receive, and stop its search."""
         self.forget(operation.seq)
         operation.fail(failure)
 
     give_up = withdraw
 
     def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool:
-        """Stop a receive from choosing; False if it is about to fail."""
+        """Stop the search of a receive; False if another receive searches, so that this one is about to fail."""
         if operation is not self._receive:
             return False
         self.forget(operation.seq)
@@ -445,6 +445,6 @@ class AnySource:
             self._communicators.engine.choose_soon(self._context, partial(self._search, message))
 
     def _choose(self, receive: Operation, src: int) -> None:
-        """Continue a receive as one from a group rank."""
+        """Continue a receive as one with a source: the group rank whose message was chosen."""
         self.forget(receive.seq)
         self._take(receive, src)

@@ -63,7 +63,7 @@ class ControlNotices(Protocol):
 
     @property
     def silent(self) -> bool:
-        """Whether there are no reports for operations that no rank here has arrived at."""
+        """Whether no report is kept for an operation that no rank here has arrived at."""
 
     def early_calls(self, communicator_id: int, seq: int) -> list[RankCall]:
         """Return, once, the reported calls of an operation, from before any rank here arrived at it."""
@@ -149,7 +149,7 @@ class SpanningCommunicator(Communicator):
     # -- our own ranks -------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
-        """Take in the end of one rank; it starts as soon as dtype and shape are known."""
+        """Match the arrived end of one rank; it starts as soon as dtype and shape are known."""
         if operation.port.returned:  # a returned message comes first
             self._take_returned(operation)
             return
@@ -207,7 +207,7 @@ class SpanningCommunicator(Communicator):
             match.pattern, match.assumed = assumed, True
 
     def needs_no_task(self, operation: Operation) -> bool:
-        """Whether an arrival neither wakes nor starts a task: all is well, and there is nothing to report.
+        """Whether an arrival neither wakes nor starts a task: nothing has failed, and nothing is to be reported.
 
         The event loop makes the first executor, because it opens the resources that ranks share.
         """
@@ -323,7 +323,7 @@ class SpanningCommunicator(Communicator):
     # -- reports of other processes ------------------------------------------------------------------------------------
 
     def compare_call(self, seq: int, report: RankCall) -> bool:
-        """Compare another process's call with ours; False if no rank here has arrived at it yet."""
+        """Compare the call of another process with the one here; False if no rank here has arrived at it yet."""
         match = self._matches.get(seq)
         if match is None or match.first is None:
             called = self.find_past_call(seq)
@@ -352,7 +352,7 @@ class SpanningCommunicator(Communicator):
         self._shared.unraised.pop(self.id, None)
 
     def _is_root(self, report: RankCall) -> bool:
-        """Whether a rank called as the root: its end waits for no other rank."""
+        """Whether a reported call is that of the root, whose end waits for no other rank."""
         return report.call.kind in ANNOUNCED and self.members[report.call.root] == report.rank
 
     def find_past_call(self, seq: int) -> Called | None:
@@ -378,7 +378,7 @@ class SpanningCommunicator(Communicator):
         self.fail_here(seq, error)
 
     def fail_here(self, seq: int, error: Callable[[], BaseException]) -> None:
-        """Fail our ends of operation `seq`, and of all later ones if it is over here."""
+        """Fail the ends of operation `seq` here; also of all later ones if that operation is over here."""
         match = self._matches.get(seq)
         if match is None:
             self._broken = error
@@ -390,7 +390,7 @@ class SpanningCommunicator(Communicator):
             self._fail(match, error)
 
     def fail_remote_end(self, seq: int, culprit: int, message: str, cause: RemoteError) -> bool:
-        """Fail our ends because of a remote rank and its error; False if no rank here has arrived yet."""
+        """Fail the ends here because of a remote rank and its error; False if no rank here has arrived yet."""
         if seq not in self._matches:
             if seq in self._withdrawn:
                 return True

@@ -56,7 +56,7 @@ class SpanningMessages(SpanningCommunicator):
         return super().unreported_calls(before_ns) if self._counted else iter(())
 
     def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
-        """Ask the sender for dtype and shape."""
+        """Ask the sender of a message for dtype and shape; fail the receive if its number is not known there."""
         if self._counted:
             super()._assume_or_ask(match, operation)
         else:  # the sender does not know the number
@@ -87,7 +87,7 @@ class SpanningMessages(SpanningCommunicator):
         return {rank for rank in there if self._others.sent_no_more(rank, self.id, seq)}
 
     def ended(self, match: Match, operation: Operation) -> None:
-        """Forget a match once its end is over, and the communicator once nothing is in flight."""
+        """Forget a match once its end here is over; let the communicator rest once no message is in flight."""
         super().ended(match, operation)
         self._rest_if_idle()
 
@@ -222,7 +222,7 @@ class SpanningCommunicators(Communicators):
         self.end_elsewhere(ids[0], here, size, ids)
 
     def end_elsewhere(self, group_id: int, ranks: int, size: int, ids: Sequence[int]) -> bool:
-        """Note that `ranks` more ranks of a group use it no more; with the last of them, forget it.
+        """Count ranks of other processes that no longer use a group; with the last of them, forget the group.
 
         Args:
             group_id: Id of the group's key.
@@ -261,7 +261,7 @@ class SpanningCommunicators(Communicators):
             del self._any_addresses[anyone]
 
     def compare_call(self, communicator_id: int, seq: int, report: RankCall) -> bool:
-        """Compare another process's call with ours; False if no rank here has arrived at it yet."""
+        """Compare the call of another process with the one here; False if no rank here has arrived at it yet."""
         communicator = self.spanning.get(communicator_id)
         if communicator is not None:
             return communicator.compare_call(seq, report)

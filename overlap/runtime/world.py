@@ -368,7 +368,7 @@ class World:
         self._scope.cancel(reason=f"rank {culprit} failed: {in_one_line(cause)}")
 
     def _is_consequence(self, rank: int, error: BaseException) -> bool:
-        """Whether the error looks like the consequence of one in another process, with a report on its way."""
+        """Whether an error looks like the consequence of an error in another process, whose report is on its way."""
         culprit, cause = origin(rank, error)
         evident = isinstance(cause, LinkLostError) and cause.evident
         return culprit not in self.local or (isinstance(cause, TransportError) and not evident)
@@ -412,7 +412,7 @@ class World:
         self._stop(f"made no progress for {quiet_s:g} s, and is given up")
 
     def stopped_elsewhere(self, reason: str) -> None:
-        """End the world because another process has given up, with its reason."""
+        """End the world for the reason that another process has reported."""
         self._stop(reason)
 
     def _stop(self, reason: str) -> None:
@@ -426,7 +426,7 @@ class World:
         self._scope.cancel(reason=f"the world {reason}")
 
     def _fail_unseen(self) -> bool:
-        """End the world with an error that no task or thread was given, if there is one: the cause of the stop."""
+        """End the world with an error that no task has received, the cause of the stop; False if there is none."""
         for context in (member.context for member in self._members):
             unseen = context.outstanding.unseen
             if unseen is not None and self.ending.failure is None:
@@ -436,7 +436,7 @@ class World:
         return False
 
     def _record_standings(self, member: LocalRank, error: BaseException) -> None:
-        """Record what each rank does when the first one stops, and report that before any wait."""
+        """Record what each rank does when the first rank stops, and report that before any wait."""
         if self.reports.stood or self.ending.failure is not None or split_stops(error, stops=_STOPS)[0] is not None:
             return
         self.reports.stood = self.reports.standings({member.context.rank: place_in(error)})
@@ -477,7 +477,7 @@ class World:
         return [member.rank.recorder for member in self._members]
 
     def timeline(self) -> Timeline:
-        """Return the timeline recorded so far."""
+        """Return the timeline that the ranks here have recorded until now."""
         meta = {"script": sys.argv[0], "cluster": _machine_name(self._cluster)} | self.backend.meta()
         meta |= self.described
         if self.ending.failure is not None or self._scope.cancel_called:

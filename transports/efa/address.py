@@ -34,7 +34,7 @@ class PeerAddress:
     cores: frozenset[int] = frozenset()  # Cores of its host that the process may use
 
     def pack(self) -> bytes:
-        """Return the address as bytes."""
+        """Return the address as bytes for `unpack`."""
         bits = sum(1 << core for core in self.cores)
         cores = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
         packed: bytes = msgpack.packb((self.host, self.unix, self.tcp, self.lasting, cores))
@@ -42,7 +42,7 @@ class PeerAddress:
 
     @classmethod
     def unpack(cls, packed: bytes, member: int) -> PeerAddress:
-        """Read the address of another process.
+        """Return the address of another process from its bytes.
 
         Raises:
             TransportError: The bytes are no address.
@@ -81,7 +81,7 @@ def _unpack_cores(bits: bytes) -> frozenset[int]:
 
 
 def _check_port(port: object) -> int:
-    """Return a port number from another process; `ValueError` if it is none."""
+    """Return a port number from another process; `ValueError` for anything else."""
     if type(port) is not int or not 0 < port < 2**16:
         raise ValueError(f"port {port!r}")
     return port
@@ -132,7 +132,7 @@ async def rail_addresses(names: Sequence[str]) -> tuple[str, ...]:
 
 
 async def resolve_address(name: str) -> str:
-    """Return the address of a network interface or a host name; an address is returned as it is.
+    """Return the address of a network interface or a host name; an IP address is returned unchanged.
 
     Raises:
         ArgumentError: No interface or host has this name.

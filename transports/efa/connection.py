@@ -48,7 +48,7 @@ class SocketRail(Rail):
         self._takes_hints = connection.socket.family != socket.AF_UNIX  # Unix sockets wake their reader for every piece
 
     def put(self, head: bytes, payload: memoryview) -> None:
-        """Write a small message at once."""
+        """Write a small message at once; its buffer may change after the call. The rail is idle."""
         if self._keep:
             frame = b"".join((head, payload))
             self.keep(frame)
@@ -78,7 +78,7 @@ class SocketRail(Rail):
             self.wake_writer()
 
     async def write_on(self) -> None:
-        """Wait until the system takes more, or let other tasks run after a chunk that it took."""
+        """Wait until the system takes more bytes, or let other tasks run after it took a chunk; then write more."""
         if self._blocked and not self.dead:
             await trio.lowlevel.wait_writable(self.socket)
         else:
@@ -198,7 +198,7 @@ class SocketRail(Rail):
         self.socket.close()
 
     async def release(self) -> None:
-        """Release nothing; `cut` has closed the socket."""
+        """Do nothing; `cut` has closed the socket."""
         await trio.lowlevel.checkpoint()
 
 
@@ -221,12 +221,12 @@ class StreamRail(Rail):
         self.start_writing()
 
     def start_writing(self) -> None:
-        """Wake the writing task."""
+        """Let the writing task write due frames."""
         self.idle = False
         self.wake_writer()
 
     async def write_on(self) -> None:
-        """Write due frames."""
+        """Write due frames; without any, the rail is idle."""
         parts = self.pull_frames()
         if parts:
             await self._stream.send_all(b"".join(parts))
@@ -253,7 +253,7 @@ class StreamRail(Rail):
         return bool(data)
 
     def cut(self) -> None:
-        """Close the socket below."""
+        """Close the socket under the encryption."""
         trio.lowlevel.notify_closing(self.socket)
         self.socket.close()
 

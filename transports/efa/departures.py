@@ -62,7 +62,7 @@ class Departures:
 
     @property
     def due(self) -> bool:
-        """Whether anything could leave now."""
+        """Whether any frame or chunk could leave now."""
         return any(self._queues)
 
     @property
@@ -80,7 +80,7 @@ class Departures:
         return not any(self._queues) and self._outgoing.reserve_push(send)
 
     def next_frame(self) -> bytes | None:
-        """Return the next small frame, if one is due."""
+        """Return the next small frame; None if none is due."""
         if self._frames:
             return self._frames.popleft()
         message = self._outgoing.next_message()
@@ -95,7 +95,7 @@ class Departures:
         return pack(kind, *fields, payload_bytes=payload.nbytes, payload_checksum=payload_checksum)
 
     def next_chunk(self) -> Chunk | None:
-        """Return the next chunk, if one is due."""
+        """Return the next chunk; None if none is due."""
         while self._chunks:
             chunk = self._chunks.popleft()
             if chunk.send.progress is not ENDED:
@@ -128,7 +128,7 @@ class Departures:
         self._frames.append(frame)
 
     def repeat(self, entries: Iterable[Entry]) -> int:
-        """Queue the lost entries of a dead rail again, before all others; return their bytes."""
+        """Queue the lost entries of a dead rail before all others; return the number of their bytes."""
         lost = list(entries)
         chunks = [entry for entry in lost if isinstance(entry, Chunk) and entry.send.progress is not ENDED]
         frames = [entry for entry in lost if isinstance(entry, bytes)]
@@ -137,6 +137,6 @@ class Departures:
         return sum(chunk.nbytes for chunk in chunks) + sum(map(len, frames))
 
     def clear(self) -> None:
-        """Drop all frames."""
+        """Drop all queued frames and chunks of dead rails."""
         self._frames.clear()
         self._chunks.clear()

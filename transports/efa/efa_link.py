@@ -84,7 +84,7 @@ class EfaLink(MatchedLink):
     # -- departures ---------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let idle rails take due frames."""
+        """Let idle rails write due frames."""
         rails = self.rails
         if len(rails) > 1:
             for rail in rails:
@@ -111,7 +111,7 @@ class EfaLink(MatchedLink):
         return delays_chunk(standing, peers, due_bytes=self.departures.due_bytes, chunk_bytes=CHUNK_BYTES)
 
     def catch_up(self) -> bool:
-        """Read frames if a call waits for them, and write frames that wait for room; return whether anything moved."""
+        """Read frames if a call waits for a frame, and write frames that wait for room; return whether bytes moved."""
         moved, expects_frames = False, self.expects_frames
         for rail in tuple(self.rails):
             if expects_frames or not rail.idle:
@@ -189,7 +189,7 @@ class EfaLink(MatchedLink):
         return self.engine.incoming.chunk_memory(number, offset, nbytes)
 
     def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
-        """Count a chunk that has arrived in its memory."""
+        """Count a chunk that has completely arrived in its memory."""
         self.engine.incoming.count_chunk(number, offset, nbytes)
 
     def message_name(self, number: int) -> str:
@@ -260,7 +260,7 @@ class EfaLink(MatchedLink):
     # -- new rails ----------------------------------------------------------------------------------------------------
 
     def add(self, rail: Rail) -> None:
-        """Add a rail, the first one in its slot or a replacement."""
+        """Add a rail: the first one of its slot, or a replacement."""
         slot = rail.index % RAILS_LIMIT
         self._tried[slot] = max(rail.index, self._tried.get(slot, 0))
         for index in [index for index in self._arrived if index % RAILS_LIMIT == slot]:
@@ -294,7 +294,7 @@ class EfaLink(MatchedLink):
             self._repeat_frames(index, count if index == last else 0)
 
     def next_number(self, slot: int) -> int:
-        """Return the number of the next connection that is tried in a slot."""
+        """Return the number for the next attempt to connect in a slot."""
         self._tried[slot] += RAILS_LIMIT
         return self._tried[slot]
 
@@ -309,13 +309,13 @@ class EfaLink(MatchedLink):
         return ""
 
     def lose(self, reason: str, *, evident: bool = False) -> None:
-        """Give up the process, and report its loss to the user: every operation with its ranks fails."""
+        """Report the loss of the process to the user, and end all calls with the process."""
         if self.engine.gone is None:
             self._report(f"{self.name} is lost: {reason}")
             self.give_up(reason, evident=evident)
 
     def give_up(self, reason: str, *, evident: bool = False) -> None:
-        """Give up the process without a report: every operation with its ranks fails."""
+        """End all calls with the process without a report to the user, and close the rails."""
         if self.engine.gone is not None:
             return
         self._end(f"{self.name} is lost: {reason}", evident=evident)

@@ -12,12 +12,12 @@ from itertools import product
 import trio
 
 from transports.efa.address import PeerAddress, describe_ends, host_identity, rail_addresses, rail_names
-from transports.efa.tcp import bound_queue, prepare
+from transports.efa.tcp import bound_queue, set_options
 from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError
 from transports.identity import Hello
-from transports.meeting import Door, Meeting, Place, Stream, address_family
+from transports.meeting import ListeningSockets, Meeting, Place, Stream, address_family
 from transports.patience import usable_cores
 
 #: Longest duration of a handshake.
@@ -123,12 +123,14 @@ class SocketJoining:
         self._addresses = await rail_addresses(self._names)
         pending = 2 * self._members * len(self._addresses)
         unix = self._unix and bool(self.identity)
-        self.meeting.door = door = Door(self._addresses, unix=unix, pending=pending, stays=self.replaces_rails)
-        listeners = door.listen()
+        self.meeting.sockets = sockets = ListeningSockets(
+            self._addresses, unix=unix, pending=pending, reopens=self.replaces_rails
+        )
+        listeners = sockets.listen()
         try:
             return await self._exchange_and_connect(exchange, listeners)
         except BaseException:
-            door.close()
+            sockets.close()
             for connection in self.meeting.results.values():
                 await discard(connection)
             raise
@@ -138,8 +140,8 @@ class SocketJoining:
             self.report_refused()
 
     def close(self) -> None:
-        """Close the door, and report refused connections."""
-        self.meeting.door.close()
+        """Release the ports, and report refused connections."""
+        self.meeting.sockets.close()
         self.report_refused()
 
     def report_refused(self) -> None:
@@ -153,10 +155,10 @@ class SocketJoining:
         self, exchange: Exchange, listeners: list[socket.socket]
     ) -> dict[Place, ProvedSocket]:
         """Exchange addresses, and connect with every member but spared ones; return the connections by place."""
-        door = self.meeting.door
-        tcp = tuple(zip(self._addresses, door.ports, strict=True))
+        sockets = self.meeting.sockets
+        tcp = tuple(zip(self._addresses, sockets.ports, strict=True))
         self._address = PeerAddress(
-            host=self.identity, unix=door.unix, tcp=tcp, lasting=self.lasting, cores=usable_cores()
+            host=self.identity, unix=sockets.unix, tcp=tcp, lasting=self.lasting, cores=usable_cores()
         )
         addresses = await exchange("efa", self._address.pack())
         self._peers = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
@@ -215,12 +217,12 @@ class SocketJoining:
             LinkLostError: The process cannot be reached.
         """
         address = self._peers[member]
-        near = bool(self.meeting.door.unix and address.unix and self.identity == address.host)
+        near = bool(self.meeting.sockets.unix and address.unix and self.identity == address.host)
         connection = socket.socket(
             socket.AF_UNIX if near else address_family(address.tcp[index][0]), socket.SOCK_STREAM
         )
         try:
-            prepare(connection, self._silence_s)
+            set_options(connection, self._silence_s)
             if not near and self._binds:
                 connection.bind((self._addresses[index], 0))  # leave by the rail's own interface
             where = "\0" + address.unix if near else address.tcp[index]
@@ -247,7 +249,7 @@ class SocketJoining:
         """Shake hands with a process that has dialled; None, with the socket closed, if the handshake fails."""
         welcomed: ProvedSocket | None = None
         try:
-            prepare(connection, self._silence_s)
+            set_options(connection, self._silence_s)
             stream = await self.meeting.welcome(connection, admit, deadline_s=HANDSHAKE_S)
             welcomed = self._make_proved_socket(connection, stream)
             return welcomed
@@ -272,7 +274,7 @@ class SocketJoining:
 
 
 async def discard(connection: ProvedSocket) -> None:
-    """Close an unwanted connection."""
+    """Close an unwanted connection and its encryption."""
     trio.lowlevel.notify_closing(connection.socket)
     connection.socket.close()
     if connection.encrypted is not None:

@@ -53,7 +53,7 @@ class RailOwner(Destinations, Protocol):
         """Whether other rails would deliver the next chunk, or with `small` the next small frames, sooner."""
 
     def settle(self) -> None:
-        """Let idle rails take due frames."""
+        """Let idle rails write due frames."""
 
     def rail_died(self, rail: Rail, reason: str, *, evident: bool = False) -> None:
         """Continue without a rail; `evident`: this side has seen the fault, see `LinkLostError`."""
@@ -115,7 +115,7 @@ class Rail(ABC):
     # -- frames that leave --------------------------------------------------------------------------------------------
 
     def keep(self, entry: Entry) -> None:
-        """Remember a frame until it is known to have arrived."""
+        """Keep a sent frame until it is acknowledged, if another rail could repeat frames."""
         if self._keep:
             self._kept.append(entry)
 
@@ -141,7 +141,7 @@ class Rail(ABC):
         return standing._replace(waiting_bytes=standing.waiting_bytes + self.unwritten_bytes)
 
     def observe(self) -> None:
-        """Measure the rate of the rail, if it is busy."""
+        """Take a sample of the rate of the rail, if bytes waited on it before."""
         if self._pace.measures:
             self.measure_state()
 
@@ -232,10 +232,10 @@ class Rail(ABC):
 
     @abstractmethod
     async def write_on(self) -> None:
-        """Wait for room and write more; called again until the rail is idle. Ends a sleep without work."""
+        """Wait for room and write more; called until the rail is idle."""
 
     def wake_writer(self) -> None:
-        """Wake the writing task."""
+        """Wake the writing task if it sleeps."""
         task, self._sleeper = self._sleeper, None
         if task is not None:
             reschedule(task)
@@ -354,15 +354,15 @@ class Rail(ABC):
 
     @abstractmethod
     def cut(self) -> None:
-        """Close the connection."""
+        """Close the connection without waiting."""
 
     @abstractmethod
     async def release(self) -> None:
-        """Release everything but the socket."""
+        """Release the resources other than the socket."""
 
 
 def describe_error(error: BaseException) -> str:
-    """Describe an error of a connection briefly; readers and writers of a closed one get one description."""
+    """Return a short text for an error of a connection; one text for the reader and the writer of a closed one."""
     cause = error.__cause__ or error
     if isinstance(cause, (BrokenPipeError, ConnectionResetError)):  # the reader sees the same end
         return _ENDED

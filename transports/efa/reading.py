@@ -48,7 +48,7 @@ class Destinations(Protocol):
         """Return the memory into which the bytes of a chunk are read."""
 
     def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
-        """Count a chunk that has arrived in its memory."""
+        """Count a chunk that has completely arrived in its memory."""
 
     def message_name(self, number: int) -> str:
         """Return the name of the message that arrives in chunks under a number, for people."""
@@ -99,7 +99,7 @@ class Reading:
 
     @property
     def hint_bytes(self) -> int:
-        """Least number of bytes to wake up for; that many will arrive for certain."""
+        """Least number of bytes for which the reader should wake up; at least that many will arrive."""
         return min(self._target.nbytes - self._done, _WORTH_WAKING_BYTES) if self.within_chunk else 1
 
     def handle_received(self, count: int) -> bool:

@@ -97,7 +97,7 @@ class Reconnection:
         self._pauses_s: dict[tuple[int, int], float] = {}
         self._expected: set[tuple[int, int]] = set()  # (member, slot) of rails that the other processes dial
         self._asked = trio.Event()
-        self._door = trio.CancelScope()
+        self._listening_scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
         self._early: list[tuple[EfaLink, int]] = []  # losses before this task ran
         for link in links.values():
@@ -107,7 +107,7 @@ class Reconnection:
         """Replace dead rails until cancelled."""
         try:
             async with trio.open_nursery() as self._nursery:
-                self._nursery.start_soon(self._keep_door)
+                self._nursery.start_soon(self._listen_while_expected)
                 for link, slot in self._early:
                     self._replace_rail(link, slot)
         finally:
@@ -136,7 +136,7 @@ class Reconnection:
         return min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _wait_for_rail(self, link: EfaLink) -> None:
-        """Wait until a process without rails has one again; report a long wait, and give up the process in time.
+        """Wait until a process without rails has one; report a long wait, and give up the process in time.
 
         Pauses are counted, not seconds: an event loop that was blocked has not dialled, so its time proves nothing.
         """
@@ -217,21 +217,21 @@ class Reconnection:
 
     # -- the side that listens ----------------------------------------------------------------------------------------
 
-    async def _keep_door(self) -> None:
+    async def _listen_while_expected(self) -> None:
         """Listen whenever a process is expected."""
         while True:
             await self._asked.wait()
             self._asked = trio.Event()
             try:
-                listeners = self._joining.meeting.door.listen()
+                listeners = self._joining.meeting.sockets.listen()
             except TransportError:  # another program has taken the port
                 await trio.sleep(_LOOK_S)
                 self._asked.set()
                 continue
             try:
-                with trio.CancelScope() as self._door:
+                with trio.CancelScope() as self._listening_scope:
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._joining.meeting.door.serve, listeners, self._welcome_replacement)
+                        nursery.start_soon(self._joining.meeting.sockets.serve, listeners, self._welcome_replacement)
                         await self._wait_for_expected()
                         nursery.cancel_scope.cancel()
             finally:
@@ -257,7 +257,7 @@ class Reconnection:
         self._add_replacement(link, number, welcomed)
         self._expected.discard((link.member, number % RAILS_LIMIT))
         if not self._expected:
-            self._door.cancel()
+            self._listening_scope.cancel()
 
     def _admit_replacement(self, admitted: list[tuple[EfaLink, int]], hello: Hello) -> Hello | str:
         """Return the answer to a hello, with this side's count of frames, or the reason of the refusal."""
@@ -277,4 +277,4 @@ class Reconnection:
 
 
 def _ignore_loss(slot: int) -> None:
-    """Ignore the loss of a rail."""
+    """Do nothing about a dead rail: no replacement is made any more."""

@@ -15,9 +15,9 @@ _SHORT_S = 0.001
 # Waiting bytes from which a rail counts as busy: the last packets of fewer are acknowledged late.
 _BUSY_BYTES = 64 << 10
 # Extra wait of small frames compared with the best rail, which may have no room for them now.
-_SMALL_S = 0.001
+_EXTRA_WAIT_S = 0.001
 # Rails count as equal up to this ratio of their measured rates, which vary by half.
-_EQUAL = 3.0
+_EQUAL_RATIO = 3.0
 
 
 class RailState(NamedTuple):
@@ -88,9 +88,9 @@ def delays_chunk(rail: RailState, peers: Sequence[RailState], *, due_bytes: int,
 def delays_small_frame(rail: RailState, peers: Sequence[RailState]) -> bool:
     """Whether a small frame would arrive clearly later on a rail than on one of its peers."""
     faster = _faster(rail, peers)
-    return bool(faster) and rail.time_s(0) > min(peer.time_s(0) for peer in faster) + _SMALL_S
+    return bool(faster) and rail.time_s(0) > min(peer.time_s(0) for peer in faster) + _EXTRA_WAIT_S
 
 
 def _faster(rail: RailState, peers: Sequence[RailState]) -> list[RailState]:
     """Return the peers that are clearly faster than a rail, if its rate is known."""
-    return [peer for peer in peers if rail.sure and peer.bytes_per_s > _EQUAL * rail.bytes_per_s > 0]
+    return [peer for peer in peers if rail.sure and peer.bytes_per_s > _EQUAL_RATIO * rail.bytes_per_s > 0]

@@ -43,9 +43,9 @@ _LOCAL_CONGESTION, _NEAR_CONGESTION, _PACING = b"reno", b"cubic", b"bbr"
 _WMEM_MAX = Path("/proc/sys/net/core/wmem_max")
 _SIOCOUTQ = 0x5411  # linux/sockios.h
 
-# Queues that overflow lose a thousandth, or much of one burst. One look a second sees more than that three times in a
-# row only where the way itself loses.
-_MUCH, _LOOKS, _LEAST_SEGMENTS = 0.03, 3, 100
+# A network counts as lossy after this share of repeated segments, in this many samples in a row (one a second) of at
+# least so many segments. Queues that overflow lose a thousandth, or much of one burst, but not that often in a row.
+_LOSSY_SHARE, _LOSSY_SAMPLES, _LEAST_SEGMENTS = 0.03, 3, 100
 # TCP waits 200 ms before it sends the last segments of a message again, and twice as long each time that these are
 # lost, too; and cubic takes every loss for a queue that is full. That is where the time goes: with a tenth lost on
 # 1 Gbit/s, two bare sockets that exchange 1 MiB both ways take 5 to 7 s so, 1 to 6 s with BBR, 0.1 to 0.4 s with both.
@@ -140,8 +140,8 @@ class Health:
             seen.sent - self._sent
         )  # below 0 when assumed losses turn out to be false
         self._sent, self._again = seen.sent, seen.again
-        self._in_a_row = self._in_a_row + 1 if share >= _MUCH else 0
-        if self._in_a_row < _LOOKS:
+        self._in_a_row = self._in_a_row + 1 if share >= _LOSSY_SHARE else 0
+        if self._in_a_row < _LOSSY_SAMPLES:
             return ""
         self._known = True
         return f"loses packets: {share:.0%} of them are sent again{_adapt_to_losses(connection)}"
@@ -163,7 +163,7 @@ def _adapt_to_losses(connection: socket.socket) -> str:
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
-def prepare(connection: socket.socket, silence_s: float | None) -> None:
+def set_options(connection: socket.socket, silence_s: float | None) -> None:
     """Set the options of a socket that is not connected yet, or just now: small buffers, keepalive, no delay.
 
     Args:

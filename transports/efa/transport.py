@@ -156,7 +156,7 @@ class Efa(MatchedTransport):
             self.patience = Patience(_LOOK_S, Crowding())
 
     def release(self) -> None:
-        """Close the door."""
+        """Stop listening, and report refused connections."""
         self._joining.close()
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:

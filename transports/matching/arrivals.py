@@ -31,12 +31,12 @@ class Arrival:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the message occupies."""
+        """Bytes of memory that the message occupies before its receive."""
         return len(self.payload or b"") if self.pushed is None else self.nbytes
 
 
 def pop_first(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
-    """Pop the first entry of a lane's queue, and drop the queue if it is empty."""
+    """Return the first entry of a lane's queue, and remove it; an empty queue is dropped."""
     queue = queues[lane]
     first = queue.popleft()
     if not queue:
@@ -95,7 +95,7 @@ class Overtaking:
         return memory[:nbytes]
 
     def mark_complete(self, number: int, offset: int) -> None:
-        """Mark a chunk as complete."""
+        """Record that all bytes of a chunk have arrived."""
         self._whole.add((number, offset))
 
     def complete_offsets(self, number: int) -> Iterator[int]:
@@ -107,7 +107,7 @@ class Overtaking:
         return self._pieces[number][offset][1]
 
     def move_chunk(self, number: int, offset: int, place: memoryview) -> None:
-        """Move a chunk into the buffer of its message."""
+        """Copy a chunk into the buffer of its message, and free its memory here."""
         pieces = self._pieces[number]
         memory, nbytes = pieces.pop(offset)
         if not pieces:
@@ -118,7 +118,7 @@ class Overtaking:
         self._memory.release(memory)
 
     def clear(self) -> None:
-        """Forget all chunks."""
+        """Drop all chunks."""
         self._pieces.clear()
         self._whole.clear()
         self._room_bytes = self._limits.budget_bytes

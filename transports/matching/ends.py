@@ -55,17 +55,17 @@ class _MessageEnd:
         self.end()
 
     def fail(self, error: TransportError) -> None:
-        """End with an error."""
+        """End the call with an error."""
         self.error = error
         self.end()
 
     def lose(self, reason: str) -> None:
-        """Fail because the other process is lost."""
+        """Fail with `LinkLostError`, because the other process is lost."""
         src, dst, tag = self.lane
         self.fail(LinkLostError(reason, src=src, dst=dst, tag=tag))
 
     def close(self) -> None:
-        """Fail because this side has closed."""
+        """Fail with `TransportClosedError`, because this side has closed."""
         src, dst, tag = self.lane
         self.fail(TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag))
 

@@ -68,7 +68,7 @@ class Incoming:
 
     @property
     def waiting(self) -> Iterator[Receive]:
-        """Every receive without a message."""
+        """Every receive that no message has matched."""
         return chain.from_iterable(self.posted.values())
 
     @property
@@ -170,7 +170,7 @@ class Incoming:
         return receive
 
     def _drop_offer(self, number: int) -> bool:
-        """Drop an offer if it waits here; an offer that is still on its way is dropped when it arrives."""
+        """Drop an offer without a receive, and return whether it was here; one still on its way is dropped on arrival."""
         if number >= self._next_number:
             if number - self._next_number > self._limits.waiting:
                 raise ProtocolError(f"peer withdrew offer {number}, beyond the window of {self._limits.waiting}")
@@ -207,7 +207,7 @@ class Incoming:
             self._handle_announcement(*early)
 
     def _handle_announcement(self, lane: Lane, arrival: Arrival) -> None:
-        """Match the message that is next with a waiting receive, or keep it; a withdrawn offer is dropped."""
+        """Match the announcement that is next with a waiting receive, or keep it; a withdrawn offer is dropped."""
         if arrival.number in self._withdrawn and arrival.payload is None and arrival.pushed is None:
             self._withdrawn.remove(arrival.number)
             self._answer(MessageKind.WITHDRAWN, arrival.number)
@@ -221,7 +221,7 @@ class Incoming:
             self.wake_watchers()
 
     def wake_watchers(self) -> None:
-        """Call the callbacks of all watchers."""
+        """Call the callbacks of all tasks that wait for any message."""
         for wake in tuple(self.watchers):
             wake()
 
@@ -247,14 +247,14 @@ class Incoming:
         self._match(receive, arrival)
 
     def queue_receive(self, receive: Receive) -> None:
-        """Queue a receive."""
+        """Queue a receive until a message of its lane is announced."""
         queue = self.posted.get(receive.lane)
         if queue is None:
             queue = self.posted[receive.lane] = deque()
         queue.append(receive)
 
     def withdraw_receive(self, receive: Receive) -> bool:
-        """Cancel a receive; False if it has matched."""
+        """Cancel a receive that no message has matched; False if one has."""
         if receive.matched:
             return False
         queue = self.posted[receive.lane]
@@ -363,7 +363,7 @@ class Incoming:
         return (receive.view if receive.detour is None else receive.detour)[offset : offset + nbytes]
 
     def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
-        """Count a chunk that has arrived in its memory."""
+        """Count a chunk that has completely arrived; the last one ends the receive, and lets the next offer in."""
         if self._overtakes and self._overtaking.has_chunk(number, offset):
             self._overtaking.mark_complete(number, offset)
             if number in self.filling:
@@ -396,7 +396,7 @@ class Incoming:
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> list[Receive]:
-        """Drop the receives without a message, and return them."""
+        """Remove the receives that no message has matched, and return them."""
         receives = list(self.waiting)
         self.posted.clear()
         return receives

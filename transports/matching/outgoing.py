@@ -56,7 +56,7 @@ class Outgoing:
 
     @property
     def waiting(self) -> Iterator[Send]:
-        """Every message that the receiver has not accepted yet."""
+        """Every message that the receiver has not accepted."""
         yield from (send for _, _, send in self._announcing if send.progress is WAITING)
         yield from (send for send in self.sends.values() if send.progress is OFFERED)
 
@@ -95,14 +95,14 @@ class Outgoing:
         return True
 
     def announce(self, send: Send) -> None:
-        """Queue a message, behind all queued ones of its lane whatever its urgency."""
+        """Queue a message behind all queued ones of its lane, even less urgent ones."""
         queued, urgency = self._in_lane.get(send.lane, (0, send.priority))
         urgency = max(urgency, send.priority)
         self._in_lane[send.lane] = (queued + 1, urgency)
         heappush(self._announcing, (urgency, next(self._serial), send))
 
     def withdraw(self, send: Send) -> bool:
-        """Cancel a message; False if it is accepted, or the receiver has to answer first."""
+        """Cancel a message; False if the receiver has accepted it, or has to answer first."""
         if send.progress is WAITING:
             send.end_withdrawn()
             return True
@@ -119,7 +119,7 @@ class Outgoing:
 
     @property
     def due(self) -> bool:
-        """Whether anything could leave now."""
+        """Whether any message could leave now."""
         return any(self.queues)
 
     @property
@@ -199,7 +199,7 @@ class Outgoing:
         self._start_flow(send)
 
     def _start_flow(self, send: Send) -> None:
-        """Queue the chunks of a message."""
+        """Let the chunks of a message leave, in the order of priorities."""
         send.progress = FLOWING
         heappush(self._flowing, (send.priority, send.number, send))
 
@@ -253,7 +253,7 @@ class Outgoing:
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> list[Send]:
-        """Drop unaccepted messages, abandon their offers at the other side, and return them."""
+        """Remove unaccepted messages, tell the other side to drop their offers, and return them."""
         unaccepted = list(self.waiting)
         self._announcing.clear()
         self._in_lane.clear()
@@ -276,4 +276,5 @@ class Outgoing:
 
 
 def _is_flowing(send: Send) -> bool:
+    """Whether the receiver has accepted a message, or it was pushed, and it is not finished."""
     return send.progress is FLOWING

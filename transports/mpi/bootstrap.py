@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def mpi() -> ModuleType:
-    """Return ``mpi4py.MPI``.
+    """Import and return the module ``mpi4py.MPI``.
 
     Raises:
         ImportError: It is not installed; the message says how to.

@@ -168,7 +168,7 @@ class MpiLink(MatchedLink):
         self.settle()
 
     def give_up(self, reason: str) -> None:
-        """Fail all calls that wait for the process: it is lost."""
+        """Fail all calls with the process, because it is lost."""
         self.lost = True
         self._cancel_all_receives()
         self.engine.end(reason)
@@ -233,6 +233,7 @@ class MpiLink(MatchedLink):
             self._slots.append(landing.slot)
 
     def _cancel_all_receives(self) -> None:
+        """Cancel the receives of all messages that are arriving."""
         for number in list(self._landing):
             self._cancel_receives(number)
 

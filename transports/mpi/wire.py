@@ -117,7 +117,7 @@ class MpiWire(Wire):
 
     @_translate_errors
     def send_header(self, member: int, header: bytes) -> None:
-        """Send a header."""
+        """Send a header without waiting."""
         request = self._comm.Isend([header, self._byte], member, _HEADER_TAG)
         if not request.Test():  # most are sent at once
             self._pending.append(request)
@@ -125,13 +125,13 @@ class MpiWire(Wire):
 
     @_translate_errors
     def send(self, member: int, slot: int, piece: memoryview, done: Callable[[], None]) -> None:
-        """Send a piece."""
+        """Send a piece without waiting; `done` is called by a later `poll`."""
         self._pending.append(self._comm.Isend([piece, self._byte], member, 1 + slot))
         self._dones.append(done)
 
     @_translate_errors
     def receive(self, member: int, slot: int, piece: memoryview, done: Callable[[], None]) -> Callable[[], None]:
-        """Receive the next piece of a slot."""
+        """Receive the next piece of a slot without waiting; return a function that cancels the receive."""
         request = self._comm.Irecv([piece, self._byte], member, 1 + slot)
         self._pending.append(request)
         self._dones.append(done)
@@ -147,7 +147,7 @@ class MpiWire(Wire):
 
     @_translate_errors
     def poll(self, handle: Callable[[int, memoryview], None]) -> bool:
-        """Handle headers and call finished callbacks; do nothing if one of these polls again."""
+        """Handle headers and call callbacks of finished pieces; False, at once, for a call from such a callback."""
         if self._polling:
             return False
         self._polling = True

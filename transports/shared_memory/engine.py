@@ -89,7 +89,7 @@ class EngineOwner(Protocol):
         """Handle the end; the event loop's thread only."""
 
 
-class EngineDoor(trio.abc.Instrument):
+class EngineEvents(trio.abc.Instrument):
     """Deliverer of ends and notes of the engine that no thread waits for, on the event loop.
 
     The engine must wake the loop only while it sleeps.
@@ -132,13 +132,13 @@ class EngineDoor(trio.abc.Instrument):
             self._probes.pop(look, None)
             self._engine.probe(False)
 
-    def look_again(self) -> None:
+    def call_probes(self) -> None:
         """Call all functions of `probing`."""
         for look in tuple(self._probes):
             look()
 
     async def run(self) -> None:
-        """Deliver ends and notes whenever the bell rings."""
+        """Deliver ends and notes whenever the bell is readable, until cancelled."""
         trio.lowlevel.add_instrument(self)
         try:
             while True:
@@ -146,7 +146,7 @@ class EngineDoor(trio.abc.Instrument):
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
                 self.deliver_events()
-                self.look_again()
+                self.call_probes()
         finally:
             trio.lowlevel.remove_instrument(self)
 

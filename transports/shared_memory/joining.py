@@ -19,7 +19,7 @@ from transports.efa.address import PeerAddress, host_identity
 from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError
-from transports.meeting import Door, Meeting, Place
+from transports.meeting import ListeningSockets, Meeting, Place
 from transports.shared_memory.engine import BUILT, RING_BYTES, allow_mail
 from transports.shared_memory.memory_limit import memory_bytes
 from transports.shared_memory.memory_link import Peer
@@ -68,11 +68,11 @@ class MemoryJoining:
         Raises:
             TransportError: A process of this host did not join.
         """
-        self.meeting.door = door = Door((), unix=True, pending=2 * self.members, stays=False)
+        self.meeting.sockets = sockets = ListeningSockets((), unix=True, pending=2 * self.members, reopens=False)
         identity = self._make_memory()
-        listeners = door.listen() if identity else []
+        listeners = sockets.listen() if identity else []
         try:
-            cards = await exchange("memory", PeerAddress(host=identity, unix=door.unix).pack())
+            cards = await exchange("memory", PeerAddress(host=identity, unix=sockets.unix).pack())
             self._find_neighbours(identity, [PeerAddress.unpack(card, member) for member, card in enumerate(cards)])
             missing = await self.meeting.gather(
                 [(i, 0) for i in self._names], listeners, self._dial_peer, self._serve_peer

@@ -11,7 +11,7 @@ from transports.buffers import BounceBuffers, Buffer, as_bytes
 from transports.linked import LinkedEndpoint, LinkedTransport
 from transports.matching import Lane, lane_key
 from transports.patience import Patience
-from transports.shared_memory.engine import EngineDoor
+from transports.shared_memory.engine import EngineEvents
 from transports.shared_memory.memory_link import MemoryLink
 from transports.starter import Request
 
@@ -29,15 +29,15 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
     Attributes:
         memory: Buffers of messages on loan.
         engine: Engine of this process; None before it has joined others.
-        door: Deliverer of the engine's events on the event loop.
+        events: Deliverer of the engine's events on the event loop.
     """
 
     engine: Engine | None
-    door: EngineDoor | None
+    events: EngineEvents | None
 
     def __init__(self, member: int, placement: Sequence[Sequence[int]]) -> None:
         super().__init__(member, placement)
-        self.engine = self.door = None
+        self.engine = self.events = None
         self.memory: BounceBuffers = BounceBuffers()
         self.patience: Patience = Patience(0.0)
 
@@ -47,7 +47,7 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
 
     def deliver_events(self) -> bool:
         """Deliver events of the engine; return whether there were any. The event loop's thread only."""
-        return self.door is not None and self.door.deliver_events()
+        return self.events is not None and self.events.deliver_events()
 
     def statistics(self) -> Statistics:
         """Return the unmatched sends and receives of local ranks."""
@@ -118,6 +118,6 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
 
     def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Call a function, for the length of a block, whenever a message or a loss may have arrived."""
-        door = self._transport.door
-        assert door is not None, "it is open"
-        return door.probing(notify)
+        events = self._transport.events
+        assert events is not None, "it is open"
+        return events.probing(notify)

@@ -18,7 +18,7 @@ from transports.meeting import Meeting
 from transports.patience import Patience, usable_cores
 from transports.shared_memory import engine as native
 from transports.shared_memory.board import Boards
-from transports.shared_memory.engine import EngineDoor, Post, allows_mail, bells
+from transports.shared_memory.engine import EngineEvents, Post, allows_mail, bells
 from transports.shared_memory.joining import MemoryJoining, ring_bytes
 from transports.shared_memory.memory_link import GOODBYE, MemoryLink, Peer
 from transports.shared_memory.messages import MemoryMessages
@@ -151,14 +151,14 @@ class SharedMemory(MemoryMessages):
         look_s, yields = polling_rule(pids, len(usable_cores()))
         workers, bell = max(1, len(usable_cores()) // (1 + len(pids))), self._joining.bell
         self.engine = engine = native.Engine(bells(segment.view), ways, look_s, bell, workers, yields)
-        self.door = EngineDoor(engine, bell, self._on_note)
+        self.events = EngineEvents(engine, bell, self._on_note)
         self.patience = Patience(look_s)
         heap = Heap(ring_bytes(len(self.placement)), segment.nbytes - _LAST_BYTES)
         self._boards = Boards(segment, heap, engine, look_s)
         for i, peer in sorted(self._peers.items()):
             link = MemoryLink(i, self.placement[i], self.memory, peer, engine, self.patience, self._report)
             self.links[i] = link
-            link.on_loss, link.deliver_events = partial(self._handle_lost_peer, i), self.door.deliver_events
+            link.on_loss, link.deliver_events = partial(self._handle_lost_peer, i), self.events.deliver_events
         self._post = self._make_post(engine, segment)
 
     def _make_post(self, engine: native.Engine, segment: Segment) -> Post | None:
@@ -180,8 +180,8 @@ class SharedMemory(MemoryMessages):
         """Mark the boards of a lost process, and let waiting receives look again."""
         if self._boards is not None:
             self._boards.lose(member, str(self.links[member].gone))
-        if self.door is not None:
-            self.door.look_again()
+        if self.events is not None:
+            self.events.call_probes()
 
     def _report_refused(self) -> None:
         """Report why memory is not shared; `TransportError` if a process has to be reached and cannot be."""
@@ -202,8 +202,8 @@ class SharedMemory(MemoryMessages):
         async with trio.open_nursery() as nursery:
             for link in self.links.values():
                 nursery.start_soon(link.run)
-            if self.door is not None:
-                nursery.start_soon(self.door.run)
+            if self.events is not None:
+                nursery.start_soon(self.events.run)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
         """Give up ranks of other processes that are known to be lost."""
