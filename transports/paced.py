@@ -46,7 +46,7 @@ class LinkSpeed:
 def by_kind(
     kind_of: Callable[[int, int], str], speeds: Mapping[str, LinkSpeed | None]
 ) -> Callable[[int, int], LinkSpeed | None]:
-    """Give each pair of ranks the speed of its kind of link.
+    """Return a function that gives each pair of ranks the speed of its kind of link.
 
     Args:
         kind_of: Names the kind of link between two ranks.
@@ -103,7 +103,7 @@ class PlannedWire:
     def add(
         self, tag: int, nbytes: int, *, priority: int, now_s: float, planned: Callable[[float], None]
     ) -> PlannedTransfer:
-        """Put a message on the plan; ``planned`` is called with its time of arrival, again whenever that changes.
+        """Add a message to the plan; ``planned`` is called with its time of arrival, also whenever that changes.
 
         Cost: O(1) behind messages that are as urgent, plus one call for each message that it overtakes.
         """
@@ -166,7 +166,7 @@ class PlannedWire:
         self._forget_tag(first)
 
     def _forget_tag(self, transfer: PlannedTransfer) -> None:
-        """Forget a message as the last one of its tag."""
+        """Forget a message as the latest one of its tag."""
         if self._last_of_tag.get(transfer.tag) is transfer:
             del self._last_of_tag[transfer.tag]
 

@@ -45,7 +45,7 @@ class Packets:
         self.head_bytes: int = self._by_count[-1].size
 
     def pack(self, kind: int, *fields: int) -> bytes:
-        """Return a packet, or the head of one with a payload."""
+        """Return a packet without payload, or the head before a payload."""
         return self._by_count[len(fields)].pack(self._magic | kind, *fields)
 
     def unpack(self, packet: memoryview) -> tuple[int, tuple[int, ...], memoryview]:

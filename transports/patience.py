@@ -26,7 +26,7 @@ def usable_cores() -> frozenset[int]:
 
 
 def leave_core() -> bool:
-    """Move the calling thread to another core that it may use; True if there is one.
+    """Move the calling thread to another usable core; True if there is one.
 
     It is bound to none: the scheduler may move it again at once.
     """

@@ -65,7 +65,7 @@ class Router(Transport):
         return any(part.spans_hosts(ranks) for part in self.parts)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
-        """Give up ranks in every part."""
+        """Give up lost ranks in every part; return whether any part knew them."""
         lost = [part.lose(ranks, reason) for part in self.parts]
         return any(lost)
 
@@ -103,7 +103,7 @@ class Router(Transport):
             yield self
 
     async def aclose(self) -> None:
-        """Close all parts."""
+        """Close all parts, one after the other."""
         for part in self.parts:
             await part.aclose()
 

@@ -66,7 +66,7 @@ async def check_transport(
 
 
 async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
-    """Run one check.
+    """Run one check on a fresh pair.
 
     Raises:
         ContractViolation: It failed, hung, or ended with an error that is no part of the contract.

@@ -170,7 +170,7 @@ class Incoming:
         return receive
 
     def _drop_offer(self, number: int) -> bool:
-        """Drop an offer without a receive, and return whether it was here; one still on its way is dropped on arrival."""
+        """Drop an offer without a receive; True if it was here. One still on its way is dropped on arrival."""
         if number >= self._next_number:
             if number - self._next_number > self._limits.waiting:
                 raise ProtocolError(f"peer withdrew offer {number}, beyond the window of {self._limits.waiting}")

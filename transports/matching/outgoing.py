@@ -253,7 +253,7 @@ class Outgoing:
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> list[Send]:
-        """Remove unaccepted messages, tell the other side to drop their offers, and return them."""
+        """Remove and return the unaccepted messages; the other side is asked to drop their offers."""
         unaccepted = list(self.waiting)
         self._announcing.clear()
         self._in_lane.clear()

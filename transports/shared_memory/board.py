@@ -80,11 +80,11 @@ class Boards:
             self._early_notes[key, rank] = note
 
     def close(self, key: int) -> None:
-        """Drop the board of a group."""
+        """Forget the board of a group; its memory has been released."""
         self._open.pop(key, None)
 
     def lose(self, member: int, reason: str) -> None:
-        """Mark the boards of a lost process."""
+        """Mark the boards in which a lost process takes part, so that their operations fail."""
         for board in self._open.values():
             board.lose(member, reason)
 
@@ -172,7 +172,7 @@ class _SharedBoard(Board):
 
     @cached_property
     def _native(self) -> native.Board:
-        """The board of the engine."""
+        """Board of the compiled engine, made at first use, when all ranks have opened this one."""
         engine = self._boards.engine
         seats = []
         for position, (start, home) in enumerate(zip(self._starts, self._homes, strict=True)):

@@ -51,7 +51,7 @@ _BELLS_AT, _ALLOWED_AT, _LINE_BYTES = -512, -448, 64
 
 
 def allow_mail(segment: memoryview) -> None:
-    """Mark the segment of a process with a mailbox, before others map it."""
+    """Mark in the segment of this process that it has a mailbox, before other processes map the segment."""
     segment[_ALLOWED_AT] = 1
 
 
@@ -133,7 +133,7 @@ class EngineEvents(trio.abc.Instrument):
             self._engine.probe(False)
 
     def call_probes(self) -> None:
-        """Call all functions of `probing`."""
+        """Call the functions of all `probing` blocks."""
         for look in tuple(self._probes):
             look()
 

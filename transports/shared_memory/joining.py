@@ -23,7 +23,7 @@ from transports.meeting import ListeningSockets, Meeting, Place
 from transports.shared_memory.engine import BUILT, RING_BYTES, allow_mail
 from transports.shared_memory.memory_limit import memory_bytes
 from transports.shared_memory.memory_link import Peer
-from transports.shared_memory.peer_memory import allow, buffer_address, read
+from transports.shared_memory.peer_memory import buffer_address, permit_reading, read_memory
 from transports.shared_memory.segment import Segment
 
 _HANDSHAKE_S = 10.0
@@ -105,7 +105,7 @@ class MemoryJoining:
         return {member: reason for (member, _), reason in self.meeting.results.items() if isinstance(reason, str)}
 
     def close(self) -> None:
-        """Close the bell of this process."""
+        """Close the descriptor that wakes this process; twice is harmless."""
         bell, self.bell = self.bell, -1
         if bell >= 0:
             os.close(bell)
@@ -125,7 +125,7 @@ class MemoryJoining:
             except OSError as error:
                 self.unshared = f"shares no memory with processes of this host, which sockets reach: {error.strerror}"
                 return ""
-            allow()
+            permit_reading()
         return identity
 
     def _find_neighbours(self, identity: str, cards: list[PeerAddress]) -> None:
@@ -134,7 +134,7 @@ class MemoryJoining:
         self._names = {i: name for i, name in neighbours.items() if i != self.member}
 
     def _make_segment(self) -> Segment:
-        """Make the segment of this process, at least the smallest useful one whatever the limit."""
+        """Make the segment of this process, within the limit but not below the smallest useful size."""
         limit = self._limit_bytes if self._limit_bytes is not None else memory_bytes() // 2 // self.members
         return Segment.make(max(limit // _GRAIN_BYTES * _GRAIN_BYTES, ring_bytes(self.members) + _GRAIN_BYTES))
 
@@ -218,7 +218,7 @@ class MemoryJoining:
         if not self._reads or uid != os.getuid() or pid <= 0:
             return False
         with suppress(OSError, AttributeError):
-            read(pid, address, seen)
+            read_memory(pid, address, seen)
         return seen == nonce
 
     def _make_peer(

@@ -126,7 +126,7 @@ class MemoryRequest(Request):
     on_end = settle
 
     def settle_in_thread(self) -> bool:
-        """Record a successful end, unless a task waits for it."""
+        """Record a successful end in the calling thread; False if a task has to be woken."""
         if self.link.leaves or self.op.state != DONE:  # those ends wake a task, or end the link
             return False
         self.settle()
@@ -231,7 +231,7 @@ class MemoryLink(PeerLink):
     def begin_send(
         self, lane: Lane, view: memoryview, priority: int, done: Callable[[Request], None]
     ) -> Request | None:
-        """Begin a send; None if it has finished."""
+        """Begin a send; None if all bytes have left."""
         if self.gone is not None:
             raise self.loss_error(lane)
         src, dst, tag = lane
@@ -245,7 +245,7 @@ class MemoryLink(PeerLink):
     def begin_receive(
         self, lane: Lane, out: memoryview | None, nbytes: int, done: Callable[[Request], None]
     ) -> Request:
-        """Begin a receive."""
+        """Begin a receive, into memory on loan if there is no buffer."""
         src, dst, tag = lane
         if self.gone is not None and not self._has_left:
             raise self.loss_error(lane)
@@ -290,7 +290,7 @@ class MemoryLink(PeerLink):
                 self._receive_end()
 
     def _receive_end(self) -> None:
-        """Handle the end of the other process, after all its messages."""
+        """Read the end of the socket, which follows the last message, and handle the end of the process."""
         try:
             packet = self.peer.socket.recv(1)
         except BlockingIOError:
@@ -316,13 +316,13 @@ class MemoryLink(PeerLink):
             self.lose(reason, evident=evident)
 
     def lose(self, reason: str, *, evident: bool = False) -> None:
-        """Give up the process, and report its loss to the user: every operation with its ranks fails."""
+        """Report the loss of the process to the user, and end all calls with the process."""
         if self.gone is None:
             self._report(f"{self.name} is lost: {reason}")
         self.give_up(reason, evident=evident)
 
     def give_up(self, reason: str, *, evident: bool = False) -> None:
-        """Give up the process without a report: every operation with its ranks fails."""
+        """End all calls with the process without a report, and close its socket."""
         self._evident = self._evident or (self.gone is None and evident)
         self._end(f"{self.name} is lost: {reason}")
         self._close_socket()
@@ -347,7 +347,7 @@ class MemoryLink(PeerLink):
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> None:
-        """Fail every unmatched call."""
+        """Fail every call that has not matched, because this process leaves."""
         for call in tuple(self.calls):
             call.close()
 

@@ -78,7 +78,7 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
     ) -> Request:
-        """Let the engine receive."""
+        """Begin a receive in the engine."""
         view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
         return self._transport.link(lane, src).begin_receive(lane, view, nbytes, done)
 
@@ -94,7 +94,7 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         return home is not None and transport.state is None and transport.links[home].gone is None
 
     def catch_up(self, peer: int) -> bool:
-        """Deliver events of the engine."""
+        """Deliver events of the engine; return whether there were any."""
         transport = self._transport
         if transport.state is not None or peer not in transport.home:
             raise transport.unreachable_error((self.rank, peer, 0), peer)

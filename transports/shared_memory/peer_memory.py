@@ -1,7 +1,8 @@
 """The system call of Linux that reads another process's memory.
 
 ``process_vm_readv`` copies once. The kernel allows it among processes of one user and one PID namespace, unless a
-security module forbids it; under Yama, which Ubuntu enables, the process that is read has to permit it (`allow`).
+security module forbids it. Under Yama, which Ubuntu enables, the process that is read has to permit it: see
+`permit_reading`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def buffer_address(buffer: Buffer) -> int:
     return address
 
 
-def read(pid: int, address: int, into: Buffer) -> None:
+def read_memory(pid: int, address: int, into: Buffer) -> None:
     """Fill a buffer from another process's memory. Other threads run in parallel.
 
     Args:
@@ -76,7 +77,7 @@ def _read_once(pid: int, address: int, target: int, nbytes: int) -> int:
     return count
 
 
-def allow() -> None:
+def permit_reading() -> None:
     """Permit processes of the same user to read this one, which Yama requires; elsewhere they may already.
 
     MPI libraries do it, too. The permission lasts until this process ends.

@@ -29,7 +29,7 @@ class Segment:
 
     @classmethod
     def make(cls, nbytes: int) -> Segment:
-        """Make a segment of this process.
+        """Return a new segment of this process.
 
         Raises:
             OSError: The system has too little memory, or no anonymous files.
@@ -89,7 +89,7 @@ class Heap:
         self._sizes: dict[int, int] = {}
 
     def take(self, nbytes: int) -> int | None:
-        """Return the start of a piece; None if there is no room."""
+        """Return the start of a free piece of at least `nbytes`; None without room."""
         size = _piece_bytes(nbytes)
         if self._free[size]:
             start = self._free[size].pop()
@@ -102,7 +102,7 @@ class Heap:
         return start
 
     def free(self, start: int) -> int:
-        """Free a piece, and return its size."""
+        """Free a piece; return its size."""
         size = self._sizes.pop(start)
         self._free[size].append(start)
         self.used_bytes -= size
@@ -110,7 +110,7 @@ class Heap:
 
 
 def _piece_bytes(nbytes: int) -> int:
-    """Round a length up to pages, and to one of four sizes an octave."""
+    """Return a length rounded up to pages, and to one of four sizes an octave."""
     nbytes = max(nbytes, _PAGE_BYTES)
     unit = max(_PAGE_BYTES, 1 << (nbytes - 1).bit_length() - 3)
     return -(-nbytes // unit) * unit
@@ -138,7 +138,7 @@ class Shelf:
         self._lock = threading.Lock()
 
     def loan(self, nbytes: int, ranks: int) -> int | None:
-        """Return the start of a piece on loan to a number of ranks; None: there is no room."""
+        """Return the start of a piece on loan to a number of ranks; None without room."""
         first = _words_offset(nbytes)
         start = self.take(first + ranks * _WORD_BYTES)
         if start is not None:
@@ -149,7 +149,7 @@ class Shelf:
         return start
 
     def take(self, nbytes: int) -> int | None:
-        """Return the start of a piece that this process releases itself; None: there is no room."""
+        """Return the start of a piece that this process itself releases; None without room."""
         with self._lock:
             self._free_released()
             return self._heap.take(nbytes)

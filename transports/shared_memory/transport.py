@@ -170,14 +170,14 @@ class SharedMemory(MemoryMessages):
         return Post(engine, {self.placement[i][0]: i for i in members if len(self.placement[i]) == 1})
 
     def _on_note(self, member: int, first: int, second: int, third: int) -> None:
-        """Handle a note of another process."""
+        """Handle a note of another process: its goodbye, or one about the rows of a rank."""
         if second == GOODBYE:
             self.links[member].on_goodbye()
         elif self._boards is not None:
             self._boards.receive_note((first, second, third))
 
     def _handle_lost_peer(self, member: int) -> None:
-        """Mark the boards of a lost process, and let waiting receives look again."""
+        """Mark the boards of a lost process, and let receives from any source search again."""
         if self._boards is not None:
             self._boards.lose(member, str(self.links[member].gone))
         if self.events is not None:
