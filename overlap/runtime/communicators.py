@@ -312,15 +312,15 @@ class AnySource:
         self._lane = lane
         self.port: OperationPort = OperationPort(self, lane, position=1, place=0, towards=towards)
         self.port.group = "", ()
-        self._communicators, self._context, self._keys, self._take = communicators, context, keys, take
-        self._others = [key for key in keys if key.src != key.dst]
-        self._elsewhere = [key for key in keys if communicators.is_sender_elsewhere(key)]
+        self._communicators, self._context, self._keys, self._move_receive = communicators, context, keys, take
+        self._sender_keys = [key for key in keys if key.src != key.dst]
+        self._remote_keys = [key for key in keys if communicators.is_sender_elsewhere(key)]
         self._receive: Operation | None = None  # receive that may choose now
         self._scope: trio.CancelScope | None = None  # scope of the task that waits for other processes
 
     def close(self) -> None:
         """Drop the port, which refers back to this object, and the group, which may end."""
-        del self.port, self._take
+        del self.port, self._move_receive
 
     def arrive(self, operation: Operation) -> None:
         """Choose a message for a receive, now or when the first one is sent."""
@@ -361,7 +361,7 @@ class AnySource:
         """Whether a receive would meet a message at once, if that is known."""
         here = self._communicators
         offered = any(here.offered_ns(key) is not None for key in self._keys)
-        return offered or bool(self._elsewhere and here.oldest_announced(self._context.rank, self._elsewhere))
+        return offered or bool(self._remote_keys and here.oldest_announced(self._context.rank, self._remote_keys))
 
     def forget(self, seq: int) -> None:
         """Forget the receive that searches for a message, and stop the search."""
@@ -370,7 +370,7 @@ class AnySource:
 
     def missing(self, seq: int) -> list[int]:
         """Return the world ranks that may send."""
-        return [key.ends[0] for key in self._others]
+        return [key.ends[0] for key in self._sender_keys]
 
     @property
     def at_rest(self) -> bool:
@@ -387,44 +387,44 @@ class AnySource:
         Args:
             arrived: Message of another process, for transports that do not know announced messages.
         """
-        receive, here = self._receive, self._communicators
+        receive, communicators = self._receive, self._communicators
         if receive is None:
             return
         self._stop_waiting()
-        broken = here.find_abort(self._keys[0])
-        if broken is not None:
-            self.give_up(receive, Failure(broken(), seen=True))
+        make_abort_error = communicators.find_abort(self._keys[0])
+        if make_abort_error is not None:
+            self.give_up(receive, Failure(make_abort_error(), seen=True))
             return
-        offered = [(here.offered_ns(key), key.src) for key in self._keys]
+        offered = [(communicators.offered_ns(key), key.src) for key in self._keys]
         oldest = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
-        message, free = self._find_announced(arrived)
+        message, free_keys = self._find_announced(arrived)
         if message is not None and (oldest is None or message.since_ns < oldest[0]):
             key = self._find_key(message)
             self._choose(receive, key.src)
-            here.report_if_announced(key, receive)
+            communicators.report_if_announced(key, receive)
         elif oldest is not None:
             self._choose(receive, oldest[1])
-        elif self._others and all(here.has_sent_all(key) for key in self._others):
+        elif self._sender_keys and all(communicators.has_sent_all(key) for key in self._sender_keys):
             rank = self._context.rank
-            text = f"all other ranks finished their programs while rank {rank} waits in {receive.label}"
-            self.give_up(receive, Failure(RankLeftError(f"{text} ({receive.call_site})", culprit=rank)))
-        elif free:
+            cause = f"all other ranks finished their programs while rank {rank} waits in {receive.label}"
+            self.give_up(receive, Failure(RankLeftError(f"{cause} ({receive.call_site})", culprit=rank)))
+        elif free_keys:
             self._scope = trio.CancelScope()
-            self._context.spawn(self._wait_for_message, receive, free, self._scope)
+            self._context.spawn(self._wait_for_message, receive, free_keys, self._scope)
 
     def _find_announced(self, arrived: Envelope | None) -> tuple[Envelope | None, Sequence[Key]]:
         """Return the oldest announced message that no other receive waits for, and the keys without such receives."""
-        here, rank, free = self._communicators, self._context.rank, self._elsewhere
-        while free and (message := here.oldest_announced(rank, free) or arrived) is not None:
+        communicators, rank, free_keys = self._communicators, self._context.rank, self._remote_keys
+        while free_keys and (message := communicators.oldest_announced(rank, free_keys) or arrived) is not None:
             key = self._find_key(message)
-            if here.last_receive(key) is None:
-                return message, free
-            free, arrived = [other for other in free if other is not key], None
-        return None, free
+            if communicators.last_receive(key) is None:
+                return message, free_keys
+            free_keys, arrived = [other for other in free_keys if other is not key], None
+        return None, free_keys
 
     def _find_key(self, message: Envelope) -> Key:
         """Return the key of an announced message."""
-        return next(key for key in self._elsewhere if key.ends[0] == message.src)
+        return next(key for key in self._remote_keys if key.ends[0] == message.src)
 
     def _stop_waiting(self) -> None:
         """Cancel the task that waits for announcements of other processes, if there is one."""
@@ -447,4 +447,4 @@ class AnySource:
     def _choose(self, receive: Operation, src: int) -> None:
         """Continue a receive as one with a source: the group rank whose message was chosen."""
         self.forget(receive.seq)
-        self._take(receive, src)
+        self._move_receive(receive, src)

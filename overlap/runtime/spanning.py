@@ -126,7 +126,7 @@ class SpanningCommunicator(Communicator):
         self.here: int = sum(member in local for member in members)
         self.id: int = key.id
         self.issued: dict[int, int] = {}
-        self._local, self._others = local, notices
+        self._local, self._notices = local, notices
         self._reported = False  # whether an operation here has failed with `_broken`
         self._tag_bases: dict[Call, int] = {}
         self._cached_calls: dict[tuple[int, int, int, Call], tuple[object, RankCall]] = {}
@@ -175,7 +175,7 @@ class SpanningCommunicator(Communicator):
         # compare the known calls of the other processes
         if match.pattern is not operation.call:
             self._compare(match, operation)
-        for report in self._others.early_calls(self.id, seq):
+        for report in self._notices.early_calls(self.id, seq):
             self.compare_call(seq, report)
         if operation.call.dtype is None and match.pattern is not None and not match.pattern.settled:
             self._assume_or_ask(match, operation)
@@ -193,7 +193,7 @@ class SpanningCommunicator(Communicator):
             self.issued[rank] = seq + 1
         self._past[seq % REMEMBERED] = seq, (rank, operation.call, operation.place)
         if operation.kind in ANNOUNCED and operation.port.position == operation.call.root:
-            self._others.announce_call(self.id, seq, self._cached_rank_call(operation))
+            self._notices.announce_call(self.id, seq, self._cached_rank_call(operation))
 
     def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
         """Receive what fits the array for the result, which needs no report; without an array, ask the others.
@@ -202,7 +202,7 @@ class SpanningCommunicator(Communicator):
         """
         assumed = call_by_out(operation) if self.here == 1 and match.error is None else None
         if assumed is None:
-            self._others.send_call(self.id, (operation.seq,), self._make_rank_call(operation))
+            self._notices.send_call(self.id, (operation.seq,), self._make_rank_call(operation))
         else:
             match.pattern, match.assumed = assumed, True
 
@@ -217,7 +217,7 @@ class SpanningCommunicator(Communicator):
     @property
     def calm(self) -> bool:
         """Whether a rank is alone in this process, no operation fails, and no report waits for its arrival."""
-        return self.here == 1 and not self._left and self._broken is None and self._others.silent
+        return self.here == 1 and not self._left and self._broken is None and self._notices.silent
 
     def cached_executor(self, operation: Operation) -> Executor | None:
         """Return the cached executor for an operation."""
@@ -254,11 +254,11 @@ class SpanningCommunicator(Communicator):
         If a wire broke, a report of its cause is about to arrive and ends the world: that is the error to raise here.
         """
         if isinstance(failure.error, LinkLostError) and not failure.error.evident:
-            self._others.hold_broken_end(partial(self._fail_held, match, operation, failure))
+            self._notices.hold_broken_end(partial(self._fail_held, match, operation, failure))
             return
         super().fail_one(match, operation, failure)
         assert match.error is not None
-        self._others.send_failed_end(self.id, operation.seq, self.members[operation.port.position], match.error())
+        self._notices.send_failed_end(self.id, operation.seq, self.members[operation.port.position], match.error())
 
     def _fail_held(self, match: Match, operation: Operation, failure: Failure) -> None:
         """Fail an end whose wire broke, because no report of the cause arrived in time."""
@@ -283,7 +283,7 @@ class SpanningCommunicator(Communicator):
         super().give_up(operation, failure)
         broken = self._shared.find_abort(self.key)
         assert broken is not None
-        self._others.send_broken(self.id, self.members[operation.port.position], broken())
+        self._notices.send_broken(self.id, self.members[operation.port.position], broken())
 
     def missing(self, seq: int) -> list[int]:
         """Return the world ranks that are not known to have arrived at operation `seq`; empty if no rank has."""
@@ -302,7 +302,7 @@ class SpanningCommunicator(Communicator):
     def report_call(self, operation: Operation) -> None:
         """Report the call of an unfinished operation."""
         if operation.seq in self._matches:
-            self._others.send_call(self.id, (operation.seq,), self._make_rank_call(operation))
+            self._notices.send_call(self.id, (operation.seq,), self._make_rank_call(operation))
 
     def _cached_rank_call(self, operation: Operation) -> RankCall:
         """Return the call of a rank, from a cache: to find a line takes longer than to send a small message."""
@@ -368,13 +368,13 @@ class SpanningCommunicator(Communicator):
 
     def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
         """Fail the ends here that differ from others, and report that to the other processes."""
-        self._others.send_mismatch(self.id, seq, error())
+        self._notices.send_mismatch(self.id, seq, error())
         super()._fail_dispute(match, seq, error)
 
     def _fail_different_calls(self, seq: int, own: RankCall, theirs: RankCall) -> None:
         """Fail operation `seq` here, and report two different calls to the other processes."""
         error = mismatch(self.name, seq, theirs, own)
-        self._others.send_mismatch(self.id, seq, error())
+        self._notices.send_mismatch(self.id, seq, error())
         self.fail_here(seq, error)
 
     def fail_here(self, seq: int, error: Callable[[], BaseException]) -> None:
@@ -415,4 +415,4 @@ class SpanningCommunicator(Communicator):
         """Return the number of operations that a rank has issued here; for other processes, as they reported."""
         if rank in self._local:
             return self.issued.get(rank, 0)
-        return self._others.issued_by(rank, self.id)
+        return self._notices.issued_by(rank, self.id)

@@ -84,7 +84,7 @@ class SpanningMessages(SpanningCommunicator):
     def _left_without(self, seq: int) -> set[int]:
         """Return the other end if it has finished, and has sent no message `seq`."""
         there = [rank for rank in self._left.intersection(self.members) if rank not in self._local]
-        return {rank for rank in there if self._others.sent_no_more(rank, self.id, seq)}
+        return {rank for rank in there if self._notices.sent_no_more(rank, self.id, seq)}
 
     def ended(self, match: Match, operation: Operation) -> None:
         """Forget a match once its end here is over; let the communicator rest once no message is in flight."""
@@ -136,7 +136,7 @@ class SpanningCommunicators(Communicators):
         lost_count: Whether the number of messages of some tag is no longer known.
     """
 
-    def __init__(self, engine: BaseEngine, transport: Transport, others: ControlNotices) -> None:
+    def __init__(self, engine: BaseEngine, transport: Transport, notices: ControlNotices) -> None:
         super().__init__(engine, keeps=KEPT)
         self.spanning: dict[int, SpanningCommunicator] = {}
         self.lost_count: bool = False
@@ -148,13 +148,13 @@ class SpanningCommunicators(Communicators):
         # By group: number of its ranks that use it no more, and the ids of communicators that their processes have
         # reported.
         self._ended: dict[int, tuple[int, frozenset[int]]] = {}
-        self._transport, self._local, self._others = transport, frozenset(transport.ranks), others
+        self._transport, self._local, self._notices = transport, frozenset(transport.ranks), notices
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Make a communicator, of the kind for its members: all here, or in several processes."""
         if self._local.issuperset(members):
             return super().make(key, name, members)
-        arguments = (self, key, name, members, self._local, self._others)
+        arguments = (self, key, name, members, self._local, self._notices)
         if key.messages:
             _, first_seq = self._counts.pop(key.id, (key, 0))
             counted = first_seq > 0 or not self.lost_count
@@ -177,16 +177,16 @@ class SpanningCommunicators(Communicators):
         sent = sent or self._sent.get((key_id, seq))
         if sent is None or not known:
             if report.call.dtype is None:
-                self._others.send_call(key_id, (seq,), report._replace(rank=min(self._local)))
+                self._notices.send_call(key_id, (seq,), report._replace(rank=min(self._local)))
         elif report.call.dtype is None or not sent[1].agrees(report.call):
             rank, call, place = sent
-            self._others.send_call(key_id, (seq,), RankCall(rank=rank, call=call, call_site=call_site(*place)))
+            self._notices.send_call(key_id, (seq,), RankCall(rank=rank, call=call, call_site=call_site(*place)))
 
     def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
         """Fail all present and later operations of a group, here and in other processes."""
         super().abort(ranks, occurrence, error)
         first_error = error()
-        self._others.send_broken(Key(ranks, occurrence, "").id, first_error.culprit, first_error)
+        self._notices.send_broken(Key(ranks, occurrence, "").id, first_error.culprit, first_error)
 
     def close(self, communicator: Communicator) -> None:
         """Close a communicator of messages at rest; remember their number, and their last calls."""
@@ -218,7 +218,7 @@ class SpanningCommunicators(Communicators):
         ids = [group.id, *(key.id for key in self._keys_by_group.get(group[:2], ()))]
         here, size = len(self._local.intersection(group.ranks)), len(group.ranks)
         self._ended_here[ids[0]] = group
-        self._others.send_unused(ids[0], here, size, ids)
+        self._notices.send_unused(ids[0], here, size, ids)
         self.end_elsewhere(ids[0], here, size, ids)
 
     def end_elsewhere(self, group_id: int, ranks: int, size: int, ids: Sequence[int]) -> bool:
@@ -243,7 +243,7 @@ class SpanningCommunicators(Communicators):
             self.close_group(group)
         for key_id in reported if self._off else ():
             self._off.pop(key_id, None)
-        self._others.forget(reported)
+        self._notices.forget(reported)
         return count == size
 
     def close_group(self, group: Key) -> None:
@@ -328,7 +328,7 @@ class SpanningCommunicators(Communicators):
             return super().has_sent_all(key)
         messages = self.spanning.get(key.id)
         count = messages.count if isinstance(messages, SpanningMessages) else self._counts.get(key.id, (key, 0))[1]
-        return self._others.sent_no_more(key.ends[0], key.id, count)
+        return self._notices.sent_no_more(key.ends[0], key.id, count)
 
     def issued_counts(self, rank: int) -> dict[int, int]:
         """Return the number of operations of a rank here on each communicator that spans processes."""

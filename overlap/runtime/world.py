@@ -132,7 +132,7 @@ class World:
             others.communicators(self._engine, transport) if others else self.backend.communicators(self._engine)
         )
         self.communicators.later = self.backend.later(self._handover)
-        self._cluster, self._others, self._flight = cluster, others, flight
+        self._cluster, self._processes, self._flight = cluster, others, flight
         self._survival, self._steps = (restart, state_dir, dict(zip(sorted(local), epochs, strict=bool(epochs)))), steps
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
         self._scope = trio.CancelScope()
@@ -179,7 +179,7 @@ class World:
     ) -> list[T]:
         """Run `main` on every rank to the common end."""
         results: dict[int, T] = {}
-        async with self._others.attach(self) if self._others else nullcontext():
+        async with self._processes.attach(self) if self._processes else nullcontext():
             try:
                 await self._run_ranks(main, args, timeout_s, results)
             except BaseException as error:
@@ -211,8 +211,8 @@ class World:
                     async with trio.open_nursery() as nursery:
                         for member in self._members:
                             nursery.start_soon(self._run_rank, member, main, args, results)
-                    if self._others:
-                        await self._others.wait_all_finished()
+                    if self._processes:
+                        await self._processes.wait_all_finished()
                         for error in self.communicators.unraised.values():
                             self.fail(min(self.local), error())
             finally:
@@ -279,14 +279,14 @@ class World:
             if failed is None:
                 raise
             cause = only(failed)
-            if self._others and self._is_consequence(context.rank, cause):
-                await self._others.wait_for_culprit()
+            if self._processes and self._is_consequence(context.rank, cause):
+                await self._processes.wait_for_culprit()
             self.fail(context.rank, cause)
             if stopped is not None:
                 raise stopped from None
         else:
-            if self._others:
-                self._others.send_left(context.rank)
+            if self._processes:
+                self._processes.send_left(context.rank)
             self.communicators.rank_left(context.rank)
             context.flight.left()
 
@@ -297,8 +297,8 @@ class World:
             DeadlineError: If it takes longer than a message's deadline.
         """
         post = self.post(sorted(self.local))
-        if self._others and post is not None and post.mailbox.sending():  # perhaps to a rank that does the same
-            self._others.send_closing(min(self.local))
+        if self._processes and post is not None and post.mailbox.sending():  # perhaps to a rank that does the same
+            self._processes.send_closing(min(self.local))
         while post is not None and (receivers := post.mailbox.sending()):
             for receiver in receivers:
                 if post.ranks[receiver] in self.communicators.left | self.communicators.closing:
@@ -336,8 +336,8 @@ class World:
             explain_unfinished(cause)
         if self.ending.failure is None:
             self._end_by_culprit(culprit, cause, doing, spared=rank)
-            if self._others:  # after it is recorded: the report may fail as well
-                self._others.send_failure(culprit, cause, doing)
+            if self._processes:  # after it is recorded: the report may fail as well
+                self._processes.send_failure(culprit, cause, doing)
         elif not isinstance(error, (PeerError, TransportError)) and culprit != self.ending.failure[0]:
             # broken wires after it are the first signs of a process's end, and no failures of their own
             self.ending.add(culprit, cause, doing, self.backend.now_ns() if self.backend.name == "virtual" else None)
@@ -346,8 +346,8 @@ class World:
         """End the world, here and elsewhere, for a reason that is no rank's failure."""
         first = min(self.local)
         self.fail_elsewhere(first, reason, [])
-        if self._others:
-            self._others.send_failure(first, reason, [])
+        if self._processes:
+            self._processes.send_failure(first, reason, [])
 
     def fail_elsewhere(self, culprit: int, cause: BaseException, doing: list[str]) -> None:
         """End the world because of a rank of another process, which failed or was lost."""
@@ -421,8 +421,8 @@ class World:
             return
         self._reason = reason
         self.reports.take_stock()
-        if self._others:
-            self._others.send_standings(self.reports.stood, reason)
+        if self._processes:
+            self._processes.send_standings(self.reports.stood, reason)
         self._scope.cancel(reason=f"the world {reason}")
 
     def _fail_unseen(self) -> bool:
@@ -440,14 +440,14 @@ class World:
         if self.reports.stood or self.ending.failure is not None or split_stops(error, stops=_STOPS)[0] is not None:
             return
         self.reports.stood = self.reports.standings({member.context.rank: place_in(error)})
-        if self._others:
-            self._others.send_standings(self.reports.stood, "")
+        if self._processes:
+            self._processes.send_standings(self.reports.stood, "")
 
     def end_by_signal(self, signal_name: str) -> None:
         """Report to the other processes that a signal ends this one."""
-        if self._others and self.ending.failure is None:
+        if self._processes and self.ending.failure is None:
             rank = min(self.local)
-            self._others.send_failure(
+            self._processes.send_failure(
                 rank, RemoteError(signal_name, "a signal ended its process"), self.reports.doing(rank)
             )
 
@@ -455,7 +455,7 @@ class World:
         """Watch for stalls for the length of a ``with``; in virtual time the kernel sees them at once."""
         if self.backend.name == "virtual":
             return nullcontext()
-        return world_watch(self._members, self._token, self._limits, self._others, self.give_up)
+        return world_watch(self._members, self._token, self._limits, self._processes, self.give_up)
 
     def record_wire_event(self, line: str) -> None:
         """Add an event of the connections to the timeline of the first rank here."""

@@ -45,7 +45,7 @@ def kept(rank: overlap.Rank) -> dict[str, int]:
     sizes = {"notes": len(getattr(rank._backend, "_notes", ()))}
     if isinstance(here, SpanningCommunicators):
         names += ["spanning", "_resting", "_counts", "_sent", "_any_addresses", "_ended_here", "_ended"]
-        plane = here._others
+        plane = here._notices
         sizes |= {
             name: len(getattr(plane, name)) for name in ("_early_calls", "_asked", "_reported", "_unused", "_announced")
         }
