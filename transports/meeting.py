@@ -123,14 +123,14 @@ class Meeting(Generic[Result]):
         return self.identity.hello(self._role, detail)
 
     async def greet(
-        self, connection: socket.socket, member: int, where: object, detail: str = "", *, deadline_s: float
+        self, connection: socket.socket, member: int, address: object, detail: str = "", *, deadline_s: float
     ) -> tuple[Stream, Hello]:
         """Connect a socket with another process that listens; return its stream and the answer.
 
         Args:
             connection: The socket. The caller keeps it, and closes it if this raises.
             member: The other process.
-            where: Address of the other process.
+            address: Address of the other process.
             detail: Detail of this side's hello, which names the connection.
             deadline_s: Limit of the handshake.
 
@@ -139,7 +139,7 @@ class Meeting(Generic[Result]):
             LinkLostError: The other process cannot be reached.
         """
         try:
-            await trio.socket.from_stdlib_socket(connection).connect(where)
+            await trio.socket.from_stdlib_socket(connection).connect(address)
             stream = self._wrap_stream(connection, serving=False)
             return stream, await greet(stream, self.hello(detail), self.identity.secret, deadline_s=deadline_s)
         except OSError as error:

@@ -70,10 +70,14 @@ class EfaLink(MatchedLink):
         self.note: Callable[[str], None] = _ignore_event
         self.watched: bool = False
         self.last_loss: str = ""
-        self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has reported how many frames it received
-        self._tried: dict[int, int] = {}  # by slot: the highest number tried
-        self._arrived: dict[int, int] = {}  # frames received on each dead rail
-        self._last: dict[int, tuple[int, int]] = {}  # by slot: the last dead rail that brought frames, and their number
+        self._dead_rails: dict[
+            int, tuple[Rail, str]
+        ] = {}  # until the other side has reported how many frames it received
+        self._tried_numbers: dict[int, int] = {}  # by slot: the highest number tried
+        self._received_frames: dict[int, int] = {}  # frames received on each dead rail
+        self._last_arrivals: dict[
+            int, tuple[int, int]
+        ] = {}  # by slot: the last dead rail that brought frames, and their number
 
     def set_limits(self, limits: Limits) -> None:
         """Set the limits that both processes have agreed on, in a new engine; before the first message only."""
@@ -209,14 +213,14 @@ class EfaLink(MatchedLink):
             which = f", {rail.ends}," if rail.ends and not evident else ""  # an evident fault is not the network's
             self.lose(f"the last connection to it{which} was lost: {reason}", evident=evident)
             return
-        self._dead[rail.index] = rail, reason
-        self._arrived[rail.index] = arrived = rail.reading.arrived
+        self._dead_rails[rail.index] = rail, reason
+        self._received_frames[rail.index] = arrived = rail.reading.arrived
         if arrived:
-            self._last[rail.index % RAILS_LIMIT] = rail.index, arrived
+            self._last_arrivals[rail.index % RAILS_LIMIT] = rail.index, arrived
         self.last_loss = reason
         # The dead rail may have carried the LOST frame of another rail, and both sides may lose such frames: then each
         # would wait for the other's. So every death repeats the LOST frames of all dead rails.
-        for index, count in self._arrived.items():
+        for index, count in self._received_frames.items():
             self.departures.add(pack(FrameKind.LOST, index, count))
         self.note(f"{self.rail_name(rail.index)} was lost: {reason}")
         self.on_loss(rail.index % RAILS_LIMIT)
@@ -227,30 +231,30 @@ class EfaLink(MatchedLink):
         for rail in tuple(self.rails):
             if rail.index == index:
                 rail.die("the other side has lost it")
-        if index not in self._arrived:
+        if index not in self._received_frames:
             self._answer_unknown(index)
-        if index in self._dead:  # otherwise this LOST is a repetition
+        if index in self._dead_rails:  # otherwise this LOST is a repetition
             self._repeat_frames(index, count)
 
     def _repeat_frames(self, index: int, count: int) -> None:
         """Send again all frames of a dead rail after the first `count`."""
-        dead, reason = self._dead.pop(index)
+        dead, reason = self._dead_rails.pop(index)
         nbytes = self.departures.repeat(dead.pop_unarrived(count))
         others = f" over the other {len(self.rails)}" if self.rails else ""
         self._report(f"{self.rail_name(index)} was lost: {reason}; {nbytes} bytes are sent again{others}")
 
     def _answer_unknown(self, index: int) -> None:
         """Answer a LOST frame of a rail that this side has settled or never had."""
-        tried = self._tried.get(index % RAILS_LIMIT)
+        tried = self._tried_numbers.get(index % RAILS_LIMIT)
         if tried is None or index > tried:
             raise FrameError(f"peer reports the loss of rail {index}, which never existed")
         if index > max(self._slot_numbers(index), default=-1):
-            self._arrived[index] = 0
+            self._received_frames[index] = 0
             self.departures.add(pack(FrameKind.LOST, index, 0))
 
     def _slot_numbers(self, index: int) -> list[int]:
         """Return the numbers of the living and unsettled rails in the slot of a rail."""
-        numbers = (*self._arrived, *(rail.index for rail in self.rails))
+        numbers = (*self._received_frames, *(rail.index for rail in self.rails))
         return [number for number in numbers if number % RAILS_LIMIT == index % RAILS_LIMIT]
 
     def rail_name(self, index: int) -> str:
@@ -262,9 +266,9 @@ class EfaLink(MatchedLink):
     def add(self, rail: Rail) -> None:
         """Add a rail: the first one of its slot, or a replacement."""
         slot = rail.index % RAILS_LIMIT
-        self._tried[slot] = max(rail.index, self._tried.get(slot, 0))
-        for index in [index for index in self._arrived if index % RAILS_LIMIT == slot]:
-            del self._arrived[index]  # the handshake of the replacement has settled it on both sides
+        self._tried_numbers[slot] = max(rail.index, self._tried_numbers.get(slot, 0))
+        for index in [index for index in self._received_frames if index % RAILS_LIMIT == slot]:
+            del self._received_frames[index]  # the handshake of the replacement has settled it on both sides
         self.rails.append(rail)
         self.rails.sort(key=lambda rail: rail.index % RAILS_LIMIT)
         if rail.index >= RAILS_LIMIT:
@@ -277,7 +281,7 @@ class EfaLink(MatchedLink):
 
     def last_arrival(self, slot: int) -> tuple[int, int]:
         """Return the last dead rail of a slot that brought frames, and their number."""
-        return self._last.get(slot, (slot, 0))
+        return self._last_arrivals.get(slot, (slot, 0))
 
     def repeat_missing(self, slot: int, last: int, count: int) -> None:
         """Repeat the frames of a slot's dead rails that the other side has not received, by its `last_arrival`.
@@ -288,24 +292,24 @@ class EfaLink(MatchedLink):
         Raises:
             FrameError: The other side contradicts itself.
         """
-        for index in sorted((number for number in self._dead if number % RAILS_LIMIT == slot), reverse=True):
+        for index in sorted((number for number in self._dead_rails if number % RAILS_LIMIT == slot), reverse=True):
             if index < last:
                 raise FrameError(f"peer received frames on rail {last}, but had not settled rail {index} before")
             self._repeat_frames(index, count if index == last else 0)
 
     def next_number(self, slot: int) -> int:
         """Return the number for the next attempt to connect in a slot."""
-        self._tried[slot] += RAILS_LIMIT
-        return self._tried[slot]
+        self._tried_numbers[slot] += RAILS_LIMIT
+        return self._tried_numbers[slot]
 
     def refusal_reason(self, index: int) -> str:
         """Return why the other process may not connect under a number; empty if it may, then only once."""
-        tried = self._tried.get(index % RAILS_LIMIT)
+        tried = self._tried_numbers.get(index % RAILS_LIMIT)
         if self.engine.gone is not None:
             return self.engine.gone
         if tried is None or index <= tried or not self.is_rail_dead(index % RAILS_LIMIT):
             return f"{self.rail_name(index)} is not lost; dial again later"
-        self._tried[index % RAILS_LIMIT] = index
+        self._tried_numbers[index % RAILS_LIMIT] = index
         return ""
 
     def lose(self, reason: str, *, evident: bool = False) -> None:
@@ -351,7 +355,7 @@ class EfaLink(MatchedLink):
 
     def _is_quiet(self) -> bool:
         """Whether all messages and frames have left, and no dead rail waits to be settled."""
-        settled = not self._dead and not self.departures.due
+        settled = not self._dead_rails and not self.departures.due
         return self.engine.quiet and settled and all(rail.idle for rail in self.rails)
 
     def progress_counts(self) -> dict[Hashable, int]:

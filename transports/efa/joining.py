@@ -217,16 +217,16 @@ class SocketJoining:
             LinkLostError: The process cannot be reached.
         """
         address = self._peers[member]
-        near = bool(self.meeting.sockets.unix and address.unix and self.identity == address.host)
+        uses_unix = bool(self.meeting.sockets.unix and address.unix and self.identity == address.host)
         connection = socket.socket(
-            socket.AF_UNIX if near else address_family(address.tcp[index][0]), socket.SOCK_STREAM
+            socket.AF_UNIX if uses_unix else address_family(address.tcp[index][0]), socket.SOCK_STREAM
         )
         try:
             set_options(connection, self._silence_s)
-            if not near and self._binds:
+            if not uses_unix and self._binds:
                 connection.bind((self._addresses[index], 0))  # leave by the rail's own interface
-            where = "\0" + address.unix if near else address.tcp[index]
-            stream, answer = await self.meeting.greet(connection, member, where, detail, deadline_s=deadline_s)
+            target = "\0" + address.unix if uses_unix else address.tcp[index]
+            stream, answer = await self.meeting.greet(connection, member, target, detail, deadline_s=deadline_s)
             return self._make_proved_socket(connection, stream, answer.detail)
         except BaseException as error:
             connection.close()

@@ -101,13 +101,13 @@ class Rail(ABC):
         self.leaving: Chunk | None = None
         self._keep = keep
         self._kept: deque[Entry] = deque()
-        self._kept_before = 0  # frames before the kept ones, which have arrived
+        self._released_frames = 0  # frames before the kept ones, which have arrived
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
         self._pace = RailRate()
         self._scope = trio.CancelScope()
         self._sleeper: Task | None = None
-        self._acknowledged = 0
-        self._stalled = 0
+        self._acknowledged_frames = 0
+        self._stalled_calls = 0
         self._health = Health()
         self._seen_written_bytes = 0
         self.reading: Reading = Reading(owner, partial(owner.handle_frame, self), staged=staged)
@@ -123,11 +123,13 @@ class Rail(ABC):
         """Release the first `count` frames of the rail, which have arrived."""
         if not self._keep:
             return
-        if not self._kept_before <= count <= self._kept_before + len(self._kept):
-            raise FrameError(f"peer acknowledges {count} frames, and {self._kept_before + len(self._kept)} were sent")
-        while self._kept_before < count:
+        if not self._released_frames <= count <= self._released_frames + len(self._kept):
+            raise FrameError(
+                f"peer acknowledges {count} frames, and {self._released_frames + len(self._kept)} were sent"
+            )
+        while self._released_frames < count:
             self.owner.departures.release_entry(self._kept.popleft())
-            self._kept_before += 1
+            self._released_frames += 1
 
     def pop_unarrived(self, count: int) -> deque[Entry]:
         """Return the kept frames after the first `count`, which will never arrive; nothing is kept afterwards."""
@@ -206,8 +208,8 @@ class Rail(ABC):
         frames = []
         if self.acknowledge:
             self.acknowledge = False
-            self._acknowledged = self.reading.arrived
-            frames.append(pack(FrameKind.ALIVE, self._acknowledged))
+            self._acknowledged_frames = self.reading.arrived
+            frames.append(pack(FrameKind.ALIVE, self._acknowledged_frames))
             self.keep(None)
         if self.bye_due and not self.owner.departures.due:
             self.bye_due, self.bye_sent = False, True
@@ -252,9 +254,9 @@ class Rail(ABC):
     def stalled_ticks(self) -> int:
         """Return the number of successive calls between which frames waited and the system took nothing."""
         moved = self.idle or self.written_bytes != self._seen_written_bytes
-        self._stalled = 0 if moved else self._stalled + 1
+        self._stalled_calls = 0 if moved else self._stalled_calls + 1
         self._seen_written_bytes = self.written_bytes
-        return self._stalled
+        return self._stalled_calls
 
     def check_health(self) -> str:
         """Die if the other end's kernel has acknowledged nothing for too long; return a message about lost packets."""
@@ -285,7 +287,7 @@ class Rail(ABC):
         """Count bytes that were read and handled, and let answers leave."""
         self.read_bytes += count
         self.owner.silent_ticks = 0
-        if self._keep and self.reading.arrived - self._acknowledged >= _ACKNOWLEDGE_EVERY:
+        if self._keep and self.reading.arrived - self._acknowledged_frames >= _ACKNOWLEDGE_EVERY:
             self.acknowledge = True
         self.owner.settle()
 

@@ -77,30 +77,30 @@ class Reading:
     def __init__(self, places: Destinations, take: Callable[[int, list[int]], None], *, staged: bool) -> None:
         self.arrived: int = 0
         self.within_chunk = self.behind = self.stopped = False
-        self._places, self._take = places, take
+        self._places, self._handle_frame = places, take
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._head = self._view[:_HEAD_BYTES]
         self._start = self._end = 0  # marks around the received bytes that have not been handled
-        self._chunks = False  # whether another chunk is likely to follow
+        self._expects_chunk = False  # whether another chunk is likely to follow
         # an incomplete chunk: target memory, bytes so far, and its number, offset, memory and checksum
-        self._target, self._done, self._chunk = _NOTHING, 0, _NO_CHUNK
+        self._target, self._done_bytes, self._chunk = _NOTHING, 0, _NO_CHUNK
 
     def room(self) -> memoryview:
         """Return the memory for the next bytes: of the current chunk, or of the buffer for small frames."""
         if self.within_chunk:
-            return self._target[self._done :]
+            return self._target[self._done_bytes :]
         end = self._end
         if not end:
-            return self._head if self._chunks else self._view
-        limit = end + (_HEAD_BYTES if self._chunks else _READ_BYTES)
+            return self._head if self._expects_chunk else self._view
+        limit = end + (_HEAD_BYTES if self._expects_chunk else _READ_BYTES)
         return self._view[end : max(end + 1, min(limit, _READ_BYTES))]
 
     @property
     def hint_bytes(self) -> int:
         """Least number of bytes for which the reader should wake up; at least that many will arrive."""
-        return min(self._target.nbytes - self._done, _WORTH_WAKING_BYTES) if self.within_chunk else 1
+        return min(self._target.nbytes - self._done_bytes, _WORTH_WAKING_BYTES) if self.within_chunk else 1
 
     def handle_received(self, count: int) -> bool:
         """Handle complete frames after `count` bytes were read into the room.
@@ -112,8 +112,8 @@ class Reading:
             ProtocolError: A frame is invalid or damaged.
         """
         if self.within_chunk:
-            self._done += count
-            if self._done == self._target.nbytes:
+            self._done_bytes += count
+            if self._done_bytes == self._target.nbytes:
                 self._end_chunk()
             return False  # the bytes behind the header of the chunk were part of it
         self._end += count
@@ -139,7 +139,7 @@ class Reading:
                 self._handle_eager(fields, self._view[payload_at:after], payload_checksum)
             else:
                 self.arrived += 1
-                self._take(kind, fields)
+                self._handle_frame(kind, fields)
             budget -= 1
         if self._start == self._end:
             self._start = self._end = 0
@@ -159,7 +159,7 @@ class Reading:
         if is_damaged(payload, expected):
             raise FrameError(f"{format_message_name(*fields[1:])} came damaged: {_MISMATCH}")
         if payload.nbytes > _HEAD_BYTES:
-            self._chunks = False
+            self._expects_chunk = False
         self.arrived += 1
         self._places.handle_eager(fields, payload)
 
@@ -173,9 +173,9 @@ class Reading:
             memory = self._places.chunk_memory(fields[0], offset, nbytes)
         self._chunk = fields[0], offset, memory, expected
         self._target = target = memory if self._staging is None else self._staging[:nbytes]
-        self._done = done = ready.nbytes
+        self._done_bytes = done = ready.nbytes
         target[:done] = ready
-        self._chunks = self.within_chunk = True
+        self._expects_chunk = self.within_chunk = True
         if done == nbytes:
             self._end_chunk()
 

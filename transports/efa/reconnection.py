@@ -96,10 +96,10 @@ class Reconnection:
         self._returned_s: dict[tuple[int, int], float] = {}
         self._pauses_s: dict[tuple[int, int], float] = {}
         self._expected: set[tuple[int, int]] = set()  # (member, slot) of rails that the other processes dial
-        self._asked = trio.Event()
+        self._is_expecting = trio.Event()
         self._listening_scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._early: list[tuple[EfaLink, int]] = []  # losses before this task ran
+        self._early_losses: list[tuple[EfaLink, int]] = []  # losses before this task ran
         for link in links.values():
             link.on_loss = partial(self._replace_rail, link)
 
@@ -108,7 +108,7 @@ class Reconnection:
         try:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._listen_while_expected)
-                for link, slot in self._early:
+                for link, slot in self._early_losses:
                     self._replace_rail(link, slot)
         finally:
             for link in self._links.values():
@@ -117,7 +117,7 @@ class Reconnection:
     def _replace_rail(self, link: EfaLink, slot: int) -> None:
         """Begin the replacement of a dead rail: dial the other process, or expect its call if this side listens."""
         if self._nursery is None:
-            self._early.append((link, slot))
+            self._early_losses.append((link, slot))
             return
         key, now_s = (link.member, slot), trio.current_time()
         steady = now_s - self._returned_s.get(key, -math.inf) > _STEADY_S
@@ -129,7 +129,7 @@ class Reconnection:
             self._nursery.start_soon(self._dial_until_back, link, slot)
         else:
             self._expected.add(key)
-            self._asked.set()
+            self._is_expecting.set()
 
     def _double_pause(self, pause_s: float) -> float:
         """Return the next pause between attempts: twice as long, up to the longest."""
@@ -205,12 +205,12 @@ class Reconnection:
             self._unanswered_s[link.member] = 0.0
         return None
 
-    def _repeat_missing(self, link: EfaLink, theirs: Detail | None) -> bool:
+    def _repeat_missing(self, link: EfaLink, their_detail: Detail | None) -> bool:
         """Repeat the frames that the other side did not receive on earlier rails; False if the process is lost."""
         try:
-            if theirs is None:
+            if their_detail is None:
                 raise FrameError("the answer to a replacement connection does not name the rail before")
-            link.repeat_missing(theirs.number % RAILS_LIMIT, theirs.last, theirs.frames)
+            link.repeat_missing(their_detail.number % RAILS_LIMIT, their_detail.last, their_detail.frames)
         except FrameError as error:
             link.lose(f"{error}; {BROKEN_PROTOCOL}", evident=True)
         return link.engine.gone is None
@@ -220,13 +220,13 @@ class Reconnection:
     async def _listen_while_expected(self) -> None:
         """Listen whenever a process is expected."""
         while True:
-            await self._asked.wait()
-            self._asked = trio.Event()
+            await self._is_expecting.wait()
+            self._is_expecting = trio.Event()
             try:
                 listeners = self._joining.meeting.sockets.listen()
             except TransportError:  # another program has taken the port
                 await trio.sleep(_LOOK_S)
-                self._asked.set()
+                self._is_expecting.set()
                 continue
             try:
                 with trio.CancelScope() as self._listening_scope:
@@ -261,19 +261,21 @@ class Reconnection:
 
     def _admit_replacement(self, admitted: list[tuple[EfaLink, int]], hello: Hello) -> Hello | str:
         """Return the answer to a hello, with this side's count of frames, or the reason of the refusal."""
-        link, theirs = self._links.get(hello.member), Detail.parse(hello.detail)
+        link, their_detail = self._links.get(hello.member), Detail.parse(hello.detail)
         reason = self._joining.meeting.stranger_refusal(hello)
         if reason:
             return reason
-        if link is None or theirs is None or hello.member > self._joining.member:
+        if link is None or their_detail is None or hello.member > self._joining.member:
             return self._joining.meeting.unexpected_refusal(hello)
-        reason = link.refusal_reason(theirs.number)
-        if not reason and not self._repeat_missing(link, theirs):
+        reason = link.refusal_reason(their_detail.number)
+        if not reason and not self._repeat_missing(link, their_detail):
             reason = link.engine.gone or ""
         if reason:
             return reason
-        admitted.append((link, theirs.number))
-        return self._joining.meeting.hello(str(Detail(theirs.number, *link.last_arrival(theirs.number % RAILS_LIMIT))))
+        admitted.append((link, their_detail.number))
+        return self._joining.meeting.hello(
+            str(Detail(their_detail.number, *link.last_arrival(their_detail.number % RAILS_LIMIT)))
+        )
 
 
 def _ignore_loss(slot: int) -> None:

@@ -37,26 +37,26 @@ class RailRate:
 
     def __init__(self) -> None:
         self._bytes_per_s, self._sure = 0.0, False
-        self._begun: tuple[float, int, int] | None = None  # time, and the bytes written and delivered by then
+        self._window_start: tuple[float, int, int] | None = None  # time, and the bytes written and delivered by then
 
     @property
     def measures(self) -> bool:
         """Whether bytes waited on the rail at the last sample, so that another sample soon is useful."""
-        return self._begun is not None
+        return self._window_start is not None
 
     def sample(self, now_s: float, written_bytes: int, waiting_bytes: int) -> RailState:
         """Take a sample of the written and the waiting bytes; return rate and backlog."""
         delivered = written_bytes - waiting_bytes
         if waiting_bytes < _BUSY_BYTES:
-            if self._begun is not None and now_s - self._begun[0] >= _SHORT_S:
-                start_s, _, delivered_before = self._begun
+            if self._window_start is not None and now_s - self._window_start[0] >= _SHORT_S:
+                start_s, _, delivered_before = self._window_start
                 self._bytes_per_s = max(self._bytes_per_s, (delivered - delivered_before) / (now_s - start_s))
-            self._begun = None
-        elif self._begun is None:
-            self._begun = now_s, written_bytes, delivered
-        elif now_s - self._begun[0] >= _WINDOW_S:
-            self._update_rate(now_s, delivered, *self._begun)
-            self._begun = now_s, written_bytes, delivered
+            self._window_start = None
+        elif self._window_start is None:
+            self._window_start = now_s, written_bytes, delivered
+        elif now_s - self._window_start[0] >= _WINDOW_S:
+            self._update_rate(now_s, delivered, *self._window_start)
+            self._window_start = now_s, written_bytes, delivered
         return RailState(self._bytes_per_s, waiting_bytes, self._sure)
 
     def _update_rate(

@@ -58,9 +58,9 @@ class Incoming:
         self._in_order = limits.push_bytes > 0 and limits.ordered
         self._memory = memory
         self._answer = answer
-        self._line: dict[int, Receive] = {}  # matched offers that wait for a free place, by number
+        self._unplaced: dict[int, Receive] = {}  # matched offers that wait for a free place, by number
         self._next_number = 0
-        self._early: dict[int, tuple[Lane, Arrival]] = {}  # announcements before their turn
+        self._early_arrivals: dict[int, tuple[Lane, Arrival]] = {}  # announcements before their turn
         self._overtaking = Overtaking(limits, memory)
         self._offers: dict[int, Lane] = {}  # the offers in `arrived`
         self._withdrawn: set[int] = set()  # withdrawals that overtook their offer
@@ -74,12 +74,12 @@ class Incoming:
     @property
     def moving(self) -> bool:
         """Whether a matched receive has missing bytes."""
-        return bool(self.filling or self._line)
+        return bool(self.filling or self._unplaced)
 
     @property
     def awaited(self) -> bool:
         """Whether a call waits for a message that has not arrived completely."""
-        return bool(self.posted or self.filling or self._line or self.watchers)
+        return bool(self.posted or self.filling or self._unplaced or self.watchers)
 
     @property
     def held_bytes(self) -> int:
@@ -99,7 +99,7 @@ class Incoming:
         self._next_number += 1  # the short way: the message is next, and a receive waits
         self._budget.spend_and_free(payload.nbytes)
         pop_first(self.posted, lane).finish_with_payload(payload)
-        if self._early:
+        if self._early_arrivals:
             self._handle_due_announcements()
 
     def handle_offer(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
@@ -123,7 +123,7 @@ class Incoming:
         self.filling[number] = pushed
         if number != self._next_number or lane not in self.posted:
             pushed.view = self._memory.take(nbytes)
-        self._early[number] = lane, Arrival(number=number, nbytes=nbytes, pushed=pushed)
+        self._early_arrivals[number] = lane, Arrival(number=number, nbytes=nbytes, pushed=pushed)
         self._handle_due_announcements()
         for offset in self._overtaking.complete_offsets(number):
             self._move_chunk(number, offset)
@@ -144,7 +144,7 @@ class Incoming:
         posted = self.posted.get(lane)
         if posted is None or number != self._next_number or not 0 < nbytes == posted[0].nbytes:
             return None
-        if self._early or (self._overtakes and self._overtaking):
+        if self._early_arrivals or (self._overtakes and self._overtaking):
             return None
         self._budget.spend_and_free(nbytes)
         self._next_number += 1
@@ -165,7 +165,7 @@ class Incoming:
         """Drop an offer whose sender has closed; return the receive that accepted it, which must fail."""
         if self._drop_offer(number):
             return None
-        receive = self.filling.pop(number, None) or self._line.pop(number, None)
+        receive = self.filling.pop(number, None) or self._unplaced.pop(number, None)
         self._accept_next()
         return receive
 
@@ -188,21 +188,21 @@ class Incoming:
     def _add_announcement(self, number: int, lane: Lane, nbytes: int, payload: bytes | None) -> None:
         """Add an announcement, and handle all announcements whose turn has come."""
         self._check_announcement(number, lane)
-        if len(self._early) + len(self._offers) >= self._limits.waiting:
+        if len(self._early_arrivals) + len(self._offers) >= self._limits.waiting:
             raise ProtocolError(f"peer announced more than {self._limits.waiting} messages that no rank receives")
-        self._early[number] = lane, Arrival(number=number, nbytes=nbytes, payload=payload)
+        self._early_arrivals[number] = lane, Arrival(number=number, nbytes=nbytes, payload=payload)
         self._handle_due_announcements()
 
     def _check_announcement(self, number: int, lane: Lane) -> None:
         """Raise `ProtocolError` if an announcement is repeated, or its ranks do not belong to the two processes."""
-        if number < self._next_number or number in self._early:
+        if number < self._next_number or number in self._early_arrivals:
             raise ProtocolError(f"peer announced message {number} twice")
         if lane[0] not in self._srcs or lane[1] not in self._dsts:
             raise ProtocolError(f"peer sent a message of ranks that it does not join: {lane[0]} to {lane[1]}")
 
     def _handle_due_announcements(self) -> None:
         """Handle early announcements in the order of their numbers, up to the first that is missing."""
-        while (early := self._early.pop(self._next_number, None)) is not None:
+        while (early := self._early_arrivals.pop(self._next_number, None)) is not None:
             self._next_number += 1
             self._handle_announcement(*early)
 
@@ -279,8 +279,8 @@ class Incoming:
             receive.finish(memoryview(b"") if receive.wants_loan else None)
         else:
             receive.matched = True
-            if self._line or not self._has_free_place:
-                self._line[arrival.number] = receive
+            if self._unplaced or not self._has_free_place:
+                self._unplaced[arrival.number] = receive
             else:
                 self._accept_offer(arrival.number, receive)
 
@@ -291,9 +291,9 @@ class Incoming:
 
     def _accept_next(self) -> None:
         """Accept the messages that are next in line, up to `Limits.places`."""
-        while self._line and self._has_free_place:
-            number = next(iter(self._line))
-            self._accept_offer(number, self._line.pop(number))
+        while self._unplaced and self._has_free_place:
+            number = next(iter(self._unplaced))
+            self._accept_offer(number, self._unplaced.pop(number))
 
     def _accept_offer(self, number: int, receive: Receive) -> None:
         """Let the sender of an offer send its chunks, into memory of the receive."""
@@ -346,7 +346,7 @@ class Incoming:
 
     def _may_be_unannounced(self, number: int) -> bool:
         """Whether a chunk may belong to a message that is not announced yet."""
-        return number >= self._next_number and number not in self._early
+        return number >= self._next_number and number not in self._early_arrivals
 
     def _receive_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
         """Return the memory of a chunk in its receive; `ProtocolError` if no receive expects it."""
@@ -384,7 +384,7 @@ class Incoming:
                 self._answer(MessageKind.TAKEN, number)
                 self.flush_answers()
             receive.finish_chunks(self._memory)
-            if self._line:
+            if self._unplaced:
                 self._accept_next()
 
     def _move_chunk(self, number: int, offset: int) -> None:
@@ -403,13 +403,13 @@ class Incoming:
 
     def clear(self, *, keep_arrived: bool, keep_moving: bool) -> list[Receive]:
         """Drop everything but kept messages; return the unfinished receives."""
-        unfinished = [*self.waiting, *self._line.values()]
+        unfinished = [*self.waiting, *self._unplaced.values()]
         self.posted.clear()
-        self._line.clear()
+        self._unplaced.clear()
         if not keep_moving:
             unfinished += self.filling.values()
             self.filling.clear()
-        self._early.clear()
+        self._early_arrivals.clear()
         self._overtaking.clear()
         self._offers.clear()
         self._withdrawn.clear()

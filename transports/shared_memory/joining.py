@@ -142,22 +142,22 @@ class MemoryJoining:
 
     async def _dial_peer(self, member: int, _: int) -> Peer | str:
         """Connect with a higher member, and exchange memory; return the peer, or why no memory is shared."""
-        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_end, peer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
             name = "\0" + self._names[member]
             await self.meeting.greet(connection, member, name, detail="0", deadline_s=self.meeting.join_s)
-            await self._send_memory(connection, [far.fileno()])
+            await self._send_memory(connection, [peer_end.fileno()])
             card, (segment, bell) = await _receive_card(connection, 2)
-            return await self._map_peer(connection, near, member, card, segment, bell)
+            return await self._map_peer(connection, own_end, member, card, segment, bell)
         except BaseException as error:
-            near.close()
+            own_end.close()
             if isinstance(error, OSError | TransportError):
                 raise LinkLostError(f"process {member} cannot be reached: {error}") from error
             raise
         finally:
-            far.close()
+            peer_end.close()
             connection.close()
 
     async def _serve_peer(self, connection: socket.socket) -> None:
@@ -195,22 +195,22 @@ class MemoryJoining:
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
         nbytes, address, nonce = _CARD.unpack(card)
-        theirs: Segment | None = None
+        peer_segment: Segment | None = None
         try:
-            theirs = Segment.from_descriptor(segment)
+            peer_segment = Segment.from_descriptor(segment)
             verdict = _READS if self._can_read(pid, uid, address, nonce) else _MAPS
-            if theirs.nbytes != nbytes:
+            if peer_segment.nbytes != nbytes:
                 verdict = b"the memory that was passed has another size"
         except (OSError, ValueError) as error:
             verdict = f"its memory cannot be mapped: {error}".encode()[:_VERDICT_BYTES]
         packets.setblocking(False)
         packets.send(verdict)
         answer = await _receive_packet(packets)
-        if theirs is None or not {verdict, answer} <= {_READS, _MAPS}:
+        if peer_segment is None or not {verdict, answer} <= {_READS, _MAPS}:
             packets.close()
             os.close(bell)
             return min(verdict, answer, key=lambda word: word in (_READS, _MAPS)).decode(errors="replace")
-        return self._make_peer(member, packets, pid, verdict == answer == _READS, theirs, bell)
+        return self._make_peer(member, packets, pid, verdict == answer == _READS, peer_segment, bell)
 
     def _can_read(self, pid: int, uid: int, address: int, nonce: bytes) -> bool:
         """Whether the nonce of another process can be read from its memory."""
@@ -222,7 +222,7 @@ class MemoryJoining:
         return seen == nonce
 
     def _make_peer(
-        self, member: int, packets: socket.socket, pid: int, readable: bool, theirs: Segment, bell: int
+        self, member: int, packets: socket.socket, pid: int, readable: bool, peer_segment: Segment, bell: int
     ) -> Peer:
         """Return a peer, with the rings in both directions."""
         assert self.segment is not None, "there are neighbours"
@@ -230,10 +230,10 @@ class MemoryJoining:
             socket=packets,
             pid=pid,
             readable=readable,
-            segment=theirs,
+            segment=peer_segment,
             bell=bell,
             messages_out=_ring(self.segment, member),
-            messages_in=_ring(theirs, self.member),
+            messages_in=_ring(peer_segment, self.member),
         )
 
 

@@ -167,16 +167,16 @@ class Shelf:
             self._heap.free(self._released.popleft())
 
 
-def make_releaser(memory: memoryview, where: int, nbytes: int, position: int) -> Callable[[], None]:
+def make_releaser(memory: memoryview, start: int, nbytes: int, position: int) -> Callable[[], None]:
     """Return the function that releases a rank's part of a loan; in a fork of its process, it does nothing.
 
     Args:
         memory: Bytes of the segment.
-        where: Start of the loan.
+        start: Start of the loan.
         nbytes: Length of the loan without its words.
         position: Position of the rank in its group.
     """
-    first = where + _words_offset(nbytes) + position * _WORD_BYTES
+    first = start + _words_offset(nbytes) + position * _WORD_BYTES
     word, process, present = memory[first : first + _WORD_BYTES].cast("Q"), os.getpid(), os.getpid
 
     def release() -> None:

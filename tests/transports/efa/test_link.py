@@ -116,7 +116,7 @@ def test_news_of_a_death_that_is_lost_with_another_rail_is_told_again() -> None:
         mine[0].deliver(theirs[0])
         theirs[0].deliver(mine[0])
     assert bytes(end.loan or b"") == b"12345678"
-    assert here._dead == there._dead == {}
+    assert here._dead_rails == there._dead_rails == {}
 
 
 def test_a_message_whose_array_was_used_again_once_it_had_left_survives_the_death_of_its_rail() -> None:
