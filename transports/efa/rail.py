@@ -103,7 +103,7 @@ class Rail(ABC):
         self._kept: deque[Entry] = deque()
         self._released_frames = 0  # frames before the kept ones, which have arrived
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
-        self._pace = RailRate()
+        self._rate = RailRate()
         self._scope = trio.CancelScope()
         self._sleeper: Task | None = None
         self._acknowledged_frames = 0
@@ -139,12 +139,12 @@ class Rail(ABC):
 
     def measure_state(self) -> RailState:
         """Return the measured rate of the rail, and the bytes that wait on it."""
-        standing = self._pace.sample(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
-        return standing._replace(waiting_bytes=standing.waiting_bytes + self.unwritten_bytes)
+        state = self._rate.sample(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
+        return state._replace(waiting_bytes=state.waiting_bytes + self.unwritten_bytes)
 
     def observe(self) -> None:
         """Take a sample of the rate of the rail, if bytes waited on it before."""
-        if self._pace.measures:
+        if self._rate.measures:
             self.measure_state()
 
     @property

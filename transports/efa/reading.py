@@ -58,8 +58,8 @@ class Reading:
     """The received bytes of one rail whose frames have not been handled.
 
     Args:
-        places: The destination of messages.
-        take: Handles a frame without payload.
+        destinations: Memory and handlers of messages.
+        handle_frame: Handles a frame without payload.
         staged: Whether chunks pass through a buffer of the rail.
 
     Attributes:
@@ -74,10 +74,12 @@ class Reading:
     behind: bool
     stopped: bool
 
-    def __init__(self, places: Destinations, take: Callable[[int, list[int]], None], *, staged: bool) -> None:
+    def __init__(
+        self, destinations: Destinations, handle_frame: Callable[[int, list[int]], None], *, staged: bool
+    ) -> None:
         self.arrived: int = 0
         self.within_chunk = self.behind = self.stopped = False
-        self._places, self._handle_frame = places, take
+        self._destinations, self._handle_frame = destinations, handle_frame
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
@@ -161,16 +163,16 @@ class Reading:
         if payload.nbytes > _HEAD_BYTES:
             self._expects_chunk = False
         self.arrived += 1
-        self._places.handle_eager(fields, payload)
+        self._destinations.handle_eager(fields, payload)
 
     def _begin_chunk(self, kind: int, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
         """Copy the already received bytes of a chunk to its memory; the others are read straight into it."""
         if kind == _PUSH:
             self.arrived += 1
-            offset, memory = 0, self._places.handle_push(fields, nbytes)
+            offset, memory = 0, self._destinations.handle_push(fields, nbytes)
         else:
             offset = fields[1]
-            memory = self._places.chunk_memory(fields[0], offset, nbytes)
+            memory = self._destinations.chunk_memory(fields[0], offset, nbytes)
         self._chunk = fields[0], offset, memory, expected
         self._target = target = memory if self._staging is None else self._staging[:nbytes]
         self._done_bytes = done = ready.nbytes
@@ -188,13 +190,13 @@ class Reading:
         self.within_chunk = False
         self._chunk, self._target = _NO_CHUNK, _NOTHING  # the owner may resize the memory from here on
         if is_damaged(target, expected):
-            piece = f"bytes {offset} to {offset + nbytes} of {self._places.message_name(number)}"
+            piece = f"bytes {offset} to {offset + nbytes} of {self._destinations.message_name(number)}"
             raise FrameError(f"{piece} came damaged: {_MISMATCH}")
         if self._staging is not None:
             memory[:] = target
         del memory, target
         self.arrived += 1
-        self._places.count_chunk(number, offset, nbytes)
+        self._destinations.count_chunk(number, offset, nbytes)
 
 
 def format_message_name(src: int, dst: int, tag: int) -> str:

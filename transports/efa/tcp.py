@@ -67,10 +67,10 @@ class TcpInfo(NamedTuple):
     """The state of a connection, as the kernel reports it."""
 
     under_way: bool  # something was sent that has not been acknowledged, or could not be, as no device is up
-    since_s: float  # time since the last acknowledgement
+    since_ack_s: float  # time since the last acknowledgement
     round_trip_s: float
-    sent: int  # segments, since the connection began
-    again: int  # repeated segments, without needless repetitions
+    sent_segments: int  # since the connection began
+    repeated_segments: int  # without needless repetitions
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo | None:
@@ -89,8 +89,8 @@ def tcp_info(connection: socket.socket) -> TcpInfo | None:
         return None
     unpacked = _INFO.unpack(info.ljust(_INFO.size, b"\0"))
     probes, under_way, since_ms, round_trip_us, again, sent, needless = unpacked
-    lost = max(0, again - needless)
-    return TcpInfo(under_way > 0 or probes > 0, since_ms / 1000, round_trip_us / 1e6, sent, lost)
+    repeated = max(0, again - needless)
+    return TcpInfo(under_way > 0 or probes > 0, since_ms / 1000, round_trip_us / 1e6, sent, repeated)
 
 
 def unsent_bytes(connection: socket.socket) -> int:
@@ -104,12 +104,12 @@ def unsent_bytes(connection: socket.socket) -> int:
 class Health:
     """The health of one connection: whether its bytes are acknowledged, and how many are lost."""
 
-    __slots__ = ("_again", "_in_a_row", "_known", "_seen_s", "_sent")
+    __slots__ = ("_lossy_samples", "_repeated_segments", "_reported", "_sent_segments", "_waiting_since_s")
 
     def __init__(self) -> None:
-        self._seen_s: float | None = None  # when bytes under way were first seen, or last acknowledged since
-        self._sent = self._again = self._in_a_row = 0
-        self._known = False
+        self._waiting_since_s: float | None = None  # when bytes under way were first seen, or last acknowledged since
+        self._sent_segments = self._repeated_segments = self._lossy_samples = 0
+        self._reported = False
 
     def unacknowledged_s(self, seen: TcpInfo | None, now_s: float) -> float:
         """Return the seconds without an acknowledgement of bytes under way.
@@ -122,10 +122,10 @@ class Health:
             now_s: Seconds on a clock that does not go back.
         """
         if seen is None or not seen.under_way:
-            self._seen_s = None
-        elif self._seen_s is None or now_s - seen.since_s > self._seen_s:
-            self._seen_s = now_s
-        return 0.0 if self._seen_s is None else now_s - self._seen_s
+            self._waiting_since_s = None
+        elif self._waiting_since_s is None or now_s - seen.since_ack_s > self._waiting_since_s:
+            self._waiting_since_s = now_s
+        return 0.0 if self._waiting_since_s is None else now_s - self._waiting_since_s
 
     def note_losses(self, connection: socket.socket, seen: TcpInfo | None) -> str:
         """Adapt TCP to a network that loses many segments; return a message for people once, and "" otherwise.
@@ -134,30 +134,30 @@ class Health:
             connection: The connection.
             seen: State of the connection now.
         """
-        if self._known or seen is None or seen.sent - self._sent < _LEAST_SEGMENTS:
+        if self._reported or seen is None or seen.sent_segments - self._sent_segments < _LEAST_SEGMENTS:
             return ""
-        share = (seen.again - self._again) / (
-            seen.sent - self._sent
+        share = (seen.repeated_segments - self._repeated_segments) / (
+            seen.sent_segments - self._sent_segments
         )  # below 0 when assumed losses turn out to be false
-        self._sent, self._again = seen.sent, seen.again
-        self._in_a_row = self._in_a_row + 1 if share >= _LOSSY_SHARE else 0
-        if self._in_a_row < _LOSSY_SAMPLES:
+        self._sent_segments, self._repeated_segments = seen.sent_segments, seen.repeated_segments
+        self._lossy_samples = self._lossy_samples + 1 if share >= _LOSSY_SHARE else 0
+        if self._lossy_samples < _LOSSY_SAMPLES:
             return ""
-        self._known = True
+        self._reported = True
         return f"loses packets: {share:.0%} of them are sent again{_adapt_to_losses(connection)}"
 
 
 def _adapt_to_losses(connection: socket.socket) -> str:
     """Set the available and permitted options for lossy networks; return a description of them."""
-    done = []
+    descriptions = []
     with suppress(OSError, AttributeError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOSSY_CONGESTION)
-        done.append(f"by {_LOSSY_CONGESTION.decode()}")
+        descriptions.append(f"by {_LOSSY_CONGESTION.decode()}")
     with suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, _RTO_MIN_US, _SHORTEST_US)
         connection.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, _LONGEST_MS)
-        done.append(f"after {_SHORTEST_US / 1000:g} ms")
-    return f", from now on {' and '.join(done)}" if done else ""
+        descriptions.append(f"after {_SHORTEST_US / 1000:g} ms")
+    return f", from now on {' and '.join(descriptions)}" if descriptions else ""
 
 
 # -- options ----------------------------------------------------------------------------------------------------------

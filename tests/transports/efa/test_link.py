@@ -247,7 +247,7 @@ def test_rails_that_are_busy_are_measured_whenever_something_moves(monkeypatch: 
 
     for rail in rails:
         monkeypatch.setattr(rail, "measure_state", partial(look, rail.index))
-    rails[1]._pace.sample(0.0, 10**6, 10**6)
+    rails[1]._rate.sample(0.0, 10**6, 10**6)
     link.settle()
     assert looked_at == [1]
 

@@ -259,7 +259,7 @@ def test_a_receiver_that_reads_nothing_acknowledges_all_the_same() -> None:
                 sender.send(bytes(1 << 20))
         seen = tcp_info(sender)
         assert seen is not None
-        assert not seen.under_way or seen.since_s < LOST_S
+        assert not seen.under_way or seen.since_ack_s < LOST_S
     assert tcp_info(sender) is None  # closed
     with socket.socket(socket.AF_UNIX) as local:
         assert tcp_info(local) is None
