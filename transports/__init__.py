@@ -1,6 +1,6 @@
 """Moving bytes between ranks: one contract, several fabrics, wrappers that pace, damage and record."""
 
-# The map of this room, in the order in which to read it:
+# The map of this folder, in the order in which to read it:
 #
 #   base         the contract: Transport, Endpoint;  starter: messages begun by plain functions;  blocking: adapters
 #                between awaiting calls and these

@@ -10,7 +10,7 @@ import numpy as np
 import trio
 from trio.testing import assert_checkpoints
 
-from transports._checking import Scale, delivery_from, expect, message_of, require, settled
+from transports._checking import Scale, delivery_from, expect_message, make_message, require, wait_until_blocked
 from transports.base import TAG_LIMIT, Endpoint, Envelope
 from transports.buffers import Buffer
 from transports.starter import Request, Starter
@@ -28,35 +28,35 @@ async def order_of_sends(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """Sends of one tag that wait together arrive in the order of the calls, whatever their sizes and priorities."""
     count = scale.messages
     lengths = [70_000 - 10_000 * i if i < 8 else (8, 100, 2000)[i % 3] for i in range(count)]
-    messages = [message_of(nbytes, i) for i, nbytes in enumerate(lengths)]
+    messages = [make_message(nbytes, i) for i, nbytes in enumerate(lengths)]
     async with trio.open_nursery() as nursery:
         for i, message in enumerate(messages):
             nursery.start_soon(partial(a.send, priority=-(i % 8)), b.rank, 7, message)
-            await settled()
+            await wait_until_blocked()
         for i, message in enumerate(messages):
-            await expect(b, a, 7, message, f"message {i} of {count} on one tag")
-    await _order_at_once(a, b, scale)
+            await expect_message(b, a, 7, message, f"message {i} of {count} on one tag")
+    await _check_order_at_once(a, b, scale)
 
 
-async def _order_at_once(a: Endpoint, b: Endpoint, scale: Scale) -> None:
-    """Long and short messages in turn, each sent as soon as the one before has suspended."""
-    messages = [message_of(nbytes, i) for i, nbytes in enumerate((max(scale.sizes), 8) * 3)]
+async def _check_order_at_once(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Long and short messages in turn arrive in order, though each send follows as soon as the one before suspends."""
+    messages = [make_message(nbytes, i) for i, nbytes in enumerate((max(scale.sizes), 8) * 3)]
     async with trio.open_nursery() as nursery:
         for message in messages:
             nursery.start_soon(a.send, b.rank, 8, message)
             await trio.lowlevel.checkpoint()  # the task has started when this one continues
         for i, message in enumerate(messages):
             case = f"message {i} of {len(messages)} on one tag, sent as soon as the one before had suspended"
-            await expect(b, a, 8, message, case)
+            await expect_message(b, a, 8, message, case)
 
 
 async def order_of_receives(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """Receives of one tag that wait together are served in the order of the calls."""
-    messages = [message_of(1000, i) for i in range(scale.messages)]
+    messages = [make_message(1000, i) for i in range(scale.messages)]
     async with trio.open_nursery() as nursery:
         for i, message in enumerate(messages):
-            nursery.start_soon(expect, b, a, 7, message, f"receive {i} of {scale.messages} on one tag")
-            await settled()
+            nursery.start_soon(expect_message, b, a, 7, message, f"receive {i} of {scale.messages} on one tag")
+            await wait_until_blocked()
         for message in messages:
             await a.send(b.rank, 7, message)
 
@@ -67,68 +67,75 @@ async def sends_without_tasks(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     if starter is None:
         await trio.lowlevel.checkpoint()
         return
-    await _begun_in_order(a, b, starter)
-    await _begun_by_callbacks(a, b, starter, scale)
+    await _check_begun_order(a, b, starter)
+    await _check_callback_sends(a, b, starter, scale)
 
 
-async def _begun_in_order(a: Endpoint, b: Endpoint, starter: Starter) -> None:
+async def _check_begun_order(a: Endpoint, b: Endpoint, starter: Starter) -> None:
     """Messages of one tag arrive in the order in which they were begun, with their bytes as they were then."""
-    messages = [message_of(nbytes, i) for i, nbytes in enumerate((8, 0, 70_000, 9, 100))]
+    messages = [make_message(nbytes, i) for i, nbytes in enumerate((8, 0, 70_000, 9, 100))]
     async with trio.open_nursery() as nursery:
         for first in ("the receiver", "the sender"):
             if first == "the receiver":
                 for i, message in enumerate(messages):
-                    nursery.start_soon(expect, b, a, 9, message, f"message {i}, which {first} was first to name")
-                    await settled()
+                    nursery.start_soon(
+                        expect_message, b, a, 9, message, f"message {i}, which {first} was first to name"
+                    )
+                    await wait_until_blocked()
             for message in messages:
                 buffer = bytearray(message)
                 if starter.begin_send(b.rank, 9, buffer, priority=2, done=partial(_clear, buffer)) is None:
                     _clear(buffer)
-                await settled()
+                await wait_until_blocked()
             if first == "the sender":
                 for i, message in enumerate(messages):
-                    await expect(b, a, 9, message, f"message {i}, which {first} was first to name")
+                    await expect_message(b, a, 9, message, f"message {i}, which {first} was first to name")
 
 
 def _clear(buffer: bytearray, _: Request | None = None) -> None:
+    """Overwrite a buffer, which is the sender's again."""
     buffer[:] = bytes(len(buffer))  # the buffer is the sender's again
 
 
-async def _begun_by_callbacks(a: Endpoint, b: Endpoint, starter: Starter, scale: Scale) -> None:
-    messages = [message_of(nbytes, i) for i, nbytes in enumerate((8, max(scale.sizes), 70_000, 1000, 60_000) * 5)]
-    buffers, pending, over = [bytearray(message) for message in messages], set(range(len(messages))), trio.Event()
+async def _check_callback_sends(a: Endpoint, b: Endpoint, starter: Starter, scale: Scale) -> None:
+    """Sends that begin other sends in their callbacks arrive intact, though no receive waits at first."""
+    messages = [make_message(nbytes, i) for i, nbytes in enumerate((8, max(scale.sizes), 70_000, 1000, 60_000) * 5)]
+    buffers, pending, all_ended = [bytearray(message) for message in messages], set(range(len(messages))), trio.Event()
 
     def start(i: int) -> None:
-        if starter.begin_send(b.rank, i, buffers[i], priority=i % 3, done=partial(done, i)) is None:
-            done(i, None)
+        if starter.begin_send(b.rank, i, buffers[i], priority=i % 3, done=partial(on_end, i)) is None:
+            on_end(i, None)
 
-    def done(i: int, call: Request | None) -> None:
+    def on_end(i: int, call: Request | None) -> None:
+        """Overwrite the buffer of an ended send, and begin a later one."""
         _clear(buffers[i])
         pending.remove(i)
         if (call is None or call.error is None) and i + len(messages) // 2 < len(messages):
             start(i + len(messages) // 2)
         if not pending:
-            over.set()
+            all_ended.set()
 
     for i in range(len(messages) // 2):
         start(i)
-    await settled()  # unreceived messages have used up all credit
+    await wait_until_blocked()  # unreceived messages have used up all credit
     for i, message in enumerate(messages):
-        await expect(b, a, i, message, f"message {i} of {len(messages)}, which were started by a plain function,")
-    await over.wait()
+        await expect_message(
+            b, a, i, message, f"message {i} of {len(messages)}, which were started by a plain function,"
+        )
+    await all_ended.wait()
 
 
 async def tags_are_independent(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """A message that nobody receives yet, large or small, does not hold up other tags."""
-    large, small, urgent = message_of(max(scale.sizes)), message_of(8, 1), message_of(8, 2)
+    large, small, urgent = make_message(max(scale.sizes)), make_message(8, 1), make_message(8, 2)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(a.send, b.rank, 1, large)
         nursery.start_soon(a.send, b.rank, 2, small)
-        await settled()
+        await wait_until_blocked()
         nursery.start_soon(a.send, b.rank, 3, urgent)
-        await expect(b, a, 3, urgent, "tag 3 while tags 1 and 2 wait")
-        await expect(b, a, 2, small, "tag 2 while tag 1 waits")
-        await expect(b, a, 1, large, "tag 1, late")
+        await expect_message(b, a, 3, urgent, "tag 3 while tags 1 and 2 wait")
+        await expect_message(b, a, 2, small, "tag 2 while tag 1 waits")
+        await expect_message(b, a, 1, large, "tag 1, late")
 
 
 async def many_tags(a: Endpoint, b: Endpoint, scale: Scale) -> None:
@@ -137,9 +144,9 @@ async def many_tags(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     async with trio.open_nursery() as nursery:
         for tag in tags:
             nursery.start_soon(a.send, b.rank, tag, tag.to_bytes(8, "little"))
-        await settled()
+        await wait_until_blocked()
         for tag in random.Random(0).sample(tags, len(tags)):
-            await expect(b, a, tag, tag.to_bytes(8, "little"), f"tag {tag} of {len(tags)}")
+            await expect_message(b, a, tag, tag.to_bytes(8, "little"), f"tag {tag} of {len(tags)}")
 
 
 async def extreme_tags(a: Endpoint, b: Endpoint, scale: Scale) -> None:
@@ -148,9 +155,9 @@ async def extreme_tags(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     async with trio.open_nursery() as nursery:
         for tag in tags:
             nursery.start_soon(a.send, b.rank, tag, tag.to_bytes(8, "little"))
-            await settled()
+            await wait_until_blocked()
         for tag in reversed(tags):
-            await expect(b, a, tag, tag.to_bytes(8, "little"), f"tag {tag}")
+            await expect_message(b, a, tag, tag.to_bytes(8, "little"), f"tag {tag}")
 
 
 async def zero_bytes(a: Endpoint, b: Endpoint, scale: Scale) -> None:
@@ -160,10 +167,10 @@ async def zero_bytes(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             for message in (b"", b"x", b""):
                 if send_first:
                     nursery.start_soon(a.send, b.rank, 5, message)
-                    await settled()
+                    await wait_until_blocked()
                 else:
-                    nursery.start_soon(expect, b, a, 5, message, f"{len(message)} bytes between empty messages")
-                    await settled()
+                    nursery.start_soon(expect_message, b, a, 5, message, f"{len(message)} bytes between empty messages")
+                    await wait_until_blocked()
             for message in (b"", b"x", b""):
                 if send_first:
                     with await delivery_from(b, a, 5, len(message)) as delivery:
@@ -175,16 +182,16 @@ async def zero_bytes(a: Endpoint, b: Endpoint, scale: Scale) -> None:
 async def sizes(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """Every length arrives intact, by either kind of receive, whichever end comes first."""
     for nbytes in scale.sizes:
-        message = message_of(nbytes)
+        message = make_message(nbytes)
         for send_first in (True, False):
             async with trio.open_nursery() as nursery:
                 if send_first:
                     nursery.start_soon(_send_twice, a, b, message)
-                    await settled()
+                    await wait_until_blocked()
                     nursery.start_soon(_receive_both_ways, a, b, message)
                 else:
                     nursery.start_soon(_receive_both_ways, a, b, message)
-                    await settled()
+                    await wait_until_blocked()
                     nursery.start_soon(_send_twice, a, b, message)
 
 
@@ -194,20 +201,20 @@ async def _send_twice(a: Endpoint, b: Endpoint, message: bytearray) -> None:
 
 
 async def _receive_both_ways(a: Endpoint, b: Endpoint, message: bytearray) -> None:
-    await expect(b, a, 4, message, f"{len(message)} bytes by recv_into")
+    await expect_message(b, a, 4, message, f"{len(message)} bytes by recv_into")
     with await delivery_from(b, a, 4, len(message)) as delivery:
         require(delivery.view == message, f"{len(message)} bytes by recv: other bytes than those sent")
 
 
 async def both_directions(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """Large messages of one tag cross in both directions at once."""
-    there, back = message_of(max(scale.sizes), 1), message_of(max(scale.sizes), 2)
+    there, back = make_message(max(scale.sizes), 1), make_message(max(scale.sizes), 2)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(a.send, b.rank, 9, there)
         nursery.start_soon(b.send, a.rank, 9, back)
-        await settled()
-        nursery.start_soon(expect, b, a, 9, there, "the way there")
-        nursery.start_soon(expect, a, b, 9, back, "the way back")
+        await wait_until_blocked()
+        nursery.start_soon(expect_message, b, a, 9, there, "the way there")
+        nursery.start_soon(expect_message, a, b, 9, back, "the way back")
 
 
 async def kinds_of_buffers(a: Endpoint, b: Endpoint, scale: Scale) -> None:
@@ -238,18 +245,18 @@ async def ownership(a: Endpoint, b: Endpoint, scale: Scale) -> None:
         message[:] = bytes(len(message))
 
     for nbytes in scale.sizes:
-        message = message_of(nbytes)
+        message = make_message(nbytes)
         sent = bytes(message)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send_and_scribble, message)
-            await settled()
-            await expect(b, a, 2, sent, f"{nbytes} bytes whose buffer was overwritten after the send")
+            await wait_until_blocked()
+            await expect_message(b, a, 2, sent, f"{nbytes} bytes whose buffer was overwritten after the send")
 
 
 async def deliveries(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """A delivery's view is flat, read-only bytes, and stays intact until its release, which may come twice."""
     for nbytes in (0, *scale.sizes):
-        message = message_of(nbytes)
+        message = make_message(nbytes)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(a.send, b.rank, 2, message)
             with await delivery_from(b, a, 2, nbytes) as delivery:
@@ -267,20 +274,20 @@ async def announcements(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """
     choices = [(a.rank, 1), (a.rank, 2)]
     for nbytes in (8, max(scale.sizes)):
-        messages = {tag: message_of(nbytes, tag) for tag in (1, 2, 3)}
+        messages = {tag: make_message(nbytes, tag) for tag in (1, 2, 3)}
         announced: list[Envelope] = []
         sent = {tag: Envelope(src=a.rank, dst=b.rank, tag=tag, nbytes=nbytes) for tag in messages}
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_note_any, b, choices, announced)
-            await settled()
+            nursery.start_soon(_record_wait_any, b, choices, announced)
+            await wait_until_blocked()
             nursery.start_soon(a.send, b.rank, 3, messages[3])
             only = await b.wait_any([(a.rank, 3)])
             require(only == sent[3], f"{sent[3]} was the only message, and wait_any returned {only}")
-            await settled()
+            await wait_until_blocked()
             require(not announced, "wait_any returned for a message that is none of its choices")
             nursery.start_soon(a.send, b.rank, 2, messages[2])
             await b.wait_any([(a.rank, 2)])
-            await settled()
+            await wait_until_blocked()
             require(
                 announced == [sent[2]],
                 f"{sent[2]} was the only choice with a message, and wait_any returned {announced}",
@@ -293,49 +300,50 @@ async def announcements(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             at_once = b.announced(choices)
             require(at_once in (None, first), f"wait_any returned {first}, and announced {at_once}")
             for tag, message in messages.items():
-                await expect(b, a, tag, message, f"tag {tag}, after it was waited for")
-    await _free_bits(a, b)
-    await _announced_is_not_taken(a, b)
+                await expect_message(b, a, tag, message, f"tag {tag}, after it was waited for")
+    await _check_free_bits(a, b)
+    await _check_matched_not_announced(a, b)
 
 
-async def _free_bits(a: Endpoint, b: Endpoint) -> None:
+async def _check_free_bits(a: Endpoint, b: Endpoint) -> None:
     """A tag may differ from the choice's in its free bits, and in no other."""
     announced: list[Envelope] = []
     choices, only = [(a.rank, 2**40), (a.rank, 2**41)], Envelope(src=a.rank, dst=b.rank, tag=2**41 + 5, nbytes=8)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_note_any, b, choices, announced, 32)
-        await settled()
+        nursery.start_soon(_record_wait_any, b, choices, announced, 32)
+        await wait_until_blocked()
         nursery.start_soon(a.send, b.rank, 2**32, b"another")
         await b.wait_any([(a.rank, 2**32)])
-        await settled()
+        await wait_until_blocked()
         require(not announced, "wait_any returned for a tag that differs above the free bits")
         require(b.announced(choices, free_bits=32) is None, "announced a tag that differs above the free bits")
         nursery.start_soon(a.send, b.rank, 2**41 + 5, b"this one")
         await b.wait_any([(a.rank, 2**41 + 5)])
-        await settled()
+        await wait_until_blocked()
         require(announced == [only], f"{only} was the only choice with a message, and wait_any returned {announced}")
         again = await b.wait_any(choices, free_bits=32)
         require(again == only, f"{only} was there, and wait_any returned {again}")
-        await expect(b, a, 2**32, b"another", "a tag above the free bits")
-        await expect(b, a, 2**41 + 5, b"this one", "a tag that was waited for with free bits")
+        await expect_message(b, a, 2**32, b"another", "a tag above the free bits")
+        await expect_message(b, a, 2**41 + 5, b"this one", "a tag that was waited for with free bits")
 
 
-async def _announced_is_not_taken(a: Endpoint, b: Endpoint) -> None:
+async def _check_matched_not_announced(a: Endpoint, b: Endpoint) -> None:
     """A message that a receive has matched is not announced any more, in either order of arrival."""
     announced: list[Envelope] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_note_any, b, [(a.rank, 1)], announced)
-        await settled()
+        nursery.start_soon(_record_wait_any, b, [(a.rank, 1)], announced)
+        await wait_until_blocked()
         async with trio.open_nursery() as both:
-            both.start_soon(expect, b, a, 1, b"awaited", "a receive beside wait_any")
-            await settled()
+            both.start_soon(expect_message, b, a, 1, b"awaited", "a receive beside wait_any")
+            await wait_until_blocked()
             both.start_soon(a.send, b.rank, 1, b"awaited")
-        await settled()
+        await wait_until_blocked()
         require(not announced, "wait_any returned for a message that a receive had waited for")
         nursery.cancel_scope.cancel()
 
 
-async def _note_any(
+async def _record_wait_any(
     end: Endpoint, choices: list[tuple[int, int]], announced: list[Envelope], free_bits: int = 0
 ) -> None:
+    """Add the result of `wait_any` to a list."""
     announced.append(await end.wait_any(choices, free_bits=free_bits))

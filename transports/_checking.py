@@ -43,13 +43,13 @@ def require(holds: bool, reason: str) -> None:
         raise BrokenPromise(reason)
 
 
-def message_of(nbytes: int, seed: int = 0) -> bytearray:
-    """Bytes that differ from place to place and from message to message."""
+def make_message(nbytes: int, seed: int = 0) -> bytearray:
+    """Return bytes that differ from place to place, and from message to message by the seed."""
     return bytearray(random.Random(f"{nbytes}/{seed}").randbytes(nbytes))
 
 
-async def settled() -> None:
-    """Wait until all tasks are blocked, or as long as tasks that poll need to run once, which never are."""
+async def wait_until_blocked() -> None:
+    """Wait until all tasks are blocked, at most 20 ms: tasks that poll are never blocked."""
     with trio.move_on_after(_SETTLING_S):
         await wait_all_tasks_blocked()
 
@@ -62,7 +62,7 @@ async def delivery_from(end: Endpoint, src: Endpoint, tag: int, nbytes: int) -> 
     return delivery
 
 
-async def expect(end: Endpoint, src: Endpoint, tag: int, sent: bytes | bytearray, case: str) -> None:
+async def expect_message(end: Endpoint, src: Endpoint, tag: int, sent: bytes | bytearray, case: str) -> None:
     """Receive a message of rank ``src.rank`` on a tag, and require the bytes that were sent."""
     out = bytearray(len(sent))
     await end.recv_into(src.rank, tag, out)
@@ -70,7 +70,7 @@ async def expect(end: Endpoint, src: Endpoint, tag: int, sent: bytes | bytearray
 
 
 @contextmanager
-def rejected(case: str) -> Iterator[None]:
+def expect_rejection(case: str) -> Iterator[None]:
     """Require the block to raise `ArgumentError`."""
     try:
         yield

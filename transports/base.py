@@ -240,6 +240,7 @@ class Transport(ABC):
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Self]:
+        """Yield this transport, and close it at the end, whatever was cancelled."""
         try:
             yield self
         finally:
@@ -260,7 +261,7 @@ class Transport(ABC):
 
 
 def describe_ranks(ranks: tuple[int, ...]) -> str:
-    """Format ranks briefly.
+    """Return a short text that names some ranks.
 
     >>> describe_ranks((0, 1, 2, 3)), describe_ranks((4,)), describe_ranks((0, 2))
     ('ranks 0-3', 'rank 4', 'ranks 0, 2')
@@ -285,7 +286,7 @@ def check_length(nbytes: int) -> None:
 
 
 def check_choices(choices: Sequence[tuple[int, int]]) -> None:
-    """Raise `ArgumentError` unless there is at least one choice and all tags are good."""
+    """Raise `ArgumentError` unless there is at least one choice and all tags are valid."""
     if not choices:
         raise ArgumentError("choices is empty; name at least one (src, tag)")
     for _, tag in choices:

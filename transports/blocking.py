@@ -34,7 +34,7 @@ class StartingEndpoint(Endpoint, Starter):
     """An endpoint that begins messages without tasks; its awaiting calls wait for the end of begun ones."""
 
     def starter(self, peer: int) -> Starter:
-        """Return itself."""
+        """Return this endpoint, which begins messages itself."""
         return self
 
     async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
@@ -71,7 +71,7 @@ class AnnouncingEndpoint(StartingEndpoint):
         with self.watching([src for src, _ in choices], lambda: changed.set()):
             while (envelope := self.announced(choices, free_bits=free_bits)) is None:
                 for src, tag in choices:
-                    self.check((src, self.rank, tag))
+                    self.require_alive((src, self.rank, tag))
                 await changed.wait()
                 changed = trio.Event()
         return envelope
@@ -80,8 +80,8 @@ class AnnouncingEndpoint(StartingEndpoint):
     def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Call a function, for the length of a block, whenever a message of the sources or a loss may have arrived."""
 
-    def check(self, lane: tuple[int, int, int]) -> None:
-        """Raise `LinkLostError` if the process of a source is lost."""
+    def require_alive(self, lane: tuple[int, int, int]) -> None:
+        """Raise `LinkLostError` if the process of a lane's source is lost."""
 
 
 class _AwaitedEnd:
@@ -118,6 +118,7 @@ class _AwaitedEnd:
             raise call.error
 
     def _cancel(self, raise_cancel: RaiseCancelT) -> Abort:
+        """Withdraw the call of a cancelled task, which wakes now if that succeeded, and otherwise at the end."""
         self._raise_cancel, self._cancelling = raise_cancel, True
         self._call.withdraw()
         self._cancelling = False
@@ -146,7 +147,7 @@ class TaskStarter(Starter):
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
     ) -> Request | None:
-        """Start a task that sends."""
+        """Start a task that sends; the returned request ends with the task."""
         return self._begin((True, dst), partial(self._endpoint.send, dst, tag, data, priority=priority), done)
 
     def begin_recv(
@@ -159,15 +160,16 @@ class TaskStarter(Starter):
         done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
     ) -> Request:
-        """Start a task that receives."""
+        """Start a task that receives; the returned request ends with the task."""
         receive: Callable[[], Awaitable[Delivery | None]] = (
-            partial(self._delivered, src, tag, nbytes)
+            partial(self._receive_delivery, src, tag, nbytes)
             if out is None
             else partial(self._endpoint.recv_into, src, tag, out)
         )
         return self._begin((False, src), receive, done)
 
-    async def _delivered(self, src: int, tag: int, nbytes: int) -> Delivery:
+    async def _receive_delivery(self, src: int, tag: int, nbytes: int) -> Delivery:
+        """Receive a message on loan; `TransportError` if the endpoint returns anything else."""
         delivery: object = await self._endpoint.recv(src, tag, nbytes)
         if not isinstance(delivery, Delivery):
             name = type(self._endpoint).__name__
@@ -177,12 +179,16 @@ class TaskStarter(Starter):
     def _begin(
         self, lane: _Lane, run: Callable[[], Awaitable[Delivery | None]], done: Callable[[Request], None]
     ) -> Request:
+        """Start a task for a call, after the last unfinished call to the same rank."""
         call = _TaskRequest(self._last.get(lane), done)
         self._last[lane] = call
-        self._spawn(self._run, lane, call, run)
+        self._spawn(self._run_request, lane, call, run)
         return call
 
-    async def _run(self, lane: _Lane, call: _TaskRequest, run: Callable[[], Awaitable[Delivery | None]]) -> None:
+    async def _run_request(
+        self, lane: _Lane, call: _TaskRequest, run: Callable[[], Awaitable[Delivery | None]]
+    ) -> None:
+        """Run a call in its task, and record its end."""
         try:
             await call.run(run)
         finally:
@@ -213,15 +219,16 @@ class _TaskRequest(Request):
         return self._delivery
 
     async def run(self, run: Callable[[], Awaitable[Delivery | None]]) -> None:
+        """Await the call of the endpoint when its turn has come, and keep its delivery or its error."""
         try:
             with self._scope:
-                await self._turn()
+                await self._wait_for_turn()
                 self._delivery = await run()
             self.error, self.withdrawn = None, self._scope.cancelled_caught
         except Exception as error:
             self.error = error  # type: ignore[assignment]  # transports of other packages may raise any
 
-    async def _turn(self) -> None:
+    async def _wait_for_turn(self) -> None:
         """Wait until the previous call has started, then mark this one as started.
 
         The task of the next call runs only after this one suspends, which is inside the transport.

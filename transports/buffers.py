@@ -42,20 +42,22 @@ def as_bytes(data: Buffer, *, name: str = "data", writable: bool = False) -> mem
     if type(data) is memoryview and data.format == "B" and data.ndim == 1 and data.c_contiguous:
         view = data  # the usual argument; the rest would take longer than sending a byte
     else:
-        view = _viewed(data, name)
+        view = _view_flat(data, name)
     if writable and view.readonly:
         raise ArgumentError(f"{name} is read-only; receive into memory that may be written")
     return view
 
 
-def _viewed(data: Buffer, name: str) -> memoryview:
+def _view_flat(data: Buffer, name: str) -> memoryview:
+    """View a buffer as flat bytes; `ArgumentError` names the argument if that is impossible."""
     try:
-        return _flat(data)
+        return _flatten(data)
     except (TypeError, ValueError, NotImplementedError, BufferError) as error:
         raise ArgumentError(f"{name} cannot be taken as bytes: {error}") from error
 
 
-def _flat(data: Buffer) -> memoryview:
+def _flatten(data: Buffer) -> memoryview:
+    """View any C-contiguous buffer as flat bytes, also numpy dtypes that `memoryview` cannot name."""
     if isinstance(data, np.ndarray) and data.dtype is not _BYTE and data.flags.c_contiguous:
         # numpy can view dtypes that memoryview cannot name, and refuses arrays of objects, which hold no data
         data = data.reshape(-1).view(_BYTE)
@@ -121,7 +123,7 @@ class BounceBuffers:
 
     def take(self, nbytes: int) -> memoryview:
         """Return a buffer of at least `nbytes`. Callers pass the receiver's size, never one that a peer has sent."""
-        size = _rounded(nbytes)
+        size = _round_up(nbytes)
         free = self._free[size]
         if not free:
             return as_bytes(np.empty(size, np.uint8))
@@ -135,6 +137,6 @@ class BounceBuffers:
             self._free[buffer.nbytes].append(buffer)
 
 
-def _rounded(nbytes: int) -> int:
+def _round_up(nbytes: int) -> int:
     """Round up to a power of two, so that few sizes serve all; untouched pages take no memory."""
     return 1 << max(nbytes - 1, 0).bit_length()

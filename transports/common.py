@@ -70,7 +70,7 @@ class Board(ABC):
 
     @abstractmethod
     def forget(self, run: Run) -> None:
-        """Notify the owner of a run no more: it knows of the end."""
+        """Do not notify the owner of a run, because the owner already knows of the end."""
 
     @abstractmethod
     def cancel(self, run: Run) -> bool:
@@ -78,7 +78,7 @@ class Board(ABC):
 
     @abstractmethod
     def loan_to_all(self, nbytes: int) -> int | None:
-        """Loan memory of this process to all ranks together, and return its offset; None: there is no more.
+        """Loan memory of this process to all ranks together, and return its offset; None without free memory.
 
         The loan ends once every rank has called its function of `make_release`.
         """
@@ -95,5 +95,5 @@ class Board(ABC):
         """
 
     @abstractmethod
-    def mapped(self, position: int, where: int, nbytes: int) -> memoryview:
-        """Return the memory of a loan."""
+    def loan_view(self, position: int, where: int, nbytes: int) -> memoryview:
+        """Return the memory of a loan, as a rank's process maps it."""

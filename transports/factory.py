@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Exchange: TypeAlias = Callable[[str, bytes], Awaitable[list[bytes]]]
 
 
-def _ignore(line: str) -> None:
+def _ignore_line(line: str) -> None:
     pass
 
 
-def _none() -> Collection[int]:
+def _spare_none() -> Collection[int]:
     return ()
 
 
@@ -48,12 +48,12 @@ class Bootstrap(Identity):
     # does not have.
     options: Mapping[str, object] = field(default_factory=dict)
     # Prints a line for the user, such as one about a lost process.
-    report: Callable[[str], None] = _ignore
+    report: Callable[[str], None] = _ignore_line
     # Records an event for the timeline the moment it happens, such as the loss of a connection.
-    note: Callable[[str], None] = _ignore
+    note: Callable[[str], None] = _ignore_line
     # Processes that another transport reaches, asked when this one is opened; both processes of a pair answer alike.
     # This transport need not join them.
-    spared: Callable[[], Collection[int]] = _none
+    spared: Callable[[], Collection[int]] = _spare_none
     # Whether the control plane detects lost processes. A transport must not take silence for a loss then: a program
     # may keep its event loop busy for as long as it wants.
     watched: bool = False
@@ -100,12 +100,12 @@ class UnknownTransportError(ArgumentError):
 
 def names() -> tuple[str, ...]:
     """Return every name that `find` knows: built-in ones first, then entry points in alphabetical order."""
-    return (*_BUILT_IN, *sorted(set(_installed()) - set(_BUILT_IN)))
+    return (*_BUILT_IN, *sorted(set(_find_entry_points()) - set(_BUILT_IN)))
 
 
 def check(name: str) -> None:
     """Raise `UnknownTransportError`, which lists the known names, unless there is a transport of this name."""
-    if name not in _BUILT_IN and name not in _installed():
+    if name not in _BUILT_IN and name not in _find_entry_points():
         raise UnknownTransportError(f"{name!r} is unknown; known are {', '.join(names())}")
 
 
@@ -118,7 +118,7 @@ def find(name: str) -> Factory:
     """
     check(name)
     if name not in _BUILT_IN:
-        return _loaded(_installed()[name])
+        return _load_entry(_find_entry_points()[name])
     row = _BUILT_IN[name]
     if row.needs is not None and find_spec(row.needs) is None:
         raise UnknownTransportError(f"{name!r} needs {row.needs}: pip install {row.needs}")
@@ -126,7 +126,8 @@ def find(name: str) -> Factory:
     return factory
 
 
-def _loaded(entry: EntryPoint) -> Factory:
+def _load_entry(entry: EntryPoint) -> Factory:
+    """Import the factory of an entry point; `UnknownTransportError` if that fails or it cannot be called."""
     try:
         factory: Factory = entry.load()
     except Exception as error:  # the import of another package may raise anything
@@ -139,7 +140,8 @@ def _loaded(entry: EntryPoint) -> Factory:
     return factory
 
 
-def _installed() -> dict[str, EntryPoint]:
+def _find_entry_points() -> dict[str, EntryPoint]:
+    """Return the transports of other packages, by name."""
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group=GROUP)}

@@ -32,7 +32,7 @@ class TransportError(Exception):
         self.operation: str = ""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _restored, (type(self), self.args, self.__dict__)
+        return _restore_error, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
         """Put the envelope before the reason."""
@@ -42,7 +42,8 @@ class TransportError(Exception):
         return f"message from rank {self.src} to rank {self.dst}{part}: {self.reason}"
 
 
-def _restored(kind: type[TransportError], args: tuple[object, ...], fields: dict[str, object]) -> TransportError:
+def _restore_error(kind: type[TransportError], args: tuple[object, ...], fields: dict[str, object]) -> TransportError:
+    """Make an error again from its pickled type, arguments and attributes."""
     error: TransportError = kind.__new__(kind, *args)  # not by its own arguments: the reason is complete
     error.__dict__.update(fields)
     return error

@@ -88,8 +88,8 @@ class Faulty(Wrapper):
             operation.cancel()
 
     @contextmanager
-    def _on_link(self, src: int, dst: int, tag: int) -> Iterator[None]:
-        """Run an operation of a link; a cut ends it with `LinkLostError`, unless it was past stopping."""
+    def _operation_on_link(self, src: int, dst: int, tag: int) -> Iterator[None]:
+        """Run an operation of a link; a cut cancels it, and `LinkLostError` is raised unless it had finished."""
         link = frozenset((src, dst))
         with trio.CancelScope() as operation:
             self._operations[link].add(operation)
@@ -101,14 +101,14 @@ class Faulty(Wrapper):
                 self._operations[link].discard(operation)
         raise LinkLostError("the link was cut", src=src, dst=dst, tag=tag)
 
-    def _draw(self, envelope: Envelope) -> tuple[set[FaultKind], random.Random]:
-        """Decide the fate of the next message of a lane."""
+    def _draw_faults(self, envelope: Envelope) -> tuple[set[FaultKind], random.Random]:
+        """Return the faults of the next message of a lane, and the random generator for their details."""
         lane = (envelope.src, envelope.dst, envelope.tag)
         chance = random.Random(f"{self._seed}/{lane}/{self._counts[lane]}")
         self._counts[lane] += 1
         kinds = {kind for kind, probability in self._probabilities.items() if chance.random() < probability}
-        lost: tuple[FaultKind, ...] = ("cut", "drop")  # nothing more can happen to a message that one of them hits
-        kinds = next(({kind} for kind in lost if kind in kinds), kinds)
+        exclusive: tuple[FaultKind, ...] = ("cut", "drop")  # nothing more can happen to a message that one of them hits
+        kinds = next(({kind} for kind in exclusive if kind in kinds), kinds)
         if not envelope.nbytes:
             kinds.discard("corrupt")
         self.faults += (InjectedFault(kind=kind, envelope=envelope) for kind in self._probabilities if kind in kinds)
@@ -121,11 +121,12 @@ class _FaultyEndpoint(WrapperEndpoint):
         self._faulty = faulty
 
     async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        """Send a message with the faults that the seed gives it."""
         view = self.check_send(dst, tag, data)
-        kinds, chance = self._faulty._draw(Envelope(src=self.rank, dst=dst, tag=tag, nbytes=view.nbytes))
+        kinds, chance = self._faulty._draw_faults(Envelope(src=self.rank, dst=dst, tag=tag, nbytes=view.nbytes))
         if "cut" in kinds:
             self._faulty.cut(self.rank, dst)
-        with self._faulty._on_link(self.rank, dst, tag):
+        with self._faulty._operation_on_link(self.rank, dst, tag):
             with self._faulty.gate.ticket((self.rank, dst, tag)) as ticket:
                 if "delay" in kinds:
                     await trio.sleep(chance.uniform(0, self._faulty._delay_s))
@@ -137,24 +138,26 @@ class _FaultyEndpoint(WrapperEndpoint):
                 await self.inner.send(dst, tag, payload, priority=priority)
 
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
-        with self._faulty._on_link(src, self.rank, tag):
+        with self._faulty._operation_on_link(src, self.rank, tag):
             await self.inner.recv_into(src, tag, out)
 
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
-        with self._faulty._on_link(src, self.rank, tag):
+        with self._faulty._operation_on_link(src, self.rank, tag):
             return await self.inner.recv(src, tag, nbytes)
         raise AssertionError("unreachable: leaving the block above without a result raises")
 
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        """Wait for a message of the choices, until one of their links is cut."""
         check_choices(choices)
         with ExitStack() as links:
             for src, tag in choices:
-                links.enter_context(self._faulty._on_link(src, self.rank, tag))
+                links.enter_context(self._faulty._operation_on_link(src, self.rank, tag))
             return await self.inner.wait_any(choices, free_bits=free_bits)
         raise AssertionError("unreachable: leaving the block above without a result raises")
 
 
 def _flip_one_bit(view: memoryview, chance: random.Random) -> bytearray:
+    """Return a copy of a message with one bit flipped."""
     damaged = bytearray(view)
     damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
     return damaged

@@ -107,7 +107,7 @@ Frame: TypeAlias = "tuple[int, list[int], int, int, bytes]"
 
 
 def pack(kind: int, *fields: int, payload_bytes: int = 0, payload_checksum: bytes = UNCHECKED) -> bytes:
-    """Pack the header of a frame; the payload follows it on the wire."""
+    """Return the header of a frame as bytes; the payload follows the header on the wire."""
     checked = _HEADERS[kind].pack(kind, payload_bytes, payload_checksum, *fields)
     return checksum(checked) + checked
 
@@ -146,6 +146,6 @@ def parse(buffer: bytearray, start: int, end: int) -> Frame | None:
     return kind, fields, payload_at, payload_bytes, payload_checksum
 
 
-def damaged(payload: memoryview, expected: bytes) -> bool:
-    """Whether a payload does not match its checksum, if it has one."""
+def is_damaged(payload: memoryview, expected: bytes) -> bool:
+    """Whether a payload differs from its checksum; never for a payload without a checksum."""
     return expected != UNCHECKED and checksum(payload) != expected

@@ -81,10 +81,10 @@ async def greet(stream: trio.abc.Stream, hello: Hello, secret: bytes, *, deadlin
         ArgumentError: At once, for a hello too long or an empty secret.
         HandshakeError: The other side does not know the secret, refused (its reason is the message), or is no member.
     """
-    packed, key = _packed(hello), _checked(secret)
+    packed, key = _pack_hello(hello), _check_secret(secret)
     with trio.move_on_after(deadline_s):
-        return await _greet(stream, packed, key)
-    raise _silent(deadline_s)
+        return await _introduce(stream, packed, key)
+    raise _silent_error(deadline_s)
 
 
 async def welcome(
@@ -108,71 +108,74 @@ async def welcome(
         ArgumentError: At once, for an empty secret; later, for a hello of `admit` that is too long.
         HandshakeError: The other side does not know the secret, was refused, or is no member.
     """
-    key = _checked(secret)
+    key = _check_secret(secret)
     with trio.move_on_after(deadline_s):
-        return await _welcome(stream, key, admit)
-    raise _silent(deadline_s)
+        return await _receive_dialler(stream, key, admit)
+    raise _silent_error(deadline_s)
 
 
-async def _greet(stream: trio.abc.Stream, hello: bytes, key: bytes) -> Hello:
-    ours = secrets.token_bytes(_NONCE_BYTES)
-    await _send(stream, _OPENING.pack(_MAGIC, VERSION, ours))
+async def _introduce(stream: trio.abc.Stream, hello: bytes, key: bytes) -> Hello:
+    """Exchange hellos as the side that has dialled; return the listener's hello once it has proved the secret."""
+    our_nonce = secrets.token_bytes(_NONCE_BYTES)
+    await _send(stream, _OPENING.pack(_MAGIC, VERSION, our_nonce))
     try:
         opening = await _receive(stream, _OPENING.size)
     except HandshakeError as error:
         if error.why != "left":
             raise
-        raise HandshakeError(_likely(encrypted=isinstance(stream, trio.SSLStream)), why="left") from error
-    talk = [ours, _understood(*_OPENING.unpack(opening)), hello]
-    await _send(stream, _framed(hello, _proof(key, b"dialler", talk)))
+        raise HandshakeError(_guess_refusal(encrypted=isinstance(stream, trio.SSLStream)), why="left") from error
+    transcript = [our_nonce, _check_opening(*_OPENING.unpack(opening)), hello]
+    await _send(stream, _pack_frame(hello, _proof(key, b"dialler", transcript)))
     status = await _receive(stream, 1)
     if status == _UNPROVED:
-        raise _different_secrets("the listener does not accept this side's proof")
-    label = _label(status)
-    answer, proof = await _frame(stream)
-    if not hmac.compare_digest(proof, _proof(key, label, [*talk, answer])):
-        raise _different_secrets("the listener cannot prove that it knows it")
+        raise _secrets_error("the listener does not accept this side's proof")
+    label = _answer_label(status)
+    answer, proof = await _receive_frame(stream)
+    if not hmac.compare_digest(proof, _proof(key, label, [*transcript, answer])):
+        raise _secrets_error("the listener cannot prove that it knows it")
     if status == _REFUSED:
         raise HandshakeError(_printable(answer), why="refused")
-    return _unpacked(answer)
+    return _unpack_hello(answer)
 
 
-async def _welcome(stream: trio.abc.Stream, key: bytes, admit: Callable[[Hello], Hello | str]) -> Hello:
-    ours = secrets.token_bytes(_NONCE_BYTES)
-    magic, version, theirs = _OPENING.unpack(await _receive(stream, _OPENING.size, strange=True))
+async def _receive_dialler(stream: trio.abc.Stream, key: bytes, admit: Callable[[Hello], Hello | str]) -> Hello:
+    """Exchange hellos as the side that listens; return the dialler's hello once it is proved and admitted."""
+    our_nonce = secrets.token_bytes(_NONCE_BYTES)
+    magic, version, their_nonce = _OPENING.unpack(await _receive(stream, _OPENING.size, strange=True))
     if magic == _MAGIC:  # also to another version, which learns this side's version from it
-        await _send(stream, _OPENING.pack(_MAGIC, VERSION, ours))
-    talk = [_understood(magic, version, theirs), ours]
-    packed, proof = await _frame(stream)
-    talk.append(packed)
-    if not hmac.compare_digest(proof, _proof(key, b"dialler", talk)):
+        await _send(stream, _OPENING.pack(_MAGIC, VERSION, our_nonce))
+    transcript = [_check_opening(magic, version, their_nonce), our_nonce]
+    packed, proof = await _receive_frame(stream)
+    transcript.append(packed)
+    if not hmac.compare_digest(proof, _proof(key, b"dialler", transcript)):
         await _send(stream, _UNPROVED)
-        raise _different_secrets("the dialler cannot prove that it knows it")
-    hello = _unpacked(packed)
+        raise _secrets_error("the dialler cannot prove that it knows it")
+    hello = _unpack_hello(packed)
     response = admit(hello)
     if isinstance(response, str):
         reason = response.encode()[:HELLO_LIMIT_BYTES]
-        await _send(stream, _REFUSED + _framed(reason, _proof(key, _label(_REFUSED), [*talk, reason])))
+        await _send(stream, _REFUSED + _pack_frame(reason, _proof(key, _answer_label(_REFUSED), [*transcript, reason])))
         raise HandshakeError(response, why="refused")
-    answer = _packed(response)
-    await _send(stream, _WELCOME + _framed(answer, _proof(key, _label(_WELCOME), [*talk, answer])))
+    answer = _pack_hello(response)
+    await _send(stream, _WELCOME + _pack_frame(answer, _proof(key, _answer_label(_WELCOME), [*transcript, answer])))
     return hello
 
 
-def _proof(key: bytes, label: bytes, talk: list[bytes]) -> bytes:
-    """Prove the secret and all bytes so far; lengths go in, so that no two handshakes look alike."""
-    parts = [b"overlap", VERSION.to_bytes(2, "big"), label, *talk]
+def _proof(key: bytes, label: bytes, transcript: list[bytes]) -> bytes:
+    """Return the proof of the secret over all bytes so far; lengths go in, so that no two handshakes look alike."""
+    parts = [b"overlap", VERSION.to_bytes(2, "big"), label, *transcript]
     return hmac.digest(key, b"".join(len(part).to_bytes(4, "big") + part for part in parts), "sha256")
 
 
-def _label(status: bytes) -> bytes:
+def _answer_label(status: bytes) -> bytes:
+    """Return the label of the proof of an answer, by its status; `HandshakeError` if the status is unknown."""
     if status not in (_WELCOME, _REFUSED):
         raise HandshakeError(f"the answer begins with {status!r}; the listener is another program", why="protocol")
     return b"listener " + status
 
 
-def _understood(magic: bytes, version: int, nonce: bytes) -> bytes:
-    """Return the nonce of an opening if its sender speaks this protocol, in this version."""
+def _check_opening(magic: bytes, version: int, nonce: bytes) -> bytes:
+    """Return the nonce of an opening; `HandshakeError` for another protocol or version."""
     if magic != _MAGIC:
         raise HandshakeError(
             f"the connection begins with {magic!r}, not with {_MAGIC!r}; the peer is another program", why="protocol"
@@ -186,11 +189,13 @@ def _understood(magic: bytes, version: int, nonce: bytes) -> bytes:
     return nonce
 
 
-def _framed(body: bytes, proof: bytes) -> bytes:
+def _pack_frame(body: bytes, proof: bytes) -> bytes:
+    """Return a body with its length before it and its proof after it."""
     return _LENGTH.pack(len(body)) + body + proof
 
 
-async def _frame(stream: trio.abc.Stream) -> tuple[bytes, bytes]:
+async def _receive_frame(stream: trio.abc.Stream) -> tuple[bytes, bytes]:
+    """Receive a body and its proof; `HandshakeError` if the body is too long."""
     (length_bytes,) = _LENGTH.unpack(await _receive(stream, _LENGTH.size))
     if length_bytes > HELLO_LIMIT_BYTES:
         raise HandshakeError(f"a hello claims {length_bytes} bytes, the limit is {HELLO_LIMIT_BYTES}", why="protocol")
@@ -198,40 +203,43 @@ async def _frame(stream: trio.abc.Stream) -> tuple[bytes, bytes]:
 
 
 async def _send(stream: trio.abc.Stream, data: bytes) -> None:
+    """Send bytes; `HandshakeError` if the connection breaks."""
     try:
         await stream.send_all(data)
     except trio.BrokenResourceError as error:
-        raise _broken(error) from error
+        raise _broken_error(error) from error
 
 
 async def _receive(stream: trio.abc.Stream, nbytes: int, *, strange: bool = False) -> bytes:
-    """Receive exactly `nbytes`; a dialler that leaves before its opening is `strange`, no member that gave up."""
+    """Receive exactly `nbytes`; `strange` makes a peer that hangs up another program, not a member that gave up."""
     got = b""
     while len(got) < nbytes:
         try:
             more = await stream.receive_some(nbytes - len(got))
         except trio.BrokenResourceError as error:
-            raise _broken(error, strange=strange) from error
+            raise _broken_error(error, strange=strange) from error
         if not more:
-            raise _left(strange=strange)
+            raise _hung_up_error(strange=strange)
         got += more
     return got
 
 
-def _broken(error: trio.BrokenResourceError, *, strange: bool = False) -> HandshakeError:
+def _broken_error(error: trio.BrokenResourceError, *, strange: bool = False) -> HandshakeError:
+    """Return the error of a connection that broke, by its cause: TLS, or a peer that hung up."""
     cause = error.__cause__
     if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
         need = "all processes need certificates of one authority, or none has any"
         return HandshakeError(f"TLS failed ({cause.reason or cause}); {need}", why="tls")
-    return _left(strange=strange)
+    return _hung_up_error(strange=strange)
 
 
-def _left(*, strange: bool = False) -> HandshakeError:
+def _hung_up_error(*, strange: bool = False) -> HandshakeError:
+    """Return the error of a connection that ended within the handshake."""
     return HandshakeError("the other side hung up during the handshake", why="protocol" if strange else "left")
 
 
-def _likely(*, encrypted: bool) -> str:
-    """Guess why a listener has hung up without an answer, as it does on strangers."""
+def _guess_refusal(*, encrypted: bool) -> str:
+    """Return the likely reason why a listener hung up without an answer, as listeners do on strangers."""
     if encrypted:
         return (
             "the other side hung up without a word once TLS was set up; it probably does not accept this side's "
@@ -240,31 +248,33 @@ def _likely(*, encrypted: bool) -> str:
     return "the other side hung up without a word; it is another program, or wants TLS, which this side does not speak"
 
 
-def _silent(deadline_s: float) -> HandshakeError:
+def _silent_error(deadline_s: float) -> HandshakeError:
     return HandshakeError(f"the other side did not finish the handshake within {deadline_s:g} s", why="silent")
 
 
-def _different_secrets(how: str) -> HandshakeError:
+def _secrets_error(how: str) -> HandshakeError:
     return HandshakeError(
         f"the secrets differ: {how}; start every process of a job with the same OVERLAP_SECRET", why="secret"
     )
 
 
-def _checked(secret: bytes) -> bytes:
+def _check_secret(secret: bytes) -> bytes:
+    """Return a secret; `ArgumentError` if it is empty."""
     if not secret:
         raise ArgumentError("the secret is empty; without one anybody is a member")
     return secret
 
 
-def _packed(hello: Hello) -> bytes:
+def _pack_hello(hello: Hello) -> bytes:
+    """Return a hello as bytes; `ArgumentError` if it is too long."""
     packed: bytes = msgpack.packb(astuple(hello))
     if len(packed) > HELLO_LIMIT_BYTES:
         raise ArgumentError(f"a hello of {len(packed)} bytes, the limit is {HELLO_LIMIT_BYTES}; shorten job or detail")
     return packed
 
 
-def _unpacked(packed: bytes) -> Hello:
-    """Read a hello that has been proved; only six fields of the right types are accepted."""
+def _unpack_hello(packed: bytes) -> Hello:
+    """Return the hello of proved bytes; `HandshakeError` unless they are six fields of the right types."""
     try:
         fields = msgpack.unpackb(packed, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
@@ -278,5 +288,6 @@ def _unpacked(packed: bytes) -> Hello:
 
 
 def _printable(reason: bytes) -> str:
+    """Return the reason of a refusal as text, with "?" for control characters."""
     text = reason.decode(errors="replace")
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -31,10 +31,10 @@ class PeerLink(ABC):
 
     Attributes:
         name: Name of the other process in error messages.
-        progress: Least `traffic` within two seconds that counts as progress.
+        progress: Least `progress_counts` within two seconds that counts as progress.
     """
 
-    progress = 1
+    least_progress = 1
 
     def __init__(self, member: int, ranks: Sequence[int]) -> None:
         self.member = member
@@ -48,17 +48,17 @@ class PeerLink(ABC):
     async def leave(self) -> None:  # noqa: B027 - a link without a connection says no goodbye
         """Finish matched messages and send a goodbye; bounded in time."""
 
-    def traffic(self) -> Mapping[Hashable, int]:
-        """Return the bytes moved on each connection, or another measure of progress; see `until`."""
+    def progress_counts(self) -> Mapping[Hashable, int]:
+        """Return the bytes moved on each connection, or another count that grows with progress."""
         return {}
 
     def note_change(self) -> None:
-        """Let `until` check its condition again."""
+        """Let `until` check its condition again, because something has changed."""
         if self._changed is not None:
             self._changed.set()
 
     async def until(self, done: Callable[[], bool]) -> None:
-        """Wait for a condition, until the link makes no more progress."""
+        """Wait for a condition; give up when no connection makes progress for two seconds."""
         seen: dict[Hashable, int] = {}
         while not done() and self._progresses(seen):
             with trio.move_on_after(_PATIENCE_S):
@@ -69,10 +69,10 @@ class PeerLink(ABC):
 
     def _progresses(self, seen: dict[Hashable, int]) -> bool:
         """Return whether any connection has made progress since the last call, or is new."""
-        moved = self.traffic()
-        progress = [count - seen.get(connection, -self.progress) for connection, count in moved.items()]
+        moved = self.progress_counts()
+        least_progress = [count - seen.get(connection, -self.least_progress) for connection, count in moved.items()]
         seen.update(moved)
-        return max(progress, default=0) >= self.progress
+        return max(least_progress, default=0) >= self.least_progress
 
 
 LinkType = TypeVar("LinkType", bound=PeerLink)
@@ -142,7 +142,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
             async with trio.open_nursery() as nursery:
                 # shielded: matched messages finish and goodbyes are sent, whatever is cancelled
                 background = trio.CancelScope(shield=True)
-                nursery.start_soon(self._move, background)
+                nursery.start_soon(self._run_in_scope, background)
                 try:
                     yield self
                 finally:
@@ -151,12 +151,13 @@ class LinkedTransport(Transport, Generic[LinkType]):
         finally:
             self.release()
 
-    async def _move(self, scope: trio.CancelScope) -> None:
+    async def _run_in_scope(self, scope: trio.CancelScope) -> None:
+        """Move messages until the scope is cancelled."""
         with scope:
             await self.run()
 
     async def join(self) -> None:
-        """Connect with the other processes."""
+        """Connect with the other processes; a transport without connections does nothing."""
 
     async def run(self) -> None:
         """Move the messages of all links until cancelled."""
@@ -186,7 +187,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
 
     # -- what it joins ------------------------------------------------------------------------------------------------
 
-    def reach(self, members: Iterable[int]) -> None:
+    def restrict_to(self, members: Iterable[int]) -> None:
         """Restrict the transport to the ranks of these processes, because others cannot be reached."""
         reached = set(members)
         self.home = {rank: member for rank, member in self.home.items() if member in reached}
@@ -210,11 +211,11 @@ class LinkedTransport(Transport, Generic[LinkType]):
         """Return the link to a rank, after checking the rank, the tag and the state."""
         home = self.home.get(peer)
         if home is None or self.state is not None or not 0 <= lane[2] < TAG_LIMIT:
-            raise self.refusal(lane, peer)
+            raise self.unreachable_error(lane, peer)
         return self.links[home]
 
-    def refusal(self, lane: Lane, peer: int) -> TransportError:
-        """Return the error of a message that may not go to a rank, or come from there."""
+    def unreachable_error(self, lane: Lane, peer: int) -> TransportError:
+        """Return the error of a message for which a rank, the tag or the state is wrong."""
         src, dst, tag = lane
         check_tag(tag)
         if peer not in self.home:
@@ -240,7 +241,7 @@ class LinkedEndpoint(AnnouncingEndpoint, Generic[TransportType]):
         self._transport = transport
 
     def starter(self, peer: int) -> Starter:
-        """Return itself, after checking that it reaches the peer."""
+        """Return this endpoint, after checking that it reaches the peer."""
         self._transport.link((self.rank, peer, 0), peer)
         return self
 
@@ -249,8 +250,8 @@ class LinkedEndpoint(AnnouncingEndpoint, Generic[TransportType]):
         """Limit of polling with `catch_up` before sleep; None: no polling."""
         return self._transport.patience
 
-    def lanes(self, choices: Sequence[tuple[int, int]]) -> list[Lane]:
-        """Return the lanes of some choices, once checked."""
+    def checked_lanes(self, choices: Sequence[tuple[int, int]]) -> list[Lane]:
+        """Return the lanes of some choices; raises `ArgumentError` or `TransportClosedError` if one is impossible."""
         check_choices(choices)
         lanes = [(src, self.rank, tag) for src, tag in choices]
         for lane in lanes:

@@ -16,7 +16,7 @@ from operator import attrgetter
 from transports.base import Endpoint, Envelope, Statistics
 from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
 from transports.linked import LinkedEndpoint, LinkedTransport, PeerLink
-from transports.matching import Engine, Lane, Limits, Receive, Send, any_of
+from transports.matching import Engine, Lane, Limits, Receive, Send, lane_key
 from transports.starter import Request
 
 
@@ -46,8 +46,8 @@ class MatchedLink(PeerLink):
     def settle(self) -> None:
         """Transmit messages of the engine without waiting, and let a task transmit the rest."""
 
-    def post(self, send: Send) -> None:
-        """Queue a message, and transmit it now if it is next."""
+    def queue_send(self, send: Send) -> None:
+        """Queue a message, and let the link transmit due messages."""
         self.engine.outgoing.announce(send)
         self.settle()
 
@@ -124,6 +124,7 @@ class _MatchedReceive(Receive, Request):
         self.link.withdraw(self)
 
     def delivery(self) -> Delivery:
+        """Return the received message on loan; the release gives the memory back to the transport."""
         loan = self.loan
         assert loan is not None, "a receive without a buffer gets memory on loan"
         if loan.readonly:  # the message arrived with its announcement, in memory of its own
@@ -142,12 +143,12 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         lane = (self.rank, dst, tag)
         link = transport.link(lane, dst)
         if link.engine.gone is not None:
-            link.engine.check(lane)
+            link.engine.require_alive(lane)
         if view.nbytes <= transport.at_once_bytes and link.send_now(lane, view):
             return None
         send = _MatchedSend(lane, view, priority)
         send.link, send.wake = link, done
-        link.post(send)
+        link.queue_send(send)
         return send
 
     def begin_recv(
@@ -160,7 +161,7 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
     ) -> Request:
-        """Begin a receive."""
+        """Match an arrived message, or queue a receive."""
         view = None if out is None else as_bytes(out, name="out", writable=True)
         lane = (src, self.rank, tag)
         link = self._transport.link(lane, src)
@@ -175,23 +176,25 @@ class _MatchedEndpoint(LinkedEndpoint[MatchedTransport]):
         """Move the bytes from and to a peer that are ready."""
         transport = self._transport
         if transport.state is not None or peer not in transport.home:
-            raise transport.refusal((self.rank, peer, 0), peer)
+            raise transport.unreachable_error((self.rank, peer, 0), peer)
         return transport.links[transport.home[peer]].catch_up()
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        lanes = self.lanes(choices)
-        keys = {any_of(lane, free_bits) for lane in lanes}
+        """Return the oldest announced message of the choices."""
+        lanes = self.checked_lanes(choices)
+        keys = {lane_key(lane, free_bits) for lane in lanes}
         announced: list[Envelope] = []
         for link in dict.fromkeys(self._transport.link(lane, lane[0]) for lane in lanes):
             link.look()
-            announced += link.engine.incoming.announced(keys, free_bits)
+            announced += link.engine.incoming.announced_messages(keys, free_bits)
         return min(announced, key=attrgetter("since_ns"), default=None)
 
-    def check(self, lane: Lane) -> None:
-        self._transport.link(lane, lane[0]).engine.check(lane)
+    def require_alive(self, lane: Lane) -> None:
+        self._transport.link(lane, lane[0]).engine.require_alive(lane)
 
     @contextmanager
     def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> Iterator[None]:
+        """Call a function, for the length of a block, whenever a message arrives or a link of the sources ends."""
         links = dict.fromkeys(self._transport.link((src, self.rank, 0), src) for src in sources)
         for link in links:
             link.engine.incoming.watchers.append(notify)

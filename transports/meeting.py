@@ -36,7 +36,7 @@ class Meeting(Generic[Result]):
 
     Attributes:
         identity: Identity of this process.
-        door: Listens for the others.
+        sockets: Listen for the others.
         results: The result of the meeting at each place.
         refused: Reasons of refused connections.
 
@@ -53,7 +53,7 @@ class Meeting(Generic[Result]):
         if identity.tls is not None:
             identity.tls.check()
         self.identity, self.join_s = identity, join_s
-        self.door: Door = Door((), unix=False, pending=0, stays=False)
+        self.sockets: ListeningSockets = ListeningSockets((), unix=False, pending=0, reopens=False)
         self.results: dict[Place, Result] = {}
         self.refused: list[str] = []
         self._role = role
@@ -73,9 +73,9 @@ class Meeting(Generic[Result]):
 
         Args:
             places: One place for each connection.
-            listeners: Sockets of the door.
+            listeners: Listening sockets, from `ListeningSockets.listen`.
             dial: Connects to a member that listens, given its place.
-            serve: Accepts a connection of a member that dials, and calls `settle`.
+            serve: Accepts a connection of a member that dials, and calls `record_result`.
 
         Raises:
             TransportError: A connection failed, or a process is lost.
@@ -84,23 +84,24 @@ class Meeting(Generic[Result]):
         if self._places:
             with trio.move_on_after(self.join_s):
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self.door.serve, listeners, serve)
+                    nursery.start_soon(self.sockets.serve, listeners, serve)
                     for place in self._places:
                         if place[0] > self.identity.member:
-                            nursery.start_soon(self._dial, dial, place)
+                            nursery.start_soon(self._dial_place, dial, place)
                     await self._complete.wait()
                     nursery.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
         return self._places - self.results.keys()
 
-    async def _dial(self, dial: Callable[[int, int], Awaitable[Result]], place: Place) -> None:
+    async def _dial_place(self, dial: Callable[[int, int], Awaitable[Result]], place: Place) -> None:
+        """Connect with the member of a place, and record the result, or fail the meeting."""
         try:
-            self.settle(place, await dial(*place))
+            self.record_result(place, await dial(*place))
         except TransportError as error:
             self.fail(error)
 
-    def settle(self, place: Place, result: Result) -> None:
+    def record_result(self, place: Place, result: Result) -> None:
         """Record the result at a place; the meeting ends with the last one."""
         self.results[place] = result
         if self._places <= self.results.keys():
@@ -112,7 +113,7 @@ class Meeting(Generic[Result]):
         self._complete.set()
 
     def lose(self, member: int, reason: str) -> None:
-        """Fail because a process is lost."""
+        """Fail the meeting because a process is lost."""
         self.fail(LinkLostError(f"process {member} is lost: {reason}"))
 
     # -- connections --------------------------------------------------------------------------------------------------
@@ -122,14 +123,14 @@ class Meeting(Generic[Result]):
         return self.identity.hello(self._role, detail)
 
     async def greet(
-        self, connection: socket.socket, member: int, where: object, detail: str = "", *, deadline_s: float
+        self, connection: socket.socket, member: int, address: object, detail: str = "", *, deadline_s: float
     ) -> tuple[Stream, Hello]:
         """Connect a socket with another process that listens; return its stream and the answer.
 
         Args:
             connection: The socket. The caller keeps it, and closes it if this raises.
             member: The other process.
-            where: Address of the other process.
+            address: Address of the other process.
             detail: Detail of this side's hello, which names the connection.
             deadline_s: Limit of the handshake.
 
@@ -138,8 +139,8 @@ class Meeting(Generic[Result]):
             LinkLostError: The other process cannot be reached.
         """
         try:
-            await trio.socket.from_stdlib_socket(connection).connect(where)
-            stream = self._stream(connection, serving=False)
+            await trio.socket.from_stdlib_socket(connection).connect(address)
+            stream = self._wrap_stream(connection, serving=False)
             return stream, await greet(stream, self.hello(detail), self.identity.secret, deadline_s=deadline_s)
         except OSError as error:
             raise LinkLostError(f"process {member} cannot be reached: {error.strerror}") from error
@@ -148,19 +149,20 @@ class Meeting(Generic[Result]):
         self, connection: socket.socket, admit: Callable[[Hello], Hello | str], *, deadline_s: float
     ) -> Stream:
         """Shake hands with a process that has dialled this one; arguments and errors as of `handshake.welcome`."""
-        stream = self._stream(connection, serving=True)
+        stream = self._wrap_stream(connection, serving=True)
         await welcome(stream, self.identity.secret, admit, deadline_s=deadline_s)
         return stream
 
-    def _stream(self, connection: socket.socket, *, serving: bool) -> Stream:
+    def _wrap_stream(self, connection: socket.socket, *, serving: bool) -> Stream:
+        """Return the stream of a socket, encrypted if this process has certificates."""
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
         return stream if self.identity.tls is None else self.identity.tls.wrap(stream, serving=serving)
 
-    def stranger(self, hello: Hello) -> str:
-        """Return the refusal of a process that is no member of this world; empty if it is one."""
+    def stranger_refusal(self, hello: Hello) -> str:
+        """Return why a process is no member of this world; empty if it is one."""
         return self.identity.refusal(hello, self._role)
 
-    def unexpected(self, hello: Hello) -> str:
+    def unexpected_refusal(self, hello: Hello) -> str:
         """Return the refusal of a member that has no reason to dial this process."""
         detail = f", {hello.role} {hello.detail!r}" if hello.detail else ""
         return f"process {hello.member}{detail} is not expected to call process {self.identity.member}"
@@ -173,29 +175,29 @@ class Meeting(Generic[Result]):
             hello: Introduction of the member; its detail is the index of the place.
         """
         place = hello.member, int(hello.detail) if hello.detail.isdecimal() else -1
-        if reason := self.stranger(hello):
+        if reason := self.stranger_refusal(hello):
             return reason
         if place not in self._places or hello.member >= self.identity.member:
-            return self.unexpected(hello)
+            return self.unexpected_refusal(hello)
         if place in self._reserved:
             return f"{hello.role} {hello.detail} of process {hello.member} has already joined"
         self._reserved.add(place)
         admitted.append(place)
         return self.hello(hello.detail)
 
-    def release(self, place: Place) -> None:
+    def free_place(self, place: Place) -> None:
         """Free a reserved place, because its handshake failed."""
         self._reserved.discard(place)
 
 
-class Door:
+class ListeningSockets:
     """The listening sockets of a process, at first and whenever a connection is to be replaced.
 
     Args:
         addresses: Local address of each rail.
         unix: Whether there is a Unix socket, too.
         pending: Number of connections that may be in their handshake at once.
-        stays: Whether it may be opened again: its ports are kept while nothing listens.
+        reopens: Whether `listen` is called again later: ports are kept while nothing listens.
 
     Attributes:
         addresses: As passed.
@@ -203,37 +205,37 @@ class Door:
         unix: Name of the Unix socket; empty without one.
     """
 
-    def __init__(self, addresses: Sequence[str], *, unix: bool, pending: int, stays: bool) -> None:
+    def __init__(self, addresses: Sequence[str], *, unix: bool, pending: int, reopens: bool) -> None:
         self.addresses: tuple[str, ...] = tuple(addresses)
         self.ports: tuple[int, ...] = (0,) * len(self.addresses)
         self.unix: str = f"overlap-{secrets.token_hex(16)}" if unix else ""
-        self._pending, self._stays = pending, stays
-        self._bound: list[socket.socket] = []  # sockets that keep the ports while nothing listens
+        self._pending, self._reopens = pending, reopens
+        self._port_holders: list[socket.socket] = []  # sockets that keep the ports while nothing listens
 
     def close(self) -> None:
-        """Release the ports."""
-        for bound in self._bound:
+        """Release the ports that are kept for a later `listen`."""
+        for bound in self._port_holders:
             bound.close()
-        self._bound.clear()
+        self._port_holders.clear()
 
-    def open(self) -> list[socket.socket]:
+    def listen(self) -> list[socket.socket]:
         """Listen at the addresses, at first or again.
 
         Raises:
             TransportError: A port is taken.
         """
         listeners: list[socket.socket] = []
-        first = not self._bound
+        first = not self._port_holders
         try:
             for address, port in zip(self.addresses, self.ports, strict=True):
-                listeners.append(_bound(address, port))
+                listeners.append(_make_bound_socket(address, port))
             if self.unix:
                 listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 # an abstract name: it needs no file, so nothing is left whatever ends this process
                 listeners[-1].bind("\0" + self.unix)
             self.ports = tuple(listener.getsockname()[1] for listener in listeners[: len(self.addresses)])
-            if first and self._stays:
-                self._bound += map(_bound, self.addresses, self.ports)
+            if first and self._reopens:
+                self._port_holders += map(_make_bound_socket, self.addresses, self.ports)
             for listener in listeners:
                 listener.setblocking(False)
                 listener.listen(self._pending)
@@ -246,43 +248,46 @@ class Door:
         return listeners
 
     async def serve(
-        self, listeners: Sequence[socket.socket], take: Callable[[socket.socket], Awaitable[object]]
+        self, listeners: Sequence[socket.socket], handle: Callable[[socket.socket], Awaitable[object]]
     ) -> None:
-        """Accept connections, each in a task of its own."""
+        """Accept connections until cancelled, and handle each in a task of its own."""
         # bounds the handshakes with strangers; further members wait in the system's queue
         pending = trio.CapacityLimiter(self._pending)
 
-        async def take_one(connection: socket.socket, token: object) -> None:
+        async def handle_one(connection: socket.socket, token: object) -> None:
+            """Handle a connection, and let another one be accepted after it."""
             try:
-                await take(connection)
+                await handle(connection)
             finally:
                 pending.release_on_behalf_of(token)
 
         async def accept(listener: socket.socket) -> None:
+            """Accept the connections of a listener, as long as few handshakes are unfinished."""
             while True:
                 await pending.acquire_on_behalf_of(token := object())
                 try:
-                    connection = await _accepted(listener)
+                    connection = await _accept_connection(listener)
                 except BaseException:
                     pending.release_on_behalf_of(token)
                     raise
-                nursery.start_soon(take_one, connection, token)
+                nursery.start_soon(handle_one, connection, token)
 
         async with trio.open_nursery() as nursery:
             for listener in listeners:
                 nursery.start_soon(accept, listener)
 
 
-async def _accepted(listener: socket.socket) -> socket.socket:
+async def _accept_connection(listener: socket.socket) -> socket.socket:
+    """Wait for a connection of a listener, and accept it."""
     while True:
         await trio.lowlevel.wait_readable(listener)
         with suppress(BlockingIOError, ConnectionAbortedError):  # the dialler has left again
             return listener.accept()[0]
 
 
-def _bound(address: str, port: int) -> socket.socket:
+def _make_bound_socket(address: str, port: int) -> socket.socket:
     """Return a socket bound to a port, which other sockets may share until one of them listens."""
-    bound = socket.socket(family(address), socket.SOCK_STREAM)
+    bound = socket.socket(address_family(address), socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((address, port))
@@ -292,8 +297,8 @@ def _bound(address: str, port: int) -> socket.socket:
     return bound
 
 
-def family(address: str) -> socket.AddressFamily:
-    """Return the family of an IP address."""
+def address_family(address: str) -> socket.AddressFamily:
+    """Return `AF_INET` or `AF_INET6` for an IP address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 

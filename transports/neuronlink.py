@@ -76,7 +76,7 @@ class _NeuronLinkRequest(Request):
         self.error: TransportError | None = None
 
     def queue(self) -> None:
-        """Wait for the other end."""
+        """Queue this end of a message until the other end arrives."""
         self.since_ns = perf_counter_ns()
         queue = self._queues.get(self._key)
         if queue is None:
@@ -89,6 +89,7 @@ class _NeuronLinkRequest(Request):
         return Envelope(src=src, dst=dst, tag=tag, nbytes=self.nbytes, since_ns=self.since_ns)
 
     def withdraw(self) -> None:
+        """Cancel the call, unless its other end has arrived."""
         if self.matched:
             return
         queue = self._queues[self._key]
@@ -99,24 +100,25 @@ class _NeuronLinkRequest(Request):
         self.end()
 
     def borrow(self, sender: _NeuronLinkRequest) -> None:
-        """Use the memory of a sender, which ends when the loan is released."""
+        """Let the delivery of this receive read a sender's memory; the send ends when the loan is released."""
         self._sender = sender
 
     def delivery(self) -> Delivery:
         return _Loan(self._link, self._sender)
 
-    def dropped(self, finish: Callable[[], None]) -> None:
-        """Fail: the receiver dropped its loan and cannot release it any more."""
+    def fail_dropped(self, finish: Callable[[], None]) -> None:
+        """Fail a send whose receiver has dropped the loan, and cannot release it any more."""
         self.error = TransportError("the receiver dropped the Delivery of this message without release()")
         finish()
 
     @property
     def bytes(self) -> memoryview:
+        """Bytes of a sender, or of a receive into a buffer."""
         assert self.view is not None, "only receives wait without bytes"
         return self.view
 
     def end(self) -> None:
-        """Drop the view, so that the caller may resize its buffer, and call the callback."""
+        """Release the view, so that the caller may resize its buffer, and call the callback."""
         self.view, self.ended = None, True
         self._done(self)
 
@@ -134,7 +136,7 @@ class _Loan(Delivery):
         if self._finish is not None:
             # the garbage collector runs anywhere: within other work of the loop, in other threads, after its end
             with suppress(RuntimeError):
-                current_trio_token().run_sync_soon(self._sender.dropped, self._finish)
+                current_trio_token().run_sync_soon(self._sender.fail_dropped, self._finish)
 
 
 class _Mailbox:
@@ -153,13 +155,14 @@ class _Mailbox:
         self.receives: dict[_Key, deque[_NeuronLinkRequest]] = {}
         self.watchers: list[Callable[[], None]] = []
 
-    def changed(self) -> None:
+    def notify_watchers(self) -> None:
         """Notify the tasks that wait for any message."""
         for notify in tuple(self.watchers):
             notify()
 
 
-def _pop(queues: dict[_Key, deque[_NeuronLinkRequest]], key: _Key) -> _NeuronLinkRequest:
+def _pop_first(queues: dict[_Key, deque[_NeuronLinkRequest]], key: _Key) -> _NeuronLinkRequest:
+    """Return the oldest waiting end of a key, now matched."""
     queue = queues[key]
     end = queue.popleft()
     if not queue:
@@ -209,14 +212,14 @@ class NeuronLink(Transport):
         Raises:
             ArgumentError: The rank is not one of ours.
         """
-        self._mailbox(rank)
+        self._mailbox_at(rank)
         return self._endpoints[rank]
 
     def statistics(self) -> Statistics:
         """Return the messages that wait for their other end now, oldest first for each receiving rank."""
         return Statistics(
-            unmatched_sends=self._waiting([(dst, box.sends) for dst, box in self._mailboxes.items()]),
-            unmatched_receives=self._waiting([(dst, box.receives) for dst, box in self._mailboxes.items()]),
+            unmatched_sends=self._unmatched_envelopes([(dst, box.sends) for dst, box in self._mailboxes.items()]),
+            unmatched_receives=self._unmatched_envelopes([(dst, box.receives) for dst, box in self._mailboxes.items()]),
         )
 
     async def aclose(self) -> None:
@@ -226,33 +229,34 @@ class NeuronLink(Transport):
             for queues in (box.sends, box.receives):
                 for key in list(queues):
                     while key in queues:
-                        end = _pop(queues, key)
-                        end.error = _closed(src=key[0], dst=dst, tag=key[1])
+                        end = _pop_first(queues, key)
+                        end.error = _closed_error(src=key[0], dst=dst, tag=key[1])
                         self.end(end)
-            box.changed()
+            box.notify_watchers()
         await cancel_shielded_checkpoint()
 
-    def _mailbox(self, rank: int) -> _Mailbox:
+    def _mailbox_at(self, rank: int) -> _Mailbox:
+        """Return the mailbox of a rank; `ArgumentError` if the rank does not live here."""
         try:
             return self._mailboxes[rank]
         except KeyError:
-            raise ArgumentError(f"there is no rank {rank} here; this NeuronLink joins {self._names}") from None
+            raise ArgumentError(f"there is no rank {rank} here; this NeuronLink joins {self._rank_names}") from None
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def mailbox(self, src: int, dst: int, peer: int, tag: int) -> _Mailbox:
-        """Return the mailbox of the receiver, after checking the peer and the tag."""
+    def receiver_mailbox(self, src: int, dst: int, peer: int, tag: int) -> _Mailbox:
+        """Return the mailbox of the receiver; raises the errors of a wrong peer, a wrong tag or a closed transport."""
         check_tag(tag)
-        self._mailbox(peer)
+        self._mailbox_at(peer)
         if self._closed:
-            raise _closed(src=src, dst=dst, tag=tag)
+            raise _closed_error(src=src, dst=dst, tag=tag)
         return self._mailboxes[dst]
 
     def match(self, sender: _NeuronLinkRequest, receiver: _NeuronLinkRequest, *, lane: tuple[int, int, int]) -> None:
         """Move the bytes of a message whose ends have both arrived."""
         if sender.nbytes != receiver.nbytes:
             for end in (receiver, sender):  # one error each, so that the tracebacks do not mix
-                end.error = _disagree(sender.nbytes, receiver.nbytes, *lane)
+                end.error = _length_error(sender.nbytes, receiver.nbytes, *lane)
             self.end(receiver, sender)
         elif receiver.view is None:
             receiver.borrow(sender)
@@ -278,25 +282,28 @@ class NeuronLink(Transport):
             self._notifying = False
 
     def _copy_in_threads(self) -> None:
+        """Start waiting copies, one in each idle thread."""
         while self._copies and self._idle_threads:
             sender, receiver = self._copies.popleft()
             self._idle_threads -= 1
             token = current_trio_token()
             # numpy lets go of the interpreter lock while it copies; assigning to a memoryview does not
             copy = partial(np.copyto, np.asarray(receiver.bytes), np.asarray(sender.bytes))
-            start_thread_soon(copy, partial(_call_in_loop, token, partial(self._copied, sender, receiver)))
+            start_thread_soon(copy, partial(_call_in_loop, token, partial(self._finish_copy, sender, receiver)))
 
-    def _copied(self, sender: _NeuronLinkRequest, receiver: _NeuronLinkRequest) -> None:
+    def _finish_copy(self, sender: _NeuronLinkRequest, receiver: _NeuronLinkRequest) -> None:
+        """End both ends of a copied message, and start the next copy."""
         self._idle_threads += 1
         self._copy_in_threads()
         self.end(receiver, sender)
 
     @property
-    def _names(self) -> str:
+    def _rank_names(self) -> str:
         return describe_ranks(self.ranks)
 
     @staticmethod
-    def _waiting(tables: list[tuple[int, dict[_Key, deque[_NeuronLinkRequest]]]]) -> tuple[Envelope, ...]:
+    def _unmatched_envelopes(tables: list[tuple[int, dict[_Key, deque[_NeuronLinkRequest]]]]) -> tuple[Envelope, ...]:
+        """Return the waiting messages of some mailboxes, without their bytes."""
         return tuple(end.envelope(dst) for dst, queues in tables for queue in queues.values() for end in queue)
 
 
@@ -321,16 +328,17 @@ class _NeuronLinkEndpoint(AnnouncingEndpoint):
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Request], None]
     ) -> Request | None:
+        """Match a waiting receive, or wait for one."""
         view, key = as_bytes(data), (self.rank, tag)
-        box = self._link.mailbox(self.rank, dst, dst, tag)
+        box = self._link.receiver_mailbox(self.rank, dst, dst, tag)
         send = _NeuronLinkRequest(self._link, box.sends, key, view, view.nbytes, done)
         if key in box.receives:
             send.matched = True
-            self._link.match(send, _pop(box.receives, key), lane=(self.rank, dst, tag))
+            self._link.match(send, _pop_first(box.receives, key), lane=(self.rank, dst, tag))
         else:
             send.queue()
             if box.watchers:
-                box.changed()
+                box.notify_watchers()
         return send
 
     def begin_recv(
@@ -343,19 +351,21 @@ class _NeuronLinkEndpoint(AnnouncingEndpoint):
         done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
     ) -> Request:
+        """Match a waiting send, or wait for one."""
         view, key = None if out is None else as_bytes(out, name="out", writable=True), (src, tag)
-        box = self._link.mailbox(src, self.rank, src, tag)
+        box = self._link.receiver_mailbox(src, self.rank, src, tag)
         receive = _NeuronLinkRequest(self._link, box.receives, key, view, nbytes, done)
         if key in box.sends:
             receive.matched = True
-            self._link.match(_pop(box.sends, key), receive, lane=(src, self.rank, tag))
+            self._link.match(_pop_first(box.sends, key), receive, lane=(src, self.rank, tag))
         else:
             receive.queue()
         return receive
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+        """Return the oldest message of the choices that waits here."""
         check_choices(choices)
-        box, *_ = [self._link.mailbox(src, self.rank, src, tag) for src, tag in choices]
+        box, *_ = [self._link.receiver_mailbox(src, self.rank, src, tag) for src, tag in choices]
         lanes = {(src, tag >> free_bits) for src, tag in choices}
         first = [queue[0] for (src, tag), queue in box.sends.items() if (src, tag >> free_bits) in lanes]
         oldest = min(first, key=attrgetter("since_ns"), default=None)
@@ -363,7 +373,8 @@ class _NeuronLinkEndpoint(AnnouncingEndpoint):
 
     @contextmanager
     def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> Iterator[None]:
-        watchers = self._link.mailbox(self.rank, self.rank, self.rank, 0).watchers
+        """Call a function, for the length of a block, whenever a send arrives or the transport closes."""
+        watchers = self._link.receiver_mailbox(self.rank, self.rank, self.rank, 0).watchers
         watchers.append(notify)
         try:
             yield
@@ -377,9 +388,9 @@ def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], 
         token.run_sync_soon(function)
 
 
-def _disagree(sent_bytes: int, expected_bytes: int, src: int, dst: int, tag: int) -> LengthMismatchError:
+def _length_error(sent_bytes: int, expected_bytes: int, src: int, dst: int, tag: int) -> LengthMismatchError:
     return LengthMismatchError(sent_bytes=sent_bytes, expected_bytes=expected_bytes, src=src, dst=dst, tag=tag)
 
 
-def _closed(*, src: int, dst: int, tag: int) -> TransportClosedError:
+def _closed_error(*, src: int, dst: int, tag: int) -> TransportClosedError:
     return TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag)

@@ -46,7 +46,7 @@ class LinkSpeed:
 def by_kind(
     kind_of: Callable[[int, int], str], speeds: Mapping[str, LinkSpeed | None]
 ) -> Callable[[int, int], LinkSpeed | None]:
-    """Give each pair of ranks the speed of its kind of link.
+    """Return a function that gives each pair of ranks the speed of its kind of link.
 
     Args:
         kind_of: Names the kind of link between two ranks.
@@ -56,13 +56,14 @@ def by_kind(
         A function for `Paced`. It raises `ArgumentError` for a kind that ``speeds`` does not name.
     """
 
-    def speed_of(src: int, dst: int) -> LinkSpeed | None:
+    def find_speed(src: int, dst: int) -> LinkSpeed | None:
+        """Return the speed of the link between two ranks."""
         kind = kind_of(src, dst)
         if kind not in speeds:
             raise ArgumentError(f"no speed for links of kind {kind!r}; speeds names {', '.join(map(repr, speeds))}")
         return speeds[kind]
 
-    return speed_of
+    return find_speed
 
 
 class PlannedTransfer:
@@ -102,42 +103,42 @@ class PlannedWire:
     def add(
         self, tag: int, nbytes: int, *, priority: int, now_s: float, planned: Callable[[float], None]
     ) -> PlannedTransfer:
-        """Put a message on the plan; ``planned`` is called with its time of arrival, again whenever that changes.
+        """Add a message to the plan; ``planned`` is called with its time of arrival, also whenever that changes.
 
         Cost: O(1) behind messages that are as urgent, plus one call for each message that it overtakes.
         """
-        self._settle(now_s)
+        self._drop_departed(now_s)
         last = self._last_of_tag.get(tag)
         urgency = priority if last is None else max(priority, last.urgency)
         transfer = self._last_of_tag[tag] = PlannedTransfer(tag, nbytes, urgency, planned)
         place = bisect_right(self._queue, urgency, key=lambda other: other.urgency)
         if place == 0:
-            self._cut(now_s)
+            self._interrupt_first(now_s)
         self._queue.insert(place, transfer)
-        self._plan_from(place)
+        self._plan_times_from(place)
         return transfer
 
     def remove(self, transfer: PlannedTransfer, *, now_s: float) -> None:
-        """Take a message back; a quantum of it that is leaving leaves in full. Harmless once the message has left."""
-        self._settle(now_s)
+        """Remove a message that has not left; a quantum of it that is leaving leaves in full."""
+        self._drop_departed(now_s)
         if transfer.sent_at_s <= now_s:
             return
         if self._queue and transfer is self._queue[0]:
-            self._cut(now_s)
+            self._interrupt_first(now_s)
         if transfer in self._queue:
             place = self._queue.index(transfer)
             del self._queue[place]
-            self._forget(transfer)
-            self._plan_from(place)
+            self._forget_tag(transfer)
+            self._plan_times_from(place)
 
-    def _settle(self, now_s: float) -> None:
-        """Drop the messages that left before now; within one instant the order of the calls must not decide."""
+    def _drop_departed(self, now_s: float) -> None:
+        """Drop messages that left before now, not those of this instant: the order of calls must not decide."""
         while self._queue and self._queue[0].sent_at_s < now_s:
-            self._drop_first()
+            self._drop_first_transfer()
         if not self._queue:
             self._busy_until_s = max(self._busy_until_s, now_s)
 
-    def _cut(self, now_s: float) -> None:
+    def _interrupt_first(self, now_s: float) -> None:
         """Free the wire at the next quantum boundary of the message that is leaving, if one is."""
         if not self._queue or self._busy_until_s >= now_s:
             return
@@ -145,24 +146,27 @@ class PlannedWire:
         quanta = math.ceil((now_s - self._busy_until_s) / self._quantum_s)
         boundary_s = self._busy_until_s + quanta * self._quantum_s
         if boundary_s >= first.sent_at_s:
-            self._drop_first()
+            self._drop_first_transfer()
         else:
             first.left_bytes -= quanta * self._quantum_s * self._bytes_per_s
             self._busy_until_s = boundary_s
 
-    def _plan_from(self, place: int) -> None:
+    def _plan_times_from(self, place: int) -> None:
+        """Compute the times of the messages from a place in the queue on, and report their arrivals."""
         at_s = self._queue[place - 1].sent_at_s if place else self._busy_until_s
         for transfer in self._queue[place:]:
             at_s += transfer.left_bytes / self._bytes_per_s
             transfer.sent_at_s = at_s
             transfer.planned(at_s + self._latency_s)
 
-    def _drop_first(self) -> None:
+    def _drop_first_transfer(self) -> None:
+        """Remove the first message, which has left."""
         first = self._queue.pop(0)
         self._busy_until_s = first.sent_at_s
-        self._forget(first)
+        self._forget_tag(first)
 
-    def _forget(self, transfer: PlannedTransfer) -> None:
+    def _forget_tag(self, transfer: PlannedTransfer) -> None:
+        """Forget a message as the latest one of its tag."""
         if self._last_of_tag.get(transfer.tag) is transfer:
             del self._last_of_tag[transfer.tag]
 
@@ -202,7 +206,8 @@ class Paced(Wrapper):
         """Return an endpoint with paced sends."""
         return _PacedEndpoint(endpoint, self)
 
-    def _wire(self, src: int, dst: int) -> PlannedWire | None:
+    def _find_wire(self, src: int, dst: int) -> PlannedWire | None:
+        """Return the wire between two ranks; None if the pair is not paced."""
         if (src, dst) not in self._wires:
             speed = None if src == dst else self._links(src, dst)
             self._wires[src, dst] = None if speed is None else PlannedWire(speed, quantum_s=self._quantum_s)
@@ -215,17 +220,18 @@ class _PacedEndpoint(WrapperEndpoint):
         self._paced = paced
 
     async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        """Send a message when its last byte would have arrived over the wire."""
         view = self.check_send(dst, tag, data)
-        wire = self._paced._wire(self.rank, dst)
+        wire = self._paced._find_wire(self.rank, dst)
         if wire is not None:
             with self._paced.gate.ticket((self.rank, dst, tag)) as ticket:
-                await _cross(wire, tag, view.nbytes, priority)
+                await _wait_for_arrival(wire, tag, view.nbytes, priority)
                 await ticket.turn()
         await self.inner.send(dst, tag, view, priority=priority)
 
 
-async def _cross(wire: PlannedWire, tag: int, nbytes: int, priority: int) -> None:
-    """Sleep until the message has arrived, however often the plan changes meanwhile."""
+async def _wait_for_arrival(wire: PlannedWire, tag: int, nbytes: int, priority: int) -> None:
+    """Put a message on the plan, and sleep until it has arrived, though the plan may change."""
     arrival = trio.CancelScope()
     transfer = wire.add(
         tag, nbytes, priority=priority, now_s=trio.current_time(), planned=partial(setattr, arrival, "deadline")

@@ -45,7 +45,7 @@ class Packets:
         self.head_bytes: int = self._by_count[-1].size
 
     def pack(self, kind: int, *fields: int) -> bytes:
-        """Return a packet, or the head of one with a payload."""
+        """Return a packet without payload, or the head before a payload."""
         return self._by_count[len(fields)].pack(self._magic | kind, *fields)
 
     def unpack(self, packet: memoryview) -> tuple[int, tuple[int, ...], memoryview]:
@@ -60,10 +60,11 @@ class Packets:
         (word,) = _WORD.unpack_from(packet)
         head = self._heads.get(word)
         if head is None or nbytes < head.size or (nbytes > head.size and word != self._eager):
-            raise self._refusal(packet, word)
+            raise self._refusal_error(packet, word)
         return word - self._magic, head.unpack_from(packet)[1:], packet[head.size :]
 
-    def _refusal(self, packet: memoryview, word: int) -> ProtocolError:
+    def _refusal_error(self, packet: memoryview, word: int) -> ProtocolError:
+        """Return the error of an invalid packet: another magic, or a wrong length for its kind."""
         if word >> 32 != self._magic >> 32:
             return ProtocolError(f"packet is marked {bytes(packet[4:8])!r}; install the same overlap in every process")
         return ProtocolError(f"packet of kind {word - self._magic} cannot have {packet.nbytes} bytes")

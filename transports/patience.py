@@ -17,7 +17,7 @@ _FIRST_S, _LONGEST_S = 2e-3, 1.0
 _FORGIVEN_S = 10 * _FIRST_S
 
 
-def usable() -> frozenset[int]:
+def usable_cores() -> frozenset[int]:
     """Return the cores that the calling thread may use; where the system does not say, all cores."""
     try:
         return frozenset(os.sched_getaffinity(0))
@@ -26,7 +26,7 @@ def usable() -> frozenset[int]:
 
 
 def leave_core() -> bool:
-    """Move the calling thread to another core that it may use; True if there is one.
+    """Move the calling thread to another usable core; True if there is one.
 
     It is bound to none: the scheduler may move it again at once.
     """
@@ -68,8 +68,8 @@ class Crowding:
         self._leave, self._clock_s, self._shared_s = leave, clock_s, shared_s
         self._left_s, self._pause_s = clock_s() - _LONGEST_S, _FIRST_S
 
-    def leaves(self, others_ran_s: float) -> bool:
-        """Leave the core if others have just run there for so many seconds; True if it was left."""
+    def leave_if_shared(self, others_ran_s: float) -> bool:
+        """Leave the core if others have just run there for long, unless that was tried lately; True if it was left."""
         if others_ran_s < self._shared_s:
             return False
         now_s = self._clock_s()
@@ -112,7 +112,7 @@ class Patience:
         self._probe = _PROBE
 
     def take(self) -> float:
-        """Return how many seconds to look now; `learn` or `give_up` follows unless that is 0."""
+        """Return how many seconds to poll now; `learn` or `give_up` follows unless that is 0."""
         if self._failed < _TRIES:
             return self._look_s
         self._passed_over = (self._passed_over + 1) % self._probe
@@ -122,9 +122,9 @@ class Patience:
         """Record whether the poll was successful."""
         self._failed, self._probe = (0 if came else self._failed + 1), _PROBE
 
-    def moves(self, others_ran_s: float) -> bool:
-        """Leave this core if other threads have just run on it for so long; True if looking should go on."""
-        return self._crowding is not None and self._crowding.leaves(others_ran_s)
+    def leave_if_crowded(self, others_ran_s: float) -> bool:
+        """Leave a core that other threads have just used for this long; True if polling should go on."""
+        return self._crowding is not None and self._crowding.leave_if_shared(others_ran_s)
 
     def give_up(self) -> None:
         """Record that polling has held this process up."""

@@ -46,7 +46,7 @@ class Router(Transport):
         """
         if not set(ranks) <= set(self.ranks):
             return False
-        return all(self._part(ranks[0], rank).shares_memory(ranks) for rank in ranks)
+        return all(self._find_part(ranks[0], rank).shares_memory(ranks) for rank in ranks)
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
         """Return the board of the first part that has one for all of the ranks."""
@@ -65,11 +65,12 @@ class Router(Transport):
         return any(part.spans_hosts(ranks) for part in self.parts)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
-        """Give up ranks in every part."""
+        """Give up lost ranks in every part; return whether any part knew them."""
         lost = [part.lose(ranks, reason) for part in self.parts]
         return any(lost)
 
-    def _part(self, rank: int, peer: int) -> Transport:
+    def _find_part(self, rank: int, peer: int) -> Transport:
+        """Return the first part that joins two ranks; `ArgumentError` if none does."""
         for part in self.parts:
             if peer in part.peers:
                 return part
@@ -95,13 +96,14 @@ class Router(Transport):
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Self]:
+        """Open all parts, in their order, for the length of a block."""
         async with AsyncExitStack() as stack:
             for part in self.parts:
                 await stack.enter_async_context(part.open())
             yield self
 
     async def aclose(self) -> None:
-        """Close all parts."""
+        """Close all parts, one after the other."""
         for part in self.parts:
             await part.aclose()
 
@@ -112,52 +114,56 @@ class _RouterEndpoint(Endpoint):
         self._router = router
         self._routes: dict[int, Endpoint] = {}
 
-    def _to(self, peer: int) -> Endpoint:
+    def _route(self, peer: int) -> Endpoint:
+        """Return the endpoint that reaches a peer."""
         route = self._routes.get(peer)
         if route is None:
-            route = self._routes[peer] = self._router._part(self.rank, peer).endpoint(self.rank)
+            route = self._routes[peer] = self._router._find_part(self.rank, peer).endpoint(self.rank)
         return route
 
     async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
-        await self._to(dst).send(dst, tag, data, priority=priority)
+        await self._route(dst).send(dst, tag, data, priority=priority)
 
     def starter(self, peer: int) -> Starter | None:
-        return self._to(peer).starter(peer)
+        return self._route(peer).starter(peer)
 
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
-        await self._to(src).recv_into(src, tag, out)
+        await self._route(src).recv_into(src, tag, out)
 
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
-        return await self._to(src).recv(src, tag, nbytes)
+        return await self._route(src).recv(src, tag, nbytes)
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        routes = self._routed(choices).items()
+        routes = self._group_by_route(choices).items()
         announced = [route.announced(part, free_bits=free_bits) for route, part in routes]
         return min((message for message in announced if message is not None), key=_since_ns, default=None)
 
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
-        routes = self._routed(choices)
+        """Wait at every endpoint that a choice needs; return the oldest message."""
+        routes = self._group_by_route(choices)
         if len(routes) == 1:
-            return await self._to(choices[0][0]).wait_any(choices, free_bits=free_bits)
-        return min(await _first_of(routes, free_bits), key=_since_ns)
+            return await self._route(choices[0][0]).wait_any(choices, free_bits=free_bits)
+        return min(await _wait_first(routes, free_bits), key=_since_ns)
 
-    def _routed(self, choices: Sequence[tuple[int, int]]) -> dict[Endpoint, list[tuple[int, int]]]:
+    def _group_by_route(self, choices: Sequence[tuple[int, int]]) -> dict[Endpoint, list[tuple[int, int]]]:
+        """Return the choices of each endpoint that they need."""
         check_choices(choices)
         routes: dict[Endpoint, list[tuple[int, int]]] = {}
         for choice in choices:
-            routes.setdefault(self._to(choice[0]), []).append(choice)
+            routes.setdefault(self._route(choice[0]), []).append(choice)
         return routes
 
 
 _since_ns = attrgetter("since_ns")
 
 
-async def _first_of(routes: Mapping[Endpoint, Sequence[tuple[int, int]]], free_bits: int) -> Sequence[Envelope]:
+async def _wait_first(routes: Mapping[Endpoint, Sequence[tuple[int, int]]], free_bits: int) -> Sequence[Envelope]:
     """Wait at several endpoints, each for its own choices, until the first ones have a message."""
     announced: list[Envelope] = []
     errors: list[TransportError] = []
 
-    async def ask(endpoint: Endpoint, choices: Sequence[tuple[int, int]]) -> None:
+    async def wait_at(endpoint: Endpoint, choices: Sequence[tuple[int, int]]) -> None:
+        """Wait at one endpoint, and end the wait at the others."""
         try:
             announced.append(await endpoint.wait_any(choices, free_bits=free_bits))
         except TransportError as error:
@@ -167,7 +173,7 @@ async def _first_of(routes: Mapping[Endpoint, Sequence[tuple[int, int]]], free_b
 
     async with trio.open_nursery() as nursery:
         for endpoint, choices in routes.items():
-            nursery.start_soon(ask, endpoint, choices)
+            nursery.start_soon(wait_at, endpoint, choices)
     if not announced:
         raise errors[0]
     return announced

@@ -66,7 +66,7 @@ async def check_transport(
 
 
 async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
-    """Run one check.
+    """Run one check on a fresh pair.
 
     Raises:
         ContractViolation: It failed, hung, or ended with an error that is no part of the contract.
@@ -75,12 +75,12 @@ async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
     """
     if not isinstance(scale, Scale):
         raise ArgumentError(f"scale: expected a Scale, such as transports.testing.Scale(tags=100), got {scale!r}")
-    check, pair = CHECKS[name], _opened(make_pair)
+    check, pair = CHECKS[name], _call_make_pair(make_pair)
     failure: Exception | None = None
     try:
         async with pair as ends:
             try:
-                a, b = _endpoints(ends)
+                a, b = _check_endpoints(ends)
                 with trio.fail_after(scale.timeout_s):
                     await check(a, b, scale)
             except (
@@ -94,14 +94,15 @@ async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
     if failure is not None:
         cause = _root_cause(failure)
         late = isinstance(cause, trio.TooSlowError)  # its context are all tasks that were cancelled
-        raise ContractViolation(name, _reason(cause, check, scale)) from None if late else cause
+        raise ContractViolation(name, _describe_failure(cause, check, scale)) from None if late else cause
 
 
 class _NoPair(Exception):
     """A result of `make_pair` that is no pair of endpoints; not an error of the transport under test."""
 
 
-def _opened(make_pair: MakePair) -> AbstractAsyncContextManager[tuple[Endpoint, Endpoint]]:
+def _call_make_pair(make_pair: MakePair) -> AbstractAsyncContextManager[tuple[Endpoint, Endpoint]]:
+    """Call `make_pair`; `ArgumentError` unless it returns an asynchronous context manager."""
     expected = "make_pair: expected a function that returns an asynchronous context manager of two endpoints"
     if not callable(make_pair):
         raise ArgumentError(f"{expected}, got {make_pair!r}")
@@ -113,19 +114,22 @@ def _opened(make_pair: MakePair) -> AbstractAsyncContextManager[tuple[Endpoint, 
     return pair
 
 
-def _endpoints(ends: object) -> tuple[Endpoint, Endpoint]:
+def _check_endpoints(ends: object) -> tuple[Endpoint, Endpoint]:
+    """Return the two endpoints of an opened pair; `_NoPair` if there are none."""
     if isinstance(ends, tuple | list) and len(ends) == 2 and all(isinstance(end, Endpoint) for end in ends):
         return ends[0], ends[1]
     raise _NoPair(f"make_pair: expected it to open two endpoints, as of transport.endpoint(rank), got {ends!r}")
 
 
 def _root_cause(error: BaseException) -> BaseException:
+    """Return the first error inside nested groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-def _reason(cause: BaseException, check: Check, scale: Scale) -> str:
+def _describe_failure(cause: BaseException, check: Check, scale: Scale) -> str:
+    """Return a text for a failed check: the broken promise, or the error and the promise of the check."""
     if isinstance(cause, BrokenPromise):
         return str(cause)
     late = isinstance(cause, trio.TooSlowError)

@@ -33,8 +33,8 @@ class Tls:
         Raises:
             ArgumentError: A file is missing or wrong; names the files.
         """
-        self._context(serving=True)
-        self._context(serving=False)
+        self._make_context(serving=True)
+        self._make_context(serving=False)
 
     def wrap(self, stream: trio.abc.Stream, *, serving: bool) -> trio.SSLStream[trio.abc.Stream]:
         """Encrypt a connection, over which nothing has been said yet; the first use shakes hands.
@@ -48,9 +48,10 @@ class Tls:
         Raises:
             ArgumentError: As in `check`.
         """
-        return trio.SSLStream(stream, self._context(serving=serving), server_side=serving)
+        return trio.SSLStream(stream, self._make_context(serving=serving), server_side=serving)
 
-    def _context(self, *, serving: bool) -> ssl.SSLContext:
+    def _make_context(self, *, serving: bool) -> ssl.SSLContext:
+        """Read the files, and return a context for TLS 1.3 that requires a certificate of the other side."""
         for name in (self.certificate, self.key, self.authority):
             if not Path(name).is_file():
                 raise ArgumentError(f"TLS: there is no file {name}; name a certificate, its key and the authority")

@@ -33,7 +33,7 @@ class Wrapper(Transport):
 
     @abstractmethod
     def wrap(self, endpoint: Endpoint) -> Endpoint:
-        """Return the endpoint to hand out in place of an inner one."""
+        """Return the endpoint to use in place of an inner one."""
 
     def endpoint(self, rank: int) -> Endpoint:
         """Return the wrapped endpoint of a local rank."""
@@ -51,11 +51,12 @@ class Wrapper(Transport):
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Self]:
+        """Open the inner transport for the length of a block."""
         async with self.inner.open():
             yield self
 
     async def aclose(self) -> None:
-        """Close the transport inside."""
+        """Close the inner transport."""
         await self.inner.aclose()
 
     def __repr__(self) -> str:
@@ -72,7 +73,7 @@ class WrapperEndpoint(Endpoint):
         self._peers = frozenset(peers)
 
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
-        """Receive from the endpoint inside."""
+        """Receive from the inner endpoint."""
         await self.inner.recv_into(src, tag, out)
 
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
@@ -80,7 +81,7 @@ class WrapperEndpoint(Endpoint):
         return await self.inner.recv(src, tag, nbytes)
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
-        """Ask the endpoint inside."""
+        """Return the message that the inner endpoint has announced."""
         return self.inner.announced(choices, free_bits=free_bits)
 
     async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
@@ -111,11 +112,11 @@ class OrderedGate:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody holds a ticket."""
+        """Whether no ticket is held."""
         return not self._lanes
 
     def ticket(self, lane: _Lane) -> Ticket:
-        """Take the next ticket of a lane; use it in a ``with`` statement."""
+        """Return the next ticket of a lane, for a ``with`` statement."""
         queue = self._lanes.setdefault(lane, deque())
         ticket = Ticket(self._lanes, lane)
         queue.append(ticket)
@@ -133,12 +134,13 @@ class Ticket:
         self._task: Task | None = None
 
     async def turn(self) -> None:
-        """Wait to be first. Not always a checkpoint: the send that follows is one."""
+        """Wait until all earlier tickets of the lane have passed; no checkpoint if there are none."""
         if self._lanes[self._lane][0] is not self:
             self._task = current_task()
             await wait_task_rescheduled(self._give_up)
 
     def _give_up(self, _: RaiseCancelT) -> Abort:
+        """Let a cancelled task continue, and never wake it for its turn."""
         self._task = None  # the task is about to run with Cancelled, and must not be woken a second time
         return Abort.SUCCEEDED
 
@@ -159,6 +161,7 @@ class Ticket:
             del self._lanes[self._lane]
 
     def _wake(self) -> None:
+        """Wake the task that waits for its turn, if one does."""
         if self._task is not None:
             reschedule(self._task)
             self._task = None
@@ -203,6 +206,7 @@ class _RecordingEndpoint(WrapperEndpoint):
         self._recording = recording
 
     async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        """Record the call, then send."""
         view = self.check_send(dst, tag, data)
         payload = bytes(view) if self._recording.keep_payloads else None
         self._recording.sent.append(

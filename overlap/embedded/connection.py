@@ -286,7 +286,7 @@ class Connection:
         if self._error is not None:
             raise self._error
         if self._world is not None:
-            await self._world.deliver()
+            await self._world.wait_until_read()
 
 
 def _last_error() -> BaseException | None:

@@ -113,7 +113,7 @@ class ControlPlane:
         return self._communicators
 
     @asynccontextmanager
-    async def attached(self, world: World) -> AsyncIterator[None]:
+    async def attach(self, world: World) -> AsyncIterator[None]:
         """Exchange reports with the other processes for the length of an ``async with``."""
         self._world = world
         async with trio.open_nursery() as nursery:
@@ -122,7 +122,7 @@ class ControlPlane:
             yield
             nursery.cancel_scope.cancel(reason="the world has ended")
 
-    async def part(self) -> None:
+    async def wait_all_finished(self) -> None:
         """Wait until the ranks of all processes have finished, and their reports have been read."""
         try:
             await self._membership.barrier("end")
@@ -131,7 +131,7 @@ class ControlPlane:
         except MemberLostError:  # a report of another process will name the cause
             await trio.sleep_forever()
 
-    async def verdict(self) -> None:
+    async def wait_for_culprit(self) -> None:
         """Give the other processes a moment to name the culprit."""
         with trio.move_on_after(_VERDICT_S, shield=True):
             while self._world.ending.failure is None:
@@ -234,7 +234,7 @@ class ControlPlane:
     def send_left(self, rank: int) -> None:
         """Report that a rank here has finished, and the number of operations that it issued on each communicator."""
         self._send_announced()
-        counts = list(self._communicators.issued(rank).items())
+        counts = list(self._communicators.issued_counts(rank).items())
         for start in range(0, len(counts), _MOST_COUNTS):
             self._send(Issued(rank=rank, counts=counts[start : start + _MOST_COUNTS]))
         self._send(Finished(rank=rank, uncounted=self._communicators.lost_count))
@@ -286,7 +286,7 @@ class ControlPlane:
         """Report operations that wait for long; in a function of its own, because `_watch` would keep the variables."""
         before_ns = perf_counter_ns() - _LONG_NS
         for communicator in self._communicators.spanning.values():
-            for seq, report in communicator.waiting(before_ns):
+            for seq, report in communicator.unreported_calls(before_ns):
                 self.send_call(communicator.id, (seq,), report)
 
     async def _listen(self) -> None:

@@ -94,7 +94,7 @@ async def live(
         )
         on_start(world)
         if connection is not None:
-            connection.notices.show = world.show
+            connection.notices.show = world.record_wire_event
         results: list[T] = []
         with _streamed(run_config, world, connection, keeper):
             try:

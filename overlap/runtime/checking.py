@@ -65,7 +65,7 @@ class _Checked:
         else:
             self._inner.withdraw(operation, Failure(error))
 
-    def at_once(self, operation: Operation) -> bool:
+    def needs_no_task(self, operation: Operation) -> bool:
         """Return False: a finding is reported to other ranks."""
         return False
 

@@ -32,12 +32,12 @@ class BaseEngine(ABC):
     """Engine that runs the operations of one process's ranks once they have matched."""
 
     def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
-        """Return memory that other processes of this host map, and the function to return it; None without it."""
+        """Return memory that other processes of this host map, and the function that returns it; None without any."""
         return None
 
     @abstractmethod
     def direct(self, members: tuple[int, ...]) -> bool:
-        """Whether nothing of these ranks moves before all of them, which are in this process, have arrived."""
+        """Whether the ranks are all in this process, and no bytes move before all of them have arrived."""
 
     @abstractmethod
     def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
@@ -78,7 +78,7 @@ class Shared(Protocol):
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
         """Fail all present and later operations in the communicators of a key's id."""
 
-    def broken(self, key: Key) -> Callable[[], BaseException] | None:
+    def find_abort(self, key: Key) -> Callable[[], BaseException] | None:
         """Return the maker of errors of an aborted group; None if it was not aborted."""
 
     def rest(self, communicator: Communicator) -> None:
@@ -136,10 +136,10 @@ class Communicator(PutBack):
         if port is None:
             lane = MessageLane(context, stream)
             port = self.ports[place] = OperationPort(self, lane, position=position, place=place, towards=towards)
-            port.next_seq, lane.on_idle = self.first_seq, self._rest
+            port.next_seq, lane.on_idle = self.first_seq, self._rest_if_idle
         elif port.stream.idle and not (isinstance(port.stream, MessageLane) and port.stream.within is stream):
             port.stream = lane = MessageLane(context, stream)
-            lane.on_idle = self._rest
+            lane.on_idle = self._rest_if_idle
         return port
 
     def place(self, position: int, rank: int) -> int:
@@ -156,7 +156,7 @@ class Communicator(PutBack):
                 return False
         return True
 
-    def _rest(self) -> None:
+    def _rest_if_idle(self) -> None:
         """Restart the numbers and rest, once both ends have issued the same number and no message is in flight."""
         if len(self.ports) != self.here or not self.at_rest:
             return
@@ -182,7 +182,7 @@ class Communicator(PutBack):
     # -- matching ----------------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
-        """Take in the end of one rank. With the last one, or at once if bytes must travel, the work starts."""
+        """Match the arrived end of one rank; operations start with the last end, or at once if bytes must travel."""
         port, seq = operation.port, operation.seq
         if port.returned:  # a returned message comes first
             self._take_returned(operation)
@@ -195,7 +195,7 @@ class Communicator(PutBack):
             if self._broken is not None:
                 match.error = self._broken
             elif self._left:
-                self._check_left(match, operation)
+                self._fail_if_left(match, operation)
         match.arrived[port.place] = operation
         match.count += 1
         if match.pattern is not operation.call:
@@ -236,17 +236,17 @@ class Communicator(PutBack):
         return executor
 
     def _start_arrived(self, match: Match, operation: Operation, executor: Executor | None = None) -> None:
-        """Start the end that has arrived, if it can start; its arrays are locked, unless it ends at once."""
+        """Start the end that has arrived, if it can start, and lock its arrays unless it ends at once."""
         if not (lock_later := operation.may_leave_at_once):
             operation.lock()
         if executor is None:
-            self._start(match)
+            self._start_settled_ends(match)
         else:
             self.start_end(match, operation, executor)
         if lock_later and not operation.done:
             operation.lock()
 
-    def _start(self, match: Match) -> None:
+    def _start_settled_ends(self, match: Match) -> None:
         """Start all ends here that are not running, once any rank has given dtype and shape."""
         if match.pattern is not None and match.pattern.settled:
             for operation in match.ends:
@@ -261,8 +261,8 @@ class Communicator(PutBack):
             operation.stopped()
             self.settle(match, operation, error)
 
-    def at_once(self, operation: Operation) -> bool:
-        """Whether an arrival neither wakes nor starts a task; unknown unless the communicator spans processes."""
+    def needs_no_task(self, operation: Operation) -> bool:
+        """Whether an arrival neither wakes nor starts a task; False where that is not known."""
         return False
 
     @property
@@ -290,7 +290,7 @@ class Communicator(PutBack):
         self._shared.break_off(self.key.id, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
 
     def break_off(self, error: Callable[[], BaseException]) -> None:
-        """Fail all present and later operations; the ranks need not await them."""
+        """Fail all present and later operations on the ranks of this process, without waiting for them."""
         self._broken = self._broken or error
         open_matches = [*self._matches.values(), *self._moving.values()]
         self._matches.clear()
@@ -302,19 +302,20 @@ class Communicator(PutBack):
     def rank_left(self, rank: int) -> None:
         """Fail the matches that wait for `rank`, which has finished its program."""
         for seq, match in list(self._matches.items()):
-            if match.pattern is not None and match.error is None and self._lacks(match, rank, seq):
+            if match.pattern is not None and match.error is None and self._is_missing(match, rank, seq):
                 self._fail(match, self._left_error(rank, match))
 
-    def _lacks(self, match: Match, rank: int, seq: int) -> bool:
+    def _is_missing(self, match: Match, rank: int, seq: int) -> bool:
+        """Whether a rank has not arrived at an operation."""
         return rank in self.missing(seq)
 
     @property
     def waits(self) -> bool:
-        """Whether a rank waits for another."""
+        """Whether an operation of a rank waits for another rank."""
         return bool(self._matches)
 
     def missing(self, seq: int) -> list[int]:
-        """World ranks that have not arrived at operation `seq`, if some rank has."""
+        """Return the world ranks that have not arrived at operation `seq`; empty if no rank has."""
         match = self._matches.get(seq)
         ends = match.arrived if match is not None else ()
         return [rank for rank, end in zip(self.members, ends, strict=False) if end is None]
@@ -324,13 +325,13 @@ class Communicator(PutBack):
         self._matches.pop(seq, None)
 
     def tag(self, pattern: Call, seq: int) -> int:
-        """Return the first transport tag of operation `seq`; its channels count on from there."""
+        """Return the first transport tag of operation `seq`; its channels have the tags after it."""
         if self._tag_base < 0:
             self._tag_base = self.key.tag_base()
         return self._tag_base + ((seq & 0xFFFF) << 8)
 
     def settle(self, match: Match, operation: Operation, error: BaseException | None) -> None:
-        """Finish an operation, or fail it with all other ends; its bytes have stopped moving."""
+        """End an operation whose bytes have stopped moving: with its result, or with an error for all its ends."""
         if error is not None:
             if get_ident() != operation.context.thread:  # the loop fails the others
                 operation.context.from_thread(self.settle, match, operation, error)
@@ -346,7 +347,7 @@ class Communicator(PutBack):
         self.ended(match, operation)
 
     def ended(self, match: Match, operation: Operation) -> None:
-        """Count one rank's end of a matched operation as over."""
+        """Count one rank's end of a matched operation as over; forget the match with the last one."""
         match.ended += 1
         if match.ended == self.here:
             self._moving.pop(operation.seq, None)
@@ -354,16 +355,18 @@ class Communicator(PutBack):
     # -- errors --------------------------------------------------------------------------------------------------------
 
     def _left_without(self, seq: int) -> set[int]:
-        """World ranks that have finished without operation `seq`, which no rank of this process has issued."""
+        """Return the world ranks that have finished without operation `seq`, which no rank here has issued."""
         return self._left.intersection(self.members)
 
-    def _check_left(self, match: Match, operation: Operation) -> None:
+    def _fail_if_left(self, match: Match, operation: Operation) -> None:
+        """Give a match an error if a rank that it needs has finished its program."""
         left = self._left_without(operation.seq)
         if left:
             match.arrived[operation.port.place] = operation
             match.error = self._left_error(min(left), match)
 
     def _left_error(self, rank: int, match: Match) -> Callable[[], RankLeftError]:
+        """Return the maker of the error of a match that waits for a rank that has finished its program."""
         ends = match.ends
         arrived = ", ".join(str(end.context.rank) for end in ends)  # some of them may still compute
         subject = f"rank {arrived} needs" if len(ends) == 1 else f"ranks {arrived} need"

@@ -59,23 +59,23 @@ class Communicators:
         self._open: dict[Key, Communicator] = {}
         # Keys of the communicators of each group, by its ranks and occurrence: to make the key of the group takes
         # longer.
-        self._of_group: dict[tuple[object, ...], dict[Key, None]] = {}
+        self._keys_by_group: dict[tuple[object, ...], dict[Key, None]] = {}
         self._unused: dict[Key, int] = {}  # number of ranks here that no longer use a group
         self._any: dict[Key, AnySource] = {}  # receives from any source in flight
         # Errors of broken communicators and groups, by the id of their keys.
         self._off: dict[int, Callable[[], BaseException]] = {}
 
-    def open(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Return the communicator of a key, the same for all ranks of this process."""
+    def get_or_make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+        """Return the communicator of a key, the same for all ranks of this process; make it at the first call."""
         communicator = self._open.get(key)
         if communicator is None:
             communicator = self.keep(self.make(key, name, members))
-            if self._off and (broken := self.broken(key)) is not None:
+            if self._off and (broken := self.find_abort(key)) is not None:
                 communicator.break_off(broken)
         return communicator
 
-    def broken(self, key: Key) -> Callable[[], BaseException] | None:
-        """Return the maker of errors of an aborted group; None if it was not aborted."""
+    def find_abort(self, key: Key) -> Callable[[], BaseException] | None:
+        """Return the maker of errors of an aborted group or communicator; None if the key is not aborted."""
         return (self._off.get(key.group.id) or self._off.get(key.id)) if self._off else None
 
     def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
@@ -93,18 +93,18 @@ class Communicators:
         for communicator in list(self._open.values()):
             if key_id in (communicator.key.id, communicator.key.group.id):
                 communicator.break_off(error)
-        for waiting in list(self._any.values()):
-            waiting.look_soon()
+        for any_source in list(self._any.values()):
+            any_source.search_soon()
 
-    def known(self, key: Key) -> Communicator | None:
-        """Return the communicator of a key, if it is open."""
+    def find(self, key: Key) -> Communicator | None:
+        """Return the communicator of a key; None if it is not open."""
         return self._open.get(key)
 
     def keep(self, communicator: Communicator) -> Communicator:
-        """Keep a communicator for later operations."""
+        """Add a communicator to the open ones, and to the list of its group."""
         key = communicator.key
         self._open[key] = communicator
-        self._of_group.setdefault(key[:2], {})[key] = None
+        self._keys_by_group.setdefault(key[:2], {})[key] = None
         return communicator
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
@@ -114,7 +114,7 @@ class Communicators:
         return communicator
 
     def rest(self, communicator: Communicator) -> None:
-        """Keep communicators in repeated use, and forget all others that are idle."""
+        """Keep an idle communicator of messages whose tag is used repeatedly, up to a number; close all others."""
         if communicator.lasts:
             self._resting.append(communicator)
             if len(self._resting) <= self._keeps:
@@ -129,7 +129,7 @@ class Communicators:
             self.close(communicator)
 
     def close(self, communicator: Communicator) -> None:
-        """Forget a communicator of messages that is idle."""
+        """Close a communicator of messages that is idle."""
         if self._open.get(communicator.key) is communicator:
             del self._open[communicator.key]
             communicator.close()
@@ -137,16 +137,16 @@ class Communicators:
 
     def _unlist(self, key: Key) -> None:
         """Remove a communicator from the list of its group."""
-        keys = self._of_group.get(key[:2])
+        keys = self._keys_by_group.get(key[:2])
         if keys is not None:
             keys.pop(key, None)
             if not keys:
-                del self._of_group[key[:2]]
+                del self._keys_by_group[key[:2]]
 
     # -- ends of groups ------------------------------------------------------------------------------------------------
 
     def end_use(self, context: RankContext, key: Key) -> None:
-        """Note that a rank issues nothing more on a group, once its operations there have ended. On the loop's thread.
+        """Record that a rank has ended its use of a group, once its operations there are over. On the loop's thread.
 
         The last rank closes the communicators of the group.
 
@@ -156,7 +156,7 @@ class Communicators:
         """
         if self.over or context.ending.failure is not None:  # abandoned operations may still move bytes
             return
-        unfinished = [operation for operation in context.outstanding.operations if _is_of(operation, key)]
+        unfinished = [operation for operation in context.outstanding.operations if _is_on_group(operation, key)]
         if unfinished:  # later: an operation that ends is still in its communicator
             call_when_done(unfinished[-1], partial(self.later, partial(self.end_use, context, key)))
             return
@@ -165,19 +165,19 @@ class Communicators:
         if count < here:
             self._unused[shared] = count
         else:
-            self._end_here(shared)
+            self._end_group_here(shared)
 
     def _ranks_here(self, key: Key) -> tuple[Key, int]:
-        """Return the key of a group's communicators, and the number of ranks here that use it."""
+        """Return the key that the communicators of a group have, and the number of ranks here that use it."""
         return key, len(key.ranks)
 
-    def _end_here(self, group: Key) -> None:
+    def _end_group_here(self, group: Key) -> None:
         """Close a group that no rank here uses any more."""
         self.close_group(group)
 
     def close_group(self, group: Key) -> None:
         """Forget a group that no rank uses any more, and its communicators."""
-        for key in list(self._of_group.get(group[:2], ())):
+        for key in list(self._keys_by_group.get(group[:2], ())):
             communicator = self._open.get(key)
             if communicator is not None:
                 self.engine.close(communicator)
@@ -185,7 +185,7 @@ class Communicators:
                 communicator.close()
             if self._off:
                 self._off.pop(key.id, None)
-        self._of_group.pop(group[:2], None)
+        self._keys_by_group.pop(group[:2], None)
         if self._off:
             self._off.pop(group.id, None)
         if self._resting:
@@ -199,11 +199,11 @@ class Communicators:
         for communicator in self.waiting():
             if rank in communicator.members:
                 communicator.rank_left(rank)
-        for waiting in list(self._any.values()):
-            waiting.look_soon()
+        for any_source in list(self._any.values()):
+            any_source.search_soon()
 
     def waiting(self) -> Iterable[Communicator]:
-        """Return the communicators in which a rank waits for another."""
+        """Return the communicators in which the operation of a rank waits for another rank."""
         return [communicator for communicator in self._open.values() if communicator.waits]
 
     # -- receives from any source ------------------------------------------------------------------------------------
@@ -219,26 +219,27 @@ class Communicators:
             keys: Keys of the messages from each rank of the group, by group rank.
             take: Function that moves a receive to the messages from a group rank.
         """
-        anyone = keys[0].from_any()
-        waiting = self._any.get(anyone)
-        if waiting is None:
+        any_key = keys[0].with_any_source()
+        any_source = self._any.get(any_key)
+        if any_source is None:
             lane = MessageLane(context, stream)
-            lane.on_idle = partial(self._forget_any, anyone)
-            waiting = self._any[anyone] = AnySource(self, context, lane, keys, take)
-        return waiting.port
+            lane.on_idle = partial(self._close_any_source, any_key)
+            any_source = self._any[any_key] = AnySource(self, context, lane, keys, take)
+        return any_source.port
 
-    def _forget_any(self, anyone: Key) -> None:
-        any_source = self._any.get(anyone)  # None if a receive within the end of another has forgotten it
+    def _close_any_source(self, any_key: Key) -> None:
+        """Close the receives from any source of a key, unless one searches for a message."""
+        any_source = self._any.get(any_key)  # None if a receive within the end of another has forgotten it
         if any_source is not None and any_source.at_rest:
-            del self._any[anyone]
+            del self._any[any_key]
             any_source.close()
 
     def announce(self, key: Key) -> None:
-        """Offer a message that no receive has met to the receives from any source."""
+        """Let receives from any source search again, because a message without a receive was sent here."""
         if self._any:
-            waiting = self._any.get(key.from_any())
-            if waiting is not None:
-                waiting.look_soon()
+            any_source = self._any.get(key.with_any_source())
+            if any_source is not None:
+                any_source.search_soon()
 
     def offered_ns(self, key: Key) -> int | None:
         """Return the start time of a message here that no receive has met; None without one."""
@@ -246,35 +247,36 @@ class Communicators:
         return communicator.offered_ns if communicator is not None else None
 
     def last_receive(self, key: Key) -> Operation | None:
-        """Return the last receive here that has not ended; None without one."""
+        """Return the last unfinished receive of a key here; None without one."""
         communicator = self._open.get(key)
         port = communicator.ports.get(1) if communicator is not None else None
         return port.stream.last if port is not None else None
 
-    def elsewhere(self, key: Key) -> bool:
+    def is_sender_elsewhere(self, key: Key) -> bool:
         """Whether the sender of a key's messages is in another process."""
         return False
 
-    def announced(self, rank: int, keys: Sequence[Key]) -> Envelope | None:
-        """Return the message of some keys, with any call, that another process has announced first."""
+    def oldest_announced(self, rank: int, keys: Sequence[Key]) -> Envelope | None:
+        """Return the oldest message of some keys, with any call, that other processes have announced; or None."""
         return None
 
-    async def next_announced(self, rank: int, keys: Sequence[Key]) -> Envelope:
-        """Wait for a message of some keys, with any call, that another process announces."""
+    async def wait_announced(self, rank: int, keys: Sequence[Key]) -> Envelope:
+        """Wait until another process announces a message of some keys, with any call; return that message."""
         raise AssertionError("this is a bug in overlap: a world of one process has no other to wait for")
 
     def report_if_announced(self, key: Key, receive: Operation) -> None:
         """Report the call of a receive to another process that has announced a message with another call."""
 
-    def sends_no_more(self, key: Key) -> bool:
-        """Whether the sender has finished, and no message of it is in flight."""
+    def has_sent_all(self, key: Key) -> bool:
+        """Whether the sender of a key has finished its program, and no message of it is in flight."""
         return key.ends[0] in self.left
 
     def __len__(self) -> int:
         return len(self._open)
 
 
-def _is_of(operation: IssuedFuture[object], group: Key) -> bool:
+def _is_on_group(operation: IssuedFuture[object], group: Key) -> bool:
+    """Whether an operation was issued on a group."""
     return isinstance(operation, CollectiveFuture) and operation.member.key == group
 
 
@@ -310,35 +312,35 @@ class AnySource:
         self._lane = lane
         self.port: OperationPort = OperationPort(self, lane, position=1, place=0, towards=towards)
         self.port.group = "", ()
-        self._communicators, self._context, self._keys, self._take = communicators, context, keys, take
-        self._others = [key for key in keys if key.src != key.dst]
-        self._elsewhere = [key for key in keys if communicators.elsewhere(key)]
+        self._communicators, self._context, self._keys, self._move_receive = communicators, context, keys, take
+        self._sender_keys = [key for key in keys if key.src != key.dst]
+        self._remote_keys = [key for key in keys if communicators.is_sender_elsewhere(key)]
         self._receive: Operation | None = None  # receive that may choose now
         self._scope: trio.CancelScope | None = None  # scope of the task that waits for other processes
 
     def close(self) -> None:
         """Drop the port, which refers back to this object, and the group, which may end."""
-        del self.port, self._take
+        del self.port, self._move_receive
 
     def arrive(self, operation: Operation) -> None:
         """Choose a message for a receive, now or when the first one is sent."""
         operation.lock()
         self._receive = operation
-        self.look_soon()
+        self.search_soon()
 
-    def at_once(self, operation: Operation) -> bool:
+    def needs_no_task(self, operation: Operation) -> bool:
         """Return False: a receive may start a task."""
         return False
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
-        """Fail a receive."""
+        """Fail a receive, and stop its search."""
         self.forget(operation.seq)
         operation.fail(failure)
 
     give_up = withdraw
 
     def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool:
-        """Stop a receive from choosing; False if it is about to fail."""
+        """Stop the search of a receive; False if another receive searches, so that this one is about to fail."""
         if operation is not self._receive:
             return False
         self.forget(operation.seq)
@@ -359,87 +361,90 @@ class AnySource:
         """Whether a receive would meet a message at once, if that is known."""
         here = self._communicators
         offered = any(here.offered_ns(key) is not None for key in self._keys)
-        return offered or bool(self._elsewhere and here.announced(self._context.rank, self._elsewhere))
+        return offered or bool(self._remote_keys and here.oldest_announced(self._context.rank, self._remote_keys))
 
     def forget(self, seq: int) -> None:
-        """Stop the search for a message."""
+        """Forget the receive that searches for a message, and stop the search."""
         self._receive = None
         self._stop_waiting()
 
     def missing(self, seq: int) -> list[int]:
-        """World ranks that may send."""
-        return [key.ends[0] for key in self._others]
+        """Return the world ranks that may send."""
+        return [key.ends[0] for key in self._sender_keys]
 
     @property
     def at_rest(self) -> bool:
         """Whether no receive searches for a message."""
         return self._lane.idle
 
-    def look_soon(self) -> None:
-        """Search for a message when it is time to choose."""
-        self._communicators.engine.choose_soon(self._context, self._look)
+    def search_soon(self) -> None:
+        """Let the engine search for a message at a time when it may choose one."""
+        self._communicators.engine.choose_soon(self._context, self._search)
 
-    def _look(self, arrived: Envelope | None = None) -> None:
-        """Take the oldest message; of messages of one time, the one of the lowest rank.
+    def _search(self, arrived: Envelope | None = None) -> None:
+        """Take the oldest message; of messages of one time, the one of the lowest rank. Fail if none can come.
 
         Args:
             arrived: Message of another process, for transports that do not know announced messages.
         """
-        receive, here = self._receive, self._communicators
+        receive, communicators = self._receive, self._communicators
         if receive is None:
             return
         self._stop_waiting()
-        broken = here.broken(self._keys[0])
-        if broken is not None:
-            self.give_up(receive, Failure(broken(), seen=True))
+        make_abort_error = communicators.find_abort(self._keys[0])
+        if make_abort_error is not None:
+            self.give_up(receive, Failure(make_abort_error(), seen=True))
             return
-        offered = [(here.offered_ns(key), key.src) for key in self._keys]
+        offered = [(communicators.offered_ns(key), key.src) for key in self._keys]
         oldest = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
-        message, free = self._announced(arrived)
+        message, free_keys = self._find_announced(arrived)
         if message is not None and (oldest is None or message.since_ns < oldest[0]):
-            key = self._key_of(message)
+            key = self._find_key(message)
             self._choose(receive, key.src)
-            here.report_if_announced(key, receive)
+            communicators.report_if_announced(key, receive)
         elif oldest is not None:
             self._choose(receive, oldest[1])
-        elif self._others and all(here.sends_no_more(key) for key in self._others):
+        elif self._sender_keys and all(communicators.has_sent_all(key) for key in self._sender_keys):
             rank = self._context.rank
-            text = f"all other ranks finished their programs while rank {rank} waits in {receive.label}"
-            self.give_up(receive, Failure(RankLeftError(f"{text} ({receive.call_site})", culprit=rank)))
-        elif free:
+            cause = f"all other ranks finished their programs while rank {rank} waits in {receive.label}"
+            self.give_up(receive, Failure(RankLeftError(f"{cause} ({receive.call_site})", culprit=rank)))
+        elif free_keys:
             self._scope = trio.CancelScope()
-            self._context.spawn(self._wait_announced, receive, free, self._scope)
+            self._context.spawn(self._wait_for_message, receive, free_keys, self._scope)
 
-    def _announced(self, arrived: Envelope | None) -> tuple[Envelope | None, Sequence[Key]]:
-        """Return the oldest message of other processes, and the keys without another receive that waits."""
-        here, rank, free = self._communicators, self._context.rank, self._elsewhere
-        while free and (message := here.announced(rank, free) or arrived) is not None:
-            key = self._key_of(message)
-            if here.last_receive(key) is None:
-                return message, free
-            free, arrived = [other for other in free if other is not key], None
-        return None, free
+    def _find_announced(self, arrived: Envelope | None) -> tuple[Envelope | None, Sequence[Key]]:
+        """Return the oldest announced message that no other receive waits for, and the keys without such receives."""
+        communicators, rank, free_keys = self._communicators, self._context.rank, self._remote_keys
+        while free_keys and (message := communicators.oldest_announced(rank, free_keys) or arrived) is not None:
+            key = self._find_key(message)
+            if communicators.last_receive(key) is None:
+                return message, free_keys
+            free_keys, arrived = [other for other in free_keys if other is not key], None
+        return None, free_keys
 
-    def _key_of(self, message: Envelope) -> Key:
-        return next(key for key in self._elsewhere if key.ends[0] == message.src)
+    def _find_key(self, message: Envelope) -> Key:
+        """Return the key of an announced message."""
+        return next(key for key in self._remote_keys if key.ends[0] == message.src)
 
     def _stop_waiting(self) -> None:
+        """Cancel the task that waits for announcements of other processes, if there is one."""
         if self._scope is not None:
             self._scope.cancel()
             self._scope = None
 
-    async def _wait_announced(self, receive: Operation, keys: Sequence[Key], scope: trio.CancelScope) -> None:
+    async def _wait_for_message(self, receive: Operation, keys: Sequence[Key], scope: trio.CancelScope) -> None:
+        """Wait for an announcement of another process, then search again; a lost wire fails the receive."""
         with scope:
             try:
-                message = await self._communicators.next_announced(self._context.rank, keys)
+                message = await self._communicators.wait_announced(self._context.rank, keys)
             except Exception as error:  # the wire to a sender is lost
                 if receive is self._receive:
                     self.give_up(receive, Failure(error))
                 return
-            # like `_look`, so that the next receive chooses only after this one has begun to take the message
-            self._communicators.engine.choose_soon(self._context, partial(self._look, message))
+            # like `_search`, so that the next receive chooses only after this one has begun to take the message
+            self._communicators.engine.choose_soon(self._context, partial(self._search, message))
 
     def _choose(self, receive: Operation, src: int) -> None:
-        """Continue a receive as one from a group rank."""
+        """Continue a receive as one with a source: the group rank whose message was chosen."""
         self.forget(receive.seq)
-        self._take(receive, src)
+        self._move_receive(receive, src)

@@ -211,7 +211,7 @@ class Issuer:
         if port is None:
             name, window = port_of_whole.stream.name, port_of_whole.stream.window
             key = Key(self._ranks, self._occurrence, name, tag=position)
-            communicator = self._communicators.open(key, self.group.name, self._ranks)
+            communicator = self._communicators.get_or_make(key, self.group.name, self._ranks)
             port = communicator.port(self.context, PartLane(name, window, self.context.outstanding), self.group.rank)
             port.group, self._part_ports[port_of_whole, position] = self.group.label, port
         port.next_seq = seq
@@ -229,7 +229,7 @@ class Issuer:
         port = self._opened.get(named)
         if port is None:
             key = Key(self._ranks, self._occurrence, named.name)
-            communicator = self._communicators.open(key, self.group.name, self._ranks)
+            communicator = self._communicators.get_or_make(key, self.group.name, self._ranks)
             port = self._opened[named] = communicator.port(self.context, named, self.group.rank)
             port.group = self.group.label
         self._ports[stream] = port, named
@@ -332,7 +332,7 @@ class Issuer:
         pair = (peer, self.group.rank) if receives else (self.group.rank, peer)
         src, dst = self._ranks[pair[0]], self._ranks[pair[1]]
         key = Key(self._ranks, self._occurrence, "", *pair, tag)
-        communicator = self._communicators.open(key, self.group.name, (src, dst))
+        communicator = self._communicators.get_or_make(key, self.group.name, (src, dst))
         towards = (f" from rank {src}" if receives else f" to rank {dst}") + (f" with tag {tag}" if tag else "")
         port = communicator.message_port(self.context, within, int(receives), towards)
         port.group = self.group.name, communicator.members, tag  # the timeline's group: sender and receiver
@@ -420,7 +420,7 @@ class Issuer:
             and lane.has_room
             and not lane.end_wakes
             and not context.deadlines.wakes(operation.deadline_s)
-            and port.communicator.at_once(operation)
+            and port.communicator.needs_no_task(operation)
         )
         if in_place:
             self._enqueue(operation, port)

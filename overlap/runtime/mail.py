@@ -157,7 +157,7 @@ class Mail:
         """Return the error of all messages, if the world has ended or the group was aborted."""
         if self.context.ending.failure is not None or self.context.closed:
             return self.context.ending.peer_failed()
-        broken = self.communicators.broken(self.key)
+        broken = self.communicators.find_abort(self.key)
         return broken() if broken is not None else None
 
     def position(self, op: Op) -> int:

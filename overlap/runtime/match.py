@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
     @property
     def messages(self) -> bool:
-        """Whether it names the messages of two ranks."""
+        """Whether the key names the messages of two ranks, not collectives."""
         return self.src >= 0
 
     @property
@@ -47,12 +47,12 @@ class Key(NamedTuple):
         """Id of 40 bits for messages between processes."""
         return self.tag_base() >> 24
 
-    def from_any(self) -> Key:
-        """Return the key for messages of this tag to the rank from any sender."""
+    def with_any_source(self) -> Key:
+        """Return the key of messages of this tag to the receiver from any sender."""
         return self._replace(src=0)
 
-    def of_any_tag(self) -> Key:
-        """Return the key for messages of all tags between the two ranks."""
+    def with_any_tag(self) -> Key:
+        """Return the key of messages of all tags between the two ranks."""
         return self._replace(tag=0)
 
     def tag_base(self, *more: object) -> int:

@@ -82,8 +82,8 @@ class Matching(Protocol):
     def arrive(self, operation: Operation) -> None:
         """Take in the end of one rank."""
 
-    def at_once(self, operation: Operation) -> bool:
-        """Whether arriving neither wakes nor starts a task, now or later; see `Communicator.at_once`."""
+    def needs_no_task(self, operation: Operation) -> bool:
+        """Whether an arrival neither wakes nor starts a task, now or later; see `Communicator.needs_no_task`."""
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail all ends because one rank has no input."""

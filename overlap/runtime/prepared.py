@@ -91,9 +91,9 @@ class PreparedCall:
             context.expire(operation, timeout_s)
         lane.admit(operation)
         operation._enter(MATCHING)
-        communicator.note(operation)
+        communicator.record_call(operation)
         run = HostRun(executor, operation)
         run.submit(source, target, memory, waited_for=waited_for)
         if not run.finish_at_once():
-            run.wait(communicator.match_alone(operation))
+            run.wait(communicator.make_lone_match(operation))
         return True

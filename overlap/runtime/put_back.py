@@ -30,7 +30,7 @@ class PutBack(Disputes):
 
     @abstractmethod
     def arrive(self, operation: Operation) -> None:
-        """Take in the end of one rank."""
+        """Match the arrived end of one rank."""
 
     @abstractmethod
     def offer_again(self) -> None:
@@ -78,12 +78,12 @@ class PutBack(Disputes):
         if waiting is None or waiting is giver:
             self.offer_again()
             return
-        if self.withdraw_receive(waiting, partial(self._withdrawn_late, waiting)):
+        if self.withdraw_receive(waiting, partial(self._restart_late, waiting)):
             self.arrive(waiting)
         self.offer_again()
 
-    def _withdrawn_late(self, operation: Operation) -> None:
-        """Give a returned message to a receive that the transport has given back."""
+    def _restart_late(self, operation: Operation) -> None:
+        """Match a receive again that the transport has given back, so that it gets a returned message."""
         if not operation.done:
             self.forget_receive(operation)
             self.arrive(operation)
@@ -93,7 +93,7 @@ class PutBack(Disputes):
         return self.offered_ns is not None
 
     def _take_returned(self, operation: Operation) -> None:
-        """End a receive with a message that an earlier receive has met and no task has taken."""
+        """Give a receive the oldest returned message; fail the receive if its call differs."""
         port, (message, *port.returned) = operation.port, operation.port.returned
         port.give_back(operation.seq)  # the number belongs to a later message
         cast("ReceiveFuture[object]", operation).order = message.order

@@ -36,7 +36,7 @@ from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING
 
 T_co = TypeVar("T_co", covariant=True)
 
-LEFT = (UNWANTED, CANCELLING)
+LEFT_STATES = (UNWANTED, CANCELLING)
 """States of receives whose message goes to the next one, unless a task waits for them again."""
 
 _ARRIVALS = count(1)  # a communicator's numbers would restart when it is opened again
@@ -46,10 +46,10 @@ class Receives(Protocol):
     """The issuer of a receive."""
 
     def receivers_port(self, operation: ReceiveFuture[object]) -> OperationPort:
-        """Return the port of the messages from the source of a receive, which may have been closed since."""
+        """Return the port of the messages from the source of a receive, which may have been closed since the call."""
 
     def receive_again(self, operation: ReceiveFuture[object]) -> None:
-        """Issue a receive again that has given its place back."""
+        """Issue a receive again that has left the queue."""
 
 
 class ReceiveFuture(CollectiveFuture[T_co]):
@@ -98,11 +98,12 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     def cancel(self) -> bool:
         """Withdraw the receive, unless a message has met it; see `Future.cancel`."""
-        return self.cancelled() or self.context.on_loop(self._cancel)
+        return self.cancelled() or self.context.on_loop(self._cancel_on_loop)
 
     # -- awaits that are cancelled ---------------------------------------------------------------------------------
 
     def _await_cancelled(self) -> None:
+        """Leave the queue after a cancelled await, if the receive has no other user; put a taken message back."""
         if self.state in (PARKED, CANCELLING, STOPPING) or self._has_user():
             return
         if self.port is NOWHERE:  # issued by another thread, and not enqueued yet
@@ -116,21 +117,23 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         elif self._failure is None:
             value, request = self._value, self.request
             if request is not None and take_back(self, PARKED):  # else a thread has just been given the result
-                message, port = self._message(value), request[0].receivers_port(self)
-                self._forget()
+                message, port = self._take_message(value), request[0].receivers_port(self)
+                self._reset_for_reissue()
                 port.communicator.put_back(port, message, self)
 
     def _await_cancelled_elsewhere(self) -> None:
+        """Let the loop's thread handle a cancelled await, unless the loop has ended."""
         with suppress(PeerFailedError):  # the loop has ended
             self.context.from_thread(self._await_cancelled)
 
     def _has_user(self) -> bool:
-        """Whether a task, a thread, a callback or another operation waits for it, or was given its result."""
+        """Whether a task, a thread, a callback or another operation waits for the result, or was given it."""
         if self._taken or self._waiters or self._threads or self._anywhere or self._has_callers():
             return True
         return any(self in operation.inputs for operation in self.context.outstanding.operations)
 
     def _claim(self) -> None:
+        """Take part again on the loop's thread, if the receive has left the queue or is about to."""
         if self.state is PARKED or self.state is UNWANTED:
             if get_ident() == self.context.thread:
                 self._resume()
@@ -138,12 +141,13 @@ class ReceiveFuture(CollectiveFuture[T_co]):
                 self.context.from_thread(self._resume)
 
     def _ends_at_once(self) -> bool:
+        """Whether the result is available without waiting, after taking part again."""
         if self.state >= UNWANTED and get_ident() == self.context.thread:
             self._claim()
         return super()._ends_at_once()
 
     def _resume(self) -> None:
-        """Take part again: in its old place if it still has that, else behind receives issued in the meantime."""
+        """Take part again: at the old place if that is still free, else behind receives issued in the meantime."""
         if self.state is UNWANTED:
             self._enter(MATCHING if self.scope is None else RUNNING)
         if self.state is not PARKED:
@@ -159,16 +163,16 @@ class ReceiveFuture(CollectiveFuture[T_co]):
     # -- leaving the queue -------------------------------------------------------------------------------------------
 
     def _withdraw(self) -> bool | None:
-        """Remove it from the queue of receives; False if a message has met it; None if that is still open."""
+        """Remove the receive from the queue; False if a message has met it; None if that is not decided yet."""
         if self.state > ADMITTED:
-            withdrawn = self.port.communicator.withdraw_receive(self, self._withdrawn_late)
+            withdrawn = self.port.communicator.withdraw_receive(self, self._leave_late)
             if not withdrawn:
                 return withdrawn
         self._leave_queue()
         return True
 
-    def _withdrawn_late(self) -> None:
-        """Give the place back after all: the transport has given the receive back."""
+    def _leave_late(self) -> None:
+        """Park or cancel the receive now that the transport has given it back; take part again if it has a user."""
         if self.state >= DONE:
             return
         self.port.communicator.forget_receive(self)
@@ -178,6 +182,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
             self._resume()
 
     def _leave_queue(self) -> None:
+        """Return the place and the number of the receive, and offer its messages to other receives."""
         self.context.flight.ended(self.record, self.context.now_ns())
         self.port.give_back(self.seq)
         self.port.stream.finished(self, None)
@@ -185,10 +190,10 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     def _park(self) -> None:
         self._enter(PARKED)
-        self._forget()
+        self._reset_for_reissue()
 
-    def _forget(self) -> None:
-        """Reset the values that its next issue sets again."""
+    def _reset_for_reissue(self) -> None:
+        """Reset the values that the next issue of the receive sets again."""
         if self.deadline_s is not None:
             self.context.deadlines.drop(self, self.deadline_s)
         self.release()
@@ -196,12 +201,14 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         self.priority -= self.port.stream.priority
 
     def _park_or_cancel(self) -> None:
+        """End the receive if it is being cancelled; otherwise park it."""
         cancelled = self.state is CANCELLING
         self._park()
         if cancelled:
             self._conclude_cancelled()
 
-    def _cancel(self) -> bool:
+    def _cancel_on_loop(self) -> bool:
+        """Cancel the receive on the loop's thread; False if a message has met it."""
         if self.state >= DONE or self.state is CANCELLING:
             return self.state is CANCELLING or self.cancelled()
         if self.port is NOWHERE:  # issued by another thread, and not enqueued yet
@@ -217,45 +224,47 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         return True
 
     def _conclude_cancelled(self) -> None:
+        """End the receive with `FutureCancelledError`."""
         conclude(self, None, Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True))
 
     # -- messages that no task takes -----------------------------------------------------------------------------------
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Set the result, or put the message back for the next receive: see the module."""
-        if self.state in LEFT and self.puts_back():
+        if self.state in LEFT_STATES and self.put_back_if_left():
             return
         if not self.order:  # else it is a returned message
             self.order = next(_ARRIVALS)
         super().finish(end_ns, meeting)
 
-    def puts_back(self) -> bool:
-        """Put the arrived message back if no task waits for it any more, or the receive is cancelled."""
-        if not self._given_up:
+    def put_back_if_left(self) -> bool:
+        """Put the arrived message back if no task waits for it or the receive is cancelled; return whether it was."""
+        if not self._is_left:
             return False
         communicator, port, stream = self.port.communicator, self.port, self.port.stream
-        communicator.put_back(port, self._message(None), self)
+        communicator.put_back(port, self._take_message(None), self)
         stream.finished(self, None)  # the next receive, if any, takes it
         self._park_or_cancel()
         return True
 
     def fail(self, failure: Failure) -> None:
         """End with an error; a receive that no task waits for gives its place back instead."""
-        if not self._given_up:
+        if not self._is_left:
             super().fail(failure)
         elif self.scope is None:  # else the transport ends it
-            self._withdrawn_late()
+            self._leave_late()
 
     @property
-    def _given_up(self) -> bool:
+    def _is_left(self) -> bool:
+        """Whether the receive is being cancelled, or unwanted and without a user."""
         return self.state is CANCELLING or (self.state is UNWANTED and not self._has_user())
 
-    def _message(self, value: object) -> ReturnedMessage:
-        """Return its message: with `value`, or with the arrived bytes if there is no value yet."""
+    def _take_message(self, value: object) -> ReturnedMessage:
+        """Return the message: with `value`, or with the arrived bytes if there is no value yet."""
         self.order = self.order or next(_ARRIVALS)
-        return ReturnedMessage(self.order, *self.received(value))
+        return ReturnedMessage(self.order, *self.call_and_bytes(value))
 
-    def received(self, value: object) -> tuple[Call, Array | None]:
+    def call_and_bytes(self, value: object) -> tuple[Call, Array | None]:
         """Return the call and the bytes of the message, as a flat copy."""
         if self.context.arrays.shapes_only:
             return self.call, None

@@ -19,7 +19,7 @@ from .context import Arrays
 from .failure import Failure
 from .forms import Absent, parse_form, text_of
 from .memory.foreign import as_output
-from .receive import LEFT, ReceiveFuture
+from .receive import LEFT_STATES, ReceiveFuture
 from .state import DONE
 from .trees import fill_tree, leaves_of, with_items
 
@@ -109,7 +109,7 @@ class TreeReceive(ReceiveFuture[object]):
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Unpack the arrived bytes, and set the result."""
-        if self.state in LEFT and self.puts_back():
+        if self.state in LEFT_STATES and self.put_back_if_left():
             return
         if self.state < DONE and self._form:
             try:
@@ -119,10 +119,10 @@ class TreeReceive(ReceiveFuture[object]):
                 return
         super().finish(end_ns, meeting)
 
-    def received(self, value: object) -> tuple[Call, Array | None]:
+    def call_and_bytes(self, value: object) -> tuple[Call, Array | None]:
         """Return the call and the bytes of the message, as a flat copy."""
         if value is None or not self._form or self.context.arrays.shapes_only:
-            return self._pattern, super().received(value)[1]
+            return self._pattern, super().call_and_bytes(value)[1]
         flat = np.concatenate([as_output(leaf, "like").reshape(-1).view(np.uint8) for leaf in leaves_of(value)])
         assert self._pattern.dtype is not None, "this is a bug in overlap: a received message has no type"
         return self._pattern, flat.view(self._pattern.dtype)

@@ -36,7 +36,7 @@ REMEMBERED = 256
 
 # Calls with cached tags, and places with cached calls: training repeats a few, but blocks of different sizes make a new
 # one each time.
-_BASES = 256
+_CACHED_CALLS = 256
 
 ANNOUNCED = (Collective.BROADCAST, Collective.SCATTER)
 """Operations in which ranks that only receive need no dtype and shape: the root's process reports them soon, or at
@@ -63,7 +63,7 @@ class ControlNotices(Protocol):
 
     @property
     def silent(self) -> bool:
-        """Whether there are no reports for operations that no rank here has arrived at."""
+        """Whether no report is kept for an operation that no rank here has arrived at."""
 
     def early_calls(self, communicator_id: int, seq: int) -> list[RankCall]:
         """Return, once, the reported calls of an operation, from before any rank here arrived at it."""
@@ -72,13 +72,13 @@ class ControlNotices(Protocol):
         """Return the number of operations that a finished rank of another process issued on a communicator."""
 
     def send_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
-        """Report that no operation of a communicator, or of a group, goes on."""
+        """Report that all present and later operations of a communicator or a group fail."""
 
     def sent_no_more(self, rank: int, communicator_id: int, count: int) -> bool:
         """Whether a finished rank of another process is known to have sent at most `count` messages."""
 
     def send_unused(self, group_id: int, ranks: int, size: int, communicator_ids: Sequence[int]) -> None:
-        """Report that `ranks` of the group, all its ranks here, use it no more; no report follows."""
+        """Report that all ranks here, `ranks` of the group, no longer use the group; the last report about it."""
 
     def forget(self, ids: Collection[int]) -> None:
         """Forget the reports of a group that no rank uses any more, and of its communicators."""
@@ -126,38 +126,39 @@ class SpanningCommunicator(Communicator):
         self.here: int = sum(member in local for member in members)
         self.id: int = key.id
         self.issued: dict[int, int] = {}
-        self._local, self._others = local, notices
+        self._local, self._notices = local, notices
         self._reported = False  # whether an operation here has failed with `_broken`
-        self._bases: dict[Call, int] = {}
+        self._tag_bases: dict[Call, int] = {}
         self._cached_calls: dict[tuple[int, int, int, Call], tuple[object, RankCall]] = {}
         self._withdrawn: dict[int, None] = {}  # numbers of the last operations without an input on a rank here
         self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `REMEMBERED`: the number, and the call
 
     def tag(self, pattern: Call, seq: int) -> int:
         """Return a tag that no rank with another operation shares."""
-        base = self._bases.get(pattern)
+        base = self._tag_bases.get(pattern)
         if base is None:
-            if len(self._bases) >= _BASES:
-                self._bases.clear()
-            base = self._bases[pattern] = self._base(pattern)
+            if len(self._tag_bases) >= _CACHED_CALLS:
+                self._tag_bases.clear()
+            base = self._tag_bases[pattern] = self._make_tag_base(pattern)
         return base + ((seq & 0xFFFF) << 8)
 
-    def _base(self, pattern: Call) -> int:
+    def _make_tag_base(self, pattern: Call) -> int:
+        """Return the tag of operations with a call, without their number."""
         return self.key.tag_base(*pattern.key)
 
     # -- our own ranks -------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
-        """Take in the end of one rank; it starts as soon as dtype and shape are known."""
+        """Match the arrived end of one rank; it starts as soon as dtype and shape are known."""
         if operation.port.returned:  # a returned message comes first
             self._take_returned(operation)
             return
-        self.note(operation)
+        self.record_call(operation)
         # a call with a cached executor, while all is well
         executor = self._executors.get((operation.call, operation.context.rank))
         if executor is not None and self.calm:
             if not executor.finish_now(operation):
-                self._start_arrived(self.match_alone(operation), operation, executor)
+                self._start_arrived(self.make_lone_match(operation), operation, executor)
             return
         # find its match, by number
         seq = operation.seq
@@ -168,13 +169,13 @@ class SpanningCommunicator(Communicator):
             if match.error is not None:
                 self._note_reported()
             elif self._left:
-                self._check_left(match, operation)
+                self._fail_if_left(match, operation)
         match.arrived[operation.port.position] = operation
         match.count += 1
         # compare the known calls of the other processes
         if match.pattern is not operation.call:
             self._compare(match, operation)
-        for report in self._others.early_calls(self.id, seq):
+        for report in self._notices.early_calls(self.id, seq):
             self.compare_call(seq, report)
         if operation.call.dtype is None and match.pattern is not None and not match.pattern.settled:
             self._assume_or_ask(match, operation)
@@ -185,14 +186,14 @@ class SpanningCommunicator(Communicator):
             operation.fail(Failure(match.error()))
             self.ended(match, operation)
 
-    def note(self, operation: Operation) -> None:
-        """Note the call of a rank, and report it to ranks that may need it."""
+    def record_call(self, operation: Operation) -> None:
+        """Record the call of a rank, and report it to ranks that may need it."""
         rank, seq = self.members[operation.port.position], operation.seq
         if seq >= self.issued.get(rank, 0):
             self.issued[rank] = seq + 1
         self._past[seq % REMEMBERED] = seq, (rank, operation.call, operation.place)
         if operation.kind in ANNOUNCED and operation.port.position == operation.call.root:
-            self._others.announce_call(self.id, seq, self._cached_call_of(operation))
+            self._notices.announce_call(self.id, seq, self._cached_rank_call(operation))
 
     def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
         """Receive what fits the array for the result, which needs no report; without an array, ask the others.
@@ -201,12 +202,12 @@ class SpanningCommunicator(Communicator):
         """
         assumed = call_by_out(operation) if self.here == 1 and match.error is None else None
         if assumed is None:
-            self._others.send_call(self.id, (operation.seq,), self._call_of(operation))
+            self._notices.send_call(self.id, (operation.seq,), self._make_rank_call(operation))
         else:
             match.pattern, match.assumed = assumed, True
 
-    def at_once(self, operation: Operation) -> bool:
-        """Whether an arrival neither wakes nor starts a task: all is well, and there is nothing to report.
+    def needs_no_task(self, operation: Operation) -> bool:
+        """Whether an arrival neither wakes nor starts a task: nothing has failed, and nothing is to be reported.
 
         The event loop makes the first executor, because it opens the resources that ranks share.
         """
@@ -215,14 +216,14 @@ class SpanningCommunicator(Communicator):
 
     @property
     def calm(self) -> bool:
-        """Whether a rank is alone in this process, nothing is wrong, and no report waits for its arrival."""
-        return self.here == 1 and not self._left and self._broken is None and self._others.silent
+        """Whether a rank is alone in this process, no operation fails, and no report waits for its arrival."""
+        return self.here == 1 and not self._left and self._broken is None and self._notices.silent
 
     def cached_executor(self, operation: Operation) -> Executor | None:
         """Return the cached executor for an operation."""
         return self._executors.get((operation.call, operation.context.rank))
 
-    def match_alone(self, operation: Operation) -> Match:
+    def make_lone_match(self, operation: Operation) -> Match:
         """Return the match of an operation with a cached executor: all its other ends are in other processes."""
         match = self._matches[operation.seq] = SpanningMatch(self.size)
         match.arrived[operation.port.position] = match.first = operation
@@ -253,14 +254,14 @@ class SpanningCommunicator(Communicator):
         If a wire broke, a report of its cause is about to arrive and ends the world: that is the error to raise here.
         """
         if isinstance(failure.error, LinkLostError) and not failure.error.evident:
-            self._others.hold_broken_end(partial(self._fail_held, match, operation, failure))
+            self._notices.hold_broken_end(partial(self._fail_held, match, operation, failure))
             return
         super().fail_one(match, operation, failure)
         assert match.error is not None
-        self._others.send_failed_end(self.id, operation.seq, self.members[operation.port.position], match.error())
+        self._notices.send_failed_end(self.id, operation.seq, self.members[operation.port.position], match.error())
 
     def _fail_held(self, match: Match, operation: Operation, failure: Failure) -> None:
-        """Fail one rank's end after all: no report explains the broken wire."""
+        """Fail an end whose wire broke, because no report of the cause arrived in time."""
         if not operation.done and isinstance(failure.error, LinkLostError):
             failure.error.evident = True
             self.fail_one(match, operation, failure)
@@ -274,62 +275,63 @@ class SpanningCommunicator(Communicator):
         """
         super().forget_receive(operation)
         self.issued[self.members[operation.port.position]] = operation.seq
-        if self.past(operation.seq) is not None:
+        if self.find_past_call(operation.seq) is not None:
             del self._past[operation.seq % REMEMBERED]
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end, and all present and later ones of the communicator, here and in other processes."""
         super().give_up(operation, failure)
-        broken = self._shared.broken(self.key)
+        broken = self._shared.find_abort(self.key)
         assert broken is not None
-        self._others.send_broken(self.id, self.members[operation.port.position], broken())
+        self._notices.send_broken(self.id, self.members[operation.port.position], broken())
 
     def missing(self, seq: int) -> list[int]:
-        """World ranks that are not known to have arrived at operation `seq`, if some rank has."""
+        """Return the world ranks that are not known to have arrived at operation `seq`; empty if no rank has."""
         match = self._matches.get(seq)
         return [rank for rank in super().missing(seq) if match is None or rank not in match.remote_calls]
 
-    def waiting(self, before_ns: int) -> Iterator[tuple[int, RankCall]]:
+    def unreported_calls(self, before_ns: int) -> Iterator[tuple[int, RankCall]]:
         """Yield the unreported calls that have waited since `before_ns` or longer; they count as reported now."""
         for seq, match in self._matches.items():
             if not match.announced and match.first is not None and match.started_ns <= before_ns:
                 match.announced = True
                 for end in match.arrived:
                     if end is not None:
-                        yield seq, self._call_of(end)
+                        yield seq, self._make_rank_call(end)
 
     def report_call(self, operation: Operation) -> None:
         """Report the call of an unfinished operation."""
         if operation.seq in self._matches:
-            self._others.send_call(self.id, (operation.seq,), self._call_of(operation))
+            self._notices.send_call(self.id, (operation.seq,), self._make_rank_call(operation))
 
-    def _cached_call_of(self, operation: Operation) -> RankCall:
+    def _cached_rank_call(self, operation: Operation) -> RankCall:
         """Return the call of a rank, from a cache: to find a line takes longer than to send a small message."""
         position, (code, instruction) = operation.port.position, operation.place
         key = position, id(code), instruction, operation.call
         cached = self._cached_calls.get(key)
         if cached is None:
-            if len(self._cached_calls) >= _BASES:
+            if len(self._cached_calls) >= _CACHED_CALLS:
                 self._cached_calls.clear()
-            cached = self._cached_calls[key] = code, self._call_of(operation)  # the cached code keeps its id
+            cached = self._cached_calls[key] = code, self._make_rank_call(operation)  # the cached code keeps its id
         return cached[1]
 
-    def _call_of(self, operation: Operation) -> RankCall:
+    def _make_rank_call(self, operation: Operation) -> RankCall:
+        """Return the rank, call and line of an operation."""
         rank = self.members[operation.port.position]
         return RankCall(rank=rank, call=operation.call, call_site=operation.call_site)
 
     # -- reports of other processes ------------------------------------------------------------------------------------
 
     def compare_call(self, seq: int, report: RankCall) -> bool:
-        """Compare another process's call with ours; False if no rank here has arrived at it yet."""
+        """Compare the call of another process with the one here; False if no rank here has arrived at it yet."""
         match = self._matches.get(seq)
         if match is None or match.first is None:
-            called = self.past(seq)
+            called = self.find_past_call(seq)
             if called is not None and not called[1].agrees(report.call):
                 own = RankCall(rank=called[0], call=called[1], call_site=call_site(*called[2]))
                 if not self._reported and self._is_root(own) and self._is_root(report):
                     self._shared.unraised.setdefault(self.id, mismatch(self.name, seq, report, own))
-                self._differ(seq, own, report)
+                self._fail_different_calls(seq, own, report)
             return called is not None or match is not None or seq < max(self.issued.values(), default=0) - REMEMBERED
         match.remote_calls = {**match.remote_calls, report.rank: report}
         assert match.pattern is not None
@@ -341,20 +343,20 @@ class SpanningCommunicator(Communicator):
         elif match.pattern.dtype is None and report.call.dtype is not None:
             match.pattern = report.call
             self._check_results(match)
-            self._start(match)
+            self._start_settled_ends(match)
         return True
 
     def _note_reported(self) -> None:
-        """Note that an operation here fails with the error of all later ones."""
+        """Record that an operation here has failed with the error that later ones get."""
         self._reported = True
         self._shared.unraised.pop(self.id, None)
 
     def _is_root(self, report: RankCall) -> bool:
-        """Whether a rank called as the root: its end waits for no other rank."""
+        """Whether a reported call is that of the root, whose end waits for no other rank."""
         return report.call.kind in ANNOUNCED and self.members[report.call.root] == report.rank
 
-    def past(self, seq: int) -> Called | None:
-        """Return the rank, call and place of an operation, if it is not too old."""
+    def find_past_call(self, seq: int) -> Called | None:
+        """Return the rank, call and place of one of the last operations; None if it is too old."""
         number, called = self._past.get(seq % REMEMBERED, (-1, None))
         return called if number == seq else None
 
@@ -365,16 +367,18 @@ class SpanningCommunicator(Communicator):
         return [*super()._rank_calls(match), *remote]
 
     def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
-        self._others.send_mismatch(self.id, seq, error())
+        """Fail the ends here that differ from others, and report that to the other processes."""
+        self._notices.send_mismatch(self.id, seq, error())
         super()._fail_dispute(match, seq, error)
 
-    def _differ(self, seq: int, own: RankCall, theirs: RankCall) -> None:
+    def _fail_different_calls(self, seq: int, own: RankCall, theirs: RankCall) -> None:
+        """Fail operation `seq` here, and report two different calls to the other processes."""
         error = mismatch(self.name, seq, theirs, own)
-        self._others.send_mismatch(self.id, seq, error())
+        self._notices.send_mismatch(self.id, seq, error())
         self.fail_here(seq, error)
 
     def fail_here(self, seq: int, error: Callable[[], BaseException]) -> None:
-        """Fail our ends of operation `seq`, and of all later ones if it is over here."""
+        """Fail the ends of operation `seq` here; also of all later ones if that operation is over here."""
         match = self._matches.get(seq)
         if match is None:
             self._broken = error
@@ -386,7 +390,7 @@ class SpanningCommunicator(Communicator):
             self._fail(match, error)
 
     def fail_remote_end(self, seq: int, culprit: int, message: str, cause: RemoteError) -> bool:
-        """Fail our ends because of a remote rank and its error; False if no rank here has arrived yet."""
+        """Fail the ends here because of a remote rank and its error; False if no rank here has arrived yet."""
         if seq not in self._matches:
             if seq in self._withdrawn:
                 return True
@@ -397,15 +401,18 @@ class SpanningCommunicator(Communicator):
 
     # -- ranks that have finished --------------------------------------------------------------------------------
 
-    def _lacks(self, match: Match, rank: int, seq: int) -> bool:
+    def _is_missing(self, match: Match, rank: int, seq: int) -> bool:
+        """Whether a rank has not arrived at an operation; one of another process counts once it has finished."""
         if rank in self._local:
             return match.arrived[self.members.index(rank)] is None
         return rank in self._left_without(seq)
 
     def _left_without(self, seq: int) -> set[int]:
-        return {rank for rank in super()._left_without(seq) if seq >= self._issued_by(rank)}
+        """Return the world ranks that have finished, and issued fewer operations than `seq` needs."""
+        return {rank for rank in super()._left_without(seq) if seq >= self._issued_count(rank)}
 
-    def _issued_by(self, rank: int) -> int:
+    def _issued_count(self, rank: int) -> int:
+        """Return the number of operations that a rank has issued here; for other processes, as they reported."""
         if rank in self._local:
             return self.issued.get(rank, 0)
-        return self._others.issued_by(rank, self.id)
+        return self._notices.issued_by(rank, self.id)

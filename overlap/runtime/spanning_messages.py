@@ -47,19 +47,20 @@ class SpanningMessages(SpanningCommunicator):
         """Return a tag that only messages with the same call share."""
         return super().tag(pattern, 0)
 
-    def _base(self, pattern: Call) -> int:
+    def _make_tag_base(self, pattern: Call) -> int:
+        """Return the tag of messages with a call."""
         return self.key.message_tag(pattern.key)
 
-    def waiting(self, before_ns: int) -> Iterator[tuple[int, RankCall]]:
+    def unreported_calls(self, before_ns: int) -> Iterator[tuple[int, RankCall]]:
         """Yield the unreported calls that have waited since `before_ns` or longer."""
-        return super().waiting(before_ns) if self._counted else iter(())
+        return super().unreported_calls(before_ns) if self._counted else iter(())
 
     def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
-        """Ask the sender for dtype and shape."""
+        """Ask the sender of a message for dtype and shape; fail the receive if its number is not known there."""
         if self._counted:
             super()._assume_or_ask(match, operation)
         else:  # the sender does not know the number
-            self.fail_one(match, operation, Failure(_forgotten(self.key, self.name, operation.seq)))
+            self.fail_one(match, operation, Failure(_forgotten_error(self.key, self.name, operation.seq)))
 
     def compare_call(self, seq: int, report: RankCall) -> bool:
         """Answer a receiver whose call differs or is open, or compare a receive here with the answer of its sender.
@@ -73,7 +74,7 @@ class SpanningMessages(SpanningCommunicator):
         if self.sends:
             if self._counted and seq >= self.count:
                 return False
-            self._shared.answer(self.id, seq, self.past(seq), report, known=self._counted)
+            self._shared.answer_call(self.id, seq, self.find_past_call(seq), report, known=self._counted)
             return True
         if report.call.dtype is not None:
             return not self._counted or super().compare_call(seq, report)
@@ -81,19 +82,20 @@ class SpanningMessages(SpanningCommunicator):
         return True
 
     def _left_without(self, seq: int) -> set[int]:
+        """Return the other end if it has finished, and has sent no message `seq`."""
         there = [rank for rank in self._left.intersection(self.members) if rank not in self._local]
-        return {rank for rank in there if self._others.sent_no_more(rank, self.id, seq)}
+        return {rank for rank in there if self._notices.sent_no_more(rank, self.id, seq)}
 
     def ended(self, match: Match, operation: Operation) -> None:
-        """Forget a match once its end is over, and the communicator once nothing is in flight."""
+        """Forget a match once its end here is over; let the communicator rest once no message is in flight."""
         super().ended(match, operation)
-        self._rest()
+        self._rest_if_idle()
 
     def _fail_unknown(self, seq: int) -> None:
-        """Fail a receive here that has asked for dtype and shape, because its sender does not know them any more."""
+        """Fail a receive here that has asked for dtype and shape that its sender no longer knows."""
         match = self._matches.get(seq)
         if match is not None and match.first is not None:  # the sender has no end that would fail with it
-            Communicator.fail_one(self, match, match.first, Failure(_forgotten(self.key, self.name, seq)))
+            Communicator.fail_one(self, match, match.first, Failure(_forgotten_error(self.key, self.name, seq)))
 
     def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
         """Fail the ends of a message.
@@ -105,20 +107,21 @@ class SpanningMessages(SpanningCommunicator):
             self._shared.drop_announced(self.key)
         super()._fail_dispute(match, seq, error)
 
-    def remembered(self) -> dict[tuple[int, int], Called]:
+    def remembered_calls(self) -> dict[tuple[int, int], Called]:
         """Return the calls of the last messages that a rank here has sent, by id and number."""
         return {(self.id, seq): called for seq, called in self._past.values()} if self.sends else {}
 
     @property
     def count(self) -> int:
-        """Number of messages, ever."""
+        """Number of messages since the start of the world."""
         return max(self.issued.values(), default=self.first_seq)
 
     def has_message(self, port: OperationPort) -> bool:
         """Whether a receive would meet a message at once, if that is known."""
         return super().has_message(port) or self._shared.has_announced(self.key)
 
-    def _rest(self) -> None:
+    def _rest_if_idle(self) -> None:
+        """Offer messages to receives from any source, and rest if none is in flight."""
         self.offer_again()  # receives from any source leave messages to a waiting receive with a source
         if not self.resting and self.at_rest:
             self.resting = True
@@ -133,25 +136,25 @@ class SpanningCommunicators(Communicators):
         lost_count: Whether the number of messages of some tag is no longer known.
     """
 
-    def __init__(self, engine: BaseEngine, transport: Transport, others: ControlNotices) -> None:
+    def __init__(self, engine: BaseEngine, transport: Transport, notices: ControlNotices) -> None:
         super().__init__(engine, keeps=KEPT)
         self.spanning: dict[int, SpanningCommunicator] = {}
         self.lost_count: bool = False
         self._counts: OrderedDict[int, tuple[Key, int]] = OrderedDict()  # numbers of messages at rest, by id
         # Calls of sent messages whose communicator was closed, by id and number.
         self._sent: OrderedDict[tuple[int, int], Called] = OrderedDict()
-        self._any_call: dict[Key, dict[int, tuple[int, int]]] = {}  # senders and tags of receives from any source
+        self._any_addresses: dict[Key, dict[int, tuple[int, int]]] = {}  # senders and tags of receives from any source
         self._ended_here: dict[int, Key] = {}  # groups that only ranks of other processes may still use
         # By group: number of its ranks that use it no more, and the ids of communicators that their processes have
         # reported.
         self._ended: dict[int, tuple[int, frozenset[int]]] = {}
-        self._transport, self._local, self._others = transport, frozenset(transport.ranks), others
+        self._transport, self._local, self._notices = transport, frozenset(transport.ranks), notices
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Make a communicator."""
+        """Make a communicator, of the kind for its members: all here, or in several processes."""
         if self._local.issuperset(members):
             return super().make(key, name, members)
-        arguments = (self, key, name, members, self._local, self._others)
+        arguments = (self, key, name, members, self._local, self._notices)
         if key.messages:
             _, first_seq = self._counts.pop(key.id, (key, 0))
             counted = first_seq > 0 or not self.lost_count
@@ -161,7 +164,7 @@ class SpanningCommunicators(Communicators):
         self.spanning[spanning.id] = spanning
         return spanning
 
-    def answer(self, key_id: int, seq: int, sent: Called | None, report: RankCall, *, known: bool = True) -> None:
+    def answer_call(self, key_id: int, seq: int, sent: Called | None, report: RankCall, *, known: bool = True) -> None:
         """Send the call of a message to its receiver, if that has another call, or none.
 
         Args:
@@ -174,25 +177,25 @@ class SpanningCommunicators(Communicators):
         sent = sent or self._sent.get((key_id, seq))
         if sent is None or not known:
             if report.call.dtype is None:
-                self._others.send_call(key_id, (seq,), report._replace(rank=min(self._local)))
+                self._notices.send_call(key_id, (seq,), report._replace(rank=min(self._local)))
         elif report.call.dtype is None or not sent[1].agrees(report.call):
             rank, call, place = sent
-            self._others.send_call(key_id, (seq,), RankCall(rank=rank, call=call, call_site=call_site(*place)))
+            self._notices.send_call(key_id, (seq,), RankCall(rank=rank, call=call, call_site=call_site(*place)))
 
     def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
         """Fail all present and later operations of a group, here and in other processes."""
         super().abort(ranks, occurrence, error)
         first_error = error()
-        self._others.send_broken(Key(ranks, occurrence, "").id, first_error.culprit, first_error)
+        self._notices.send_broken(Key(ranks, occurrence, "").id, first_error.culprit, first_error)
 
     def close(self, communicator: Communicator) -> None:
-        """Forget a communicator of messages at rest, but for their number and the last of them."""
+        """Close a communicator of messages at rest; remember their number, and their last calls."""
         super().close(communicator)
         if isinstance(communicator, SpanningMessages) and self.spanning.pop(communicator.id, None) is communicator:
             key = communicator.key
             self._counts[communicator.id] = key, communicator.count
-            self._sent.update(communicator.remembered())
-            self._of_group.setdefault(key[:2], {})[key] = None
+            self._sent.update(communicator.remembered_calls())
+            self._keys_by_group.setdefault(key[:2], {})[key] = None
             while len(self._sent) > _COUNTED:
                 self._sent.popitem(last=False)
             if len(self._counts) > _COUNTED:
@@ -203,22 +206,23 @@ class SpanningCommunicators(Communicators):
     # -- ends of groups ------------------------------------------------------------------------------------------------
 
     def _ranks_here(self, key: Key) -> tuple[Key, int]:
+        """Return the key of a group, and the number of its ranks in this process."""
         return key, len(self._local.intersection(key.ranks))
 
-    def _end_here(self, group: Key) -> None:
+    def _end_group_here(self, group: Key) -> None:
         """Report that no rank here uses a group any more, and close it if no other rank does.
 
         Until then other processes may still need the calls of ranks here, and read the memory of this process. All
         reports of a process on a group reach the others before the report that it does not use the group any more.
         """
-        ids = [group.id, *(key.id for key in self._of_group.get(group[:2], ()))]
+        ids = [group.id, *(key.id for key in self._keys_by_group.get(group[:2], ()))]
         here, size = len(self._local.intersection(group.ranks)), len(group.ranks)
         self._ended_here[ids[0]] = group
-        self._others.send_unused(ids[0], here, size, ids)
+        self._notices.send_unused(ids[0], here, size, ids)
         self.end_elsewhere(ids[0], here, size, ids)
 
     def end_elsewhere(self, group_id: int, ranks: int, size: int, ids: Sequence[int]) -> bool:
-        """Note that `ranks` more ranks of a group use it no more; with the last of them, forget it.
+        """Count ranks of other processes that no longer use a group; with the last of them, forget the group.
 
         Args:
             group_id: Id of the group's key.
@@ -239,12 +243,12 @@ class SpanningCommunicators(Communicators):
             self.close_group(group)
         for key_id in reported if self._off else ():
             self._off.pop(key_id, None)
-        self._others.forget(reported)
+        self._notices.forget(reported)
         return count == size
 
     def close_group(self, group: Key) -> None:
-        """Forget a group, its communicators, and the memory of its messages at rest."""
-        keys = list(self._of_group.get(group[:2], ()))
+        """Close a group and its communicators, and forget the numbers and calls of its messages."""
+        keys = list(self._keys_by_group.get(group[:2], ()))
         super().close_group(group)
         ids = {key.id for key in keys}
         for key_id in ids:
@@ -253,43 +257,43 @@ class SpanningCommunicators(Communicators):
         if any(key.messages for key in keys):
             for entry in [entry for entry in self._sent if entry[0] in ids]:
                 del self._sent[entry]
-        for anyone in [key for key in self._any_call if key.group == group]:
-            del self._any_call[anyone]
+        for anyone in [key for key in self._any_addresses if key.group == group]:
+            del self._any_addresses[anyone]
 
     def compare_call(self, communicator_id: int, seq: int, report: RankCall) -> bool:
-        """Compare another process's call with ours; False if no rank here has arrived at it yet."""
+        """Compare the call of another process with the one here; False if no rank here has arrived at it yet."""
         communicator = self.spanning.get(communicator_id)
         if communicator is not None:
             return communicator.compare_call(seq, report)
         _, count = self._counts.get(communicator_id, (None, 0))
         if report.call.kind is not P2P or (seq >= count and not self.lost_count):
             return False
-        self.answer(communicator_id, seq, None, report)
+        self.answer_call(communicator_id, seq, None, report)
         return True
 
-    def elsewhere(self, key: Key) -> bool:
+    def is_sender_elsewhere(self, key: Key) -> bool:
         """Whether the sender of a key's messages is in another process."""
         return key.ends[0] not in self._local
 
-    def announced(self, rank: int, keys: Sequence[Key]) -> Envelope | None:
-        """Return the message of some keys, with any call, that another process has announced first."""
+    def oldest_announced(self, rank: int, keys: Sequence[Key]) -> Envelope | None:
+        """Return the oldest message of some keys, with any call, that other processes have announced; or None."""
         try:
-            return self._transport.endpoint(rank).announced(self._of_any_call(keys), free_bits=CALL_BITS)
-        except TransportError:  # `next_announced` raises the error
+            return self._transport.endpoint(rank).announced(self._senders_and_tags(keys), free_bits=CALL_BITS)
+        except TransportError:  # `wait_announced` raises the error
             return None
 
-    async def next_announced(self, rank: int, keys: Sequence[Key]) -> Envelope:
-        """Wait for a message of some keys, with any call, that another process announces."""
-        return await self._transport.endpoint(rank).wait_any(self._of_any_call(keys), free_bits=CALL_BITS)
+    async def wait_announced(self, rank: int, keys: Sequence[Key]) -> Envelope:
+        """Wait until another process announces a message of some keys, with any call; return that message."""
+        return await self._transport.endpoint(rank).wait_any(self._senders_and_tags(keys), free_bits=CALL_BITS)
 
-    def _of_any_call(self, keys: Sequence[Key]) -> Sequence[tuple[int, int]]:
+    def _senders_and_tags(self, keys: Sequence[Key]) -> Sequence[tuple[int, int]]:
         """Return sender and tag of each key, from a cache: to find them takes a while for many ranks."""
-        anyone = keys[0].from_any()
-        cached = self._any_call.get(anyone)
+        anyone = keys[0].with_any_source()
+        cached = self._any_addresses.get(anyone)
         if cached is None:
-            if len(self._any_call) >= KEPT:
-                del self._any_call[next(iter(self._any_call))]
-            cached = self._any_call[anyone] = {}
+            if len(self._any_addresses) >= KEPT:
+                del self._any_addresses[next(iter(self._any_addresses))]
+            cached = self._any_addresses[anyone] = {}
         for key in keys:
             if key.src not in cached:
                 cached[key.src] = key.ends[0], key.tag_base()
@@ -297,7 +301,7 @@ class SpanningCommunicators(Communicators):
 
     def has_announced(self, key: Key) -> bool:
         """Whether another process has announced a message of a key, with any call."""
-        return self.elsewhere(key) and self.announced(key.ends[1], [key]) is not None
+        return self.is_sender_elsewhere(key) and self.oldest_announced(key.ends[1], [key]) is not None
 
     def report_if_announced(self, key: Key, receive: Operation) -> None:
         """Report the call of a receive to the sender if its message is still announced, not matched: the calls differ.
@@ -310,34 +314,36 @@ class SpanningCommunicators(Communicators):
 
     def drop_announced(self, key: Key) -> None:
         """Receive an announced message of a key for no operation, unless it has been withdrawn."""
-        message = self.announced(key.ends[1], [key])
+        message = self.oldest_announced(key.ends[1], [key])
         if message is None:
             return
         with suppress(TransportError):
             starter = self._transport.endpoint(message.dst).starter(message.src)
             if starter is not None:
-                starter.begin_recv(message.src, message.tag, None, message.nbytes, done=_release).withdraw()
+                starter.begin_recv(message.src, message.tag, None, message.nbytes, done=_release_received).withdraw()
 
-    def sends_no_more(self, key: Key) -> bool:
-        """Whether the sender has finished, and no message of it is in flight."""
-        if not super().sends_no_more(key) or not self.elsewhere(key):
-            return super().sends_no_more(key)
+    def has_sent_all(self, key: Key) -> bool:
+        """Whether the sender of a key has finished its program, and no message of it is in flight."""
+        if not super().has_sent_all(key) or not self.is_sender_elsewhere(key):
+            return super().has_sent_all(key)
         messages = self.spanning.get(key.id)
         count = messages.count if isinstance(messages, SpanningMessages) else self._counts.get(key.id, (key, 0))[1]
-        return self._others.sent_no_more(key.ends[0], key.id, count)
+        return self._notices.sent_no_more(key.ends[0], key.id, count)
 
-    def issued(self, rank: int) -> dict[int, int]:
+    def issued_counts(self, rank: int) -> dict[int, int]:
         """Return the number of operations of a rank here on each communicator that spans processes."""
         past = {key_id: count for key_id, (key, count) in self._counts.items() if rank in key.ends}
         return past | {c.id: c.issued[rank] for c in self.spanning.values() if rank in c.issued}
 
 
-def _release(received: Request) -> None:
+def _release_received(received: Request) -> None:
+    """Release a message that was received for no operation."""
     if received.error is None and not received.withdrawn:
         received.delivery().release()
 
 
-def _forgotten(key: Key, name: str, seq: int) -> UsageError:
+def _forgotten_error(key: Key, name: str, seq: int) -> UsageError:
+    """Return the error of a receive whose sender no longer knows the shape and dtype of the message."""
     src, dst = key.ends
     return UsageError(
         f"like: message {seq} from rank {src} to rank {dst} on group '{name}' is too long ago for its sender to know "

@@ -63,14 +63,14 @@ class OtherProcesses(Others, Protocol):
     def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:
         """Return the communicators of all processes."""
 
-    def attached(self, world: World) -> AbstractAsyncContextManager[None]:
+    def attach(self, world: World) -> AbstractAsyncContextManager[None]:
         """Deliver the reports of other processes to a world, for the length of an ``async with``."""
 
-    async def part(self) -> None:
-        """Wait until the ranks of all processes have finished."""
+    async def wait_all_finished(self) -> None:
+        """Wait until the ranks of all processes have finished their programs."""
 
-    async def verdict(self) -> None:
-        """Give other processes a moment to name the culprit."""
+    async def wait_for_culprit(self) -> None:
+        """Wait a moment for a report of another process that names the rank at fault."""
 
     def send_standings(self, standings: Sequence[Standing], reason: str) -> None:
         """Report the standings of the ranks here at their stop; a reason ends the other processes as well."""
@@ -132,7 +132,7 @@ class World:
             others.communicators(self._engine, transport) if others else self.backend.communicators(self._engine)
         )
         self.communicators.later = self.backend.later(self._handover)
-        self._cluster, self._others, self._flight = cluster, others, flight
+        self._cluster, self._processes, self._flight = cluster, others, flight
         self._survival, self._steps = (restart, state_dir, dict(zip(sorted(local), epochs, strict=bool(epochs)))), steps
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
         self._scope = trio.CancelScope()
@@ -143,10 +143,10 @@ class World:
         self._locks = BufferLocks()
         everybody = tuple(range(size))  # one object: thousands of ranks would have one of thousands each
         self._members: list[LocalRank] = []
-        self._members += [self._member(rank, everybody) for rank in local]
+        self._members += [self._make_member(rank, everybody) for rank in local]
         self.reports: Reports = Reports(self._members, self.backend, others)
 
-    def _member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
+    def _make_member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
         """Return a rank with its context, its streams and its reports."""
         recorder = Recorder(rank, steps=self._steps)
         context = RankContext(
@@ -179,9 +179,9 @@ class World:
     ) -> list[T]:
         """Run `main` on every rank to the common end."""
         results: dict[int, T] = {}
-        async with self._others.attached(self) if self._others else nullcontext():
+        async with self._processes.attach(self) if self._processes else nullcontext():
             try:
-                await self._live(main, args, timeout_s, results)
+                await self._run_ranks(main, args, timeout_s, results)
             except BaseException as error:
                 if is_interrupt(error):
                     await self.reports.note_on(error)
@@ -197,7 +197,7 @@ class World:
             raise StallError(self._timed_out, lines, reason=self._reason, sentence=sentence)
         return [results[member.context.rank] for member in self._members]
 
-    async def _live(
+    async def _run_ranks(
         self,
         main: Callable[..., Awaitable[T]],
         args: tuple[object, ...],
@@ -205,18 +205,18 @@ class World:
         results: dict[int, T],
     ) -> None:
         """Run all ranks to their common end, within the time limit; results go to `results`."""
-        with registered_for_forks(self), tuned_interpreter(), self._scope, self._watch():
+        with registered_for_forks(self), tuned_interpreter(), self._scope, self._watch_for_stalls():
             try:
                 async with self._time_limit(timeout_s):
                     async with trio.open_nursery() as nursery:
                         for member in self._members:
-                            nursery.start_soon(self._live_rank, member, main, args, results)
-                    if self._others:
-                        await self._others.part()
+                            nursery.start_soon(self._run_rank, member, main, args, results)
+                    if self._processes:
+                        await self._processes.wait_all_finished()
                         for error in self.communicators.unraised.values():
                             self.fail(min(self.local), error())
             finally:
-                await self._end()
+                await self._join_threads()
 
     @asynccontextmanager
     async def _time_limit(self, timeout_s: float | None) -> AsyncIterator[None]:
@@ -230,10 +230,11 @@ class World:
             nursery.cancel_scope.cancel()
 
     def _time_out(self, timeout_s: float) -> None:
+        """Stop the world because the time limit is over."""
         self._timed_out = None if self._scope.cancel_called else timeout_s
         self._stop(f"did not finish within timeout_s={timeout_s:g}")
 
-    async def _live_rank(
+    async def _run_rank(
         self, member: LocalRank, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
     ) -> None:
         """Run the program of one rank, then wait for its operations and daemons."""
@@ -257,14 +258,14 @@ class World:
                             context.program = None
                             context.end_steps()
                         _raise_unawaited(context, when_cancelled)
-                    await context.outstanding.drain(_is_program)
+                    await context.outstanding.drain(_is_program_task)
                     await _end_daemons(context.outstanding)
                     await context.outstanding.drain()
                 except BaseException as raised:  # in the open nursery: unfinished operations may need a task
                     error = presentable(raised)
                     if hint := hint_of(error):
                         error.add_note(hint)
-                    self._take_stock(member, error)
+                    self._record_standings(member, error)
                     self._abandon(member)
                     context.nursery.cancel_scope.cancel()
                     with trio.CancelScope(shield=True):
@@ -278,26 +279,26 @@ class World:
             if failed is None:
                 raise
             cause = only(failed)
-            if self._others and self._is_consequence(context.rank, cause):
-                await self._others.verdict()
+            if self._processes and self._is_consequence(context.rank, cause):
+                await self._processes.wait_for_culprit()
             self.fail(context.rank, cause)
             if stopped is not None:
                 raise stopped from None
         else:
-            if self._others:
-                self._others.send_left(context.rank)
+            if self._processes:
+                self._processes.send_left(context.rank)
             self.communicators.rank_left(context.rank)
             context.flight.left()
 
-    async def deliver(self) -> None:
+    async def wait_until_read(self) -> None:
         """Wait until mail that threads have sent is read, or its receivers receive no more.
 
         Raises:
             DeadlineError: If it takes longer than a message's deadline.
         """
         post = self.post(sorted(self.local))
-        if self._others and post is not None and post.mailbox.sending():  # perhaps to a rank that does the same
-            self._others.send_closing(min(self.local))
+        if self._processes and post is not None and post.mailbox.sending():  # perhaps to a rank that does the same
+            self._processes.send_closing(min(self.local))
         while post is not None and (receivers := post.mailbox.sending()):
             for receiver in receivers:
                 if post.ranks[receiver] in self.communicators.left | self.communicators.closing:
@@ -309,14 +310,14 @@ class World:
             await trio.sleep(_DELIVERED_S)
 
     def _abandon(self, member: LocalRank) -> None:
-        """Fail everything unfinished; let nothing else start."""
+        """Fail all unfinished operations of a rank, and let it start no others."""
         member.context.closed = True
         member.context.deadlines.stop()
         member.compute.stop()
         member.context.outstanding.abandon(self.ending.peer_failed)
 
-    async def _end(self) -> None:
-        """Settle unfinished operations and join every thread; a running compute is waited for."""
+    async def _join_threads(self) -> None:
+        """Fail unfinished operations, wait for running computations, and end all threads."""
         with trio.CancelScope(shield=True):
             for member in self._members:
                 self._abandon(member)
@@ -328,15 +329,15 @@ class World:
     # -- failure -----------------------------------------------------------------------------------------------
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Note the error of a rank; the first culprit ends the world."""
+        """Record the error of a rank; the first culprit ends the world."""
         culprit, cause = origin(rank, error)
         doing = self.reports.doing(culprit)
         if doing:
             explain_unfinished(cause)
         if self.ending.failure is None:
-            self._end_because(culprit, cause, doing, spared=rank)
-            if self._others:  # after it is recorded: the report may fail as well
-                self._others.send_failure(culprit, cause, doing)
+            self._end_by_culprit(culprit, cause, doing, spared=rank)
+            if self._processes:  # after it is recorded: the report may fail as well
+                self._processes.send_failure(culprit, cause, doing)
         elif not isinstance(error, (PeerError, TransportError)) and culprit != self.ending.failure[0]:
             # broken wires after it are the first signs of a process's end, and no failures of their own
             self.ending.add(culprit, cause, doing, self.backend.now_ns() if self.backend.name == "virtual" else None)
@@ -345,15 +346,17 @@ class World:
         """End the world, here and elsewhere, for a reason that is no rank's failure."""
         first = min(self.local)
         self.fail_elsewhere(first, reason, [])
-        if self._others:
-            self._others.send_failure(first, reason, [])
+        if self._processes:
+            self._processes.send_failure(first, reason, [])
 
     def fail_elsewhere(self, culprit: int, cause: BaseException, doing: list[str]) -> None:
         """End the world because of a rank of another process, which failed or was lost."""
         if self.ending.failure is None:
-            self._end_because(culprit, cause, doing)
+            self._end_by_culprit(culprit, cause, doing)
 
-    def _end_because(self, culprit: int, cause: BaseException, doing: list[str], *, spared: int | None = None) -> None:
+    def _end_by_culprit(
+        self, culprit: int, cause: BaseException, doing: list[str], *, spared: int | None = None
+    ) -> None:
         """End the world because of one rank's error: abandon its operations, and cancel all ranks."""
         self.ending.begin(culprit, cause, doing, self.backend.now_ns())
         if self._flight is not None:
@@ -365,13 +368,13 @@ class World:
         self._scope.cancel(reason=f"rank {culprit} failed: {in_one_line(cause)}")
 
     def _is_consequence(self, rank: int, error: BaseException) -> bool:
-        """Whether the error looks like the consequence of one in another process, with a report on its way."""
+        """Whether an error looks like the consequence of an error in another process, whose report is on its way."""
         culprit, cause = origin(rank, error)
         evident = isinstance(cause, LinkLostError) and cause.evident
         return culprit not in self.local or (isinstance(cause, TransportError) and not evident)
 
     def forked(self) -> None:
-        """Give up a world in a fork of its process: waits of threads there fail, and no task goes on."""
+        """Fail the waits of threads in a fork of this process, where no task runs any more."""
         self.ending.fork(min(self.local))
         for member in self._members:
             member.context.outstanding.forsake(self.ending.peer_failed)
@@ -383,14 +386,14 @@ class World:
         self._handover.let_threads_in(self._fail_interrupted)
 
     def _fail_interrupted(self, error: BaseException) -> None:
-        """Fail because a Ctrl-C interrupted a thread in the loop's place."""
+        """End the world because Ctrl-C interrupted a thread in the loop's place."""
         member = self._members[0]
         text = text_of(error) or "it came in the midst of an operation"
         self.fail(member.context.rank, RemoteError(type_name(error), text))
         self._abandon(member)
 
     def runs_elsewhere(self, place: Callable[[], str]) -> None:
-        """Note that the programs of the ranks here run in another thread.
+        """Record that the programs of the ranks here run in another thread.
 
         That thread may issue an operation at any time: the world is not given up as hopeless before it closes.
 
@@ -409,7 +412,7 @@ class World:
         self._stop(f"made no progress for {quiet_s:g} s, and is given up")
 
     def stopped_elsewhere(self, reason: str) -> None:
-        """End the world because another process has given up, with its reason."""
+        """End the world for the reason that another process has reported."""
         self._stop(reason)
 
     def _stop(self, reason: str) -> None:
@@ -418,12 +421,12 @@ class World:
             return
         self._reason = reason
         self.reports.take_stock()
-        if self._others:
-            self._others.send_standings(self.reports.stood, reason)
+        if self._processes:
+            self._processes.send_standings(self.reports.stood, reason)
         self._scope.cancel(reason=f"the world {reason}")
 
     def _fail_unseen(self) -> bool:
-        """End the world with an error that no task or thread was given, if there is one: the cause of the stop."""
+        """End the world with an error that no task has received, the cause of the stop; False if there is none."""
         for context in (member.context for member in self._members):
             unseen = context.outstanding.unseen
             if unseen is not None and self.ending.failure is None:
@@ -432,37 +435,37 @@ class World:
                 return True
         return False
 
-    def _take_stock(self, member: LocalRank, error: BaseException) -> None:
-        """Note the standings of the ranks at the stop of the first, and report them, before any wait."""
+    def _record_standings(self, member: LocalRank, error: BaseException) -> None:
+        """Record what each rank does when the first rank stops, and report that before any wait."""
         if self.reports.stood or self.ending.failure is not None or split_stops(error, stops=_STOPS)[0] is not None:
             return
         self.reports.stood = self.reports.standings({member.context.rank: place_in(error)})
-        if self._others:
-            self._others.send_standings(self.reports.stood, "")
+        if self._processes:
+            self._processes.send_standings(self.reports.stood, "")
 
     def end_by_signal(self, signal_name: str) -> None:
         """Report to the other processes that a signal ends this one."""
-        if self._others and self.ending.failure is None:
+        if self._processes and self.ending.failure is None:
             rank = min(self.local)
-            self._others.send_failure(
+            self._processes.send_failure(
                 rank, RemoteError(signal_name, "a signal ended its process"), self.reports.doing(rank)
             )
 
-    def _watch(self) -> AbstractContextManager[object]:
+    def _watch_for_stalls(self) -> AbstractContextManager[object]:
         """Watch for stalls for the length of a ``with``; in virtual time the kernel sees them at once."""
         if self.backend.name == "virtual":
             return nullcontext()
-        return world_watch(self._members, self._token, self._limits, self._others, self.give_up)
+        return world_watch(self._members, self._token, self._limits, self._processes, self.give_up)
 
-    def show(self, line: str) -> None:
-        """Show an event of the connections in the timeline, on the first rank of this process."""
+    def record_wire_event(self, line: str) -> None:
+        """Add an event of the connections to the timeline of the first rank here."""
         now_ns = self.backend.now_ns()
         self._members[0].context.record(("wires", "wires", line, now_ns, now_ns, None))
 
     # -- for groups of its ranks ---------------------------------------------------------------------------------
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return the values that ranks of this process pass to each other with an operation without data."""
+        """Return the values that ranks of this process pass to each other with an operation, by group rank."""
         return self.backend.notes(key, seq)
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
@@ -474,7 +477,7 @@ class World:
         return [member.rank.recorder for member in self._members]
 
     def timeline(self) -> Timeline:
-        """Return the timeline recorded so far."""
+        """Return the timeline that the ranks here have recorded until now."""
         meta = {"script": sys.argv[0], "cluster": _machine_name(self._cluster)} | self.backend.meta()
         meta |= self.described
         if self.ending.failure is not None or self._scope.cancel_called:
@@ -499,8 +502,8 @@ def _raise_unawaited(context: RankContext, raised: BaseException | None) -> None
     raise context.failure.error
 
 
-def _is_program(operation: IssuedFuture[object]) -> bool:
-    """Whether the end of a rank waits for an operation before it ends the daemons, which tasks may need."""
+def _is_program_task(operation: IssuedFuture[object]) -> bool:
+    """Whether an operation is a task of the program, which must end before the daemons do."""
     return isinstance(operation, TaskFuture) and not operation.daemon
 
 

@@ -89,7 +89,7 @@ class SymmetricCommunicators(Communicators):
         # The pairs of messages from one class to another, their simulated ranks and their stream: equal for all tags.
         self._pairs: dict[tuple[object, ...], tuple[Ints, list[list[int]], str]] = {}
 
-    def open(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+    def get_or_make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Return the communicator of all groups like one, or of all messages like those of a pair."""
         rows = self._alike.rows(key.ranks)
         if key.messages:
@@ -127,7 +127,7 @@ class SymmetricCommunicators(Communicators):
 
     def _shared_communicator(self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]) -> Communicator:
         """Return the communicator of a key, made at its first use."""
-        existing = self.known(key)
+        existing = self.find(key)
         return existing or self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
 
 
@@ -216,7 +216,7 @@ class SymmetricEngine(SimulatedEngine):
             "send" if sends else pattern.kind.value,
             demand,
             priority=min(operation.priority for operation in operations),
-            lane=communicator.key.of_any_tag() if sends else name,
+            lane=communicator.key.with_any_tag() if sends else name,
         )
 
     def _demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:

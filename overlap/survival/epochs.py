@@ -194,7 +194,7 @@ class SurvivingRun:
         def begin(world: World) -> None:
             self.state = State.TRAINS
             if self.world.epoch:
-                world.show(f"epoch {self.world.epoch}: {self._change}")
+                world.record_wire_event(f"epoch {self.world.epoch}: {self._change}")
             on_start(world)
             first, size = self.world.members[0], len(self.world.members)
             if self._run_config.spares and self.member == first and size < self._size:

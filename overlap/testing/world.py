@@ -199,10 +199,10 @@ class TestedWorld(FaultyWorld):
 
     issuer: type[RecordingIssuer]
 
-    def _member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
+    def _make_member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
         """Return a rank that records its operations."""
         self.issuer = RecordingIssuer
-        return super()._member(rank, everybody)
+        return super()._make_member(rank, everybody)
 
 
 _UNKNOWN_S = 1e-4

@@ -37,13 +37,13 @@ CALLS: dict[str, Issue] = {
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the numbers of the operations that are not matched."""
     seqs: list[int] = []
-    alone = SpanningCommunicator.match_alone
+    alone = SpanningCommunicator.make_lone_match
 
     def seen(self: SpanningCommunicator, operation: overlap.CollectiveFuture) -> Match:
         seqs.append(operation.seq)
         return alone(self, operation)
 
-    monkeypatch.setattr(SpanningCommunicator, "match_alone", seen)
+    monkeypatch.setattr(SpanningCommunicator, "make_lone_match", seen)
     return seqs
 
 

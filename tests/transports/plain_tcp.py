@@ -70,11 +70,11 @@ class PlainLink(MatchedLink):
         kind, fields, start, nbytes, _ = frame
         payload = memoryview(bytes(buffer[start : start + nbytes]))
         if kind == FrameKind.EAGER:
-            self.engine.incoming.eager(fields, payload)
+            self.engine.incoming.handle_eager(fields, payload)
         elif kind == FrameKind.CHUNK:
             number, offset = fields
-            self.engine.incoming.place(number, offset, nbytes)[:] = payload
-            self.engine.incoming.filled(number, offset, nbytes)
+            self.engine.incoming.chunk_memory(number, offset, nbytes)[:] = payload
+            self.engine.incoming.count_chunk(number, offset, nbytes)
         else:
             self.engine.handle(kind, fields)
 

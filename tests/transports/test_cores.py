@@ -27,7 +27,7 @@ class Clock:
         """Let others run for 1 ms each ms; return when the core was left."""
         while self.now_s < until_s:
             self.now_s += 0.001
-            crowding.leaves(0.001)
+            crowding.leave_if_shared(0.001)
         return self.left_s
 
 
@@ -53,7 +53,7 @@ def test_where_threads_may_not_be_moved_it_stays(monkeypatch: pytest.MonkeyPatch
 
 def test_a_core_that_others_hardly_use_is_not_left() -> None:
     clock = Clock()
-    assert not Crowding(clock.leave, clock).leaves(10e-6)
+    assert not Crowding(clock.leave, clock).leave_if_shared(10e-6)
     assert clock.left_s == []
 
 
@@ -72,13 +72,13 @@ def test_after_a_while_alone_the_next_shared_core_is_left_at_once_again() -> Non
     clock.crowded(crowding, 3.0)
     clock.now_s += 2.0
     clock.left_s.clear()
-    crowding.leaves(0.001)
+    crowding.leave_if_shared(0.001)
     clock.now_s += 0.0021
-    crowding.leaves(0.001)
+    crowding.leave_if_shared(0.001)
     assert len(clock.left_s) == 2
 
 
 def test_patience_without_it_stays_where_it_is() -> None:
     clock = Clock()
-    assert not Patience().moves(1.0)
-    assert Patience(crowding=Crowding(clock.leave, clock)).moves(1.0)
+    assert not Patience().leave_if_crowded(1.0)
+    assert Patience(crowding=Crowding(clock.leave, clock)).leave_if_crowded(1.0)

@@ -23,7 +23,7 @@ from transports.frame import (
     FrameError,
     FrameKind,
     checksum,
-    damaged,
+    is_damaged,
     pack,
     parse,
 )
@@ -120,14 +120,14 @@ def test_a_payload_is_damaged_if_it_has_a_checksum_that_it_does_not_match() -> N
     payload = memoryview(b"12345678")
     frame = whole(pack(FrameKind.EAGER, 0, 0, 0, 0, payload_checksum=checksum(payload)))
     assert frame is not None
-    assert not damaged(payload, frame[4])
-    assert not damaged(memoryview(b""), checksum(b""))
-    assert damaged(payload[:-1], frame[4])
+    assert not is_damaged(payload, frame[4])
+    assert not is_damaged(memoryview(b""), checksum(b""))
+    assert is_damaged(payload[:-1], frame[4])
     for place, bit in product(range(8), range(8)):
         flipped = bytearray(payload)
         flipped[place] ^= 1 << bit
-        assert damaged(memoryview(flipped), frame[4])
-        assert not damaged(memoryview(flipped), UNCHECKED)
+        assert is_damaged(memoryview(flipped), frame[4])
+        assert not is_damaged(memoryview(flipped), UNCHECKED)
 
 
 def test_random_and_mutated_frames_are_understood_or_refused() -> None:

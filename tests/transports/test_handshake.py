@@ -348,7 +348,7 @@ def test_an_echo_is_no_listener() -> None:
     ],
 )
 def test_a_member_that_says_nonsense_is_refused(fields: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "_packed", lambda _: fields)
+    monkeypatch.setattr(handshake, "_pack_hello", lambda _: fields)
     _, listener = meet(Wire.make())
     assert isinstance(listener, HandshakeError)
     assert listener.why == "protocol"

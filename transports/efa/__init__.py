@@ -1,6 +1,6 @@
 """Efa: a transport over sockets between processes, several to each."""
 
-# The map of this room, in the order in which to read it; `transports.frame` has the form of frames, and
+# The map of this folder, in the order in which to read it; `transports.frame` has the form of frames, and
 # `transports.matching` their meaning:
 #
 #   transport    Efa itself, and its factory

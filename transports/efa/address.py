@@ -34,7 +34,7 @@ class PeerAddress:
     cores: frozenset[int] = frozenset()  # Cores of its host that the process may use
 
     def pack(self) -> bytes:
-        """Return the address as bytes."""
+        """Return the address as bytes for `unpack`."""
         bits = sum(1 << core for core in self.cores)
         cores = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
         packed: bytes = msgpack.packb((self.host, self.unix, self.tcp, self.lasting, cores))
@@ -42,7 +42,7 @@ class PeerAddress:
 
     @classmethod
     def unpack(cls, packed: bytes, member: int) -> PeerAddress:
-        """Read the address of another process.
+        """Return the address of another process from its bytes.
 
         Raises:
             TransportError: The bytes are no address.
@@ -51,7 +51,7 @@ class PeerAddress:
             if len(packed) > _LIMIT_BYTES:
                 raise ValueError(f"{len(packed)} bytes")
             host, unix, tcp, lasting, cores = msgpack.unpackb(packed, use_list=False)
-            rails = tuple((str(ip_address(address)), _port(port)) for address, port in tcp)
+            rails = tuple((str(ip_address(address)), _check_port(port)) for address, port in tcp)
             if not (isinstance(host, str) and isinstance(unix, str) and len(rails) <= RAILS_LIMIT):
                 raise ValueError(f"host {host!r}, unix {unix!r}, {len(rails)} rails")
             if not isinstance(lasting, bool):
@@ -60,7 +60,7 @@ class PeerAddress:
                 raise ValueError(f"cores {cores!r}")
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise TransportError(f"process {member} sent no valid address: {error}") from error
-        return cls(host=host, unix=unix, tcp=rails, lasting=lasting, cores=_cores(cores))
+        return cls(host=host, unix=unix, tcp=rails, lasting=lasting, cores=_unpack_cores(cores))
 
     def may_part(self, peer: PeerAddress) -> bool:
         """Whether a single connection between two processes may end before they do; the same on both sides.
@@ -74,19 +74,21 @@ class PeerAddress:
         return not unix and (self.lasting or peer.lasting or self.tcp[0][0] != peer.tcp[0][0])
 
 
-def _cores(bits: bytes) -> frozenset[int]:
+def _unpack_cores(bits: bytes) -> frozenset[int]:
+    """Return the numbers of the set bits, which are the usable cores of a process."""
     number = int.from_bytes(bits, "little")
     return frozenset(core for core in range(number.bit_length()) if number >> core & 1)
 
 
-def _port(port: object) -> int:
+def _check_port(port: object) -> int:
+    """Return a port number from another process; `ValueError` for anything else."""
     if type(port) is not int or not 0 < port < 2**16:
         raise ValueError(f"port {port!r}")
     return port
 
 
-def ends_of(connection: socket.socket) -> str:
-    """Name both ends of a TCP connection, for people; empty for a Unix socket."""
+def describe_ends(connection: socket.socket) -> str:
+    """Return both addresses of a TCP connection, for people; empty for a Unix socket."""
     if connection.family == socket.AF_UNIX:
         return ""
     here, there = connection.getsockname(), connection.getpeername()
@@ -125,12 +127,12 @@ async def rail_addresses(names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ArgumentError: An interface without an address, or an unknown name.
     """
-    addresses = {name: await address_of(name) for name in dict.fromkeys(names)}
+    addresses = {name: await resolve_address(name) for name in dict.fromkeys(names)}
     return tuple(addresses[name] for name in names)
 
 
-async def address_of(name: str) -> str:
-    """Return the address of a network interface or a host name; an address is returned as it is.
+async def resolve_address(name: str) -> str:
+    """Return the address of a network interface or a host name; an IP address is returned unchanged.
 
     Raises:
         ArgumentError: No interface or host has this name.
@@ -151,6 +153,7 @@ async def address_of(name: str) -> str:
 
 
 def _interface_address(name: str) -> str:
+    """Return the IPv4 address of a network interface; `OSError` if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
     return socket.inet_ntoa(reply[20:24])

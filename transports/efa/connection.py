@@ -10,7 +10,7 @@ from enum import Enum, auto
 import trio
 
 from transports.efa.joining import ProvedSocket
-from transports.efa.rail import Rail, RailOwner, describe
+from transports.efa.rail import Rail, RailOwner, describe_error
 from transports.frame import LOCAL_CHUNK_BYTES
 from transports.matching import ProtocolError, Send
 
@@ -48,7 +48,7 @@ class SocketRail(Rail):
         self._takes_hints = connection.socket.family != socket.AF_UNIX  # Unix sockets wake their reader for every piece
 
     def put(self, head: bytes, payload: memoryview) -> None:
-        """Write a small message at once."""
+        """Write a small message at once; its buffer may change after the call. The rail is idle."""
         if self._keep:
             frame = b"".join((head, payload))
             self.keep(frame)
@@ -61,9 +61,9 @@ class SocketRail(Rail):
 
     def push(self, send: Send) -> bool:
         """Write a message of one chunk at once, in one frame; False if it must queue."""
-        if not self.idle or self.owes or not self.owner.departures.whole(send):
+        if not self.idle or self.owes or not self.owner.departures.reserve_push(send):
             return False
-        self._write_parts(self.pushed(send))
+        self._write_parts(self.whole_message_parts(send))
         if not self.idle:
             self.wake_writer()
         return True
@@ -71,21 +71,21 @@ class SocketRail(Rail):
     def start_writing(self) -> None:
         """Write due frames until the system takes no more, two chunks at most."""
         self.idle = False  # a small message ends when it is pulled: later messages leave behind it
-        self._write()
+        self._write_next_parts()
         if not (self.idle or self._blocked or self.dead):
-            self._write()
+            self._write_next_parts()
         if not self.idle:
             self.wake_writer()
 
     async def write_on(self) -> None:
-        """Wait until the system takes more, or let other tasks run after a chunk that it took."""
+        """Wait until the system takes more bytes, or let other tasks run after it took a chunk; then write more."""
         if self._blocked and not self.dead:
             await trio.lowlevel.wait_writable(self.socket)
         else:
             await trio.lowlevel.checkpoint()
         if self.dead:
             raise trio.ClosedResourceError
-        self._write()
+        self._write_next_parts()
         self.owner.settle()  # other rails take the frames that this one leaves
 
     @property
@@ -93,8 +93,9 @@ class SocketRail(Rail):
         """Bytes of begun frames that the system has not taken."""
         return sum(map(len, self._parts))
 
-    def _write(self) -> None:
-        parts = self._parts or self.pull()
+    def _write_next_parts(self) -> None:
+        """Write unfinished parts, or the next due frames; the rail is idle if there are none."""
+        parts = self._parts or self.pull_frames()
         if parts:
             self._write_parts(parts)
         else:
@@ -102,29 +103,31 @@ class SocketRail(Rail):
             self._finish_bye()
 
     def _write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write the parts of frames, and update whether the rail is idle."""
         self._transmit(parts)
         if self.dead:
             return
         if not self._blocked:
-            self.written()
+            self.count_written()
         self.idle = not (self._blocked or self.owes or (self.owner.departures.due and not self.bye_sent))
         if self.idle:
             self._finish_bye()
 
     def _transmit(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write until the system takes no more."""
+        """Write as many bytes of the parts as the system takes; keep the rest for later."""
         try:
             count = self.socket.send(parts[0]) if len(parts) == 1 else self.socket.sendmsg(parts)
         except BlockingIOError:
             count = 0
         except OSError as error:
-            self.die(describe(error))
+            self.die(describe_error(error))
             return
         self.written_bytes += count
         self._blocked = count < sum(map(len, parts))
-        self._parts = _after(parts, count) if self._blocked else ()
+        self._parts = _drop_bytes(parts, count) if self._blocked else ()
 
     def _finish_bye(self) -> None:
+        """Close the writing direction of the socket, once the goodbye has been written."""
         if self.bye_sent:
             with suppress(OSError):
                 self.socket.shutdown(socket.SHUT_WR)
@@ -147,15 +150,15 @@ class SocketRail(Rail):
         before = self.read_bytes + self.written_bytes
         # Several messages are left to the writing task, so that an urgent one can come in between.
         if not (self.idle or self.owner.departures.contended):
-            self._write()
+            self._write_next_parts()
         try:
             self._read_available()  # the reading task finds the rest in the socket
             while self.reading.behind:  # frames that were read here must be handled before later ones
-                self._act()
+                self._handle_frames()
             if self._hint_bytes > 1:  # else the reading task might wait for more bytes than the peer will send
                 self._hint(self.reading.hint_bytes)
         except (ProtocolError, OSError, trio.ClosedResourceError) as error:
-            self._die_of(error)
+            self._die_from_error(error)
         return self.read_bytes + self.written_bytes != before
 
     def _read_available(self) -> _Stop:
@@ -173,10 +176,10 @@ class SocketRail(Rail):
             read_bytes += count
             full = count == room.nbytes
             del room  # the owner of full memory may resize it
-            if reading.received(count) or read_bytes >= LOCAL_CHUNK_BYTES:
+            if reading.handle_received(count) or read_bytes >= LOCAL_CHUNK_BYTES:
                 stop = _OTHERS_FIRST
                 break
-            if not (full and (reading.within_chunk or self.owner.wants)):
+            if not (full and (reading.within_chunk or self.owner.expects_frames)):
                 break
         if read_bytes:
             self.count_read(read_bytes)
@@ -195,7 +198,7 @@ class SocketRail(Rail):
         self.socket.close()
 
     async def release(self) -> None:
-        """Release nothing; `cut` has closed the socket."""
+        """Do nothing; `cut` has closed the socket."""
         await trio.lowlevel.checkpoint()
 
 
@@ -218,17 +221,17 @@ class StreamRail(Rail):
         self.start_writing()
 
     def start_writing(self) -> None:
-        """Wake the writing task."""
+        """Let the writing task write due frames."""
         self.idle = False
         self.wake_writer()
 
     async def write_on(self) -> None:
-        """Write due frames."""
-        parts = self.pull()
+        """Write due frames; without any, the rail is idle."""
+        parts = self.pull_frames()
         if parts:
             await self._stream.send_all(b"".join(parts))
             self.written_bytes += sum(len(part) for part in parts)
-            self.written()
+            self.count_written()
             return
         self.idle = True
         if self.bye_sent:
@@ -243,14 +246,14 @@ class StreamRail(Rail):
         room[: len(data)] = data
         del room  # the owner of full memory may resize it
         if data:
-            unfinished = self.reading.received(len(data))
+            unfinished = self.reading.handle_received(len(data))
             self.count_read(len(data))
             if unfinished:
                 await self._let_others_run()
         return bool(data)
 
     def cut(self) -> None:
-        """Close the socket below."""
+        """Close the socket under the encryption."""
         trio.lowlevel.notify_closing(self.socket)
         self.socket.close()
 
@@ -259,8 +262,8 @@ class StreamRail(Rail):
         await trio.aclose_forcefully(self._stream)
 
 
-def _after(parts: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:
-    """Return the rest of `parts` after their first `count` bytes."""
+def _drop_bytes(parts: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:
+    """Return `parts` without their first `count` bytes."""
     rest: list[bytes | memoryview] = []
     for part in parts:
         if count < len(part):

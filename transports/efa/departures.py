@@ -28,8 +28,8 @@ LIMITS = Limits(
     eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES, push_bytes=PUSH_BYTES, ordered=False, kept_bytes=KEPT_BYTES
 )
 
-#: A frame that a rail keeps until it has arrived: a small frame, a chunk (see `Departures.entry_of`), or None for a
-#: frame that need not be repeated.
+#: A frame that a rail keeps until it has arrived: a small frame, a chunk (see `Departures.entry_to_keep`), or None for
+#: a frame that need not be repeated.
 Entry: TypeAlias = "bytes | Chunk | None"
 
 
@@ -62,12 +62,12 @@ class Departures:
 
     @property
     def due(self) -> bool:
-        """Whether anything could leave now."""
+        """Whether any frame or chunk could leave now."""
         return any(self._queues)
 
     @property
     def contended(self) -> bool:
-        """Whether several long messages are under way, so that a newly issued one may take precedence."""
+        """Whether several long messages are under way, so that a newer one may be more urgent."""
         return len(self._outgoing.sends) > 1
 
     @property
@@ -75,40 +75,40 @@ class Departures:
         """Bytes of long messages that could leave now."""
         return sum(chunk.nbytes for chunk in self._chunks) + self._outgoing.due_bytes
 
-    def whole(self, send: Send) -> bool:
-        """Let a message of one chunk leave at once with its announcement; False if other frames are due."""
-        return not any(self._queues) and self._outgoing.whole(send)
+    def reserve_push(self, send: Send) -> bool:
+        """Reserve number and credit of a message that leaves at once as one chunk; False if it must queue."""
+        return not any(self._queues) and self._outgoing.reserve_push(send)
 
     def next_frame(self) -> bytes | None:
-        """Return the next small frame, if one is due."""
+        """Return the next small frame; None if none is due."""
         if self._frames:
             return self._frames.popleft()
         message = self._outgoing.next_message()
         if message is None:
             return None
         kind, fields, payload = message
-        return pack(kind, *fields) if payload is None else b"".join((self.head(payload, kind, *fields), payload))
+        return pack(kind, *fields) if payload is None else b"".join((self.pack_header(payload, kind, *fields), payload))
 
-    def head(self, payload: memoryview, kind: int, *fields: int) -> bytes:
-        """Return the header of a frame with a payload."""
+    def pack_header(self, payload: memoryview, kind: int, *fields: int) -> bytes:
+        """Return the header of a frame with a payload, with its checksum unless `checksums` is off."""
         payload_checksum = checksum(payload) if self.checksums else UNCHECKED
         return pack(kind, *fields, payload_bytes=payload.nbytes, payload_checksum=payload_checksum)
 
     def next_chunk(self) -> Chunk | None:
-        """Return the next chunk, if one is due."""
+        """Return the next chunk; None if none is due."""
         while self._chunks:
             chunk = self._chunks.popleft()
             if chunk.send.progress is not ENDED:
                 return chunk
         return self._outgoing.next_chunk()
 
-    def written(self, chunk: Chunk) -> None:
-        """Count a chunk that the system has taken; an unconfirmed send ends with its last chunk."""
+    def count_written(self, chunk: Chunk) -> None:
+        """Count a chunk that the system has taken; the last chunk of an unconfirmed send ends the send."""
         if chunk.offset + chunk.nbytes == chunk.send.nbytes and not self._limits.confirms(chunk.send.nbytes):
-            self._outgoing.departed(chunk.send)
+            self._outgoing.end_departed(chunk.send)
 
-    def entry_of(self, chunk: Chunk) -> Chunk:
-        """Return the entry to keep of a chunk that has left: a copy if its send may have ended."""
+    def entry_to_keep(self, chunk: Chunk) -> Chunk:
+        """Return the entry of a written chunk to keep until it arrives: a copy of its bytes if its send ends now."""
         send, nbytes = chunk.send, chunk.nbytes
         if self._limits.confirms(send.nbytes):
             return chunk
@@ -118,8 +118,8 @@ class Departures:
         copy.number, copy.progress, copy.wake = send.number, FLOWING, lambda _: self._memory.release(buffer)
         return Chunk(copy, chunk.offset, nbytes)
 
-    def arrived(self, entry: Entry) -> None:
-        """Release an entry that has arrived."""
+    def release_entry(self, entry: Entry) -> None:
+        """Release the copied bytes of a kept entry, because its frame has arrived."""
         if isinstance(entry, Chunk) and not self._limits.confirms(entry.send.nbytes):
             entry.send.end()
 
@@ -128,7 +128,7 @@ class Departures:
         self._frames.append(frame)
 
     def repeat(self, entries: Iterable[Entry]) -> int:
-        """Queue the lost entries of a dead rail again, before all others; return their bytes."""
+        """Queue the lost entries of a dead rail before all others; return the number of their bytes."""
         lost = list(entries)
         chunks = [entry for entry in lost if isinstance(entry, Chunk) and entry.send.progress is not ENDED]
         frames = [entry for entry in lost if isinstance(entry, bytes)]
@@ -137,6 +137,6 @@ class Departures:
         return sum(chunk.nbytes for chunk in chunks) + sum(map(len, frames))
 
     def clear(self) -> None:
-        """Drop all frames."""
+        """Drop all queued frames and chunks of dead rails."""
         self._frames.clear()
         self._chunks.clear()

@@ -9,8 +9,8 @@ from transports.buffers import BounceBuffers
 from transports.efa.address import RAILS_LIMIT
 from transports.efa.departures import LIMITS, Departures
 from transports.efa.rail import Rail
-from transports.efa.reading import message_of
-from transports.efa.sharing import holds_back, holds_up
+from transports.efa.reading import format_message_name
+from transports.efa.sharing import delays_chunk, delays_small_frame
 from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matched import MatchedLink
 from transports.matching import Engine, Lane, Limits, Send
@@ -48,7 +48,7 @@ class EfaLink(MatchedLink):
 
     engine: Engine
 
-    progress = _PROGRESS_BYTES
+    least_progress = _PROGRESS_BYTES
 
     def __init__(
         self,
@@ -66,17 +66,21 @@ class EfaLink(MatchedLink):
         self.engine.incoming.flush_answers = self.settle
         self.silent_ticks: int = 0
         self._report = report
-        self.on_loss: Callable[[int], None] = _nothing
-        self.note: Callable[[str], None] = _nothing
+        self.on_loss: Callable[[int], None] = _ignore_event
+        self.note: Callable[[str], None] = _ignore_event
         self.watched: bool = False
         self.last_loss: str = ""
-        self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has reported how many frames it received
-        self._tried: dict[int, int] = {}  # by slot: the highest number tried
-        self._arrived: dict[int, int] = {}  # frames received on each dead rail
-        self._last: dict[int, tuple[int, int]] = {}  # by slot: the last dead rail that brought frames, and their number
+        self._dead_rails: dict[
+            int, tuple[Rail, str]
+        ] = {}  # until the other side has reported how many frames it received
+        self._tried_numbers: dict[int, int] = {}  # by slot: the highest number tried
+        self._received_frames: dict[int, int] = {}  # frames received on each dead rail
+        self._last_arrivals: dict[
+            int, tuple[int, int]
+        ] = {}  # by slot: the last dead rail that brought frames, and their number
 
-    def agree(self, limits: Limits) -> None:
-        """Change the limits, before the first message."""
+    def set_limits(self, limits: Limits) -> None:
+        """Set the limits that both processes have agreed on, in a new engine; before the first message only."""
         self.engine = self._new_engine(limits)
         self.engine.incoming.flush_answers = self.settle
         self.departures = Departures(self.engine.outgoing, limits, self.memory)
@@ -84,7 +88,7 @@ class EfaLink(MatchedLink):
     # -- departures ---------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let idle rails take due frames."""
+        """Let idle rails write due frames."""
         rails = self.rails
         if len(rails) > 1:
             for rail in rails:
@@ -96,52 +100,52 @@ class EfaLink(MatchedLink):
         if self._changed is not None:  # inlined `note_change`, because every message passes here
             self._changed.set()
 
-    def post(self, send: Send) -> None:
+    def queue_send(self, send: Send) -> None:
         """Queue a message; send it whole at once if the only rail is idle and nothing is due."""
         if not (len(self.rails) == 1 and self.rails[0].push(send)):
-            super().post(send)
+            super().queue_send(send)
 
-    def spares(self, rail: Rail, *, small: bool = False) -> bool:
-        """Whether other rails would deliver the next chunk, or small frames, sooner than this one."""
+    def defers_to_others(self, rail: Rail, *, small: bool = False) -> bool:
+        """Whether other rails would deliver the next chunk, or with `small` the next small frames, sooner."""
         if len(self.rails) == 1:
             return False
-        standing, peers = rail.standing(), [peer.standing() for peer in self.rails if peer is not rail]
+        standing, peers = rail.measure_state(), [peer.measure_state() for peer in self.rails if peer is not rail]
         if small:
-            return holds_up(standing, peers)
-        return holds_back(standing, peers, due_bytes=self.departures.due_bytes, chunk_bytes=CHUNK_BYTES)
+            return delays_small_frame(standing, peers)
+        return delays_chunk(standing, peers, due_bytes=self.departures.due_bytes, chunk_bytes=CHUNK_BYTES)
 
     def catch_up(self) -> bool:
-        """Read frames if a call waits for them, and write frames that wait for room; return whether anything moved."""
-        moved, wants = False, self.wants
+        """Read frames if a call waits for a frame, and write frames that wait for room; return whether bytes moved."""
+        moved, expects_frames = False, self.expects_frames
         for rail in tuple(self.rails):
-            if wants or not rail.idle:
+            if expects_frames or not rail.idle:
                 moved = rail.catch_up() or moved
         return moved
 
     @property
-    def wants(self) -> bool:
+    def expects_frames(self) -> bool:
         """Whether a call waits for a frame of the other process."""
         return self.engine.incoming.awaited or bool(self.engine.outgoing.sends)
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
         """Send a small message from the calling task, if a rail is idle and nothing waits to be announced."""
         for rail in self.rails:
-            if rail.idle and (len(self.rails) == 1 or not self.spares(rail, small=True)):
-                number = self.engine.outgoing.eager(view)
+            if rail.idle and (len(self.rails) == 1 or not self.defers_to_others(rail, small=True)):
+                number = self.engine.outgoing.reserve_eager(view)
                 if number is None:
                     return False
-                rail.put(self.departures.head(view, _EAGER, number, *lane), view)
+                rail.put(self.departures.pack_header(view, _EAGER, number, *lane), view)
                 return True
         return False
 
     def check_acknowledged(self) -> None:
-        """Lose rails without acknowledgements, as when a cable is pulled; report lost packets."""
+        """Close rails whose bytes are not acknowledged, as when a cable is pulled; report rails that lose packets."""
         for rail in tuple(self.rails):
             if losses := rail.check_health():
-                self._report(f"{self.name_of(rail.index)} {losses}")
+                self._report(f"{self.rail_name(rail.index)} {losses}")
 
     def tick(self, limit: float, silence_s: float) -> None:
-        """Request a sign of life; give up the process after too many silent ticks, and rails that take nothing."""
+        """Request a sign of life; give up the process, or rails that take no bytes, after `limit` silent ticks."""
         if self.engine.gone is not None:
             return
         self.silent_ticks += 1
@@ -157,44 +161,45 @@ class EfaLink(MatchedLink):
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
-    def eager(self, fields: list[int], payload: memoryview) -> None:
-        """Handle a small message, which must be copied."""
+    def handle_eager(self, fields: list[int], payload: memoryview) -> None:
+        """Handle a small message; its payload is valid only during the call."""
         if self.engine.gone is None:
-            self.engine.incoming.eager(fields, payload)
+            self.engine.incoming.handle_eager(fields, payload)
 
-    def take(self, rail: Rail, kind: int, fields: list[int]) -> None:
-        """Handle a frame without payload."""
+    def handle_frame(self, rail: Rail, kind: int, fields: list[int]) -> None:
+        """Handle a frame without payload, about this rail or about messages."""
         if kind in _RAIL_KINDS:
             self._handle_rail_frame(rail, kind, fields)
         elif self.engine.gone is None:
             self.engine.handle(kind, fields)
 
     def _handle_rail_frame(self, rail: Rail, kind: int, fields: list[int]) -> None:
+        """Handle a frame about rails: arrived frames, a lost rail, or the goodbye on this one."""
         if kind == FrameKind.ALIVE:
-            rail.acknowledged(*fields)
+            rail.release_arrived(*fields)
         elif kind == FrameKind.BYE:
-            self._bye(rail)
+            self._handle_bye(rail)
         elif self.engine.gone is None:
-            self._peer_lost(*fields)
+            self._handle_lost_rail(*fields)
 
-    def push(self, fields: list[int], nbytes: int) -> memoryview:
+    def handle_push(self, fields: list[int], nbytes: int) -> memoryview:
         """Handle the announcement of a message with its first chunk; return the memory of the chunk."""
         if self.engine.gone is None:
-            return self.engine.incoming.push_with(nbytes, *fields)
-        return self.engine.incoming.place(fields[0], 0, nbytes)
+            return self.engine.incoming.handle_push_with_chunk(nbytes, *fields)
+        return self.engine.incoming.chunk_memory(fields[0], 0, nbytes)
 
-    def place(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return the memory of a chunk."""
-        return self.engine.incoming.place(number, offset, nbytes)
+    def chunk_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """Return the memory into which the bytes of a chunk are read."""
+        return self.engine.incoming.chunk_memory(number, offset, nbytes)
 
-    def filled(self, number: int, offset: int, nbytes: int) -> None:
-        """Count a chunk that has arrived in its memory."""
-        self.engine.incoming.filled(number, offset, nbytes)
+    def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
+        """Count a chunk that has completely arrived in its memory."""
+        self.engine.incoming.count_chunk(number, offset, nbytes)
 
-    def message(self, number: int) -> str:
-        """Name the message that arrives in chunks under a number, for people."""
+    def message_name(self, number: int) -> str:
+        """Return the name of the message that arrives in chunks under a number, for people."""
         receive = self.engine.incoming.filling.get(number)
-        return f"message {number}" if receive is None else message_of(*receive.lane)
+        return f"message {number}" if receive is None else format_message_name(*receive.lane)
 
     # -- rails that die -----------------------------------------------------------------------------------------------
 
@@ -208,75 +213,75 @@ class EfaLink(MatchedLink):
             which = f", {rail.ends}," if rail.ends and not evident else ""  # an evident fault is not the network's
             self.lose(f"the last connection to it{which} was lost: {reason}", evident=evident)
             return
-        self._dead[rail.index] = rail, reason
-        self._arrived[rail.index] = arrived = rail.reading.arrived
+        self._dead_rails[rail.index] = rail, reason
+        self._received_frames[rail.index] = arrived = rail.reading.arrived
         if arrived:
-            self._last[rail.index % RAILS_LIMIT] = rail.index, arrived
+            self._last_arrivals[rail.index % RAILS_LIMIT] = rail.index, arrived
         self.last_loss = reason
         # The dead rail may have carried the LOST frame of another rail, and both sides may lose such frames: then each
         # would wait for the other's. So every death repeats the LOST frames of all dead rails.
-        for index, count in self._arrived.items():
+        for index, count in self._received_frames.items():
             self.departures.add(pack(FrameKind.LOST, index, count))
-        self.note(f"{self.name_of(rail.index)} was lost: {reason}")
+        self.note(f"{self.rail_name(rail.index)} was lost: {reason}")
         self.on_loss(rail.index % RAILS_LIMIT)
         self.settle()
 
-    def _peer_lost(self, index: int, count: int) -> None:
-        """Repeat the frames after the first `count` of a rail that the other side has lost."""
+    def _handle_lost_rail(self, index: int, count: int) -> None:
+        """Close a rail that the other side has lost, and repeat its frames after the first `count`."""
         for rail in tuple(self.rails):
             if rail.index == index:
                 rail.die("the other side has lost it")
-        if index not in self._arrived:
+        if index not in self._received_frames:
             self._answer_unknown(index)
-        if index in self._dead:  # otherwise this LOST is a repetition
-            self._repeat(index, count)
+        if index in self._dead_rails:  # otherwise this LOST is a repetition
+            self._repeat_frames(index, count)
 
-    def _repeat(self, index: int, count: int) -> None:
+    def _repeat_frames(self, index: int, count: int) -> None:
         """Send again all frames of a dead rail after the first `count`."""
-        dead, reason = self._dead.pop(index)
-        nbytes = self.departures.repeat(dead.unarrived(count))
+        dead, reason = self._dead_rails.pop(index)
+        nbytes = self.departures.repeat(dead.pop_unarrived(count))
         others = f" over the other {len(self.rails)}" if self.rails else ""
-        self._report(f"{self.name_of(index)} was lost: {reason}; {nbytes} bytes are sent again{others}")
+        self._report(f"{self.rail_name(index)} was lost: {reason}; {nbytes} bytes are sent again{others}")
 
     def _answer_unknown(self, index: int) -> None:
         """Answer a LOST frame of a rail that this side has settled or never had."""
-        tried = self._tried.get(index % RAILS_LIMIT)
+        tried = self._tried_numbers.get(index % RAILS_LIMIT)
         if tried is None or index > tried:
             raise FrameError(f"peer reports the loss of rail {index}, which never existed")
-        if index > max(self._unsettled(index), default=-1):
-            self._arrived[index] = 0
+        if index > max(self._slot_numbers(index), default=-1):
+            self._received_frames[index] = 0
             self.departures.add(pack(FrameKind.LOST, index, 0))
 
-    def _unsettled(self, index: int) -> list[int]:
-        """Return the numbers of living and unsettled rails in the slot of a rail."""
-        numbers = (*self._arrived, *(rail.index for rail in self.rails))
+    def _slot_numbers(self, index: int) -> list[int]:
+        """Return the numbers of the living and unsettled rails in the slot of a rail."""
+        numbers = (*self._received_frames, *(rail.index for rail in self.rails))
         return [number for number in numbers if number % RAILS_LIMIT == index % RAILS_LIMIT]
 
-    def name_of(self, index: int) -> str:
-        """Name a rail, for people."""
+    def rail_name(self, index: int) -> str:
+        """Return the name of a rail, for people."""
         return f"rail {index % RAILS_LIMIT} to {self.name}"
 
     # -- new rails ----------------------------------------------------------------------------------------------------
 
     def add(self, rail: Rail) -> None:
-        """Add a rail, the first one in its slot or a replacement."""
+        """Add a rail: the first one of its slot, or a replacement."""
         slot = rail.index % RAILS_LIMIT
-        self._tried[slot] = max(rail.index, self._tried.get(slot, 0))
-        for index in [index for index in self._arrived if index % RAILS_LIMIT == slot]:
-            del self._arrived[index]  # the handshake of the replacement has settled it on both sides
+        self._tried_numbers[slot] = max(rail.index, self._tried_numbers.get(slot, 0))
+        for index in [index for index in self._received_frames if index % RAILS_LIMIT == slot]:
+            del self._received_frames[index]  # the handshake of the replacement has settled it on both sides
         self.rails.append(rail)
         self.rails.sort(key=lambda rail: rail.index % RAILS_LIMIT)
         if rail.index >= RAILS_LIMIT:
             rail.acknowledge = True  # shows the other side that the rail is in use here
             self.settle()
 
-    def lacks(self, slot: int) -> bool:
-        """Whether the rail of a slot is dead."""
+    def is_rail_dead(self, slot: int) -> bool:
+        """Whether no rail of a slot is alive."""
         return all(rail.index % RAILS_LIMIT != slot for rail in self.rails)
 
     def last_arrival(self, slot: int) -> tuple[int, int]:
         """Return the last dead rail of a slot that brought frames, and their number."""
-        return self._last.get(slot, (slot, 0))
+        return self._last_arrivals.get(slot, (slot, 0))
 
     def repeat_missing(self, slot: int, last: int, count: int) -> None:
         """Repeat the frames of a slot's dead rails that the other side has not received, by its `last_arrival`.
@@ -287,41 +292,42 @@ class EfaLink(MatchedLink):
         Raises:
             FrameError: The other side contradicts itself.
         """
-        for index in sorted((number for number in self._dead if number % RAILS_LIMIT == slot), reverse=True):
+        for index in sorted((number for number in self._dead_rails if number % RAILS_LIMIT == slot), reverse=True):
             if index < last:
                 raise FrameError(f"peer received frames on rail {last}, but had not settled rail {index} before")
-            self._repeat(index, count if index == last else 0)
+            self._repeat_frames(index, count if index == last else 0)
 
     def next_number(self, slot: int) -> int:
-        """Return the number of the next connection that is tried in a slot."""
-        self._tried[slot] += RAILS_LIMIT
-        return self._tried[slot]
+        """Return the number for the next attempt to connect in a slot."""
+        self._tried_numbers[slot] += RAILS_LIMIT
+        return self._tried_numbers[slot]
 
-    def refusal(self, index: int) -> str:
-        """Return why the other process may not connect under a number; empty if it may, once."""
-        tried = self._tried.get(index % RAILS_LIMIT)
+    def refusal_reason(self, index: int) -> str:
+        """Return why the other process may not connect under a number; empty if it may, then only once."""
+        tried = self._tried_numbers.get(index % RAILS_LIMIT)
         if self.engine.gone is not None:
             return self.engine.gone
-        if tried is None or index <= tried or not self.lacks(index % RAILS_LIMIT):
-            return f"{self.name_of(index)} is not lost; dial again later"
-        self._tried[index % RAILS_LIMIT] = index
+        if tried is None or index <= tried or not self.is_rail_dead(index % RAILS_LIMIT):
+            return f"{self.rail_name(index)} is not lost; dial again later"
+        self._tried_numbers[index % RAILS_LIMIT] = index
         return ""
 
     def lose(self, reason: str, *, evident: bool = False) -> None:
-        """Give up the process, and report its loss to the user: every operation with its ranks fails."""
+        """Report the loss of the process to the user, and end all calls with the process."""
         if self.engine.gone is None:
             self._report(f"{self.name} is lost: {reason}")
             self.give_up(reason, evident=evident)
 
     def give_up(self, reason: str, *, evident: bool = False) -> None:
-        """Give up the process without a report: every operation with its ranks fails."""
+        """End all calls with the process without a report to the user, and close the rails."""
         if self.engine.gone is not None:
             return
         self._end(f"{self.name} is lost: {reason}", evident=evident)
         for rail in tuple(self.rails):
             rail.die(reason)
 
-    def _bye(self, rail: Rail) -> None:
+    def _handle_bye(self, rail: Rail) -> None:
+        """Record the goodbye on a rail; with the last one the process has left, and arrived messages stay."""
         rail.farewell = True
         # A replacement counts once it has brought frames: until then the other side may not know of it.
         in_use = [rail for rail in self.rails if rail.index < RAILS_LIMIT or rail.reading.arrived]
@@ -329,6 +335,7 @@ class EfaLink(MatchedLink):
             self._end(f"{self.name} has left", keep_arrived=True)
 
     def _end(self, reason: str, *, evident: bool = False, keep_arrived: bool = False) -> None:
+        """Drop all frames, and fail the calls that wait for the process."""
         self.departures.clear()
         self.engine.end(reason, evident=evident, keep_arrived=keep_arrived)
 
@@ -336,7 +343,7 @@ class EfaLink(MatchedLink):
 
     async def leave(self) -> None:
         """Finish matched messages, send goodbyes, and wait until the other side has read all."""
-        await self.until(lambda: self.engine.gone is not None or self._quiet())
+        await self.until(lambda: self.engine.gone is not None or self._is_quiet())
         self.engine.gone = self.engine.gone or "this side has closed"
         for rail in self.rails:
             rail.bye_due = True
@@ -346,14 +353,15 @@ class EfaLink(MatchedLink):
             rail.die(self.engine.gone)
         self._end(self.engine.gone)
 
-    def _quiet(self) -> bool:
-        settled = not self._dead and not self.departures.due
+    def _is_quiet(self) -> bool:
+        """Whether all messages and frames have left, and no dead rail waits to be settled."""
+        settled = not self._dead_rails and not self.departures.due
         return self.engine.quiet and settled and all(rail.idle for rail in self.rails)
 
-    def traffic(self) -> dict[Hashable, int]:
-        """Return the bytes that each rail has moved."""
+    def progress_counts(self) -> dict[Hashable, int]:
+        """Return the bytes that each rail has read and written."""
         return {rail: rail.read_bytes + rail.written_bytes for rail in self.rails}
 
 
-def _nothing(about: object) -> None:
-    pass
+def _ignore_event(about: object) -> None:
+    """Ignore an event of a rail."""

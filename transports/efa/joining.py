@@ -11,14 +11,14 @@ from itertools import product
 
 import trio
 
-from transports.efa.address import PeerAddress, ends_of, host_identity, rail_addresses, rail_names
-from transports.efa.tcp import prepare, shorten
+from transports.efa.address import PeerAddress, describe_ends, host_identity, rail_addresses, rail_names
+from transports.efa.tcp import bound_queue, set_options
 from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError
 from transports.identity import Hello
-from transports.meeting import Door, Meeting, Place, Stream, family
-from transports.patience import usable
+from transports.meeting import ListeningSockets, Meeting, Place, Stream, address_family
+from transports.patience import usable_cores
 
 #: Longest duration of a handshake.
 HANDSHAKE_S = 2.0
@@ -78,7 +78,7 @@ class SocketJoining:
         self.meeting, self.lasting = meeting, lasting
         self.member, self._members = meeting.identity.member, meeting.identity.members
         self.identity: str = host_identity()
-        self._names, self._bound = rail_names(rails, host), not isinstance(rails, int)
+        self._names, self._binds = rail_names(rails, host), not isinstance(rails, int)
         self._unix, self._silence_s, self._watched, self._spared = unix, silence_s, watched, spared
         self._report = report
         self._addresses: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class SocketJoining:
         return len(self._names)
 
     @property
-    def returns(self) -> bool:
+    def replaces_rails(self) -> bool:
         """Whether dead connections are replaced, which needs another sign that their process lives."""
         return self.rail_count > 1 or self._watched
 
@@ -123,12 +123,14 @@ class SocketJoining:
         self._addresses = await rail_addresses(self._names)
         pending = 2 * self._members * len(self._addresses)
         unix = self._unix and bool(self.identity)
-        self.meeting.door = door = Door(self._addresses, unix=unix, pending=pending, stays=self.returns)
-        listeners = door.open()
+        self.meeting.sockets = sockets = ListeningSockets(
+            self._addresses, unix=unix, pending=pending, reopens=self.replaces_rails
+        )
+        listeners = sockets.listen()
         try:
-            return await self._meet(exchange, listeners)
+            return await self._exchange_and_connect(exchange, listeners)
         except BaseException:
-            door.close()
+            sockets.close()
             for connection in self.meeting.results.values():
                 await discard(connection)
             raise
@@ -138,8 +140,8 @@ class SocketJoining:
             self.report_refused()
 
     def close(self) -> None:
-        """Close the door, and report refused connections."""
-        self.meeting.door.close()
+        """Release the ports, and report refused connections."""
+        self.meeting.sockets.close()
         self.report_refused()
 
     def report_refused(self) -> None:
@@ -149,21 +151,27 @@ class SocketJoining:
             self._report(f"refused {len(refused)} connections; the last: {refused[-1]}")
         refused.clear()
 
-    async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[Place, ProvedSocket]:
-        door = self.meeting.door
-        tcp = tuple(zip(self._addresses, door.ports, strict=True))
-        self._address = PeerAddress(host=self.identity, unix=door.unix, tcp=tcp, lasting=self.lasting, cores=usable())
+    async def _exchange_and_connect(
+        self, exchange: Exchange, listeners: list[socket.socket]
+    ) -> dict[Place, ProvedSocket]:
+        """Exchange addresses, and connect with every member but spared ones; return the connections by place."""
+        sockets = self.meeting.sockets
+        tcp = tuple(zip(self._addresses, sockets.ports, strict=True))
+        self._address = PeerAddress(
+            host=self.identity, unix=sockets.unix, tcp=tcp, lasting=self.lasting, cores=usable_cores()
+        )
         addresses = await exchange("efa", self._address.pack())
         self._peers = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
-        self._check(self._peers)
+        self._check_addresses(self._peers)
         members = set(self._peers).difference(self._spared())
         places = product(members, range(len(self._addresses)))
-        missing = await self.meeting.gather(places, listeners, self._dial_patiently, self._welcome)
+        missing = await self.meeting.gather(places, listeners, self._dial_patiently, self._welcome_peer)
         if missing:
-            raise self._incomplete(Counter(member for member, _ in missing))
+            raise self._missing_connections_error(Counter(member for member, _ in missing))
         return self.meeting.results
 
-    def _check(self, peers: dict[int, PeerAddress]) -> None:
+    def _check_addresses(self, peers: dict[int, PeerAddress]) -> None:
+        """Raise `TransportError` unless every process sent an address, with as many rails as this one."""
         if len(peers) != self._members - 1:
             raise TransportError(f"{len(peers) + 1} processes sent their addresses, {self._members} are expected")
         for member, address in peers.items():
@@ -173,7 +181,8 @@ class SocketJoining:
                     f"rails={len(self._addresses)}; start all with the same"
                 )
 
-    def _incomplete(self, missing: Counter[int]) -> LinkLostError:
+    def _missing_connections_error(self, missing: Counter[int]) -> LinkLostError:
+        """Return the error that names the unconnected processes, or the ones with too few connections."""
         rails = len(self._addresses)
         absent = [member for member, count in missing.items() if count == rails]
         connections = "no connection" if absent else f"fewer than {rails} connections"
@@ -184,13 +193,13 @@ class SocketJoining:
     # -- the side that dials ------------------------------------------------------------------------------------------
 
     async def _dial_patiently(self, member: int, index: int) -> ProvedSocket:
-        """Connect, and try again if the other side has hung up at its deadline, as on networks that lose packets."""
+        """Connect; if the other side hung up at its deadline, as on lossy networks, try again up to 4 times."""
         for _ in range(_LOSSY_ATTEMPTS):
-            begun_s = trio.current_time()
+            start_s = trio.current_time()
             try:
                 return await self.dial(member, index, str(index), deadline_s=self.meeting.join_s)
             except HandshakeError as error:
-                if error.why != "left" or trio.current_time() - begun_s < HANDSHAKE_S:
+                if error.why != "left" or trio.current_time() - start_s < HANDSHAKE_S:
                     raise
         return await self.dial(member, index, str(index), deadline_s=self.meeting.join_s)
 
@@ -208,15 +217,17 @@ class SocketJoining:
             LinkLostError: The process cannot be reached.
         """
         address = self._peers[member]
-        near = bool(self.meeting.door.unix and address.unix and self.identity == address.host)
-        connection = socket.socket(socket.AF_UNIX if near else family(address.tcp[index][0]), socket.SOCK_STREAM)
+        uses_unix = bool(self.meeting.sockets.unix and address.unix and self.identity == address.host)
+        connection = socket.socket(
+            socket.AF_UNIX if uses_unix else address_family(address.tcp[index][0]), socket.SOCK_STREAM
+        )
         try:
-            prepare(connection, self._silence_s)
-            if not near and self._bound:
+            set_options(connection, self._silence_s)
+            if not uses_unix and self._binds:
                 connection.bind((self._addresses[index], 0))  # leave by the rail's own interface
-            where = "\0" + address.unix if near else address.tcp[index]
-            stream, answer = await self.meeting.greet(connection, member, where, detail, deadline_s=deadline_s)
-            return self._made(connection, stream, answer.detail)
+            target = "\0" + address.unix if uses_unix else address.tcp[index]
+            stream, answer = await self.meeting.greet(connection, member, target, detail, deadline_s=deadline_s)
+            return self._make_proved_socket(connection, stream, answer.detail)
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):
@@ -225,21 +236,22 @@ class SocketJoining:
 
     # -- the side that listens ----------------------------------------------------------------------------------------
 
-    async def _welcome(self, connection: socket.socket) -> None:
+    async def _welcome_peer(self, connection: socket.socket) -> None:
+        """Shake hands with a process that dials, and settle its place; a failure frees the place."""
         places: list[Place] = []
         welcomed = await self.welcome(connection, partial(self.meeting.admit, places))
         if welcomed is not None:
-            self.meeting.settle(places[0], welcomed)
+            self.meeting.record_result(places[0], welcomed)
         elif places:
-            self.meeting.release(places[0])
+            self.meeting.free_place(places[0])
 
     async def welcome(self, connection: socket.socket, admit: Callable[[Hello], Hello | str]) -> ProvedSocket | None:
         """Shake hands with a process that has dialled; None, with the socket closed, if the handshake fails."""
         welcomed: ProvedSocket | None = None
         try:
-            prepare(connection, self._silence_s)
+            set_options(connection, self._silence_s)
             stream = await self.meeting.welcome(connection, admit, deadline_s=HANDSHAKE_S)
-            welcomed = self._made(connection, stream)
+            welcomed = self._make_proved_socket(connection, stream)
             return welcomed
         except (HandshakeError, OSError) as error:
             self.meeting.refused.append(str(error))
@@ -248,19 +260,21 @@ class SocketJoining:
             if welcomed is None:
                 connection.close()
 
-    def _made(self, connection: socket.socket, stream: Stream, detail: str = "") -> ProvedSocket:
-        shorten(connection, self._report_once)
+    def _make_proved_socket(self, connection: socket.socket, stream: Stream, detail: str = "") -> ProvedSocket:
+        """Bound the queue of a socket after its handshake, and return it with its encryption."""
+        bound_queue(connection, self._report_once)
         encrypted = stream if isinstance(stream, trio.SSLStream) else None
-        return ProvedSocket(socket=connection, encrypted=encrypted, detail=detail, ends=ends_of(connection))
+        return ProvedSocket(socket=connection, encrypted=encrypted, detail=detail, ends=describe_ends(connection))
 
     def _report_once(self, line: str) -> None:
+        """Report a line to the user, unless the same line was reported before."""
         if line not in self._reported:
             self._reported.add(line)
             self._report(line)
 
 
 async def discard(connection: ProvedSocket) -> None:
-    """Close an unwanted connection."""
+    """Close an unwanted connection and its encryption."""
     trio.lowlevel.notify_closing(connection.socket)
     connection.socket.close()
     if connection.encrypted is not None:

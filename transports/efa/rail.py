@@ -43,17 +43,17 @@ class RailOwner(Destinations, Protocol):
     silent_ticks: int  # Set to 0 whenever bytes of the other process arrive
 
     @property
-    def wants(self) -> bool:
+    def expects_frames(self) -> bool:
         """Whether a call waits for a frame of the other process."""
 
-    def take(self, rail: Rail, kind: int, fields: list[int]) -> None:
+    def handle_frame(self, rail: Rail, kind: int, fields: list[int]) -> None:
         """Handle a frame without payload."""
 
-    def spares(self, rail: Rail, *, small: bool = False) -> bool:
-        """Whether other rails would deliver the next chunk, or small frames, sooner than this one."""
+    def defers_to_others(self, rail: Rail, *, small: bool = False) -> bool:
+        """Whether other rails would deliver the next chunk, or with `small` the next small frames, sooner."""
 
     def settle(self) -> None:
-        """Let idle rails take due frames."""
+        """Let idle rails write due frames."""
 
     def rail_died(self, rail: Rail, reason: str, *, evident: bool = False) -> None:
         """Continue without a rail; `evident`: this side has seen the fault, see `LinkLostError`."""
@@ -101,49 +101,51 @@ class Rail(ABC):
         self.leaving: Chunk | None = None
         self._keep = keep
         self._kept: deque[Entry] = deque()
-        self._kept_before = 0  # frames before the kept ones, which have arrived
+        self._released_frames = 0  # frames before the kept ones, which have arrived
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
-        self._pace = RailRate()
+        self._rate = RailRate()
         self._scope = trio.CancelScope()
         self._sleeper: Task | None = None
-        self._acknowledged = 0
-        self._stalled = 0
+        self._acknowledged_frames = 0
+        self._stalled_calls = 0
         self._health = Health()
         self._seen_written_bytes = 0
-        self.reading: Reading = Reading(owner, partial(owner.take, self), staged=staged)
+        self.reading: Reading = Reading(owner, partial(owner.handle_frame, self), staged=staged)
 
     # -- frames that leave --------------------------------------------------------------------------------------------
 
     def keep(self, entry: Entry) -> None:
-        """Remember a frame until it is known to have arrived."""
+        """Keep a sent frame until it is acknowledged, if another rail could repeat frames."""
         if self._keep:
             self._kept.append(entry)
 
-    def acknowledged(self, count: int) -> None:
-        """Release frames that have arrived."""
+    def release_arrived(self, count: int) -> None:
+        """Release the first `count` frames of the rail, which have arrived."""
         if not self._keep:
             return
-        if not self._kept_before <= count <= self._kept_before + len(self._kept):
-            raise FrameError(f"peer acknowledges {count} frames, and {self._kept_before + len(self._kept)} were sent")
-        while self._kept_before < count:
-            self.owner.departures.arrived(self._kept.popleft())
-            self._kept_before += 1
+        if not self._released_frames <= count <= self._released_frames + len(self._kept):
+            raise FrameError(
+                f"peer acknowledges {count} frames, and {self._released_frames + len(self._kept)} were sent"
+            )
+        while self._released_frames < count:
+            self.owner.departures.release_entry(self._kept.popleft())
+            self._released_frames += 1
 
-    def unarrived(self, count: int) -> deque[Entry]:
-        """Return the kept frames after the first `count`, which will never arrive."""
-        self.acknowledged(count)
+    def pop_unarrived(self, count: int) -> deque[Entry]:
+        """Return the kept frames after the first `count`, which will never arrive; nothing is kept afterwards."""
+        self.release_arrived(count)
         entries, self._kept = self._kept, deque()
         return entries
 
-    def standing(self) -> RailState:
-        """Return the rate of the rail and the bytes that wait on it."""
-        standing = self._pace.standing(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
-        return standing._replace(waiting_bytes=standing.waiting_bytes + self.unwritten_bytes)
+    def measure_state(self) -> RailState:
+        """Return the measured rate of the rail, and the bytes that wait on it."""
+        state = self._rate.sample(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
+        return state._replace(waiting_bytes=state.waiting_bytes + self.unwritten_bytes)
 
     def observe(self) -> None:
-        """Measure the rate of the rail, if it is busy."""
-        if self._pace.measures:
-            self.standing()
+        """Take a sample of the rate of the rail, if bytes waited on it before."""
+        if self._rate.measures:
+            self.measure_state()
 
     @property
     def unwritten_bytes(self) -> int:
@@ -152,48 +154,49 @@ class Rail(ABC):
 
     @property
     def owes(self) -> bool:
-        """Whether a frame of this rail alone is due."""
+        """Whether a frame about this rail itself is due: an acknowledgement or the goodbye."""
         return self.acknowledge or self.bye_due
 
-    def pull(self) -> list[bytes | memoryview]:
+    def pull_frames(self) -> list[bytes | memoryview]:
         """Return the frames to write next: small ones and at most one chunk; empty if nothing is due."""
         if self.bye_sent:
             return []
-        small = self._small()
-        chunk = None if self.bye_sent or self.owner.spares(self) else self.owner.departures.next_chunk()
+        small = self._pull_small_frames()
+        chunk = None if self.bye_sent or self.owner.defers_to_others(self) else self.owner.departures.next_chunk()
         if chunk is None:
             return [small[0] if len(small) == 1 else b"".join(small)] if small else []
         self.leaving = chunk
         self.keep(chunk)
-        piece = self._staged(chunk.view)
-        head = self.owner.departures.head(piece, _CHUNK, chunk.send.number, chunk.offset)
+        piece = self._stage(chunk.view)
+        head = self.owner.departures.pack_header(piece, _CHUNK, chunk.send.number, chunk.offset)
         return [b"".join((*small, head)), piece]
 
     def push(self, send: Send) -> bool:
         """Write a message of one chunk at once, in one frame; False if it must queue."""
         return False
 
-    def pushed(self, send: Send) -> list[bytes | memoryview]:
-        """Return the frame of a whole message, and keep it as an announcement and a chunk, to be repeated."""
+    def whole_message_parts(self, send: Send) -> list[bytes | memoryview]:
+        """Return header and bytes of a message in one frame; keep them as announcement and chunk, for a repetition."""
         self.leaving = chunk = Chunk(send, 0, send.nbytes)
         if self._keep:
             self._kept += (pack(_PUSH, send.number, *send.lane, send.nbytes), chunk)
         assert send.view is not None, "a message that has not left keeps its bytes"
-        piece = self._staged(send.view)
-        return [self.owner.departures.head(piece, _PUSH, send.number, *send.lane, send.nbytes), piece]
+        piece = self._stage(send.view)
+        return [self.owner.departures.pack_header(piece, _PUSH, send.number, *send.lane, send.nbytes), piece]
 
-    def written(self) -> None:
+    def count_written(self) -> None:
         """Count the pulled frames, which the system has taken."""
         chunk, self.leaving = self.leaving, None
         if chunk is None:
             return
         if self._kept and self._kept[-1] is chunk:
-            self._kept[-1] = self.owner.departures.entry_of(chunk)
-        self.owner.departures.written(chunk)
+            self._kept[-1] = self.owner.departures.entry_to_keep(chunk)
+        self.owner.departures.count_written(chunk)
 
-    def _small(self) -> list[bytes]:
+    def _pull_small_frames(self) -> list[bytes]:
+        """Return due small frames, up to `_BATCH_BYTES`, and the frames about this rail."""
         frames: list[bytes] = []
-        room_bytes = 0 if self.owner.spares(self, small=True) else _BATCH_BYTES
+        room_bytes = 0 if self.owner.defers_to_others(self, small=True) else _BATCH_BYTES
         while room_bytes > 0 and (frame := self.owner.departures.next_frame()) is not None:
             frames.append(frame)
             self.keep(frame)
@@ -205,8 +208,8 @@ class Rail(ABC):
         frames = []
         if self.acknowledge:
             self.acknowledge = False
-            self._acknowledged = self.reading.arrived
-            frames.append(pack(FrameKind.ALIVE, self._acknowledged))
+            self._acknowledged_frames = self.reading.arrived
+            frames.append(pack(FrameKind.ALIVE, self._acknowledged_frames))
             self.keep(None)
         if self.bye_due and not self.owner.departures.due:
             self.bye_due, self.bye_sent = False, True
@@ -214,8 +217,8 @@ class Rail(ABC):
             self.keep(None)
         return frames
 
-    def _staged(self, piece: memoryview) -> memoryview:
-        """Return the bytes of a chunk, or a staged copy."""
+    def _stage(self, piece: memoryview) -> memoryview:
+        """Return the bytes of a chunk, as a copy in the staging buffer if the rail has one."""
         if self._staging is None:
             return piece
         self._staging[: piece.nbytes] = piece
@@ -231,15 +234,16 @@ class Rail(ABC):
 
     @abstractmethod
     async def write_on(self) -> None:
-        """Wait for room and write more; called again until the rail is idle. Ends a sleep without work."""
+        """Wait for room and write more; called until the rail is idle."""
 
     def wake_writer(self) -> None:
-        """Wake the writing task."""
+        """Wake the writing task if it sleeps."""
         task, self._sleeper = self._sleeper, None
         if task is not None:
             reschedule(task)
 
     async def _sleep(self) -> None:
+        """Suspend the writing task until `wake_writer`."""
         self._sleeper = current_task()
         await wait_task_rescheduled(self._wake_cancelled)
 
@@ -248,11 +252,11 @@ class Rail(ABC):
         return Abort.SUCCEEDED
 
     def stalled_ticks(self) -> int:
-        """Count successive calls during which frames waited and the system took nothing."""
+        """Return the number of successive calls between which frames waited and the system took nothing."""
         moved = self.idle or self.written_bytes != self._seen_written_bytes
-        self._stalled = 0 if moved else self._stalled + 1
+        self._stalled_calls = 0 if moved else self._stalled_calls + 1
         self._seen_written_bytes = self.written_bytes
-        return self._stalled
+        return self._stalled_calls
 
     def check_health(self) -> str:
         """Die if the other end's kernel has acknowledged nothing for too long; return a message about lost packets."""
@@ -272,17 +276,18 @@ class Rail(ABC):
         """Write and read ahead of the tasks; return whether anything moved."""
         return False
 
-    async def _read(self) -> None:
+    async def _read_to_end(self) -> None:
+        """Read and handle frames until the connection ends; `EOFError` if it ends within a chunk."""
         while await self.read_on():
             pass
         if self.reading.within_chunk:
             raise EOFError
 
     def count_read(self, count: int) -> None:
-        """Count bytes that were read and handled, and let the answers leave."""
+        """Count bytes that were read and handled, and let answers leave."""
         self.read_bytes += count
         self.owner.silent_ticks = 0
-        if self._keep and self.reading.arrived - self._acknowledged >= _ACKNOWLEDGE_EVERY:
+        if self._keep and self.reading.arrived - self._acknowledged_frames >= _ACKNOWLEDGE_EVERY:
             self.acknowledge = True
         self.owner.settle()
 
@@ -290,12 +295,12 @@ class Rail(ABC):
         """Handle the remaining frames, and let other tasks run in between."""
         while True:
             await trio.lowlevel.checkpoint()
-            if not self._act():
+            if not self._handle_frames():
                 return
 
-    def _act(self) -> bool:
+    def _handle_frames(self) -> bool:
         """Handle remaining frames; True if other tasks should run before the rest."""
-        unfinished = self.reading.act()
+        unfinished = self.reading.handle_frames()
         self.owner.settle()
         return unfinished
 
@@ -306,7 +311,7 @@ class Rail(ABC):
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._write_on)
+                    nursery.start_soon(self._write_until_dead)
                     await self.read_until_dead()
                     nursery.cancel_scope.cancel()
         finally:
@@ -317,26 +322,27 @@ class Rail(ABC):
     async def read_until_dead(self) -> None:
         """Read and handle frames, until the connection ends or the peer breaks the protocol."""
         try:
-            await self._read()
+            await self._read_to_end()
         except (ProtocolError, EOFError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self._die_of(error)
+            self._die_from_error(error)
         else:
             self.die(_ENDED)
 
-    def _die_of(self, error: Exception) -> None:
-        """Close the connection because reading has failed."""
+    def _die_from_error(self, error: Exception) -> None:
+        """Close the connection, because reading has failed with an error."""
         if isinstance(error, ProtocolError):
             advice = "" if isinstance(error, FrameError) else f"; {BROKEN_PROTOCOL}"  # damage is the network's fault
             self.die(f"a bad frame: {error}{advice}", evident=True)
         else:
-            self.die("the connection ended within a frame" if isinstance(error, EOFError) else describe(error))
+            self.die("the connection ended within a frame" if isinstance(error, EOFError) else describe_error(error))
 
-    async def _write_on(self) -> None:
+    async def _write_until_dead(self) -> None:
+        """Write due frames, and sleep while nothing is due; an error closes the rail."""
         try:
             while True:
                 await (self._sleep() if self.idle else self.write_on())
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.die(describe(error))
+            self.die(describe_error(error))
 
     def die(self, reason: str, *, evident: bool = False) -> None:
         """Close the connection at once; other rails repeat frames that have not arrived. Twice is harmless."""
@@ -350,15 +356,15 @@ class Rail(ABC):
 
     @abstractmethod
     def cut(self) -> None:
-        """Close the connection."""
+        """Close the connection without waiting."""
 
     @abstractmethod
     async def release(self) -> None:
-        """Release everything but the socket."""
+        """Release the resources other than the socket."""
 
 
-def describe(error: BaseException) -> str:
-    """Describe an error of a connection briefly; readers and writers of a closed one get one description."""
+def describe_error(error: BaseException) -> str:
+    """Return a short text for an error of a connection; one text for the reader and the writer of a closed one."""
     cause = error.__cause__ or error
     if isinstance(cause, (BrokenPipeError, ConnectionResetError)):  # the reader sees the same end
         return _ENDED

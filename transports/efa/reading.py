@@ -14,7 +14,7 @@ from transports.frame import (
     LOCAL_CHUNK_BYTES,
     FrameError,
     FrameKind,
-    damaged,
+    is_damaged,
     parse,
 )
 
@@ -38,28 +38,28 @@ _MISMATCH = "the bytes do not match their checksum"
 class Destinations(Protocol):
     """Interface of a reader to the destination of messages."""
 
-    def eager(self, fields: list[int], payload: memoryview) -> None:
-        """Handle a small message, which must be copied."""
+    def handle_eager(self, fields: list[int], payload: memoryview) -> None:
+        """Handle a small message; its payload is valid only during the call."""
 
-    def push(self, fields: list[int], nbytes: int) -> memoryview:
+    def handle_push(self, fields: list[int], nbytes: int) -> memoryview:
         """Handle the announcement of a message with its first chunk; return the memory of the chunk."""
 
-    def place(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return the memory of a chunk."""
+    def chunk_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """Return the memory into which the bytes of a chunk are read."""
 
-    def filled(self, number: int, offset: int, nbytes: int) -> None:
-        """Count a chunk that has arrived in its memory."""
+    def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
+        """Count a chunk that has completely arrived in its memory."""
 
-    def message(self, number: int) -> str:
-        """Name the message that arrives in chunks under a number, for people."""
+    def message_name(self, number: int) -> str:
+        """Return the name of the message that arrives in chunks under a number, for people."""
 
 
 class Reading:
     """The received bytes of one rail whose frames have not been handled.
 
     Args:
-        places: The destination of messages.
-        take: Handles a frame without payload.
+        destinations: Memory and handlers of messages.
+        handle_frame: Handles a frame without payload.
         staged: Whether chunks pass through a buffer of the rail.
 
     Attributes:
@@ -74,53 +74,55 @@ class Reading:
     behind: bool
     stopped: bool
 
-    def __init__(self, places: Destinations, take: Callable[[int, list[int]], None], *, staged: bool) -> None:
+    def __init__(
+        self, destinations: Destinations, handle_frame: Callable[[int, list[int]], None], *, staged: bool
+    ) -> None:
         self.arrived: int = 0
         self.within_chunk = self.behind = self.stopped = False
-        self._places, self._take = places, take
+        self._destinations, self._handle_frame = destinations, handle_frame
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._head = self._view[:_HEAD_BYTES]
         self._start = self._end = 0  # marks around the received bytes that have not been handled
-        self._chunks = False  # whether another chunk is likely to follow
+        self._expects_chunk = False  # whether another chunk is likely to follow
         # an incomplete chunk: target memory, bytes so far, and its number, offset, memory and checksum
-        self._target, self._done, self._chunk = _NOTHING, 0, _NO_CHUNK
+        self._target, self._done_bytes, self._chunk = _NOTHING, 0, _NO_CHUNK
 
     def room(self) -> memoryview:
-        """Return the memory for the next bytes."""
+        """Return the memory for the next bytes: of the current chunk, or of the buffer for small frames."""
         if self.within_chunk:
-            return self._target[self._done :]
+            return self._target[self._done_bytes :]
         end = self._end
         if not end:
-            return self._head if self._chunks else self._view
-        limit = end + (_HEAD_BYTES if self._chunks else _READ_BYTES)
+            return self._head if self._expects_chunk else self._view
+        limit = end + (_HEAD_BYTES if self._expects_chunk else _READ_BYTES)
         return self._view[end : max(end + 1, min(limit, _READ_BYTES))]
 
     @property
     def hint_bytes(self) -> int:
-        """Least number of bytes to wake up for; that many will arrive for certain."""
-        return min(self._target.nbytes - self._done, _WORTH_WAKING_BYTES) if self.within_chunk else 1
+        """Least number of bytes for which the reader should wake up; at least that many will arrive."""
+        return min(self._target.nbytes - self._done_bytes, _WORTH_WAKING_BYTES) if self.within_chunk else 1
 
-    def received(self, count: int) -> bool:
+    def handle_received(self, count: int) -> bool:
         """Handle complete frames after `count` bytes were read into the room.
 
         Returns:
-            Whether other tasks should run before `act` handles the rest.
+            Whether other tasks should run before `handle_frames` handles the rest.
 
         Raises:
             ProtocolError: A frame is invalid or damaged.
         """
         if self.within_chunk:
-            self._done += count
-            if self._done == self._target.nbytes:
+            self._done_bytes += count
+            if self._done_bytes == self._target.nbytes:
                 self._end_chunk()
             return False  # the bytes behind the header of the chunk were part of it
         self._end += count
-        return self.act()
+        return self.handle_frames()
 
-    def act(self) -> bool:
-        """Handle complete frames; result and errors as of `received`."""
+    def handle_frames(self) -> bool:
+        """Handle complete frames; result and errors as of `handle_received`."""
         budget, buffer = _FRAMES_AT_ONCE, self._buffer
         while budget and self._start < self._end and not self.stopped:
             frame = parse(buffer, self._start, self._end)
@@ -136,10 +138,10 @@ class Reading:
                 break
             self._start = after
             if kind == _EAGER:
-                self._eager(fields, self._view[payload_at:after], payload_checksum)
+                self._handle_eager(fields, self._view[payload_at:after], payload_checksum)
             else:
                 self.arrived += 1
-                self._take(kind, fields)
+                self._handle_frame(kind, fields)
             budget -= 1
         if self._start == self._end:
             self._start = self._end = 0
@@ -149,51 +151,54 @@ class Reading:
         return self.behind
 
     def _compact(self) -> None:
+        """Move the unhandled bytes to the start of the buffer."""
         start, end = self._start, self._end
         self._view[: end - start] = self._view[start:end]
         self._start, self._end = 0, end - start
 
-    def _eager(self, fields: list[int], payload: memoryview, expected: bytes) -> None:
-        if damaged(payload, expected):
-            raise FrameError(f"{message_of(*fields[1:])} came damaged: {_MISMATCH}")
+    def _handle_eager(self, fields: list[int], payload: memoryview, expected: bytes) -> None:
+        """Check the bytes of a small message, and pass it on; `FrameError` if they are damaged."""
+        if is_damaged(payload, expected):
+            raise FrameError(f"{format_message_name(*fields[1:])} came damaged: {_MISMATCH}")
         if payload.nbytes > _HEAD_BYTES:
-            self._chunks = False
+            self._expects_chunk = False
         self.arrived += 1
-        self._places.eager(fields, payload)
+        self._destinations.handle_eager(fields, payload)
 
     def _begin_chunk(self, kind: int, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
-        """Copy the first bytes of a chunk to its memory; the others are read straight into it."""
+        """Copy the already received bytes of a chunk to its memory; the others are read straight into it."""
         if kind == _PUSH:
             self.arrived += 1
-            offset, memory = 0, self._places.push(fields, nbytes)
+            offset, memory = 0, self._destinations.handle_push(fields, nbytes)
         else:
             offset = fields[1]
-            memory = self._places.place(fields[0], offset, nbytes)
+            memory = self._destinations.chunk_memory(fields[0], offset, nbytes)
         self._chunk = fields[0], offset, memory, expected
         self._target = target = memory if self._staging is None else self._staging[:nbytes]
-        self._done = done = ready.nbytes
+        self._done_bytes = done = ready.nbytes
         target[:done] = ready
-        self._chunks = self.within_chunk = True
+        self._expects_chunk = self.within_chunk = True
         if done == nbytes:
             self._end_chunk()
 
     def _end_chunk(self) -> None:
+        """Check a complete chunk, copy it from the staging buffer if there is one, and count it."""
         if self.stopped:
             return
         (number, offset, memory, expected), target = self._chunk, self._target
         nbytes = target.nbytes
         self.within_chunk = False
         self._chunk, self._target = _NO_CHUNK, _NOTHING  # the owner may resize the memory from here on
-        if damaged(target, expected):
-            piece = f"bytes {offset} to {offset + nbytes} of {self._places.message(number)}"
+        if is_damaged(target, expected):
+            piece = f"bytes {offset} to {offset + nbytes} of {self._destinations.message_name(number)}"
             raise FrameError(f"{piece} came damaged: {_MISMATCH}")
         if self._staging is not None:
             memory[:] = target
         del memory, target
         self.arrived += 1
-        self._places.filled(number, offset, nbytes)
+        self._destinations.count_chunk(number, offset, nbytes)
 
 
-def message_of(src: int, dst: int, tag: int) -> str:
-    """Name a message, for people."""
+def format_message_name(src: int, dst: int, tag: int) -> str:
+    """Return the name of a message, for people."""
     return f"the message from rank {src} to rank {dst}, tag {tag},"

@@ -96,45 +96,47 @@ class Reconnection:
         self._returned_s: dict[tuple[int, int], float] = {}
         self._pauses_s: dict[tuple[int, int], float] = {}
         self._expected: set[tuple[int, int]] = set()  # (member, slot) of rails that the other processes dial
-        self._asked = trio.Event()
-        self._door = trio.CancelScope()
+        self._is_expecting = trio.Event()
+        self._listening_scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._early: list[tuple[EfaLink, int]] = []  # losses before this task ran
+        self._early_losses: list[tuple[EfaLink, int]] = []  # losses before this task ran
         for link in links.values():
-            link.on_loss = partial(self._lost, link)
+            link.on_loss = partial(self._replace_rail, link)
 
     async def run(self) -> None:
         """Replace dead rails until cancelled."""
         try:
             async with trio.open_nursery() as self._nursery:
-                self._nursery.start_soon(self._keep_door)
-                for link, slot in self._early:
-                    self._lost(link, slot)
+                self._nursery.start_soon(self._listen_while_expected)
+                for link, slot in self._early_losses:
+                    self._replace_rail(link, slot)
         finally:
             for link in self._links.values():
-                link.on_loss = _nothing
+                link.on_loss = _ignore_loss
 
-    def _lost(self, link: EfaLink, slot: int) -> None:
+    def _replace_rail(self, link: EfaLink, slot: int) -> None:
+        """Begin the replacement of a dead rail: dial the other process, or expect its call if this side listens."""
         if self._nursery is None:
-            self._early.append((link, slot))
+            self._early_losses.append((link, slot))
             return
         key, now_s = (link.member, slot), trio.current_time()
         steady = now_s - self._returned_s.get(key, -math.inf) > _STEADY_S
-        self._pauses_s[key] = _FIRST_PAUSE_S if steady else self._longer(self._pauses_s[key])
+        self._pauses_s[key] = _FIRST_PAUSE_S if steady else self._double_pause(self._pauses_s[key])
         self._lost_s[key] = now_s
         if not link.rails and link.member not in self._unanswered_s:
-            self._nursery.start_soon(self._wait_for, link)
+            self._nursery.start_soon(self._wait_for_rail, link)
         if link.member > self._joining.member:
-            self._nursery.start_soon(self._dial, link, slot)
+            self._nursery.start_soon(self._dial_until_back, link, slot)
         else:
             self._expected.add(key)
-            self._asked.set()
+            self._is_expecting.set()
 
-    def _longer(self, pause_s: float) -> float:
+    def _double_pause(self, pause_s: float) -> float:
+        """Return the next pause between attempts: twice as long, up to the longest."""
         return min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _wait_for(self, link: EfaLink) -> None:
-        """Wait until a process without rails has one again; report a long wait, and give up the process in time.
+    async def _wait_for_rail(self, link: EfaLink) -> None:
+        """Wait until a process without rails has one; report a long wait, and give up the process in time.
 
         Pauses are counted, not seconds: an event loop that was blocked has not dialled, so its time proves nothing.
         """
@@ -152,41 +154,45 @@ class Reconnection:
         del self._unanswered_s[link.member]
 
     def _check_absence(self, link: EfaLink, waited_s: float) -> None:
+        """Give up a process that has been unreachable, or without a connection, for too long."""
         if self._unanswered_s[link.member] >= self._unreachable_s:
             link.lose(f"{link.last_loss}, and since then it could not be reached for {self._unreachable_s:g} s")
         elif waited_s >= _ANSWERING_S:
             link.lose(f"{link.last_loss}, and no connection came about in {waited_s:g} s, though its host answers")
 
-    def _use(self, link: EfaLink, number: int, connection: ProvedSocket) -> None:
+    def _add_replacement(self, link: EfaLink, number: int, connection: ProvedSocket) -> None:
+        """Add a replacement connection to its link, run it, and report the return of the rail."""
         key = link.member, number % RAILS_LIMIT
         rail = self._make(link, number, connection)
         link.add(rail)
         assert self._nursery is not None, "connections are made while this runs"
         self._nursery.start_soon(rail.run)
         self._returned_s[key] = trio.current_time()
-        line = f"{link.name_of(number)} is back after {self._returned_s[key] - self._lost_s[key]:.1f} s"
+        line = f"{link.rail_name(number)} is back after {self._returned_s[key] - self._lost_s[key]:.1f} s"
         link.note(line)
         self._report(line)
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 
-    async def _dial(self, link: EfaLink, slot: int) -> None:
+    async def _dial_until_back(self, link: EfaLink, slot: int) -> None:
+        """Dial a slot with growing pauses, until its rail is replaced or the process is lost."""
         key = link.member, slot
         while True:
             await trio.sleep(self._pauses_s[key] if link.rails else min(self._pauses_s[key], _LONGEST_WAITED_S))
             if link.engine.gone is not None:
                 return
             detail = Detail(link.next_number(slot), *link.last_arrival(slot))
-            connection = await self._attempt(link, slot, detail)
+            connection = await self._dial_once(link, slot, detail)
             if connection is not None:
                 if link.engine.gone is None and self._repeat_missing(link, Detail.parse(connection.detail)):
-                    self._use(link, detail.number, connection)
+                    self._add_replacement(link, detail.number, connection)
                 else:
                     await discard(connection)
                 return
-            self._pauses_s[key] = self._longer(self._pauses_s[key])
+            self._pauses_s[key] = self._double_pause(self._pauses_s[key])
 
-    async def _attempt(self, link: EfaLink, slot: int, detail: Detail) -> ProvedSocket | None:
+    async def _dial_once(self, link: EfaLink, slot: int, detail: Detail) -> ProvedSocket | None:
+        """Dial once; None after a failure. Any answer of the host resets the time without an answer."""
         answered = False
         with trio.move_on_after(_ATTEMPT_S):
             try:
@@ -199,74 +205,78 @@ class Reconnection:
             self._unanswered_s[link.member] = 0.0
         return None
 
-    def _repeat_missing(self, link: EfaLink, theirs: Detail | None) -> bool:
-        """Repeat the frames that the other side has not received on earlier rails; False if its count is invalid."""
+    def _repeat_missing(self, link: EfaLink, their_detail: Detail | None) -> bool:
+        """Repeat the frames that the other side did not receive on earlier rails; False if the process is lost."""
         try:
-            if theirs is None:
+            if their_detail is None:
                 raise FrameError("the answer to a replacement connection does not name the rail before")
-            link.repeat_missing(theirs.number % RAILS_LIMIT, theirs.last, theirs.frames)
+            link.repeat_missing(their_detail.number % RAILS_LIMIT, their_detail.last, their_detail.frames)
         except FrameError as error:
             link.lose(f"{error}; {BROKEN_PROTOCOL}", evident=True)
         return link.engine.gone is None
 
     # -- the side that listens ----------------------------------------------------------------------------------------
 
-    async def _keep_door(self) -> None:
+    async def _listen_while_expected(self) -> None:
         """Listen whenever a process is expected."""
         while True:
-            await self._asked.wait()
-            self._asked = trio.Event()
+            await self._is_expecting.wait()
+            self._is_expecting = trio.Event()
             try:
-                listeners = self._joining.meeting.door.open()
+                listeners = self._joining.meeting.sockets.listen()
             except TransportError:  # another program has taken the port
                 await trio.sleep(_LOOK_S)
-                self._asked.set()
+                self._is_expecting.set()
                 continue
             try:
-                with trio.CancelScope() as self._door:
+                with trio.CancelScope() as self._listening_scope:
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._joining.meeting.door.serve, listeners, self._welcome)
-                        await self._expect()
+                        nursery.start_soon(self._joining.meeting.sockets.serve, listeners, self._welcome_replacement)
+                        await self._wait_for_expected()
                         nursery.cancel_scope.cancel()
             finally:
                 for listener in listeners:
                     listener.close()
 
-    async def _expect(self) -> None:
-        """Wait until all expected processes have dialled, or are lost."""
+    async def _wait_for_expected(self) -> None:
+        """Wait until all expected processes have dialled or are lost."""
         while self._expected:
             await trio.sleep(_LOOK_S)
             self._expected = {key for key in self._expected if self._links[key[0]].engine.gone is None}
 
-    async def _welcome(self, connection: socket.socket) -> None:
+    async def _welcome_replacement(self, connection: socket.socket) -> None:
+        """Shake hands with a process that dials again, and add the connection; strangers are refused."""
         admitted: list[tuple[EfaLink, int]] = []
-        welcomed = await self._joining.welcome(connection, partial(self._admit, admitted))
+        welcomed = await self._joining.welcome(connection, partial(self._admit_replacement, admitted))
         if welcomed is None:
             return
         link, number = admitted[0]
-        if link.engine.gone is not None or not link.lacks(number % RAILS_LIMIT):
+        if link.engine.gone is not None or not link.is_rail_dead(number % RAILS_LIMIT):
             await discard(welcomed)
             return
-        self._use(link, number, welcomed)
+        self._add_replacement(link, number, welcomed)
         self._expected.discard((link.member, number % RAILS_LIMIT))
         if not self._expected:
-            self._door.cancel()
+            self._listening_scope.cancel()
 
-    def _admit(self, admitted: list[tuple[EfaLink, int]], hello: Hello) -> Hello | str:
-        link, theirs = self._links.get(hello.member), Detail.parse(hello.detail)
-        reason = self._joining.meeting.stranger(hello)
+    def _admit_replacement(self, admitted: list[tuple[EfaLink, int]], hello: Hello) -> Hello | str:
+        """Return the answer to a hello, with this side's count of frames, or the reason of the refusal."""
+        link, their_detail = self._links.get(hello.member), Detail.parse(hello.detail)
+        reason = self._joining.meeting.stranger_refusal(hello)
         if reason:
             return reason
-        if link is None or theirs is None or hello.member > self._joining.member:
-            return self._joining.meeting.unexpected(hello)
-        reason = link.refusal(theirs.number)
-        if not reason and not self._repeat_missing(link, theirs):
+        if link is None or their_detail is None or hello.member > self._joining.member:
+            return self._joining.meeting.unexpected_refusal(hello)
+        reason = link.refusal_reason(their_detail.number)
+        if not reason and not self._repeat_missing(link, their_detail):
             reason = link.engine.gone or ""
         if reason:
             return reason
-        admitted.append((link, theirs.number))
-        return self._joining.meeting.hello(str(Detail(theirs.number, *link.last_arrival(theirs.number % RAILS_LIMIT))))
+        admitted.append((link, their_detail.number))
+        return self._joining.meeting.hello(
+            str(Detail(their_detail.number, *link.last_arrival(their_detail.number % RAILS_LIMIT)))
+        )
 
 
-def _nothing(slot: int) -> None:
-    """Ignore the loss of a rail."""
+def _ignore_loss(slot: int) -> None:
+    """Do nothing about a dead rail: no replacement is made any more."""

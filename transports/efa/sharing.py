@@ -15,9 +15,9 @@ _SHORT_S = 0.001
 # Waiting bytes from which a rail counts as busy: the last packets of fewer are acknowledged late.
 _BUSY_BYTES = 64 << 10
 # Extra wait of small frames compared with the best rail, which may have no room for them now.
-_SMALL_S = 0.001
+_EXTRA_WAIT_S = 0.001
 # Rails count as equal up to this ratio of their measured rates, which vary by half.
-_EQUAL = 3.0
+_EQUAL_RATIO = 3.0
 
 
 class RailState(NamedTuple):
@@ -37,31 +37,33 @@ class RailRate:
 
     def __init__(self) -> None:
         self._bytes_per_s, self._sure = 0.0, False
-        self._begun: tuple[float, int, int] | None = None  # time, and the bytes written and delivered by then
+        self._window_start: tuple[float, int, int] | None = None  # time, and the bytes written and delivered by then
 
     @property
     def measures(self) -> bool:
         """Whether bytes waited on the rail at the last sample, so that another sample soon is useful."""
-        return self._begun is not None
+        return self._window_start is not None
 
-    def standing(self, now_s: float, written_bytes: int, waiting_bytes: int) -> RailState:
-        """Take a sample of the written and the waiting bytes; return the standing."""
+    def sample(self, now_s: float, written_bytes: int, waiting_bytes: int) -> RailState:
+        """Take a sample of the written and the waiting bytes; return rate and backlog."""
         delivered = written_bytes - waiting_bytes
         if waiting_bytes < _BUSY_BYTES:
-            if self._begun is not None and now_s - self._begun[0] >= _SHORT_S:
-                begun_s, _, delivered_before = self._begun
-                self._bytes_per_s = max(self._bytes_per_s, (delivered - delivered_before) / (now_s - begun_s))
-            self._begun = None
-        elif self._begun is None:
-            self._begun = now_s, written_bytes, delivered
-        elif now_s - self._begun[0] >= _WINDOW_S:
-            self._learn(now_s, delivered, *self._begun)
-            self._begun = now_s, written_bytes, delivered
+            if self._window_start is not None and now_s - self._window_start[0] >= _SHORT_S:
+                start_s, _, delivered_before = self._window_start
+                self._bytes_per_s = max(self._bytes_per_s, (delivered - delivered_before) / (now_s - start_s))
+            self._window_start = None
+        elif self._window_start is None:
+            self._window_start = now_s, written_bytes, delivered
+        elif now_s - self._window_start[0] >= _WINDOW_S:
+            self._update_rate(now_s, delivered, *self._window_start)
+            self._window_start = now_s, written_bytes, delivered
         return RailState(self._bytes_per_s, waiting_bytes, self._sure)
 
-    def _learn(self, now_s: float, delivered: int, begun_s: float, written_before: int, delivered_before: int) -> None:
-        """Update the rate; a sample after which nothing waits only shows that the rail is no slower."""
-        rate = (delivered - delivered_before) / (now_s - begun_s)
+    def _update_rate(
+        self, now_s: float, delivered: int, start_s: float, written_before: int, delivered_before: int
+    ) -> None:
+        """Update the rate from one window of deliveries; a window that emptied the rail can only raise it."""
+        rate = (delivered - delivered_before) / (now_s - start_s)
         if delivered >= written_before:
             self._bytes_per_s = max(self._bytes_per_s, rate)
         else:
@@ -69,7 +71,7 @@ class RailRate:
             self._sure = True
 
 
-def holds_back(rail: RailState, peers: Sequence[RailState], *, due_bytes: int, chunk_bytes: int) -> bool:
+def delays_chunk(rail: RailState, peers: Sequence[RailState], *, due_bytes: int, chunk_bytes: int) -> bool:
     """Whether a chunk would arrive later on a rail than on its peers, if they took all due bytes.
 
     Never true for the fast rail with the least backlog, so one rail always takes the chunk.
@@ -83,12 +85,12 @@ def holds_back(rail: RailState, peers: Sequence[RailState], *, due_bytes: int, c
     return rail.time_s(nbytes) > max(together, min(peer.time_s(nbytes) for peer in faster))
 
 
-def holds_up(rail: RailState, peers: Sequence[RailState]) -> bool:
+def delays_small_frame(rail: RailState, peers: Sequence[RailState]) -> bool:
     """Whether a small frame would arrive clearly later on a rail than on one of its peers."""
     faster = _faster(rail, peers)
-    return bool(faster) and rail.time_s(0) > min(peer.time_s(0) for peer in faster) + _SMALL_S
+    return bool(faster) and rail.time_s(0) > min(peer.time_s(0) for peer in faster) + _EXTRA_WAIT_S
 
 
 def _faster(rail: RailState, peers: Sequence[RailState]) -> list[RailState]:
     """Return the peers that are clearly faster than a rail, if its rate is known."""
-    return [peer for peer in peers if rail.sure and peer.bytes_per_s > _EQUAL * rail.bytes_per_s > 0]
+    return [peer for peer in peers if rail.sure and peer.bytes_per_s > _EQUAL_RATIO * rail.bytes_per_s > 0]

@@ -43,9 +43,9 @@ _LOCAL_CONGESTION, _NEAR_CONGESTION, _PACING = b"reno", b"cubic", b"bbr"
 _WMEM_MAX = Path("/proc/sys/net/core/wmem_max")
 _SIOCOUTQ = 0x5411  # linux/sockios.h
 
-# Queues that overflow lose a thousandth, or much of one burst. One look a second sees more than that three times in a
-# row only where the way itself loses.
-_MUCH, _LOOKS, _LEAST_SEGMENTS = 0.03, 3, 100
+# A network counts as lossy after this share of repeated segments, in this many samples in a row (one a second) of at
+# least so many segments. Queues that overflow lose a thousandth, or much of one burst, but not that often in a row.
+_LOSSY_SHARE, _LOSSY_SAMPLES, _LEAST_SEGMENTS = 0.03, 3, 100
 # TCP waits 200 ms before it sends the last segments of a message again, and twice as long each time that these are
 # lost, too; and cubic takes every loss for a queue that is full. That is where the time goes: with a tenth lost on
 # 1 Gbit/s, two bare sockets that exchange 1 MiB both ways take 5 to 7 s so, 1 to 6 s with BBR, 0.1 to 0.4 s with both.
@@ -67,10 +67,10 @@ class TcpInfo(NamedTuple):
     """The state of a connection, as the kernel reports it."""
 
     under_way: bool  # something was sent that has not been acknowledged, or could not be, as no device is up
-    since_s: float  # time since the last acknowledgement
+    since_ack_s: float  # time since the last acknowledgement
     round_trip_s: float
-    sent: int  # segments, since the connection began
-    again: int  # repeated segments, without needless repetitions
+    sent_segments: int  # since the connection began
+    repeated_segments: int  # without needless repetitions
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo | None:
@@ -89,8 +89,8 @@ def tcp_info(connection: socket.socket) -> TcpInfo | None:
         return None
     unpacked = _INFO.unpack(info.ljust(_INFO.size, b"\0"))
     probes, under_way, since_ms, round_trip_us, again, sent, needless = unpacked
-    lost = max(0, again - needless)
-    return TcpInfo(under_way > 0 or probes > 0, since_ms / 1000, round_trip_us / 1e6, sent, lost)
+    repeated = max(0, again - needless)
+    return TcpInfo(under_way > 0 or probes > 0, since_ms / 1000, round_trip_us / 1e6, sent, repeated)
 
 
 def unsent_bytes(connection: socket.socket) -> int:
@@ -104,12 +104,12 @@ def unsent_bytes(connection: socket.socket) -> int:
 class Health:
     """The health of one connection: whether its bytes are acknowledged, and how many are lost."""
 
-    __slots__ = ("_again", "_in_a_row", "_known", "_seen_s", "_sent")
+    __slots__ = ("_lossy_samples", "_repeated_segments", "_reported", "_sent_segments", "_waiting_since_s")
 
     def __init__(self) -> None:
-        self._seen_s: float | None = None  # when bytes under way were first seen, or last acknowledged since
-        self._sent = self._again = self._in_a_row = 0
-        self._known = False
+        self._waiting_since_s: float | None = None  # when bytes under way were first seen, or last acknowledged since
+        self._sent_segments = self._repeated_segments = self._lossy_samples = 0
+        self._reported = False
 
     def unacknowledged_s(self, seen: TcpInfo | None, now_s: float) -> float:
         """Return the seconds without an acknowledgement of bytes under way.
@@ -122,10 +122,10 @@ class Health:
             now_s: Seconds on a clock that does not go back.
         """
         if seen is None or not seen.under_way:
-            self._seen_s = None
-        elif self._seen_s is None or now_s - seen.since_s > self._seen_s:
-            self._seen_s = now_s
-        return 0.0 if self._seen_s is None else now_s - self._seen_s
+            self._waiting_since_s = None
+        elif self._waiting_since_s is None or now_s - seen.since_ack_s > self._waiting_since_s:
+            self._waiting_since_s = now_s
+        return 0.0 if self._waiting_since_s is None else now_s - self._waiting_since_s
 
     def note_losses(self, connection: socket.socket, seen: TcpInfo | None) -> str:
         """Adapt TCP to a network that loses many segments; return a message for people once, and "" otherwise.
@@ -134,36 +134,36 @@ class Health:
             connection: The connection.
             seen: State of the connection now.
         """
-        if self._known or seen is None or seen.sent - self._sent < _LEAST_SEGMENTS:
+        if self._reported or seen is None or seen.sent_segments - self._sent_segments < _LEAST_SEGMENTS:
             return ""
-        share = (seen.again - self._again) / (
-            seen.sent - self._sent
+        share = (seen.repeated_segments - self._repeated_segments) / (
+            seen.sent_segments - self._sent_segments
         )  # below 0 when assumed losses turn out to be false
-        self._sent, self._again = seen.sent, seen.again
-        self._in_a_row = self._in_a_row + 1 if share >= _MUCH else 0
-        if self._in_a_row < _LOOKS:
+        self._sent_segments, self._repeated_segments = seen.sent_segments, seen.repeated_segments
+        self._lossy_samples = self._lossy_samples + 1 if share >= _LOSSY_SHARE else 0
+        if self._lossy_samples < _LOSSY_SAMPLES:
             return ""
-        self._known = True
-        return f"loses packets: {share:.0%} of them are sent again{_adapted(connection)}"
+        self._reported = True
+        return f"loses packets: {share:.0%} of them are sent again{_adapt_to_losses(connection)}"
 
 
-def _adapted(connection: socket.socket) -> str:
-    """Set the available and permitted options; return a description of them."""
-    done = []
+def _adapt_to_losses(connection: socket.socket) -> str:
+    """Set the available and permitted options for lossy networks; return a description of them."""
+    descriptions = []
     with suppress(OSError, AttributeError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOSSY_CONGESTION)
-        done.append(f"by {_LOSSY_CONGESTION.decode()}")
+        descriptions.append(f"by {_LOSSY_CONGESTION.decode()}")
     with suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, _RTO_MIN_US, _SHORTEST_US)
         connection.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, _LONGEST_MS)
-        done.append(f"after {_SHORTEST_US / 1000:g} ms")
-    return f", from now on {' and '.join(done)}" if done else ""
+        descriptions.append(f"after {_SHORTEST_US / 1000:g} ms")
+    return f", from now on {' and '.join(descriptions)}" if descriptions else ""
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
-def prepare(connection: socket.socket, silence_s: float | None) -> None:
+def set_options(connection: socket.socket, silence_s: float | None) -> None:
     """Set the options of a socket that is not connected yet, or just now: small buffers, keepalive, no delay.
 
     Args:
@@ -178,7 +178,7 @@ def prepare(connection: socket.socket, silence_s: float | None) -> None:
     keep_alive(connection.setsockopt, LOST_S, silence_s)
 
 
-def shorten(connection: socket.socket, report: Callable[[str], None]) -> None:
+def bound_queue(connection: socket.socket, report: Callable[[str], None]) -> None:
     """Bound the queue of a connected socket, most where hosts are near, and choose its congestion control.
 
     Args:
@@ -193,11 +193,11 @@ def shorten(connection: socket.socket, report: Callable[[str], None]) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOCAL_CONGESTION)
     elif (seen := tcp_info(connection)) is not None and seen.round_trip_s <= _NEAR_S:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _FAR_UNSENT_BYTES)
-        _bound(connection, report)
+        _bound_send_buffer(connection, report)
         _stop_pacing(connection, report)
 
 
-def _bound(connection: socket.socket, report: Callable[[str], None]) -> None:
+def _bound_send_buffer(connection: socket.socket, report: Callable[[str], None]) -> None:
     """Fix the send buffer, unless the system would give a shorter one, which would be worse than its default."""
     try:
         most = int(_WMEM_MAX.read_text(encoding="ascii"))

@@ -134,7 +134,7 @@ class Efa(MatchedTransport):
         )
         for link in self.links.values():
             link.note = note or (lambda _: None)
-        self._reconnection = Reconnection(self._joining, self.links, self._rail, report, unreachable_s=silence_s)
+        self._reconnection = Reconnection(self._joining, self.links, self._make_rail, report, unreachable_s=silence_s)
 
     async def join(self) -> None:
         """Connect with all other processes.
@@ -145,18 +145,18 @@ class Efa(MatchedTransport):
         connections = await self._joining.join(self.exchange)
         for member in self.links.keys() & set(self._spared()):
             del self.links[member]
-        self.reach(self.links)
+        self.restrict_to(self.links)
         for (member, index), connection in sorted(connections.items(), key=lambda item: item[0]):
             link = self.links[member]
             if index == 0:
-                self._agree(link)
-            link.departures.checksums = self._checks(link, connection)
-            link.add(self._rail(link, index, connection))
+                self._agree_on_limits(link)
+            link.departures.checksums = self._uses_checksums(link, connection)
+            link.add(self._make_rail(link, index, connection))
         if self._joining.has_cores_to_spare():  # for polling
             self.patience = Patience(_LOOK_S, Crowding())
 
     def release(self) -> None:
-        """Close the door."""
+        """Stop listening, and report refused connections."""
         self._joining.close()
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
@@ -168,7 +168,7 @@ class Efa(MatchedTransport):
         """Run rails, replace dead ones, and detect lost processes."""
         try:
             async with trio.open_nursery() as nursery:
-                if self._joining.returns:
+                if self._joining.replaces_rails:
                     nursery.start_soon(self._reconnection.run)
                 for link in self.links.values():
                     for rail in tuple(link.rails):
@@ -178,20 +178,21 @@ class Efa(MatchedTransport):
             for link in self.links.values():
                 link.give_up("this side can no longer reach it")
 
-    def _agree(self, link: EfaLink) -> None:
+    def _agree_on_limits(self, link: EfaLink) -> None:
         """Agree with another process on limits, and on its loss without connections, now that its address is known."""
         alone = self._joining.rail_count == 1
         link.watched = self._watched and (not alone or self._joining.may_part(link.member))
         if alone:
             inside = not self._joining.spans_hosts((self.member, link.member))
-            link.agree(single_rail_limits(inside=inside, confirmed=link.watched))
+            link.set_limits(single_rail_limits(inside=inside, confirmed=link.watched))
 
-    def _rail(self, link: EfaLink, index: int, connection: ProvedSocket) -> Rail:
+    def _make_rail(self, link: EfaLink, index: int, connection: ProvedSocket) -> Rail:
+        """Return a rail over a connection; its frames are kept if another rail could repeat them."""
         keep, staged = self._joining.rail_count > 1 or link.watched, not self._peer_direct
         kind = SocketRail if connection.encrypted is None else StreamRail
         return kind(link, index, connection, keep=keep, staged=staged)
 
-    def _checks(self, link: EfaLink, connection: ProvedSocket) -> bool:
+    def _uses_checksums(self, link: EfaLink, connection: ProvedSocket) -> bool:
         """Whether payloads carry a checksum on a connection, and on all others to the same process."""
         between_hosts = self._joining.spans_hosts((self.member, link.member))
         checked = between_hosts if self._checksums is None else self._checksums

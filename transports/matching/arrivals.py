@@ -31,12 +31,12 @@ class Arrival:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the message occupies."""
+        """Bytes of memory that the message occupies before its receive."""
         return len(self.payload or b"") if self.pushed is None else self.nbytes
 
 
-def pop(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
-    """Pop the first entry of a lane's queue, and drop the queue if it is empty."""
+def pop_first(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
+    """Return the first entry of a lane's queue, and remove it; an empty queue is dropped."""
     queue = queues[lane]
     first = queue.popleft()
     if not queue:
@@ -44,8 +44,8 @@ def pop(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
     return first
 
 
-def any_of(lane: Lane, free_bits: int) -> Lane:
-    """Return the key of all lanes that differ only in some low bits of the tag."""
+def lane_key(lane: Lane, free_bits: int) -> Lane:
+    """Return a lane without the lowest `free_bits` bits of its tag: the key of all lanes that differ only there."""
     src, dst, tag = lane
     return src, dst, tag >> free_bits
 
@@ -67,11 +67,11 @@ class Overtaking:
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
-    def has(self, number: int, offset: int) -> bool:
+    def has_chunk(self, number: int, offset: int) -> bool:
         """Whether memory is reserved here for a chunk."""
         return offset in self._pieces.get(number, ())
 
-    def place(self, number: int, offset: int, nbytes: int) -> memoryview:
+    def chunk_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
         """Return the memory of a chunk; the same memory if the chunk is sent again after the loss of its rail.
 
         Raises:
@@ -94,20 +94,20 @@ class Overtaking:
             raise ProtocolError(f"peer sent the chunk of message {number} at {offset} twice")
         return memory[:nbytes]
 
-    def filled(self, number: int, offset: int) -> None:
-        """Mark a chunk as complete."""
+    def mark_complete(self, number: int, offset: int) -> None:
+        """Record that all bytes of a chunk have arrived."""
         self._whole.add((number, offset))
 
-    def whole(self, number: int) -> Iterator[int]:
+    def complete_offsets(self, number: int) -> Iterator[int]:
         """Yield the offsets of the complete chunks of a message; the caller may move a chunk before the next one."""
         yield from [offset for offset in self._pieces.get(number, ()) if (number, offset) in self._whole]
 
-    def length(self, number: int, offset: int) -> int:
+    def chunk_bytes(self, number: int, offset: int) -> int:
         """Return the length of a chunk."""
         return self._pieces[number][offset][1]
 
-    def move(self, number: int, offset: int, place: memoryview) -> None:
-        """Move a chunk into the buffer of its message."""
+    def move_chunk(self, number: int, offset: int, place: memoryview) -> None:
+        """Copy a chunk into the buffer of its message, and free its memory here."""
         pieces = self._pieces[number]
         memory, nbytes = pieces.pop(offset)
         if not pieces:
@@ -118,7 +118,7 @@ class Overtaking:
         self._memory.release(memory)
 
     def clear(self) -> None:
-        """Forget all chunks."""
+        """Drop all chunks."""
         self._pieces.clear()
         self._whole.clear()
         self._room_bytes = self._limits.budget_bytes
@@ -140,7 +140,7 @@ class Budget:
         self._report_bytes = limits.budget_bytes // 4
 
     def spend(self, nbytes: int) -> None:
-        """Count an arrived message.
+        """Count a message that arrived and waits for its receive.
 
         Raises:
             ProtocolError: The budget is exceeded.
@@ -150,13 +150,13 @@ class Budget:
             self._refuse()
 
     def free(self, nbytes: int) -> None:
-        """Count a received message, and send credit from a quarter of the budget on."""
+        """Count a waiting message that a rank has received; send credit from a quarter of the budget on."""
         self._free_bytes += nbytes + self._overhead_bytes
         if self._free_bytes >= self._report_bytes:
             self._send_credit()
 
-    def pass_on(self, nbytes: int) -> None:
-        """Count a message that is received on arrival.
+    def spend_and_free(self, nbytes: int) -> None:
+        """Count a message that a rank receives on arrival.
 
         Raises:
             ProtocolError: The budget is exceeded.
@@ -170,9 +170,11 @@ class Budget:
             self._send_credit()
 
     def _refuse(self) -> NoReturn:
+        """Raise the error of an exceeded budget."""
         raise ProtocolError(f"peer sent more eager data than the agreed {self._budget_bytes} bytes")
 
     def _send_credit(self) -> None:
+        """Return the credit of received messages to the other process."""
         self._used_bytes -= self._free_bytes
         self._answer(MessageKind.CREDIT, self._free_bytes)
         self._free_bytes = 0

@@ -49,28 +49,28 @@ class _MessageEnd:
         if wake is not None:
             wake(self)
 
-    def undo(self) -> None:
-        """End as if it had never been."""
+    def end_withdrawn(self) -> None:
+        """End a cancelled call, as if it had never been made."""
         self.withdrawn = True
         self.end()
 
     def fail(self, error: TransportError) -> None:
-        """End with an error."""
+        """End the call with an error."""
         self.error = error
         self.end()
 
     def lose(self, reason: str) -> None:
-        """Fail because the other process is lost."""
+        """Fail with `LinkLostError`, because the other process is lost."""
         src, dst, tag = self.lane
         self.fail(LinkLostError(reason, src=src, dst=dst, tag=tag))
 
     def close(self) -> None:
-        """Fail because this side has closed."""
+        """Fail with `TransportClosedError`, because this side has closed."""
         src, dst, tag = self.lane
         self.fail(TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag))
 
-    def disagree(self, *, sent_bytes: int, expected_bytes: int) -> None:
-        """Fail because the two ends name different lengths."""
+    def fail_lengths(self, *, sent_bytes: int, expected_bytes: int) -> None:
+        """Fail because sender and receiver name different lengths."""
         src, dst, tag = self.lane
         self.fail(LengthMismatchError(sent_bytes=sent_bytes, expected_bytes=expected_bytes, src=src, dst=dst, tag=tag))
 
@@ -115,9 +115,9 @@ class Send(_MessageEnd):
         super().end()
 
     def lose(self, reason: str) -> None:
-        """Fail because the other process is lost; a cancellation that waits for its answer was in time."""
+        """Fail because the other process is lost; a cancelled offer without an answer ends as withdrawn."""
         if self.cancelled and self.progress is OFFERED:
-            self.undo()
+            self.end_withdrawn()
         else:
             super().lose(reason)
 
@@ -152,10 +152,10 @@ class Receive(_MessageEnd):
         self.wants_loan: bool = view is None
         self.seen: set[int] = set()
 
-    def take(self, payload: memoryview) -> None:
-        """End with the bytes of the message, which are copied unless they are immutable."""
+    def finish_with_payload(self, payload: memoryview) -> None:
+        """End with the bytes of a message, copied unless they are immutable; fail if the lengths differ."""
         if payload.nbytes != self.nbytes:
-            self.disagree(sent_bytes=payload.nbytes, expected_bytes=self.nbytes)
+            self.fail_lengths(sent_bytes=payload.nbytes, expected_bytes=self.nbytes)
             return
         if self.view is None:
             self.loan = payload if type(payload.obj) is bytes else memoryview(bytes(payload))
@@ -164,14 +164,14 @@ class Receive(_MessageEnd):
         self.matched = True
         self.end()
 
-    def consume_seen(self, chunk_bytes: int) -> None:
+    def consume_early_chunks(self, chunk_bytes: int) -> None:
         """Call `consume` for the chunks that arrived before the receive."""
         if self.consume is not None and self.view is not None:
             for offset in sorted(self.seen):
                 self.consume(offset, self.view[offset : min(offset + chunk_bytes, self.nbytes)])
 
-    def land(self, memory: BounceBuffers) -> None:
-        """End with all chunks arrived; release the detour to `memory`."""
+    def finish_chunks(self, memory: BounceBuffers) -> None:
+        """End with all chunks arrived; bytes from before the receive are copied, and their memory released."""
         if self.detour is not None:
             assert self.view is not None, "a receive without a buffer has no detour"
             self.view[:] = self.detour[: self.nbytes]

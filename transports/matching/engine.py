@@ -37,15 +37,15 @@ class Engine:
         self.gone: str | None = None
         self._evident = False
         self._handlers: dict[int, Callable[..., None]] = {
-            MessageKind.OFFER: self.incoming.offer,
-            MessageKind.PUSH: self.incoming.push,
-            MessageKind.ACCEPT: self.outgoing.accepted,
-            MessageKind.REFUSE: self.outgoing.refused,
-            MessageKind.TAKEN: self.outgoing.taken,
-            MessageKind.WITHDRAW: self.incoming.withdraw,
-            MessageKind.WITHDRAWN: self.outgoing.withdrawn,
-            MessageKind.CREDIT: self.outgoing.credited,
-            MessageKind.ABANDON: self._abandoned,
+            MessageKind.OFFER: self.incoming.handle_offer,
+            MessageKind.PUSH: self.incoming.handle_push,
+            MessageKind.ACCEPT: self.outgoing.handle_accept,
+            MessageKind.REFUSE: self.outgoing.handle_refuse,
+            MessageKind.TAKEN: self.outgoing.handle_taken,
+            MessageKind.WITHDRAW: self.incoming.handle_withdraw,
+            MessageKind.WITHDRAWN: self.outgoing.handle_withdrawn,
+            MessageKind.CREDIT: self.outgoing.handle_credit,
+            MessageKind.ABANDON: self._handle_abandon,
         }
 
     # -- calls of the ranks of this process ---------------------------------------------------------------------------
@@ -58,18 +58,18 @@ class Engine:
         """
         incoming = self.incoming
         if receive.lane in incoming.arrived:
-            incoming.take(receive)
+            incoming.match_arrived(receive)
             return True
         if self.gone is not None:
-            self.check(receive.lane)
-        incoming.post(receive)
+            self.require_alive(receive.lane)
+        incoming.queue_receive(receive)
         return False
 
     def withdraw(self, end: Send | Receive) -> bool:
         """Cancel a call; False if it ends later, with `withdrawn` set if the cancellation was in time."""
-        return self.outgoing.withdraw(end) if isinstance(end, Send) else self.incoming.forget(end)
+        return self.outgoing.withdraw(end) if isinstance(end, Send) else self.incoming.withdraw_receive(end)
 
-    def check(self, lane: Lane) -> None:
+    def require_alive(self, lane: Lane) -> None:
         """Raise `LinkLostError` if the other process is lost or has left."""
         if self.gone is not None:
             src, dst, tag = lane
@@ -92,8 +92,9 @@ class Engine:
         """
         self._handlers[kind](*fields)
 
-    def _abandoned(self, number: int) -> None:
-        receive = self.incoming.abandoned(number)
+    def _handle_abandon(self, number: int) -> None:
+        """Drop an offer whose sender has closed, and fail the receive that accepted it."""
+        receive = self.incoming.handle_abandon(number)
         if receive is not None:
             receive.lose(f"{self.name} has left")
 

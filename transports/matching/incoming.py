@@ -13,7 +13,7 @@ from time import perf_counter_ns
 
 from transports.base import Envelope
 from transports.buffers import BounceBuffers
-from transports.matching.arrivals import Arrival, Budget, Overtaking, any_of, pop
+from transports.matching.arrivals import Arrival, Budget, Overtaking, lane_key, pop_first
 from transports.matching.ends import Lane, Receive
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
 
@@ -48,7 +48,7 @@ class Incoming:
         self.posted: dict[Lane, deque[Receive]] = {}
         self.filling: dict[int, Receive] = {}
         self.watchers: list[Callable[[], None]] = []
-        self.flush_answers: Callable[[], None] = _nothing
+        self.flush_answers: Callable[[], None] = _do_nothing
         self._srcs = frozenset(srcs)
         self._dsts = frozenset(dsts)
         self._limits = limits
@@ -58,9 +58,9 @@ class Incoming:
         self._in_order = limits.push_bytes > 0 and limits.ordered
         self._memory = memory
         self._answer = answer
-        self._line: dict[int, Receive] = {}  # matched offers that wait for a free place, by number
+        self._unplaced: dict[int, Receive] = {}  # matched offers that wait for a free place, by number
         self._next_number = 0
-        self._early: dict[int, tuple[Lane, Arrival]] = {}  # announcements before their turn
+        self._early_arrivals: dict[int, tuple[Lane, Arrival]] = {}  # announcements before their turn
         self._overtaking = Overtaking(limits, memory)
         self._offers: dict[int, Lane] = {}  # the offers in `arrived`
         self._withdrawn: set[int] = set()  # withdrawals that overtook their offer
@@ -68,18 +68,18 @@ class Incoming:
 
     @property
     def waiting(self) -> Iterator[Receive]:
-        """Every receive without a message."""
+        """Every receive that no message has matched."""
         return chain.from_iterable(self.posted.values())
 
     @property
     def moving(self) -> bool:
         """Whether a matched receive has missing bytes."""
-        return bool(self.filling or self._line)
+        return bool(self.filling or self._unplaced)
 
     @property
     def awaited(self) -> bool:
-        """Whether a call waits for a message that has not arrived, or not completely."""
-        return bool(self.posted or self.filling or self._line or self.watchers)
+        """Whether a call waits for a message that has not arrived completely."""
+        return bool(self.posted or self.filling or self._unplaced or self.watchers)
 
     @property
     def held_bytes(self) -> int:
@@ -88,87 +88,89 @@ class Incoming:
 
     # -- announcements ------------------------------------------------------------------------------------------------
 
-    def eager(self, fields: Sequence[int], payload: memoryview) -> None:
-        """Handle a message with its bytes, which are copied."""
+    def handle_eager(self, fields: Sequence[int], payload: memoryview) -> None:
+        """Handle a message with its bytes, which are valid only during the call."""
         number, src, dst, tag = fields
         lane = (src, dst, tag)
         if number != self._next_number or lane not in self.posted:
             self._budget.spend(payload.nbytes)
-            self._announced(number, lane, payload.nbytes, bytes(payload))
+            self._add_announcement(number, lane, payload.nbytes, bytes(payload))
             return
         self._next_number += 1  # the short way: the message is next, and a receive waits
-        self._budget.pass_on(payload.nbytes)
-        pop(self.posted, lane).take(payload)
-        if self._early:
-            self._catch_up()
+        self._budget.spend_and_free(payload.nbytes)
+        pop_first(self.posted, lane).finish_with_payload(payload)
+        if self._early_arrivals:
+            self._handle_due_announcements()
 
-    def offer(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
+    def handle_offer(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
         """Handle the announcement of a long message."""
-        self._announced(number, (src, dst, tag), nbytes, None)
+        self._add_announcement(number, (src, dst, tag), nbytes, None)
 
-    def push(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
+    def handle_push(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
         """Handle the announcement of a pushed message, and take memory for it if no receive waits."""
         lane = (src, dst, tag)
         if nbytes > self._limits.push_bytes:
             raise ProtocolError(
                 f"peer pushed message {number} of {nbytes} bytes, not {self._limits.push_bytes} at most"
             )
-        if self._met(number, lane, nbytes) is not None:
+        if self._match_at_once(number, lane, nbytes) is not None:
             return
         if number != self._next_number and self._limits.ordered:
             raise ProtocolError(f"peer pushed message {number} before message {self._next_number}")
-        self._check(number, lane)
+        self._check_announcement(number, lane)
         self._budget.spend(nbytes)
         pushed = Receive(lane, None, nbytes)
         self.filling[number] = pushed
         if number != self._next_number or lane not in self.posted:
             pushed.view = self._memory.take(nbytes)
-        self._early[number] = lane, Arrival(number=number, nbytes=nbytes, pushed=pushed)
-        self._catch_up()
-        for offset in self._overtaking.whole(number):
-            self._move(number, offset)
+        self._early_arrivals[number] = lane, Arrival(number=number, nbytes=nbytes, pushed=pushed)
+        self._handle_due_announcements()
+        for offset in self._overtaking.complete_offsets(number):
+            self._move_chunk(number, offset)
 
-    def push_with(self, first_bytes: int, number: int, src: int, dst: int, tag: int, nbytes: int) -> memoryview:
+    def handle_push_with_chunk(
+        self, first_bytes: int, number: int, src: int, dst: int, tag: int, nbytes: int
+    ) -> memoryview:
         """Handle the announcement of a pushed message with its first chunk; return the memory of the chunk."""
         if first_bytes == nbytes <= self._whole_bytes:
-            receive = self._met(number, (src, dst, tag), nbytes)
+            receive = self._match_at_once(number, (src, dst, tag), nbytes)
             if receive is not None and receive.view is not None:
                 return receive.view[:nbytes]
-        self.push(number, src, dst, tag, nbytes)
-        return self.place(number, 0, first_bytes)
+        self.handle_push(number, src, dst, tag, nbytes)
+        return self.chunk_memory(number, 0, first_bytes)
 
-    def _met(self, number: int, lane: Lane, nbytes: int) -> Receive | None:
-        """Return the waiting receive of that length if the message is next; the short way, without an `Arrival`."""
+    def _match_at_once(self, number: int, lane: Lane, nbytes: int) -> Receive | None:
+        """Match a pushed message whose turn it is with a waiting receive of its length; None if that is impossible."""
         posted = self.posted.get(lane)
         if posted is None or number != self._next_number or not 0 < nbytes == posted[0].nbytes:
             return None
-        if self._early or (self._overtakes and self._overtaking):
+        if self._early_arrivals or (self._overtakes and self._overtaking):
             return None
-        self._budget.pass_on(nbytes)
+        self._budget.spend_and_free(nbytes)
         self._next_number += 1
         receive = self.filling[number] = posted.popleft()
         if not posted:
             del self.posted[lane]
         receive.matched = True
         if receive.wants_loan:
-            self._make_room(receive)
+            self._take_memory(receive)
         return receive
 
-    def withdraw(self, number: int) -> None:
-        """Drop an offer without a receive; a matched message finishes instead."""
-        if self._forgotten(number):
+    def handle_withdraw(self, number: int) -> None:
+        """Drop an offer that no receive has matched, and confirm that; a matched message finishes instead."""
+        if self._drop_offer(number):
             self._answer(MessageKind.WITHDRAWN, number)
 
-    def abandoned(self, number: int) -> Receive | None:
-        """Drop an offer; return the receive that has accepted it, which must fail."""
-        if self._forgotten(number):
+    def handle_abandon(self, number: int) -> Receive | None:
+        """Drop an offer whose sender has closed; return the receive that accepted it, which must fail."""
+        if self._drop_offer(number):
             return None
-        receive = self.filling.pop(number, None) or self._line.pop(number, None)
+        receive = self.filling.pop(number, None) or self._unplaced.pop(number, None)
         self._accept_next()
         return receive
 
-    def _forgotten(self, number: int) -> bool:
-        """Drop an offer if it waits here; an offer that is still on its way is dropped when it arrives."""
+    def _drop_offer(self, number: int) -> bool:
+        """Drop an offer without a receive; True if it was here. One still on its way is dropped on arrival."""
         if number >= self._next_number:
             if number - self._next_number > self._limits.waiting:
                 raise ProtocolError(f"peer withdrew offer {number}, beyond the window of {self._limits.waiting}")
@@ -183,30 +185,34 @@ class Incoming:
             del self.arrived[lane]
         return True
 
-    def _announced(self, number: int, lane: Lane, nbytes: int, payload: bytes | None) -> None:
-        self._check(number, lane)
-        if len(self._early) + len(self._offers) >= self._limits.waiting:
+    def _add_announcement(self, number: int, lane: Lane, nbytes: int, payload: bytes | None) -> None:
+        """Add an announcement, and handle all announcements whose turn has come."""
+        self._check_announcement(number, lane)
+        if len(self._early_arrivals) + len(self._offers) >= self._limits.waiting:
             raise ProtocolError(f"peer announced more than {self._limits.waiting} messages that no rank receives")
-        self._early[number] = lane, Arrival(number=number, nbytes=nbytes, payload=payload)
-        self._catch_up()
+        self._early_arrivals[number] = lane, Arrival(number=number, nbytes=nbytes, payload=payload)
+        self._handle_due_announcements()
 
-    def _check(self, number: int, lane: Lane) -> None:
-        if number < self._next_number or number in self._early:
+    def _check_announcement(self, number: int, lane: Lane) -> None:
+        """Raise `ProtocolError` if an announcement is repeated, or its ranks do not belong to the two processes."""
+        if number < self._next_number or number in self._early_arrivals:
             raise ProtocolError(f"peer announced message {number} twice")
         if lane[0] not in self._srcs or lane[1] not in self._dsts:
             raise ProtocolError(f"peer sent a message of ranks that it does not join: {lane[0]} to {lane[1]}")
 
-    def _catch_up(self) -> None:
-        while (early := self._early.pop(self._next_number, None)) is not None:
+    def _handle_due_announcements(self) -> None:
+        """Handle early announcements in the order of their numbers, up to the first that is missing."""
+        while (early := self._early_arrivals.pop(self._next_number, None)) is not None:
             self._next_number += 1
-            self._arrive(*early)
+            self._handle_announcement(*early)
 
-    def _arrive(self, lane: Lane, arrival: Arrival) -> None:
+    def _handle_announcement(self, lane: Lane, arrival: Arrival) -> None:
+        """Match the announcement that is next with a waiting receive, or keep it; a withdrawn offer is dropped."""
         if arrival.number in self._withdrawn and arrival.payload is None and arrival.pushed is None:
             self._withdrawn.remove(arrival.number)
             self._answer(MessageKind.WITHDRAWN, arrival.number)
         elif lane in self.posted:
-            self._match(pop(self.posted, lane), arrival)
+            self._match(pop_first(self.posted, lane), arrival)
         else:
             arrival.since_ns = perf_counter_ns()
             self.arrived.setdefault(lane, deque()).append(arrival)
@@ -215,96 +221,98 @@ class Incoming:
             self.wake_watchers()
 
     def wake_watchers(self) -> None:
-        """Call the callbacks of all watchers."""
+        """Call the callbacks of all tasks that wait for any message."""
         for wake in tuple(self.watchers):
             wake()
 
-    def announced(self, lanes: Container[Lane], free_bits: int) -> Iterator[Envelope]:
+    def announced_messages(self, lanes: Container[Lane], free_bits: int) -> Iterator[Envelope]:
         """Yield the oldest message of each lane without a receive.
 
         Args:
-            lanes: Keys of the lanes, made by `any_of`.
+            lanes: Keys of the lanes, made by `lane_key`.
             free_bits: How many low bits of the tag may differ.
         """
         for lane, queue in self.arrived.items():
-            if any_of(lane, free_bits) in lanes:
+            if lane_key(lane, free_bits) in lanes:
                 src, dst, tag = lane
                 first = queue[0]
                 yield Envelope(src=src, dst=dst, tag=tag, nbytes=first.nbytes, since_ns=first.since_ns)
 
     # -- receives -----------------------------------------------------------------------------------------------------
 
-    def take(self, receive: Receive) -> None:
+    def match_arrived(self, receive: Receive) -> None:
         """Match a receive with the oldest arrived message of its lane."""
-        arrival = pop(self.arrived, receive.lane)
+        arrival = pop_first(self.arrived, receive.lane)
         self._offers.pop(arrival.number, None)
         self._match(receive, arrival)
 
-    def post(self, receive: Receive) -> None:
-        """Queue a receive."""
+    def queue_receive(self, receive: Receive) -> None:
+        """Queue a receive until a message of its lane is announced."""
         queue = self.posted.get(receive.lane)
         if queue is None:
             queue = self.posted[receive.lane] = deque()
         queue.append(receive)
 
-    def forget(self, receive: Receive) -> bool:
-        """Cancel a receive; False if it has matched."""
+    def withdraw_receive(self, receive: Receive) -> bool:
+        """Cancel a receive that no message has matched; False if one has."""
         if receive.matched:
             return False
         queue = self.posted[receive.lane]
         queue.remove(receive)
         if not queue:
             del self.posted[receive.lane]
-        receive.undo()
+        receive.end_withdrawn()
         return True
 
     def _match(self, receive: Receive, arrival: Arrival) -> None:
-        """Match a receive and an arrival."""
+        """Match a receive and an arrival; a long message without bytes is accepted, or refused for its length."""
         if arrival.payload is not None:
             self._budget.free(arrival.nbytes)
-            receive.take(memoryview(arrival.payload))
+            receive.finish_with_payload(memoryview(arrival.payload))
         elif arrival.pushed is not None:
-            self._adopt(receive, arrival, arrival.pushed)
+            self._match_pushed(receive, arrival, arrival.pushed)
         elif arrival.nbytes != receive.nbytes:
             self._answer(MessageKind.REFUSE, arrival.number, receive.nbytes)
-            receive.disagree(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
+            receive.fail_lengths(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
         elif not arrival.nbytes:
             self._answer(MessageKind.TAKEN, arrival.number)
             receive.finish(memoryview(b"") if receive.wants_loan else None)
         else:
             receive.matched = True
-            if self._line or not self._has_place:
-                self._line[arrival.number] = receive
+            if self._unplaced or not self._has_free_place:
+                self._unplaced[arrival.number] = receive
             else:
-                self._accept(arrival.number, receive)
+                self._accept_offer(arrival.number, receive)
 
     @property
-    def _has_place(self) -> bool:
+    def _has_free_place(self) -> bool:
+        """Whether another long message may be under way, see `Limits.places`."""
         return self._limits.places is None or len(self.filling) < self._limits.places
 
     def _accept_next(self) -> None:
         """Accept the messages that are next in line, up to `Limits.places`."""
-        while self._line and self._has_place:
-            number = next(iter(self._line))
-            self._accept(number, self._line.pop(number))
+        while self._unplaced and self._has_free_place:
+            number = next(iter(self._unplaced))
+            self._accept_offer(number, self._unplaced.pop(number))
 
-    def _accept(self, number: int, receive: Receive) -> None:
+    def _accept_offer(self, number: int, receive: Receive) -> None:
+        """Let the sender of an offer send its chunks, into memory of the receive."""
         self.filling[number] = receive
         if receive.wants_loan:
-            self._make_room(receive)
+            self._take_memory(receive)
         self._answer(MessageKind.ACCEPT, number)
 
-    def _make_room(self, receive: Receive) -> None:
-        """Take memory for the message of a receive without a buffer."""
+    def _take_memory(self, receive: Receive) -> None:
+        """Take memory for the message of a receive without a buffer; one chunk if `consume` reads each at once."""
         receive.rolling = receive.consume is not None and self._in_order
         nbytes = min(receive.nbytes, self._limits.chunk_bytes) if receive.rolling else receive.nbytes
         receive.view = self._memory.take(nbytes)
 
-    def _adopt(self, receive: Receive, arrival: Arrival, pushed: Receive) -> None:
-        """Give a receive a pushed message, which may have arrived in whole or in part."""
+    def _match_pushed(self, receive: Receive, arrival: Arrival, pushed: Receive) -> None:
+        """Match a receive with a pushed message, which may have arrived in whole or in part."""
         self._budget.free(arrival.nbytes)
         if arrival.nbytes != receive.nbytes:
-            receive.disagree(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
+            receive.fail_lengths(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
             if pushed.view is None and pushed.loan is None:  # the bytes still arrive, and are dropped
                 pushed.view = self._memory.take(arrival.nbytes)
             return
@@ -314,33 +322,34 @@ class Incoming:
         if not receive.wants_loan:
             receive.detour = arrived
         elif arrived is None:
-            self._make_room(receive)
+            self._take_memory(receive)
         else:
             receive.view = arrived
             if self._in_order:
-                receive.consume_seen(self._limits.chunk_bytes)
+                receive.consume_early_chunks(self._limits.chunk_bytes)
         if receive.missing_bytes:
             self.filling[arrival.number] = receive
         else:
-            receive.land(self._memory)
+            receive.finish_chunks(self._memory)
 
     # -- chunks -------------------------------------------------------------------------------------------------------
 
-    def place(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return the memory of a chunk.
+    def chunk_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """Return the memory into which the bytes of a chunk are read.
 
         Raises:
             ProtocolError: No receive expects the chunk, or it has arrived already.
         """
-        if self._overtakes and (self._overtaking.has(number, offset) or self._may_overtake(number)):
-            return self._overtaking.place(number, offset, nbytes)
-        return self._belongs(number, offset, nbytes)
+        if self._overtakes and (self._overtaking.has_chunk(number, offset) or self._may_be_unannounced(number)):
+            return self._overtaking.chunk_memory(number, offset, nbytes)
+        return self._receive_memory(number, offset, nbytes)
 
-    def _may_overtake(self, number: int) -> bool:
+    def _may_be_unannounced(self, number: int) -> bool:
         """Whether a chunk may belong to a message that is not announced yet."""
-        return number >= self._next_number and number not in self._early
+        return number >= self._next_number and number not in self._early_arrivals
 
-    def _belongs(self, number: int, offset: int, nbytes: int) -> memoryview:
+    def _receive_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """Return the memory of a chunk in its receive; `ProtocolError` if no receive expects it."""
         receive = self.filling.get(number)
         if receive is None or receive.view is None:
             raise ProtocolError(f"peer sent a chunk of message {number}, which no receive has accepted")
@@ -353,12 +362,12 @@ class Incoming:
             return receive.view[:nbytes]
         return (receive.view if receive.detour is None else receive.detour)[offset : offset + nbytes]
 
-    def filled(self, number: int, offset: int, nbytes: int) -> None:
-        """Count a chunk that has arrived in its memory."""
-        if self._overtakes and self._overtaking.has(number, offset):
-            self._overtaking.filled(number, offset)
+    def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
+        """Count a chunk that has completely arrived; the last one ends the receive, and lets the next offer in."""
+        if self._overtakes and self._overtaking.has_chunk(number, offset):
+            self._overtaking.mark_complete(number, offset)
             if number in self.filling:
-                self._move(number, offset)
+                self._move_chunk(number, offset)
             return
         receive = self.filling.get(number)
         if receive is None or offset in receive.seen:
@@ -374,33 +383,33 @@ class Incoming:
             if self._limits.confirms(receive.nbytes):
                 self._answer(MessageKind.TAKEN, number)
                 self.flush_answers()
-            receive.land(self._memory)
-            if self._line:
+            receive.finish_chunks(self._memory)
+            if self._unplaced:
                 self._accept_next()
 
-    def _move(self, number: int, offset: int) -> None:
+    def _move_chunk(self, number: int, offset: int) -> None:
         """Move a chunk that arrived before its announcement into the buffer of its message."""
-        nbytes = self._overtaking.length(number, offset)
-        self._overtaking.move(number, offset, self._belongs(number, offset, nbytes))
-        self.filled(number, offset, nbytes)
+        nbytes = self._overtaking.chunk_bytes(number, offset)
+        self._overtaking.move_chunk(number, offset, self._receive_memory(number, offset, nbytes))
+        self.count_chunk(number, offset, nbytes)
 
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> list[Receive]:
-        """Drop the receives without a message, and return them."""
+        """Remove the receives that no message has matched, and return them."""
         receives = list(self.waiting)
         self.posted.clear()
         return receives
 
     def clear(self, *, keep_arrived: bool, keep_moving: bool) -> list[Receive]:
-        """Drop everything, except complete messages or messages under way; return the unfinished receives."""
-        unfinished = [*self.waiting, *self._line.values()]
+        """Drop everything but kept messages; return the unfinished receives."""
+        unfinished = [*self.waiting, *self._unplaced.values()]
         self.posted.clear()
-        self._line.clear()
+        self._unplaced.clear()
         if not keep_moving:
             unfinished += self.filling.values()
             self.filling.clear()
-        self._early.clear()
+        self._early_arrivals.clear()
         self._overtaking.clear()
         self._offers.clear()
         self._withdrawn.clear()
@@ -409,5 +418,5 @@ class Incoming:
         return unfinished
 
 
-def _nothing() -> None:
-    pass
+def _do_nothing() -> None:
+    """Leave answers in their queue."""

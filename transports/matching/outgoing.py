@@ -56,7 +56,7 @@ class Outgoing:
 
     @property
     def waiting(self) -> Iterator[Send]:
-        """Every message that the receiver has not accepted yet."""
+        """Every message that the receiver has not accepted."""
         yield from (send for _, _, send in self._announcing if send.progress is WAITING)
         yield from (send for send in self.sends.values() if send.progress is OFFERED)
 
@@ -65,8 +65,8 @@ class Outgoing:
         """Bytes of eager data that may still leave."""
         return self._credit_bytes
 
-    def eager(self, view: memoryview) -> int | None:
-        """Return the number of a message that leaves at once, before all queued ones; None if it must queue.
+    def reserve_eager(self, view: memoryview) -> int | None:
+        """Reserve number and credit of a small message that leaves at once; None if it must queue.
 
         The caller transmits it, as an EAGER message, before anything else.
         """
@@ -78,8 +78,8 @@ class Outgoing:
         self._next_number += 1
         return number
 
-    def whole(self, send: Send) -> bool:
-        """Let a message of one chunk leave at once, with its announcement; False if it must queue.
+    def reserve_push(self, send: Send) -> bool:
+        """Reserve number and credit of a message that leaves at once as one chunk; False if it must queue.
 
         The caller transmits it, as a PUSH message with its only chunk; nothing else is due.
         """
@@ -95,16 +95,16 @@ class Outgoing:
         return True
 
     def announce(self, send: Send) -> None:
-        """Queue a message, behind all queued ones of its lane whatever its urgency."""
+        """Queue a message behind all queued ones of its lane, even less urgent ones."""
         queued, urgency = self._in_lane.get(send.lane, (0, send.priority))
         urgency = max(urgency, send.priority)
         self._in_lane[send.lane] = (queued + 1, urgency)
         heappush(self._announcing, (urgency, next(self._serial), send))
 
     def withdraw(self, send: Send) -> bool:
-        """Cancel a message; False if it is accepted, or the receiver has to answer first."""
+        """Cancel a message; False if the receiver has accepted it, or has to answer first."""
         if send.progress is WAITING:
-            send.undo()
+            send.end_withdrawn()
             return True
         if send.progress is OFFERED and not send.cancelled:
             send.cancelled = True
@@ -119,7 +119,7 @@ class Outgoing:
 
     @property
     def due(self) -> bool:
-        """Whether anything could leave now."""
+        """Whether any message could leave now."""
         return any(self.queues)
 
     @property
@@ -136,17 +136,19 @@ class Outgoing:
             return self._answers.popleft()
         while self._announcing:
             _, _, send = heappop(self._announcing)
-            self._left_lane(send.lane)
+            self._count_off_lane(send.lane)
             if send.progress is WAITING:
-                return self._announcement(send)
+                return self._make_announcement(send)
         return None
 
-    def _left_lane(self, lane: Lane) -> None:
+    def _count_off_lane(self, lane: Lane) -> None:
+        """Count a message that leaves the queue of its lane."""
         queued, urgency = self._in_lane.pop(lane)
         if queued > 1:
             self._in_lane[lane] = (queued - 1, urgency)
 
-    def _announcement(self, send: Send) -> Message:
+    def _make_announcement(self, send: Send) -> Message:
+        """Return the announcement of a message: whole if it is small, pushed within the credit, otherwise offered."""
         number, nbytes = self._next_number, send.nbytes
         self._next_number += 1
         cost_bytes = nbytes + self._limits.overhead_bytes
@@ -160,7 +162,7 @@ class Outgoing:
         self.sends[number] = send
         if nbytes <= self._limits.push_bytes and self._credit_bytes >= cost_bytes:
             self._credit_bytes -= cost_bytes
-            self._flow(send)
+            self._start_flow(send)
             return MessageKind.PUSH, (number, *send.lane, nbytes), None
         send.progress = OFFERED
         return MessageKind.OFFER, (number, *send.lane, nbytes), None
@@ -180,44 +182,45 @@ class Outgoing:
             heappop(self._flowing)
         return Chunk(send, offset, min(self._limits.chunk_bytes, send.nbytes - offset))
 
-    def departed(self, send: Send) -> None:
+    def end_departed(self, send: Send) -> None:
         """End a send that has left completely, where the receiver does not confirm it."""
         if self.sends.pop(send.number, None) is not None:
             send.end()
 
     # -- answers of the other process ---------------------------------------------------------------------------------
 
-    def accepted(self, number: int) -> None:
-        """Let a message flow, because the receiver has a buffer for it."""
-        send = self._offered(number)
+    def handle_accept(self, number: int) -> None:
+        """Queue the chunks of a message, because the receiver has a buffer for it."""
+        send = self._answered_send(number)
         if send is None:
             return
         if not send.nbytes:
             raise ProtocolError(f"peer accepted message {number}, which has no bytes")
-        self._flow(send)
+        self._start_flow(send)
 
-    def _flow(self, send: Send) -> None:
+    def _start_flow(self, send: Send) -> None:
+        """Let the chunks of a message leave, in the order of priorities."""
         send.progress = FLOWING
         heappush(self._flowing, (send.priority, send.number, send))
 
-    def refused(self, number: int, expected_bytes: int) -> None:
+    def handle_refuse(self, number: int, expected_bytes: int) -> None:
         """Fail a send, because the receiver expects another length."""
-        send = self._offered(number)
+        send = self._answered_send(number)
         if send is not None:
             del self.sends[number]
-            send.disagree(sent_bytes=send.nbytes, expected_bytes=expected_bytes)
+            send.fail_lengths(sent_bytes=send.nbytes, expected_bytes=expected_bytes)
 
-    def withdrawn(self, number: int) -> None:
+    def handle_withdrawn(self, number: int) -> None:
         """End a cancelled send, because the receiver has dropped the offer."""
-        send = self._offered(number)
+        send = self._answered_send(number)
         if send is None:
             return
         if not send.cancelled:
             raise ProtocolError(f"peer dropped offer {number}, which was not cancelled")
         del self.sends[number]
-        send.undo()
+        send.end_withdrawn()
 
-    def taken(self, number: int) -> None:
+    def handle_taken(self, number: int) -> None:
         """End a send, because all of its bytes have arrived."""
         if number in self._given_up:
             self._given_up.remove(number)
@@ -231,14 +234,14 @@ class Outgoing:
         del self.sends[number]
         send.end()
 
-    def credited(self, nbytes: int) -> None:
+    def handle_credit(self, nbytes: int) -> None:
         """Add the credit of eager data that ranks have received."""
         if self._credit_bytes + nbytes > self._limits.budget_bytes:
             raise ProtocolError(f"peer returned a credit of {nbytes} bytes, more than it was sent")
         self._credit_bytes += nbytes
 
-    def _offered(self, number: int) -> Send | None:
-        """Return the send of an answer; None if this side has abandoned it."""
+    def _answered_send(self, number: int) -> Send | None:
+        """Return the offered send that an answer is about; None if this side has abandoned it."""
         if number in self._given_up:
             self._given_up.remove(number)
             return None
@@ -250,7 +253,7 @@ class Outgoing:
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> list[Send]:
-        """Drop unaccepted messages, abandon their offers at the other side, and return them."""
+        """Remove and return the unaccepted messages; the other side is asked to drop their offers."""
         unaccepted = list(self.waiting)
         self._announcing.clear()
         self._in_lane.clear()
@@ -262,8 +265,8 @@ class Outgoing:
 
     def clear(self, *, keep_moving: bool) -> list[Send]:
         """Drop everything, or all but accepted messages; return the unfinished messages."""
-        unfinished = [send for send in (*self.waiting, *self.sends.values()) if not (keep_moving and _moves(send))]
-        self.sends = {number: send for number, send in self.sends.items() if keep_moving and _moves(send)}
+        unfinished = [send for send in (*self.waiting, *self.sends.values()) if not (keep_moving and _is_flowing(send))]
+        self.sends = {number: send for number, send in self.sends.items() if keep_moving and _is_flowing(send)}
         self._announcing.clear()
         self._in_lane.clear()
         self._answers.clear()
@@ -272,5 +275,6 @@ class Outgoing:
         return list(dict.fromkeys(unfinished))
 
 
-def _moves(send: Send) -> bool:
+def _is_flowing(send: Send) -> bool:
+    """Whether the receiver has accepted a message, or it was pushed, and it is not finished."""
     return send.progress is FLOWING

@@ -59,7 +59,7 @@ class Limits:
     waiting: int = 1 << 20
     places: int | None = None  # How many long messages may be under way to one process at once; None: any number
     # A send of a long message ends when the receiver confirms it. Otherwise it ends when all chunks have left, see
-    # `Outgoing.departed`.
+    # `Outgoing.end_departed`.
     confirmed: bool = True
     # Messages up to this length are not confirmed: the transport keeps a copy as long as it may have to repeat them.
     kept_bytes: int = 0

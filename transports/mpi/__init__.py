@@ -1,6 +1,6 @@
 """Mpi: a transport over an MPI library. Its launcher starts the processes, its fabric moves the bytes."""
 
-# The map of this room, from the bottom up; `transports.matching` has the meaning of headers:
+# The map of this folder, from the bottom up; `transports.matching` has the meaning of headers:
 #
 #   bootstrap  the MPI library, and an all-gather of a few bytes before any transport is open
 #   wire       the calls of MPI: headers into a ring, pieces from array to array

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def mpi() -> ModuleType:
-    """Return ``mpi4py.MPI``.
+    """Import and return the module ``mpi4py.MPI``.
 
     Raises:
         ImportError: It is not installed; the message says how to.
@@ -38,13 +38,13 @@ def world() -> MPI.Intracomm:
     return cast("MPI.Intracomm", mpi().COMM_WORLD)
 
 
-_broken = threading.Event()
+_job_broken = threading.Event()
 """Set once a process of the job has been lost, or has left without agreement."""
 
 
-def broke() -> None:
+def mark_broken() -> None:
     """Record that a process of the job is lost, or has left without agreement."""
-    _broken.set()
+    _job_broken.set()
 
 
 def exit_if_broken(code: int) -> None:
@@ -52,7 +52,7 @@ def exit_if_broken(code: int) -> None:
 
     MPI_Finalize, which mpi4py calls at the very end, waits for all processes of a job, also for one that is lost.
     """
-    if _broken.is_set():
+    if _job_broken.is_set():
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -92,7 +92,7 @@ def exchange(comm: MPI.Intracomm | None = None) -> Exchange:
     different names.
     """
 
-    async def among_all(name: str, data: bytes) -> list[bytes]:
+    async def exchange_all(name: str, data: bytes) -> list[bytes]:
         """Exchange bytes under a name, which all processes must agree on."""
         label = name.encode() + b"\0"
         messages = await introduce(label + data, comm=comm)
@@ -104,7 +104,7 @@ def exchange(comm: MPI.Intracomm | None = None) -> Exchange:
                 )
         return [message[len(label) :] for message in messages]
 
-    return among_all
+    return exchange_all
 
 
 async def wait_for(request: MPI.Request) -> None:

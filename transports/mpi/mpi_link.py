@@ -95,18 +95,18 @@ class MpiLink(MatchedLink):
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
         """Send a small message inside its header, if its receiver has room for it."""
-        number = self.engine.outgoing.eager(view)
+        number = self.engine.outgoing.reserve_eager(view)
         if number is None and view.nbytes <= EAGER_BYTES:
             self.look()  # credit may have arrived
-            self.engine.check(lane)
-            number = self.engine.outgoing.eager(view)
+            self.engine.require_alive(lane)
+            number = self.engine.outgoing.reserve_eager(view)
         if number is None:
             return False
         try:
             self._send_header(MessageKind.EAGER, (number, *lane), view)
         except LinkLostError as error:
             self._failed(error)
-            self.engine.check(lane)
+            self.engine.require_alive(lane)
         return True
 
     def look(self) -> None:
@@ -125,30 +125,34 @@ class MpiLink(MatchedLink):
             self._failed(error)
 
     def _send_headers(self) -> None:
+        """Send due messages as headers; drop them if the process is gone or this side has sent its goodbye."""
         while (message := self.engine.outgoing.next_message()) is not None:
             if self.engine.gone is None and not self.bye_sent:
                 self._send_header(*message)
 
     def _send_header(self, kind: MessageKind, fields: tuple[int, ...], payload: memoryview | None) -> None:
+        """Send a header; an acceptance also names the slot of the message's pieces."""
         if kind == MessageKind.ACCEPT:
-            fields = (*fields, self._prepare(fields[0]))
+            fields = (*fields, self._assign_slot(fields[0]))
         header = HEADERS.pack(kind, *fields)
         self._wire.send_header(self.member, header if payload is None else b"".join((header, payload)))
 
     def _send_chunks(self) -> None:
+        """Send due pieces, as long as fewer than `WINDOW` are under way."""
         while self._flying < WINDOW and (chunk := self.engine.outgoing.next_chunk()) is not None:
             number = chunk.send.number
             self._flying += 1
             self._unsent_bytes.setdefault(number, chunk.send.nbytes)
-            self._wire.send(self.member, self._their_slots[number], chunk.view, partial(self._chunk_left, chunk))
+            self._wire.send(self.member, self._their_slots[number], chunk.view, partial(self._on_chunk_sent, chunk))
 
-    def _chunk_left(self, chunk: Chunk) -> None:
+    def _on_chunk_sent(self, chunk: Chunk) -> None:
+        """Count a piece that has left; the last one of a message ends its send."""
         number = chunk.send.number
         self._flying -= 1
         self._unsent_bytes[number] -= chunk.nbytes
         if not self._unsent_bytes[number]:
             del self._unsent_bytes[number], self._their_slots[number]
-            self.engine.outgoing.departed(chunk.send)
+            self.engine.outgoing.end_departed(chunk.send)
         self.settle()
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
@@ -158,75 +162,80 @@ class MpiLink(MatchedLink):
         if self.engine.gone is not None:
             return
         try:
-            self._act(*HEADERS.unpack(message))
+            self._handle_header(*HEADERS.unpack(message))
         except ProtocolError as error:
             self.give_up(f"{self.name} breaks the protocol: {error}; {BROKEN_PROTOCOL}")
         self.settle()
 
     def give_up(self, reason: str) -> None:
-        """Fail all calls that wait for the process: it is lost."""
+        """Fail all calls with the process, because it is lost."""
         self.lost = True
-        self._cancel_all()
+        self._cancel_all_receives()
         self.engine.end(reason)
 
-    def _act(self, kind: int, fields: tuple[int, ...], payload: memoryview) -> None:
+    def _handle_header(self, kind: int, fields: tuple[int, ...], payload: memoryview) -> None:
+        """Handle a header by its kind; `ProtocolError` if it is invalid."""
         if kind == MessageKind.EAGER:
-            self.engine.incoming.eager(fields, payload)
+            self.engine.incoming.handle_eager(fields, payload)
         elif kind == BYE:
             self.engine.end(f"{self.name} has left", keep_arrived=True, keep_moving=True)
         else:
             if kind == MessageKind.ACCEPT:
-                self._note_slot(*fields)
+                self._record_slot(*fields)
             elif kind == MessageKind.ABANDON:
-                self._cancel(*fields)
+                self._cancel_receives(*fields)
             self.engine.handle(kind, fields[:1] if kind == MessageKind.ACCEPT else fields)
 
-    def _note_slot(self, number: int, slot: int) -> None:
+    def _record_slot(self, number: int, slot: int) -> None:
+        """Record the slot that the receiver has named for the pieces of a message."""
         if slot >= SLOTS:
             raise ProtocolError(f"ACCEPT names slot {slot} of {SLOTS}")
         if number in self.engine.outgoing.sends:
             self._their_slots.setdefault(number, slot)
 
-    def _prepare(self, number: int) -> int:
-        """Post receives for the pieces of a message that is about to be accepted; return their slot."""
+    def _assign_slot(self, number: int) -> int:
+        """Take a slot for a message that is about to be accepted, and post receives for its pieces; return the slot."""
         slot = self._slots.pop()
         receive = self.engine.incoming.filling[number]
         landing = self._landing[number] = _Landing(slot, receive.nbytes)
-        self._post(number, landing)
+        self._post_receives(number, landing)
         return slot
 
-    def _post(self, number: int, landing: _Landing) -> None:
+    def _post_receives(self, number: int, landing: _Landing) -> None:
+        """Post receives for the next pieces of a message, up to `WINDOW` at once."""
         while landing.posted_bytes < landing.nbytes and len(landing.cancels) < WINDOW:
             offset = landing.posted_bytes
             nbytes = min(self._chunk_bytes, landing.nbytes - offset)
             landing.posted_bytes += nbytes
-            piece = self.engine.incoming.place(number, offset, nbytes)
-            done = partial(self._landed, number, offset, nbytes)
+            piece = self.engine.incoming.chunk_memory(number, offset, nbytes)
+            done = partial(self._on_piece_arrived, number, offset, nbytes)
             landing.cancels.append(self._wire.receive(self.member, landing.slot, piece, done))
 
-    def _landed(self, number: int, offset: int, nbytes: int) -> None:
+    def _on_piece_arrived(self, number: int, offset: int, nbytes: int) -> None:
+        """Count an arrived piece, and post the next receive; the last piece frees the slot."""
         landing = self._landing.get(number)
         if landing is None:
             return  # the process has been given up
         landing.cancels.pop(0)  # pieces of a slot arrive in order
-        self._post(number, landing)
+        self._post_receives(number, landing)
         if not landing.cancels:
             del self._landing[number]
             self._slots.append(landing.slot)
-        self.engine.incoming.filled(number, offset, nbytes)
+        self.engine.incoming.count_chunk(number, offset, nbytes)
         self.settle()
 
-    def _cancel(self, number: int) -> None:
-        """Cancel the receives of a message that its sender has abandoned."""
+    def _cancel_receives(self, number: int) -> None:
+        """Cancel the receives of a message that its sender has abandoned, and free its slot."""
         landing = self._landing.pop(number, None)
         if landing is not None:
             for cancel in reversed(landing.cancels):
                 cancel()
             self._slots.append(landing.slot)
 
-    def _cancel_all(self) -> None:
+    def _cancel_all_receives(self) -> None:
+        """Cancel the receives of all messages that are arriving."""
         for number in list(self._landing):
-            self._cancel(number)
+            self._cancel_receives(number)
 
     def lose(self, reason: str) -> None:
         """Fail all waiting calls, because the wire has failed."""

@@ -42,7 +42,7 @@ class PollPace:
         self._sleeper.unpark_all()
 
     async def rest(self, *, urgent: bool, moving: bool) -> None:
-        """Pause before the next poll.
+        """Pause before the next poll: one turn of the event loop soon after an event, longer later.
 
         Args:
             urgent: Whether a call waits for a message.

@@ -10,7 +10,7 @@ import trio
 from transports.factory import Bootstrap
 from transports.failures import ArgumentError, LinkLostError
 from transports.matched import MatchedTransport
-from transports.mpi.bootstrap import broke, wait_for, world
+from transports.mpi.bootstrap import mark_broken, wait_for, world
 from transports.mpi.mpi_link import CREDIT_BYTES, MpiLink, limits
 from transports.mpi.polling import PollPace
 from transports.mpi.wire import MpiWire, Wire
@@ -85,20 +85,21 @@ class Mpi(MatchedTransport):
         """
         for link in self.links.values():
             link.give_up_waiting()
-        if not self._is_broken():
+        if not self._has_lost_links():
             with trio.move_on_after(self._linger_s, shield=True):
                 await self._settled.wait()
-        self._let_go()
+        self._close_wire()
 
-    def _let_go(self) -> None:
+    def _close_wire(self) -> None:
+        """Close the wire, and report the processes that have not agreed to that in time."""
         assert self._wire is not None
-        agreed = self._settled.is_set() and not self._stopped and not self._is_broken()
+        agreed = self._settled.is_set() and not self._stopped and not self._has_lost_links()
         self._stopped = True
         self._pace.stir()
         if not agreed:
-            broke()
-        if not agreed and not self._is_broken() and self._report is not None:
-            missing = ", ".join(link.name for link in self._others())
+            mark_broken()
+        if not agreed and not self._has_lost_links() and self._report is not None:
+            missing = ", ".join(link.name for link in self._remaining_links())
             waited_for = missing or "messages that it was sending"
             self._report(f"closed without agreement: process {self.member} waited {self._linger_s} s for {waited_for}")
         self._wire.close(agreed=agreed)
@@ -106,9 +107,10 @@ class Mpi(MatchedTransport):
     async def join(self) -> None:
         """Make a communicator of this transport; a collective of all processes."""
         wire = self._wire = await self._make_wire()
-        self.links = self.make_links(lambda member, ranks: self._link(member, ranks, wire))
+        self.links = self.make_links(lambda member, ranks: self._make_link(member, ranks, wire))
 
-    def _link(self, member: int, ranks: tuple[int, ...], wire: Wire) -> MpiLink:
+    def _make_link(self, member: int, ranks: tuple[int, ...], wire: Wire) -> MpiLink:
+        """Return the link to a process."""
         return MpiLink(
             member,
             ranks,
@@ -116,9 +118,9 @@ class Mpi(MatchedTransport):
             self._limits,
             self.memory,
             wire=wire,
-            look=lambda: self._poll(wire),
+            look=lambda: self._poll_wire(wire),
             stir=self._pace.stir,
-            failed=self._lose,
+            failed=self._lose_all,
         )
 
     async def _make_wire(self) -> Wire:
@@ -132,13 +134,13 @@ class Mpi(MatchedTransport):
         assert wire is not None, "it has joined the others"
         try:
             while not self._stopped:
-                self._poll(wire)
+                self._poll_wire(wire)
                 if self.state is not None and self._has_settled(wire):
                     self._settled.set()
                     return
-                await self._pace.rest(urgent=self.state is not None or self._urgent(), moving=wire.busy)
+                await self._pace.rest(urgent=self.state is not None or self._has_waiting_calls(), moving=wire.busy)
         except Exception as error:
-            self._lose(
+            self._lose_all(
                 LinkLostError(f"the transport has failed: {error!r}")
             )  # nothing else would wake the waiting calls
             raise
@@ -150,7 +152,7 @@ class Mpi(MatchedTransport):
         for link in self.links.values():
             if link.member != self.member:
                 link.send_bye()
-        return not (wire.busy or self._others())
+        return not (wire.busy or self._remaining_links())
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
         """Give up ranks of other processes, whose loss MPI does not report; closing does not wait for them."""
@@ -160,27 +162,28 @@ class Mpi(MatchedTransport):
         self._pace.stir()
         return bool(lost)
 
-    def _is_broken(self) -> bool:
+    def _has_lost_links(self) -> bool:
         return any(link.lost for link in self.links.values())
 
-    def _others(self) -> list[MpiLink]:
+    def _remaining_links(self) -> list[MpiLink]:
         """Return the links to other processes that have not left."""
         return [link for link in self.links.values() if link.member != self.member and link.engine.gone is None]
 
-    def _urgent(self) -> bool:
+    def _has_waiting_calls(self) -> bool:
         """Whether a call here waits for its other end."""
         engines = [link.engine for link in self.links.values()]
         return any(engine.outgoing.sends or engine.incoming.awaited for engine in engines)
 
-    def _poll(self, wire: Wire) -> None:
+    def _poll_wire(self, wire: Wire) -> None:
+        """Handle arrived headers and finished pieces; an error of MPI ends all links."""
         try:
             if not self._stopped and wire.poll(lambda member, message: self.links[member].handle(message)):
                 self._pace.stir()
         except LinkLostError as error:
-            self._lose(error)
+            self._lose_all(error)
 
-    def _lose(self, error: LinkLostError) -> None:
-        """Give up: the MPI library has failed."""
+    def _lose_all(self, error: LinkLostError) -> None:
+        """Stop, and fail the calls of all links, because the MPI library has failed."""
         self._stopped = True
         self._settled.set()
         for link in self.links.values():

@@ -83,8 +83,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _translated(method: Callable[Concatenate[MpiWire, _P], _R]) -> Callable[Concatenate[MpiWire, _P], _R]:
-    """Raise `LinkLostError` for errors of MPI."""
+def _translate_errors(method: Callable[Concatenate[MpiWire, _P], _R]) -> Callable[Concatenate[MpiWire, _P], _R]:
+    """Return a method that raises `LinkLostError` for errors of MPI."""
 
     @wraps(method)
     def call(self: MpiWire, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -115,47 +115,49 @@ class MpiWire(Wire):
         for request in self._ring:
             request.Start()
 
-    @_translated
+    @_translate_errors
     def send_header(self, member: int, header: bytes) -> None:
-        """Send a header."""
+        """Send a header without waiting."""
         request = self._comm.Isend([header, self._byte], member, _HEADER_TAG)
         if not request.Test():  # most are sent at once
             self._pending.append(request)
             self._dones.append(None)
 
-    @_translated
+    @_translate_errors
     def send(self, member: int, slot: int, piece: memoryview, done: Callable[[], None]) -> None:
-        """Send a piece."""
+        """Send a piece without waiting; `done` is called by a later `poll`."""
         self._pending.append(self._comm.Isend([piece, self._byte], member, 1 + slot))
         self._dones.append(done)
 
-    @_translated
+    @_translate_errors
     def receive(self, member: int, slot: int, piece: memoryview, done: Callable[[], None]) -> Callable[[], None]:
-        """Receive the next piece of a slot."""
+        """Receive the next piece of a slot without waiting; return a function that cancels the receive."""
         request = self._comm.Irecv([piece, self._byte], member, 1 + slot)
         self._pending.append(request)
         self._dones.append(done)
 
         def cancel() -> None:
+            """Cancel the receive, which must not have matched."""
             at = self._pending.index(request)
-            self._forget(at)
+            self._remove_entry(at)
             request.Cancel()
             request.Wait()  # a local operation after Cancel, says the standard
 
         return cancel
 
-    @_translated
+    @_translate_errors
     def poll(self, handle: Callable[[int, memoryview], None]) -> bool:
-        """Handle headers and call finished callbacks; do nothing if one of these polls again."""
+        """Handle headers and call callbacks of finished pieces; False, at once, for a call from such a callback."""
         if self._polling:
             return False
         self._polling = True
         try:
-            return self._poll(handle)
+            return self._poll_once(handle)
         finally:
             self._polling = False
 
-    def _poll(self, handle: Callable[[int, memoryview], None]) -> bool:
+    def _poll_once(self, handle: Callable[[int, memoryview], None]) -> bool:
+        """Handle up to a ring of headers, and test for finished pieces; return whether there were any."""
         happened = False
         for _ in range(_RING):  # bounded, because other tasks need their turn
             if not self._ring[self._next].Test(self._status):
@@ -168,24 +170,25 @@ class MpiWire(Wire):
         for _ in range(_LOOKS):
             if not self._pending:
                 break
-            if self._finish():
+            if self._finish_pieces():
                 return True
         return happened
 
-    def _finish(self) -> bool:
+    def _finish_pieces(self) -> bool:
+        """Remove the pieces that MPI has finished, and call their callbacks; return whether there were any."""
         finished = self._testsome(self._pending)
         if not finished:
             return False
         dones = [self._dones[at] for at in finished]
         for at in sorted(finished, reverse=True):
-            self._forget(at)
+            self._remove_entry(at)
         for done in dones:
             if done is not None:
                 done()
         return True
 
-    def _forget(self, at: int) -> None:
-        """Remove an entry by moving the last one into its place."""
+    def _remove_entry(self, at: int) -> None:
+        """Remove a pending transfer by moving the last one into its place."""
         request, done = self._pending.pop(), self._dones.pop()
         if at < len(self._pending):
             self._pending[at], self._dones[at] = request, done
@@ -195,7 +198,7 @@ class MpiWire(Wire):
         """Whether a header or a piece is under way."""
         return bool(self._pending)
 
-    @_translated
+    @_translate_errors
     def close(self, *, agreed: bool) -> None:
         """Cancel the ring, and free the communicator, which is a collective of all members."""
         for request in self._ring:

@@ -1,6 +1,6 @@
 """SharedMemory: a transport between processes of one host."""
 
-# The map of this room, in the order in which to read it:
+# The map of this folder, in the order in which to read it:
 #
 #   transport    SharedMemory itself, and its factory
 #   joining      the processes of this host: handshake, passing of memory, and a trial of reading it

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
 from transports.shared_memory import engine as native
 from transports.shared_memory.memory_link import MemoryLink
-from transports.shared_memory.segment import Heap, Segment, Shelf, releaser
+from transports.shared_memory.segment import Heap, Segment, Shelf, make_releaser
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine, Run, Table
@@ -80,11 +80,11 @@ class Boards:
             self._early_notes[key, rank] = note
 
     def close(self, key: int) -> None:
-        """Drop the board of a group."""
+        """Forget the board of a group; its memory has been released."""
         self._open.pop(key, None)
 
     def lose(self, member: int, reason: str) -> None:
-        """Mark the boards of a lost process."""
+        """Mark the boards in which a lost process takes part, so that their operations fail."""
         for board in self._open.values():
             board.lose(member, reason)
 
@@ -117,6 +117,7 @@ class _SharedBoard(Board):
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def open(self, position: int, when_ready: Callable[[], None]) -> None:
+        """Take rows for a rank of this process, and send their place to the other processes."""
         if not self.ready:
             self._when_ready.append(when_ready)
         if self._starts[position] < 0:
@@ -127,6 +128,7 @@ class _SharedBoard(Board):
             self.receive_note(rank, note)
 
     def close(self) -> None:
+        """Release the rows and results of this process, and tell processes without the board to forget the rows."""
         shelf = self._boards.shelf
         for position, start in enumerate(self._starts):
             if self._homes[position] in self._links:
@@ -142,7 +144,7 @@ class _SharedBoard(Board):
         self._boards.close(self._key)
 
     def _take_rows(self) -> int:
-        """Take memory for the rows of a rank; return the note about them."""
+        """Take memory for the rows of a rank; return the note about it for the other processes."""
         start = self._boards.shelf.take(BOARD_BYTES)
         if start is not None:  # the memory has contents of an earlier loan
             self._taken.add(start)
@@ -164,12 +166,13 @@ class _SharedBoard(Board):
                 begin()
 
     def _segment(self, position: int) -> Segment:
+        """Return the memory of the process of a rank."""
         link = self._links.get(self._homes[position])
         return self._here if link is None else link.peer.segment
 
     @cached_property
     def _native(self) -> native.Board:
-        """The board of the engine."""
+        """Board of the compiled engine, made at first use, when all ranks have opened this one."""
         engine = self._boards.engine
         seats = []
         for position, (start, home) in enumerate(zip(self._starts, self._homes, strict=True)):
@@ -191,6 +194,7 @@ class _SharedBoard(Board):
         self, table: Table, owner: object, number: int, tag: int, source: int, target: int, priority: int,
         nbytes: int, home: int, *, waited_for: bool = False,
     ) -> Run:  # fmt: skip
+        """Submit one rank's end to the engine, with memory for a result if the board has none free."""
         engine, call = self._boards.engine, (self._native, table, owner, number, tag, source, target, priority, home)
         run = engine.submit(*call, _WAITED_FOR if waited_for else 0)
         if run is None:  # the board has no free place of this size
@@ -220,7 +224,7 @@ class _SharedBoard(Board):
         return self._boards.shelf.loan(nbytes, len(self._ranks))
 
     def make_release(self, position: int, owner: int, where: int, nbytes: int) -> Callable[[], None]:
-        return releaser(self._segment(owner).view, where, nbytes, position)
+        return make_releaser(self._segment(owner).view, where, nbytes, position)
 
-    def mapped(self, position: int, where: int, nbytes: int) -> memoryview:
+    def loan_view(self, position: int, where: int, nbytes: int) -> memoryview:
         return self._segment(position).view[where : where + nbytes]

@@ -51,7 +51,7 @@ _BELLS_AT, _ALLOWED_AT, _LINE_BYTES = -512, -448, 64
 
 
 def allow_mail(segment: memoryview) -> None:
-    """Mark the segment of a process with a mailbox, before others map it."""
+    """Mark in the segment of this process that it has a mailbox, before other processes map the segment."""
     segment[_ALLOWED_AT] = 1
 
 
@@ -89,7 +89,7 @@ class EngineOwner(Protocol):
         """Handle the end; the event loop's thread only."""
 
 
-class EngineDoor(trio.abc.Instrument):
+class EngineEvents(trio.abc.Instrument):
     """Deliverer of ends and notes of the engine that no thread waits for, on the event loop.
 
     The engine must wake the loop only while it sleeps.
@@ -105,7 +105,7 @@ class EngineDoor(trio.abc.Instrument):
         self._sleeps = False
         self._probes: dict[Callable[[], None], None] = {}
 
-    def take_in(self) -> bool:
+    def deliver_events(self) -> bool:
         """Deliver ends and notes to their owners; return whether there were any. The event loop's thread only."""
         delivered = False
         for _ in range(_TURNS):  # an end that a callback causes is delivered in the next turn
@@ -132,21 +132,21 @@ class EngineDoor(trio.abc.Instrument):
             self._probes.pop(look, None)
             self._engine.probe(False)
 
-    def look_again(self) -> None:
-        """Call all functions of `probing`."""
+    def call_probes(self) -> None:
+        """Call the functions of all `probing` blocks."""
         for look in tuple(self._probes):
             look()
 
     async def run(self) -> None:
-        """Deliver ends and notes whenever the bell rings."""
+        """Deliver ends and notes whenever the bell is readable, until cancelled."""
         trio.lowlevel.add_instrument(self)
         try:
             while True:
                 await trio.lowlevel.wait_readable(self._bell)
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
-                self.take_in()
-                self.look_again()
+                self.deliver_events()
+                self.call_probes()
         finally:
             trio.lowlevel.remove_instrument(self)
 

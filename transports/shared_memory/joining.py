@@ -19,11 +19,11 @@ from transports.efa.address import PeerAddress, host_identity
 from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError
-from transports.meeting import Door, Meeting, Place
+from transports.meeting import ListeningSockets, Meeting, Place
 from transports.shared_memory.engine import BUILT, RING_BYTES, allow_mail
 from transports.shared_memory.memory_limit import memory_bytes
 from transports.shared_memory.memory_link import Peer
-from transports.shared_memory.peer_memory import address_of, allow, read
+from transports.shared_memory.peer_memory import buffer_address, permit_reading, read_memory
 from transports.shared_memory.segment import Segment
 
 _HANDSHAKE_S = 10.0
@@ -68,13 +68,15 @@ class MemoryJoining:
         Raises:
             TransportError: A process of this host did not join.
         """
-        self.meeting.door = door = Door((), unix=True, pending=2 * self.members, stays=False)
-        identity = self._prepare()
-        listeners = door.open() if identity else []
+        self.meeting.sockets = sockets = ListeningSockets((), unix=True, pending=2 * self.members, reopens=False)
+        identity = self._make_memory()
+        listeners = sockets.listen() if identity else []
         try:
-            cards = await exchange("memory", PeerAddress(host=identity, unix=door.unix).pack())
+            cards = await exchange("memory", PeerAddress(host=identity, unix=sockets.unix).pack())
             self._find_neighbours(identity, [PeerAddress.unpack(card, member) for member, card in enumerate(cards)])
-            missing = await self.meeting.gather([(i, 0) for i in self._names], listeners, self._dial, self._serve)
+            missing = await self.meeting.gather(
+                [(i, 0) for i in self._names], listeners, self._dial_peer, self._serve_peer
+            )
             if missing:
                 members = ", ".join(str(member) for member, _ in sorted(missing))
                 after = f"of this host after {self.meeting.join_s:g} s"
@@ -89,7 +91,7 @@ class MemoryJoining:
             for listener in listeners:
                 listener.close()
             if self.segment is not None:
-                self.segment.passed()
+                self.segment.close_descriptor()
         return self.peers
 
     @property
@@ -103,13 +105,13 @@ class MemoryJoining:
         return {member: reason for (member, _), reason in self.meeting.results.items() if isinstance(reason, str)}
 
     def close(self) -> None:
-        """Close the bell of this process."""
+        """Close the descriptor that wakes this process; twice is harmless."""
         bell, self.bell = self.bell, -1
         if bell >= 0:
             os.close(bell)
 
-    def _prepare(self) -> str:
-        """Return the identity that this process shares with its neighbours; empty if it cannot have any."""
+    def _make_memory(self) -> str:
+        """Make segment and bell; return the identity shared with neighbours, or "" if there can be none."""
         needed = (os, "memfd_create"), (os, "eventfd"), (socket, "SOCK_SEQPACKET")
         if not BUILT or not all(hasattr(module, name) for module, name in needed):
             return ""
@@ -123,108 +125,115 @@ class MemoryJoining:
             except OSError as error:
                 self.unshared = f"shares no memory with processes of this host, which sockets reach: {error.strerror}"
                 return ""
-            allow()
+            permit_reading()
         return identity
 
     def _find_neighbours(self, identity: str, cards: list[PeerAddress]) -> None:
+        """Record the Unix sockets of the other processes of this host."""
         neighbours = {i: card.unix for i, card in enumerate(cards) if identity and card.host == identity}
         self._names = {i: name for i, name in neighbours.items() if i != self.member}
 
     def _make_segment(self) -> Segment:
-        """Make the segment of this process, at least the smallest useful one whatever the limit."""
+        """Make the segment of this process, within the limit but not below the smallest useful size."""
         limit = self._limit_bytes if self._limit_bytes is not None else memory_bytes() // 2 // self.members
-        return Segment.make(max(limit // _GRAIN_BYTES * _GRAIN_BYTES, reserved(self.members) + _GRAIN_BYTES))
+        return Segment.make(max(limit // _GRAIN_BYTES * _GRAIN_BYTES, ring_bytes(self.members) + _GRAIN_BYTES))
 
     # -- both sides ---------------------------------------------------------------------------------------------------
 
-    async def _dial(self, member: int, _: int) -> Peer | str:
-        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    async def _dial_peer(self, member: int, _: int) -> Peer | str:
+        """Connect with a higher member, and exchange memory; return the peer, or why no memory is shared."""
+        own_end, peer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
             name = "\0" + self._names[member]
             await self.meeting.greet(connection, member, name, detail="0", deadline_s=self.meeting.join_s)
-            await self._pass(connection, [far.fileno()])
-            card, (segment, bell) = await _receive(connection, 2)
-            return await self._try(connection, near, member, card, segment, bell)
+            await self._send_memory(connection, [peer_end.fileno()])
+            card, (segment, bell) = await _receive_card(connection, 2)
+            return await self._map_peer(connection, own_end, member, card, segment, bell)
         except BaseException as error:
-            near.close()
+            own_end.close()
             if isinstance(error, OSError | TransportError):
                 raise LinkLostError(f"process {member} cannot be reached: {error}") from error
             raise
         finally:
-            far.close()
+            peer_end.close()
             connection.close()
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve_peer(self, connection: socket.socket) -> None:
+        """Receive a lower member, exchange memory, and record the peer, or why no memory is shared."""
         places: list[Place] = []
         packets: socket.socket | None = None
         try:
             connection.setblocking(False)
             await self.meeting.welcome(connection, partial(self.meeting.admit, places), deadline_s=_HANDSHAKE_S)
-            card, (end, segment, bell) = await _receive(connection, 3)
+            card, (end, segment, bell) = await _receive_card(connection, 3)
             packets, place = socket.socket(fileno=end), places[0]
-            await self._pass(connection, [])
-            self.meeting.settle(place, await self._try(connection, packets, place[0], card, segment, bell))
+            await self._send_memory(connection, [])
+            self.meeting.record_result(place, await self._map_peer(connection, packets, place[0], card, segment, bell))
         except (OSError, HandshakeError) as error:
             if packets is not None:
                 packets.close()
                 self.meeting.lose(places[0][0], str(error))
             elif places:
-                self.meeting.release(places[0])
+                self.meeting.free_place(places[0])
         finally:
             connection.close()
 
-    async def _pass(self, connection: socket.socket, more: list[int]) -> None:
-        """Pass the memory of this process to a peer, with the address of a nonce in this process."""
+    async def _send_memory(self, connection: socket.socket, more: list[int]) -> None:
+        """Send the descriptors of this process's memory, and the address of a nonce in this process."""
         assert self.segment is not None, "there are neighbours"
-        card = _CARD.pack(self.segment.nbytes, address_of(self._nonce), bytes(self._nonce))
+        card = _CARD.pack(self.segment.nbytes, buffer_address(self._nonce), bytes(self._nonce))
         await trio.lowlevel.wait_writable(connection)
         socket.send_fds(connection, [card], [*more, self.segment.fileno(), self.bell])
 
-    async def _try(
+    async def _map_peer(
         self, connection: socket.socket, packets: socket.socket, member: int, card: bytes, segment: int, bell: int
     ) -> Peer | str:
-        """Map the peer's memory, try to read from the process, and exchange the results, so that both sides agree."""
+        """Map the peer's memory and try to read from the process; both sides agree on the result."""
         pid, uid, _ = _CREDENTIALS.unpack(
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
         nbytes, address, nonce = _CARD.unpack(card)
-        theirs: Segment | None = None
+        peer_segment: Segment | None = None
         try:
-            theirs = Segment.of_another(segment)
+            peer_segment = Segment.from_descriptor(segment)
             verdict = _READS if self._can_read(pid, uid, address, nonce) else _MAPS
-            if theirs.nbytes != nbytes:
+            if peer_segment.nbytes != nbytes:
                 verdict = b"the memory that was passed has another size"
         except (OSError, ValueError) as error:
             verdict = f"its memory cannot be mapped: {error}".encode()[:_VERDICT_BYTES]
         packets.setblocking(False)
         packets.send(verdict)
-        answer = await _packet(packets)
-        if theirs is None or not {verdict, answer} <= {_READS, _MAPS}:
+        answer = await _receive_packet(packets)
+        if peer_segment is None or not {verdict, answer} <= {_READS, _MAPS}:
             packets.close()
             os.close(bell)
             return min(verdict, answer, key=lambda word: word in (_READS, _MAPS)).decode(errors="replace")
-        return self._peer(member, packets, pid, verdict == answer == _READS, theirs, bell)
+        return self._make_peer(member, packets, pid, verdict == answer == _READS, peer_segment, bell)
 
     def _can_read(self, pid: int, uid: int, address: int, nonce: bytes) -> bool:
+        """Whether the nonce of another process can be read from its memory."""
         seen = bytearray(len(nonce))
         if not self._reads or uid != os.getuid() or pid <= 0:
             return False
         with suppress(OSError, AttributeError):
-            read(pid, address, seen)
+            read_memory(pid, address, seen)
         return seen == nonce
 
-    def _peer(self, member: int, packets: socket.socket, pid: int, readable: bool, theirs: Segment, bell: int) -> Peer:
+    def _make_peer(
+        self, member: int, packets: socket.socket, pid: int, readable: bool, peer_segment: Segment, bell: int
+    ) -> Peer:
+        """Return a peer, with the rings in both directions."""
         assert self.segment is not None, "there are neighbours"
         return Peer(
             socket=packets,
             pid=pid,
             readable=readable,
-            segment=theirs,
+            segment=peer_segment,
             bell=bell,
             messages_out=_ring(self.segment, member),
-            messages_in=_ring(theirs, self.member),
+            messages_in=_ring(peer_segment, self.member),
         )
 
 
@@ -234,12 +243,12 @@ def _ring(segment: Segment, reader: int) -> memoryview:
     return segment.view[start : start + RING_BYTES]
 
 
-def reserved(members: int) -> int:
+def ring_bytes(members: int) -> int:
     """Return the bytes at the start of a segment that are rings, not loans."""
     return RING_BYTES * members
 
 
-async def _receive(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
+async def _receive_card(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
     """Receive a card and `count` descriptors."""
     with trio.fail_after(_HANDSHAKE_S):
         await trio.lowlevel.wait_readable(connection)
@@ -251,7 +260,8 @@ async def _receive(connection: socket.socket, count: int) -> tuple[bytes, list[i
     return card, descriptors
 
 
-async def _packet(packets: socket.socket) -> bytes:
+async def _receive_packet(packets: socket.socket) -> bytes:
+    """Wait for a packet; `HandshakeError` if the other side has hung up."""
     while True:
         await trio.lowlevel.wait_readable(packets)
         with suppress(BlockingIOError):

@@ -22,13 +22,14 @@ def memory_bytes(root: Path = Path("/")) -> int:
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:  # version 2
-                limits += _limits(groups, path, "memory.max")
+                limits += _read_limits(groups, path, "memory.max")
             elif "memory" in controllers.split(","):
-                limits += _limits(groups / "memory", path, "memory.limit_in_bytes")
+                limits += _read_limits(groups / "memory", path, "memory.limit_in_bytes")
     return min(limits)
 
 
-def _limits(mount: Path, path: str, name: str) -> list[int]:
+def _read_limits(mount: Path, path: str, name: str) -> list[int]:
+    """Return the readable limits of a control group and of the groups above it, in bytes."""
     inside = PurePosixPath(path.lstrip("/"))
     limits: list[int] = []
     for group in (inside, *inside.parents):

@@ -126,7 +126,7 @@ class MemoryRequest(Request):
     on_end = settle
 
     def settle_in_thread(self) -> bool:
-        """Record a successful end, unless a task waits for it."""
+        """Record a successful end in the calling thread; False if a task has to be woken."""
         if self.link.leaves or self.op.state != DONE:  # those ends wake a task, or end the link
             return False
         self.settle()
@@ -142,6 +142,7 @@ class MemoryRequest(Request):
             self.withdraw()
 
     def _end(self, state: int) -> None:
+        """Record the end of the operation, release its loan after a failure, and call the callback."""
         self.ended = True
         if self.op.queued:  # a waiting thread has ended it
             self.link.engine.forget(self.op)
@@ -150,7 +151,7 @@ class MemoryRequest(Request):
         if state == WITHDRAWN:
             self.withdrawn = self.error is None
         elif state != DONE:
-            self.error = self._failure(state)
+            self.error = self._make_error(state)
         else:
             self.error = None  # it has matched while this process closed
         if self._loan is not None and state != DONE:
@@ -158,7 +159,8 @@ class MemoryRequest(Request):
         self.link.note_change()
         self._done(self)
 
-    def _failure(self, state: int) -> LinkLostError | LengthMismatchError:
+    def _make_error(self, state: int) -> LinkLostError | LengthMismatchError:
+        """Return the error of a state; a corrupt peer is given up."""
         src, dst, tag = self.lane
         if state == MISMATCH:
             peer_bytes = self.op.call[1]
@@ -168,7 +170,7 @@ class MemoryRequest(Request):
             return LinkLostError("out of memory for early messages", src=src, dst=dst, tag=tag)
         if state == CORRUPT:
             self.link.lose(f"it wrote invalid data into shared memory; {BROKEN_PROTOCOL}", evident=True)
-        return self.link.loss(self.lane)
+        return self.link.loss_error(self.lane)
 
     def delivery(self) -> Delivery:
         """Return the message on loan."""
@@ -219,7 +221,7 @@ class MemoryLink(PeerLink):
         self.calls: dict[MemoryRequest, None] = {}
         self.gone: str | None = None
         self.on_loss: Callable[[], None] = lambda: None
-        self.take_in: Callable[[], object] = lambda: None
+        self.deliver_events: Callable[[], object] = lambda: None
         self._report = report
         self._evident = self._has_left = self._goodbye_sent = self._dead = False
         self.count: int = 0
@@ -229,36 +231,37 @@ class MemoryLink(PeerLink):
     def begin_send(
         self, lane: Lane, view: memoryview, priority: int, done: Callable[[Request], None]
     ) -> Request | None:
-        """Begin a send; None if it has finished."""
+        """Begin a send; None if all bytes have left."""
         if self.gone is not None:
-            raise self.loss(lane)
+            raise self.loss_error(lane)
         src, dst, tag = lane
         call = MemoryRequest(self, lane, view.nbytes, done, receives=False)
         call.op = self.engine.send(self.member, tag, 0, b"", None, view.nbytes, view, src << 32 | dst, priority, call)
         if call.op.state == DONE and not call.op.queued:
             self.count += 1
             return None
-        return self._begun(call)
+        return self._register(call)
 
     def begin_receive(
         self, lane: Lane, out: memoryview | None, nbytes: int, done: Callable[[Request], None]
     ) -> Request:
-        """Begin a receive."""
+        """Begin a receive, into memory on loan if there is no buffer."""
         src, dst, tag = lane
         if self.gone is not None and not self._has_left:
-            raise self.loss(lane)
+            raise self.loss_error(lane)
         loan = self.memory.take(nbytes) if out is None else None
         target = out if loan is None else loan
         call = MemoryRequest(self, lane, nbytes, done, receives=True, loan=loan)
         call.op = self.engine.receive(self.member, tag, 0, None, nbytes, target, src << 32 | dst, call)
-        return self._begun(call)
+        return self._register(call)
 
     def send_note(self, key: int, rank: int, note: int) -> None:
         """Send a note about the rows of a rank to the boards of the other process."""
         if not self._dead:
             self.engine.note(self.member, key, rank, note)
 
-    def _begun(self, call: MemoryRequest) -> MemoryRequest:
+    def _register(self, call: MemoryRequest) -> MemoryRequest:
+        """Keep a new call until its end; record an end that it has already reached."""
         if call.op.state == PENDING or call.op.queued:
             self.calls[call] = None
         else:
@@ -270,7 +273,7 @@ class MemoryLink(PeerLink):
         """Whether this process leaves: a task waits for the calls under way."""
         return self._changed is not None
 
-    def loss(self, lane: Lane) -> LinkLostError:
+    def loss_error(self, lane: Lane) -> LinkLostError:
         """Return the error of a message with the lost process."""
         src, dst, tag = lane
         error = LinkLostError(self.gone or f"{self.name} is lost", src=src, dst=dst, tag=tag)
@@ -287,50 +290,54 @@ class MemoryLink(PeerLink):
                 self._receive_end()
 
     def _receive_end(self) -> None:
-        """Handle the end of the other process, after all its messages."""
+        """Read the end of the socket, which follows the last message, and handle the end of the process."""
         try:
             packet = self.peer.socket.recv(1)
         except BlockingIOError:
             return
         except OSError as error:
-            self._ended(str(error.strerror))
+            self._handle_process_end(str(error.strerror))
             return
-        self.take_in()  # perhaps a goodbye
-        self._ended("it sent bytes on its socket" if packet else "its process has ended", evident=bool(packet))
+        self.deliver_events()  # perhaps a goodbye
+        self._handle_process_end(
+            "it sent bytes on its socket" if packet else "its process has ended", evident=bool(packet)
+        )
 
     def on_goodbye(self) -> None:
         """Handle the goodbye: the other process sends and receives no more."""
         self._has_left = True
         self._end(f"{self.name} has left")
 
-    def _ended(self, reason: str, *, evident: bool = False) -> None:
+    def _handle_process_end(self, reason: str, *, evident: bool = False) -> None:
+        """Handle the end of the other process: a loss, unless one side has said goodbye."""
         if self._has_left or self._goodbye_sent:
-            self._cut()
+            self._close_socket()
         else:
             self.lose(reason, evident=evident)
 
     def lose(self, reason: str, *, evident: bool = False) -> None:
-        """Give up the process, and report its loss to the user: every operation with its ranks fails."""
+        """Report the loss of the process to the user, and end all calls with the process."""
         if self.gone is None:
             self._report(f"{self.name} is lost: {reason}")
         self.give_up(reason, evident=evident)
 
     def give_up(self, reason: str, *, evident: bool = False) -> None:
-        """Give up the process without a report: every operation with its ranks fails."""
+        """End all calls with the process without a report, and close its socket."""
         self._evident = self._evident or (self.gone is None and evident)
         self._end(f"{self.name} is lost: {reason}")
-        self._cut()
+        self._close_socket()
 
     def _end(self, reason: str) -> None:
         """Fail the calls under way; messages that have arrived can still be received."""
         if self.gone is None:
             self.gone = reason
             self.engine.lose(self.member)
-            for call in sorted(self.calls, key=_sends):  # receives first: their errors name the missing message
+            for call in sorted(self.calls, key=_is_send):  # receives first: their errors name the missing message
                 call.settle()
             self.on_loss()
 
-    def _cut(self) -> None:
+    def _close_socket(self) -> None:
+        """Close the socket, once, and wake the task that leaves."""
         if not self._dead:
             self._dead = True
             trio.lowlevel.notify_closing(self.peer.socket)
@@ -340,7 +347,7 @@ class MemoryLink(PeerLink):
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> None:
-        """Fail every unmatched call."""
+        """Fail every call that has not matched, because this process leaves."""
         for call in tuple(self.calls):
             call.close()
 
@@ -355,12 +362,12 @@ class MemoryLink(PeerLink):
             with suppress(OSError):
                 self.peer.socket.shutdown(socket.SHUT_WR)
             await self.until(lambda: self._dead)
-        self._cut()
+        self._close_socket()
         self.engine.lose(self.member)
         for call in tuple(self.calls):
             call.settle()
 
-    def traffic(self) -> Mapping[Hashable, int]:
+    def progress_counts(self) -> Mapping[Hashable, int]:
         """Return the number of calls that have ended."""
         return {None: self.count}
 
@@ -375,5 +382,5 @@ class _Change:
         self.link.note_change()
 
 
-def _sends(call: MemoryRequest) -> bool:
+def _is_send(call: MemoryRequest) -> bool:
     return not call.receives

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from transports.base import Endpoint, Envelope, Statistics
 from transports.buffers import BounceBuffers, Buffer, as_bytes
 from transports.linked import LinkedEndpoint, LinkedTransport
-from transports.matching import Lane, any_of
+from transports.matching import Lane, lane_key
 from transports.patience import Patience
-from transports.shared_memory.engine import EngineDoor
+from transports.shared_memory.engine import EngineEvents
 from transports.shared_memory.memory_link import MemoryLink
 from transports.starter import Request
 
@@ -29,15 +29,15 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
     Attributes:
         memory: Buffers of messages on loan.
         engine: Engine of this process; None before it has joined others.
-        door: Deliverer of the engine's events on the event loop.
+        events: Deliverer of the engine's events on the event loop.
     """
 
     engine: Engine | None
-    door: EngineDoor | None
+    events: EngineEvents | None
 
     def __init__(self, member: int, placement: Sequence[Sequence[int]]) -> None:
         super().__init__(member, placement)
-        self.engine = self.door = None
+        self.engine = self.events = None
         self.memory: BounceBuffers = BounceBuffers()
         self.patience: Patience = Patience(0.0)
 
@@ -45,9 +45,9 @@ class MemoryMessages(LinkedTransport[MemoryLink]):
         """Return the endpoint of a rank."""
         return MemoryEndpoint(self, rank)
 
-    def take_in(self) -> bool:
+    def deliver_events(self) -> bool:
         """Deliver events of the engine; return whether there were any. The event loop's thread only."""
-        return self.door is not None and self.door.take_in()
+        return self.events is not None and self.events.deliver_events()
 
     def statistics(self) -> Statistics:
         """Return the unmatched sends and receives of local ranks."""
@@ -78,7 +78,7 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         done: Callable[[Request], None],
         consume: Callable[[int, memoryview], None] | None = None,
     ) -> Request:
-        """Let the engine receive."""
+        """Begin a receive in the engine."""
         view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
         return self._transport.link(lane, src).begin_receive(lane, view, nbytes, done)
 
@@ -94,30 +94,30 @@ class MemoryEndpoint(LinkedEndpoint[MemoryMessages]):
         return home is not None and transport.state is None and transport.links[home].gone is None
 
     def catch_up(self, peer: int) -> bool:
-        """Deliver events of the engine."""
+        """Deliver events of the engine; return whether there were any."""
         transport = self._transport
         if transport.state is not None or peer not in transport.home:
-            raise transport.refusal((self.rank, peer, 0), peer)
-        return transport.take_in()
+            raise transport.unreachable_error((self.rank, peer, 0), peer)
+        return transport.deliver_events()
 
     def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
         """Return the oldest message of the choices."""
-        lanes, engine = {any_of(lane, free_bits) for lane in self.lanes(choices)}, self._transport.engine
+        lanes, engine = {lane_key(lane, free_bits) for lane in self.checked_lanes(choices)}, self._transport.engine
         assert engine is not None, "it is open"
         for since_ns, _, lane, tag, nbytes in sorted(engine.announced(self.rank)):
             src = lane >> 32
-            if any_of((src, self.rank, tag), free_bits) in lanes:
+            if lane_key((src, self.rank, tag), free_bits) in lanes:
                 return Envelope(src=src, dst=self.rank, tag=tag, nbytes=nbytes, since_ns=since_ns)
         return None
 
-    def check(self, lane: Lane) -> None:
+    def require_alive(self, lane: Lane) -> None:
         """Raise `LinkLostError` if the process of a source is lost."""
         link = self._transport.link(lane, lane[0])
         if link.gone is not None:
-            raise link.loss(lane)
+            raise link.loss_error(lane)
 
     def watching(self, sources: Iterable[int], notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Call a function, for the length of a block, whenever a message or a loss may have arrived."""
-        door = self._transport.door
-        assert door is not None, "it is open"
-        return door.probing(notify)
+        events = self._transport.events
+        assert events is not None, "it is open"
+        return events.probing(notify)

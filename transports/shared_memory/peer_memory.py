@@ -1,7 +1,8 @@
 """The system call of Linux that reads another process's memory.
 
 ``process_vm_readv`` copies once. The kernel allows it among processes of one user and one PID namespace, unless a
-security module forbids it; under Yama, which Ubuntu enables, the process that is read has to permit it (`allow`).
+security module forbids it. Under Yama, which Ubuntu enables, the process that is read has to permit it: see
+`permit_reading`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class _Vector(ctypes.Structure):
 
 @cache
 def _libc() -> ctypes.CDLL:
+    """Return the C library, with the types of `process_vm_readv`."""
     libc = ctypes.CDLL(None, use_errno=True)
     vector = ctypes.POINTER(_Vector)
     libc.process_vm_readv.argtypes = [
@@ -35,13 +37,13 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def address_of(buffer: Buffer) -> int:
+def buffer_address(buffer: Buffer) -> int:
     """Return the address of a buffer in this process."""
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]  # type: ignore[arg-type]
     return address
 
 
-def read(pid: int, address: int, into: Buffer) -> None:
+def read_memory(pid: int, address: int, into: Buffer) -> None:
     """Fill a buffer from another process's memory. Other threads run in parallel.
 
     Args:
@@ -52,19 +54,21 @@ def read(pid: int, address: int, into: Buffer) -> None:
     Raises:
         OSError: The process has ended, may not be read, or has no such memory.
     """
-    rest = _view(into)
+    rest = _flat_view(into)
     while rest.nbytes:
-        count = _read(pid, address, address_of(rest), rest.nbytes)
+        count = _read_once(pid, address, buffer_address(rest), rest.nbytes)
         address += count
         rest = rest[count:]
 
 
-def _view(into: Buffer) -> memoryview:
+def _flat_view(into: Buffer) -> memoryview:
+    """View a buffer as flat bytes."""
     view = memoryview(into)  # type: ignore[arg-type]
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-def _read(pid: int, address: int, target: int, nbytes: int) -> int:
+def _read_once(pid: int, address: int, target: int, nbytes: int) -> int:
+    """Read up to `nbytes` from another process; return their number, or raise `OSError`."""
     here, there = _Vector(target, nbytes), _Vector(address, nbytes)
     count: int = _libc().process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
     if count <= 0:
@@ -73,7 +77,7 @@ def _read(pid: int, address: int, target: int, nbytes: int) -> int:
     return count
 
 
-def allow() -> None:
+def permit_reading() -> None:
     """Permit processes of the same user to read this one, which Yama requires; elsewhere they may already.
 
     MPI libraries do it, too. The permission lasts until this process ends.

@@ -29,7 +29,7 @@ class Segment:
 
     @classmethod
     def make(cls, nbytes: int) -> Segment:
-        """Make a segment of this process.
+        """Return a new segment of this process.
 
         Raises:
             OSError: The system has too little memory, or no anonymous files.
@@ -44,7 +44,7 @@ class Segment:
             raise
 
     @classmethod
-    def of_another(cls, fd: int) -> Segment:
+    def from_descriptor(cls, fd: int) -> Segment:
         """Map a segment that another process has passed; the descriptor is closed.
 
         Raises:
@@ -58,10 +58,10 @@ class Segment:
             os.close(fd)
 
     def fileno(self) -> int:
-        """Return the descriptor for other processes; only of this process's own segment, and before `passed`."""
+        """Return the descriptor for other processes; only of an own segment, and before `close_descriptor`."""
         return self._fd
 
-    def passed(self) -> None:
+    def close_descriptor(self) -> None:
         """Close the descriptor, which every process has received. The mapping stays."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -89,8 +89,8 @@ class Heap:
         self._sizes: dict[int, int] = {}
 
     def take(self, nbytes: int) -> int | None:
-        """Return the start of a piece; None if there is no room."""
-        size = _size_for(nbytes)
+        """Return the start of a free piece of at least `nbytes`; None without room."""
+        size = _piece_bytes(nbytes)
         if self._free[size]:
             start = self._free[size].pop()
         elif self._next + size <= self._stop:
@@ -102,14 +102,15 @@ class Heap:
         return start
 
     def free(self, start: int) -> int:
-        """Free a piece, and return its size."""
+        """Free a piece; return its size."""
         size = self._sizes.pop(start)
         self._free[size].append(start)
         self.used_bytes -= size
         return size
 
 
-def _size_for(nbytes: int) -> int:
+def _piece_bytes(nbytes: int) -> int:
+    """Return a length rounded up to pages, and to one of four sizes an octave."""
     nbytes = max(nbytes, _PAGE_BYTES)
     unit = max(_PAGE_BYTES, 1 << (nbytes - 1).bit_length() - 3)
     return -(-nbytes // unit) * unit
@@ -137,8 +138,8 @@ class Shelf:
         self._lock = threading.Lock()
 
     def loan(self, nbytes: int, ranks: int) -> int | None:
-        """Return the start of a piece on loan to a number of ranks; None: there is no room."""
-        first = _words_at(nbytes)
+        """Return the start of a piece on loan to a number of ranks; None without room."""
+        first = _words_offset(nbytes)
         start = self.take(first + ranks * _WORD_BYTES)
         if start is not None:
             words = self._memory[start + first : start + first + ranks * _WORD_BYTES]
@@ -148,7 +149,7 @@ class Shelf:
         return start
 
     def take(self, nbytes: int) -> int | None:
-        """Return the start of a piece that this process releases itself; None: there is no room."""
+        """Return the start of a piece that this process itself releases; None without room."""
         with self._lock:
             self._free_released()
             return self._heap.take(nbytes)
@@ -166,24 +167,26 @@ class Shelf:
             self._heap.free(self._released.popleft())
 
 
-def releaser(memory: memoryview, where: int, nbytes: int, position: int) -> Callable[[], None]:
+def make_releaser(memory: memoryview, start: int, nbytes: int, position: int) -> Callable[[], None]:
     """Return the function that releases a rank's part of a loan; in a fork of its process, it does nothing.
 
     Args:
         memory: Bytes of the segment.
-        where: Start of the loan.
+        start: Start of the loan.
         nbytes: Length of the loan without its words.
         position: Position of the rank in its group.
     """
-    first = where + _words_at(nbytes) + position * _WORD_BYTES
+    first = start + _words_offset(nbytes) + position * _WORD_BYTES
     word, process, present = memory[first : first + _WORD_BYTES].cast("Q"), os.getpid(), os.getpid
 
     def release() -> None:
+        """Mark a rank's part of the loan as released."""
         if present() == process:
             word[0] = 1
 
     return release
 
 
-def _words_at(nbytes: int) -> int:
+def _words_offset(nbytes: int) -> int:
+    """Return the offset of the release words behind a loan of `nbytes`."""
     return -(-nbytes // _WORD_BYTES) * _WORD_BYTES

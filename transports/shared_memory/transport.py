@@ -15,11 +15,11 @@ from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportError
 from transports.identity import Identity
 from transports.meeting import Meeting
-from transports.patience import Patience, usable
+from transports.patience import Patience, usable_cores
 from transports.shared_memory import engine as native
 from transports.shared_memory.board import Boards
-from transports.shared_memory.engine import EngineDoor, Post, allows_mail, bells
-from transports.shared_memory.joining import MemoryJoining, reserved
+from transports.shared_memory.engine import EngineEvents, Post, allows_mail, bells
+from transports.shared_memory.joining import MemoryJoining, ring_bytes
 from transports.shared_memory.memory_link import GOODBYE, MemoryLink, Peer
 from transports.shared_memory.messages import MemoryMessages
 from transports.shared_memory.segment import Heap, Segment
@@ -131,7 +131,7 @@ class SharedMemory(MemoryMessages):
         segment = self._joining.segment
         if segment is not None and self._peers:
             self._make_engine(segment)
-        self.reach(self.links)
+        self.restrict_to(self.links)
         self._report_refused()
 
     def release(self) -> None:
@@ -148,17 +148,17 @@ class SharedMemory(MemoryMessages):
         for i, peer in self._peers.items():
             ways[i] = peer.messages_out, peer.messages_in, bells(peer.segment.view), peer.bell
         pids = [peer.pid for peer in self._peers.values()]
-        look_s, yields = looking(pids, len(usable()))
-        workers, bell = max(1, len(usable()) // (1 + len(pids))), self._joining.bell
+        look_s, yields = polling_rule(pids, len(usable_cores()))
+        workers, bell = max(1, len(usable_cores()) // (1 + len(pids))), self._joining.bell
         self.engine = engine = native.Engine(bells(segment.view), ways, look_s, bell, workers, yields)
-        self.door = EngineDoor(engine, bell, self._on_note)
+        self.events = EngineEvents(engine, bell, self._on_note)
         self.patience = Patience(look_s)
-        heap = Heap(reserved(len(self.placement)), segment.nbytes - _LAST_BYTES)
+        heap = Heap(ring_bytes(len(self.placement)), segment.nbytes - _LAST_BYTES)
         self._boards = Boards(segment, heap, engine, look_s)
         for i, peer in sorted(self._peers.items()):
             link = MemoryLink(i, self.placement[i], self.memory, peer, engine, self.patience, self._report)
             self.links[i] = link
-            link.on_loss, link.take_in = partial(self._lost, i), self.door.take_in
+            link.on_loss, link.deliver_events = partial(self._handle_lost_peer, i), self.events.deliver_events
         self._post = self._make_post(engine, segment)
 
     def _make_post(self, engine: native.Engine, segment: Segment) -> Post | None:
@@ -170,19 +170,21 @@ class SharedMemory(MemoryMessages):
         return Post(engine, {self.placement[i][0]: i for i in members if len(self.placement[i]) == 1})
 
     def _on_note(self, member: int, first: int, second: int, third: int) -> None:
-        """Handle a note of another process."""
+        """Handle a note of another process: its goodbye, or one about the rows of a rank."""
         if second == GOODBYE:
             self.links[member].on_goodbye()
         elif self._boards is not None:
             self._boards.receive_note((first, second, third))
 
-    def _lost(self, member: int) -> None:
+    def _handle_lost_peer(self, member: int) -> None:
+        """Mark the boards of a lost process, and let receives from any source search again."""
         if self._boards is not None:
             self._boards.lose(member, str(self.links[member].gone))
-        if self.door is not None:
-            self.door.look_again()
+        if self.events is not None:
+            self.events.call_probes()
 
     def _report_refused(self) -> None:
+        """Report why memory is not shared; `TransportError` if a process has to be reached and cannot be."""
         if self._joining.unshared:
             self._report(f"process {self.member} {self._joining.unshared}")
         for other, reason in sorted(self._joining.refused.items()):
@@ -200,8 +202,8 @@ class SharedMemory(MemoryMessages):
         async with trio.open_nursery() as nursery:
             for link in self.links.values():
                 nursery.start_soon(link.run)
-            if self.door is not None:
-                nursery.start_soon(self.door.run)
+            if self.events is not None:
+                nursery.start_soon(self.events.run)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
         """Give up ranks of other processes that are known to be lost."""
@@ -237,7 +239,7 @@ def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:
     )
 
 
-def looking(others: Sequence[int], cores: int) -> tuple[float, bool]:
+def polling_rule(others: Sequence[int], cores: int) -> tuple[float, bool]:
     """Return the seconds of polling before a thread sleeps, and whether it yields its core while it polls.
 
     The core is yielded if there are fewer cores than processes. Where Linux makes each session a scheduling group, a
@@ -250,11 +252,12 @@ def looking(others: Sequence[int], cores: int) -> tuple[float, bool]:
     if len(others) < cores:
         return _LOOK_S, False
     grouped = AUTOGROUP.exists() and AUTOGROUP.read_text(encoding="ascii").strip() == "1"
-    reached = not grouped or all(_session(other) == os.getsid(0) for other in others)
+    reached = not grouped or all(_session_id(other) == os.getsid(0) for other in others)
     return (_LOOK_S if reached else 0.0), True
 
 
-def _session(pid: int) -> int | None:
+def _session_id(pid: int) -> int | None:
+    """Return the session of a process; None if the process is gone."""
     try:
         return os.getsid(pid)
     except OSError:  # the process is gone

@@ -99,7 +99,7 @@ def _bandwidth() -> CheckResult:
 def _between_processes() -> Iterator[CheckResult]:
     subject = "shared memory"
     try:
-        Segment.make(1 << 20).passed()
+        Segment.make(1 << 20).close_descriptor()
     except (OSError, AttributeError) as error:
         text = f"cannot be had ({error}); processes of this host are joined by sockets"
         yield CheckResult(subject=subject, state="slow", text=text)
@@ -140,7 +140,7 @@ def _reads_a_child() -> bool:
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
         try:
             begin = int(Path(f"/proc/{child.pid}/maps").read_text(encoding="ascii").partition("-")[0], 16)
-            peer_memory.read(child.pid, begin, bytearray(8))
+            peer_memory.read_memory(child.pid, begin, bytearray(8))
         except (OSError, ValueError, AttributeError):
             return False
         finally:

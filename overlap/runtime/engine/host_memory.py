@@ -320,7 +320,7 @@ class HostRun(OperationRun):
         assert self._run is not None, "this is a bug in overlap: a result before its operation"
         home = self._run.home
         release = executor.board.make_release(executor.position, owner, home, nbytes)
-        self.operation.out = held(executor.board.mapped(owner, home, nbytes).toreadonly(), shape, dtype, release)
+        self.operation.out = held(executor.board.loan_view(owner, home, nbytes).toreadonly(), shape, dtype, release)
         self.operation.target = self.operation.out
 
     def _error(self, state: int) -> BaseException:

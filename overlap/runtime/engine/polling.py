@@ -47,7 +47,7 @@ def linger(
         looked_s = perf_counter()
         sched_yield()
         back_s = perf_counter()
-        if patience.moves(back_s - looked_s):
+        if patience.leave_if_crowded(back_s - looked_s):
             until_s = min(back_s + patience_s, latest_s)
         elif back_s - now_s > long_turn_s:
             patience.give_up()

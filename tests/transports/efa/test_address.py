@@ -12,7 +12,7 @@ from transports.efa.joining import ProvedSocket, SocketJoining
 from transports.failures import TransportError
 from transports.identity import Identity
 from transports.meeting import Meeting
-from transports.patience import usable
+from transports.patience import usable_cores
 
 ONE = PeerAddress(host="a", unix="name", tcp=(("127.0.0.1", 1),), cores=frozenset({0, 9, 64}))
 
@@ -63,4 +63,4 @@ def test_there_are_cores_for_looking_if_each_process_of_the_host_can_have_one(
 
 
 def test_the_cores_of_this_process_are_known() -> None:
-    assert len(usable()) >= 1
+    assert len(usable_cores()) >= 1

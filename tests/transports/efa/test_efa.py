@@ -180,10 +180,10 @@ def test_small_messages_pass_long_ones_at_the_next_chunk() -> None:
 def test_chunks_are_long_over_one_connection_inside_a_host(monkeypatch, hosts, unix, rails, longest_bytes) -> None:
     """Both ways, whoever has dialled; and what they bring is exact."""
     written: list[int] = []
-    pull = SocketRail.pull
+    pull_frames = SocketRail.pull_frames
 
     def noting_pull(rail: SocketRail) -> list[bytes | memoryview]:
-        parts = pull(rail)
+        parts = pull_frames(rail)
         written.extend(map(len, parts))
         return parts
 
@@ -201,7 +201,7 @@ def test_chunks_are_long_over_one_connection_inside_a_host(monkeypatch, hosts, u
                 assert max(written) == longest_bytes
                 written.clear()
 
-    monkeypatch.setattr(SocketRail, "pull", noting_pull)
+    monkeypatch.setattr(SocketRail, "pull_frames", noting_pull)
     run(main)
 
 

@@ -32,7 +32,7 @@ class Pipe(Rail):
         self.incoming = b""
         link.add(self)
 
-    def standing(self) -> RailState:
+    def measure_state(self) -> RailState:
         return RailState(0.0, 0)
 
     def put(self, head: bytes, payload: memoryview) -> None:
@@ -41,16 +41,16 @@ class Pipe(Rail):
         self.wire.append(frame)
 
     def push(self, send: Send) -> bool:
-        if not self.owner.departures.whole(send):
+        if not self.owner.departures.reserve_push(send):
             return False
-        self.wire.append(b"".join(self.pushed(send)))
-        self.written()
+        self.wire.append(b"".join(self.whole_message_parts(send)))
+        self.count_written()
         return True
 
     def start_writing(self) -> None:
-        while parts := self.pull():
+        while parts := self.pull_frames():
             self.wire.append(b"".join(parts))
-            self.written()
+            self.count_written()
 
     def deliver(self, other: Pipe) -> None:
         """Let everything on the wire arrive at the other end."""
@@ -66,7 +66,7 @@ class Pipe(Rail):
             room = self.reading.room()[: len(data)]
             room[:] = data[: len(room)]
             data = data[len(room) :]
-            self.reading.received(len(room))
+            self.reading.handle_received(len(room))
 
     def cut(self) -> None:
         self.wire.clear()
@@ -116,7 +116,7 @@ def test_news_of_a_death_that_is_lost_with_another_rail_is_told_again() -> None:
         mine[0].deliver(theirs[0])
         theirs[0].deliver(mine[0])
     assert bytes(end.loan or b"") == b"12345678"
-    assert here._dead == there._dead == {}
+    assert here._dead_rails == there._dead_rails == {}
 
 
 def test_a_message_whose_array_was_used_again_once_it_had_left_survives_the_death_of_its_rail() -> None:
@@ -153,7 +153,7 @@ def test_what_travels_in_one_frame_arrives_once_wherever_its_rail_dies(
 ) -> None:
     here, there = a_link(1, (1,), (0,)), a_link(0, (0,), (1,))
     for link in (here, there):
-        link.agree(replace(single_rail_limits(inside=True, confirmed=True), kept_bytes=kept_bytes))
+        link.set_limits(replace(single_rail_limits(inside=True, confirmed=True), kept_bytes=kept_bytes))
         link.watched = True
     mine, theirs = Pipe(here, 0), Pipe(there, 0)
     end, text = Receive((1, 0, 5), None, WHOLE_BYTES), random.Random(count).randbytes(WHOLE_BYTES)
@@ -161,7 +161,7 @@ def test_what_travels_in_one_frame_arrives_once_wherever_its_rail_dies(
         here.engine.receive(end)
     array = bytearray(text)
     send = Send((1, 0, 5), memoryview(array), 0)
-    there.post(send)
+    there.queue_send(send)
     assert [len(frame) for frame in theirs.wire] == [PUSH_HEADER_BYTES + WHOLE_BYTES]
     assert send.ended == bool(kept_bytes)
     if send.ended:
@@ -187,12 +187,12 @@ def test_what_travels_in_one_frame_arrives_once_wherever_its_rail_dies(
 def test_a_message_waits_behind_what_is_due() -> None:
     """It leaves in one frame only where nothing could have left before it."""
     link = a_link(1, (1,), (0,))
-    link.agree(single_rail_limits(inside=True, confirmed=False))
+    link.set_limits(single_rail_limits(inside=True, confirmed=False))
     rail = Pipe(link, 0)
     rail.idle = False
     link.engine.outgoing.announce(Send((0, 1, 5), memoryview(bytes(LONG_BYTES)), 0))
     rail.idle = True
-    link.post(Send((0, 1, 6), memoryview(bytes(WHOLE_BYTES)), -1))
+    link.queue_send(Send((0, 1, 6), memoryview(bytes(WHOLE_BYTES)), -1))
     frames, at, kinds = bytearray(b"".join(rail.wire)), 0, []
     while (frame := parse(frames, at, len(frames))) is not None:
         kinds.append((frame[0], frame[1][3 if frame[0] == FrameKind.PUSH else 0]))
@@ -224,7 +224,7 @@ def test_nothing_is_counted_of_a_rail_that_died_of_an_answer() -> None:
             self.die("cut")
 
     link = a_link(1, (1,), (0,))
-    link.agree(replace(LIMITS, kept_bytes=0))
+    link.set_limits(replace(LIMITS, kept_bytes=0))
     dying = Broken(link, 0)
     Pipe(link, 1)
     first, second = receive(link, 5, 100), receive(link, 6, 8)
@@ -246,8 +246,8 @@ def test_rails_that_are_busy_are_measured_whenever_something_moves(monkeypatch: 
         return RailState(0.0, 0)
 
     for rail in rails:
-        monkeypatch.setattr(rail, "standing", partial(look, rail.index))
-    rails[1]._pace.standing(0.0, 10**6, 10**6)
+        monkeypatch.setattr(rail, "measure_state", partial(look, rail.index))
+    rails[1]._rate.sample(0.0, 10**6, 10**6)
     link.settle()
     assert looked_at == [1]
 
@@ -281,7 +281,7 @@ def test_signs_of_life_are_no_progress_worth_waiting_for() -> None:
 
 def news(link: EfaLink, index: int, count: int) -> list[tuple[int, list[int]]]:
     """Tell a link that a rail is lost on the other side; return what it answers."""
-    link.take(link.rails[0], FrameKind.LOST, [index, count])
+    link.handle_frame(link.rails[0], FrameKind.LOST, [index, count])
     frames = []
     while (packed := link.departures.next_frame()) is not None:
         frame = parse(bytearray(packed), 0, len(packed))
@@ -331,7 +331,7 @@ def test_a_rail_that_was_not_heard_since_its_return_does_not_hold_up_a_farewell(
     Pipe(link, 1).die("cut")
     news(link, 1, 0)
     back = Pipe(link, link.next_number(1))
-    link.take(first, FrameKind.BYE, [])
+    link.handle_frame(first, FrameKind.BYE, [])
     assert link.engine.gone == "process 1 (rank 1) has left"
     back.die("the connection ended")
     assert link.engine.gone == "process 1 (rank 1) has left"

@@ -21,7 +21,7 @@ from tests.transports.promises import assert_kept, leaves_at_once
 from transports import LinkLostError, Request
 from transports.efa import rail
 from transports.efa.connection import SocketRail
-from transports.efa.rail import Rail, describe
+from transports.efa.rail import Rail, describe_error
 from transports.efa.tcp import LOST_S, Health, TcpInfo, tcp_info
 from transports.frame import CHUNK_BYTES, PUSH_BYTES, FrameKind
 
@@ -259,7 +259,7 @@ def test_a_receiver_that_reads_nothing_acknowledges_all_the_same() -> None:
                 sender.send(bytes(1 << 20))
         seen = tcp_info(sender)
         assert seen is not None
-        assert not seen.under_way or seen.since_s < LOST_S
+        assert not seen.under_way or seen.since_ack_s < LOST_S
     assert tcp_info(sender) is None  # closed
     with socket.socket(socket.AF_UNIX) as local:
         assert tcp_info(local) is None
@@ -372,7 +372,7 @@ def test_waiting_for_any_ends_when_a_process_is_lost_but_not_before_what_has_com
 @pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "Broken pipe"), ConnectionResetError()])
 def test_who_writes_is_told_of_a_closed_connection_what_readers_are_told(error: OSError) -> None:
     """Both are woken, and which of them finds out first is chance."""
-    assert describe(error) == "the connection ended"
+    assert describe_error(error) == "the connection ended"
     broken = trio.BrokenResourceError()
     broken.__cause__ = error
-    assert describe(broken) == "the connection ended"
+    assert describe_error(broken) == "the connection ended"

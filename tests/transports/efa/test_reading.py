@@ -23,21 +23,21 @@ class Destinations:
     def _take(self, kind: int, fields: list[int]) -> None:
         self.events.append((FrameKind(kind), *fields, self.reading.arrived))
 
-    def eager(self, fields: list[int], payload: memoryview) -> None:
+    def handle_eager(self, fields: list[int], payload: memoryview) -> None:
         self.events.append((FrameKind.EAGER, *fields, bytes(payload), self.reading.arrived))
 
-    def place(self, number: int, offset: int, nbytes: int) -> memoryview:
+    def chunk_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
         return memoryview(self.memory)[offset : offset + nbytes]
 
-    def push(self, fields: list[int], nbytes: int) -> memoryview:
+    def handle_push(self, fields: list[int], nbytes: int) -> memoryview:
         self.events.append((FrameKind.PUSH, *fields, self.reading.arrived))
-        return self.place(fields[0], 0, nbytes)
+        return self.chunk_memory(fields[0], 0, nbytes)
 
-    def filled(self, number: int, offset: int, nbytes: int) -> None:
+    def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
         piece = bytes(self.memory[offset : offset + nbytes])
         self.events.append(("filled", number, offset, piece, self.reading.arrived))
 
-    def message(self, number: int) -> str:
+    def message_name(self, number: int) -> str:
         return f"message {number}"
 
     def feed(self, data: bytes, most_bytes: random.Random | None = None) -> None:
@@ -52,9 +52,9 @@ class Destinations:
             room[:count] = data[at : at + count]
             del room
             at += count
-            behind = self.reading.received(count)
+            behind = self.reading.handle_received(count)
             while behind:
-                behind = self.reading.act()
+                behind = self.reading.handle_frames()
 
 
 def eager(number: int, payload: bytes) -> bytes:
@@ -103,12 +103,12 @@ def test_many_small_frames_are_not_acted_on_all_at_once() -> None:
     places = Destinations()
     data = b"".join(eager(number, b"") for number in range(600))
     places.reading.room()[: len(data)] = data
-    assert places.reading.received(len(data))
+    assert places.reading.handle_received(len(data))
     assert places.reading.behind
     acted = len(places.events)
     assert 0 < acted < 600
-    assert places.reading.act()
-    assert not places.reading.act()
+    assert places.reading.handle_frames()
+    assert not places.reading.handle_frames()
     assert not places.reading.behind
     assert len(places.events) == 600
 

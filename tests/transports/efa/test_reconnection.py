@@ -239,7 +239,7 @@ def test_the_last_rail_comes_back_where_somebody_else_watches_the_process(kind: 
         assert not [line for lines in world.reports for line in lines if "is lost" in line]
 
     def numbers_seen(world: World) -> list[int]:
-        return [index for link in links(world) for index in link._tried.values()]
+        return [index for link in links(world) for index in link._tried_numbers.values()]
 
     run(main)
 

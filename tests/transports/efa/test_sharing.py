@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transports.efa.sharing import RailRate, RailState, holds_back, holds_up
+from transports.efa.sharing import RailRate, RailState, delays_chunk, delays_small_frame
 
 MB = 10**6
 CHUNK = 524288
@@ -12,47 +12,47 @@ CHUNK = 524288
 
 def test_a_rate_is_what_was_delivered_while_enough_waited() -> None:
     pace = RailRate()
-    assert pace.standing(0.0, 2 * MB, 2 * MB) == RailState(0.0, 2 * MB, sure=False)
-    assert pace.standing(0.004, 2 * MB, MB).bytes_per_s == 0.0  # too soon to tell
-    assert pace.standing(0.01, 2 * MB, MB) == RailState(100 * MB, MB)
-    assert pace.standing(0.02, 4 * MB, 2_000_000).bytes_per_s == 100 * MB
-    assert pace.standing(0.04, 8 * MB, 3_500_000).bytes_per_s == 125 * MB  # it may have been idle: no slower
-    assert pace.standing(0.05, 8 * MB, 2_750_000).bytes_per_s == 100 * MB
+    assert pace.sample(0.0, 2 * MB, 2 * MB) == RailState(0.0, 2 * MB, sure=False)
+    assert pace.sample(0.004, 2 * MB, MB).bytes_per_s == 0.0  # too soon to tell
+    assert pace.sample(0.01, 2 * MB, MB) == RailState(100 * MB, MB)
+    assert pace.sample(0.02, 4 * MB, 2_000_000).bytes_per_s == 100 * MB
+    assert pace.sample(0.04, 8 * MB, 3_500_000).bytes_per_s == 125 * MB  # it may have been idle: no slower
+    assert pace.sample(0.05, 8 * MB, 2_750_000).bytes_per_s == 100 * MB
 
 
 def test_a_short_message_tells_that_a_rail_is_no_slower() -> None:
     pace = RailRate()
-    pace.standing(0.0, MB, MB)
-    assert pace.standing(0.0005, MB, 0).bytes_per_s == 0.0  # a switch may have had room for that much
-    pace.standing(0.0, 2 * MB, MB)
-    assert pace.standing(0.01, 2 * MB, 0) == RailState(100 * MB, 0, sure=False)
-    pace.standing(0.02, 3 * MB, MB)
-    assert pace.standing(0.07, 3 * MB, 0) == RailState(100 * MB, 0, sure=False)  # it may have been idle
+    pace.sample(0.0, MB, MB)
+    assert pace.sample(0.0005, MB, 0).bytes_per_s == 0.0  # a switch may have had room for that much
+    pace.sample(0.0, 2 * MB, MB)
+    assert pace.sample(0.01, 2 * MB, 0) == RailState(100 * MB, 0, sure=False)
+    pace.sample(0.02, 3 * MB, MB)
+    assert pace.sample(0.07, 3 * MB, 0) == RailState(100 * MB, 0, sure=False)  # it may have been idle
     assert not pace.measures
 
 
 def test_a_rate_of_a_busy_time_takes_the_place_of_a_guess() -> None:
     pace = RailRate()
-    pace.standing(0.0, 2 * MB, MB)
+    pace.sample(0.0, 2 * MB, MB)
     assert pace.measures
-    pace.standing(0.01, 2 * MB, 0)
-    pace.standing(0.0, 4 * MB, MB)
-    assert pace.standing(0.01, 4 * MB, MB // 2) == RailState(50 * MB, MB // 2)
+    pace.sample(0.01, 2 * MB, 0)
+    pace.sample(0.0, 4 * MB, MB)
+    assert pace.sample(0.01, 4 * MB, MB // 2) == RailState(50 * MB, MB // 2)
 
 
 def test_the_last_packets_of_a_message_tell_nothing() -> None:
     pace = RailRate()
-    pace.standing(0.0, 2 * MB, 2 * MB)
-    pace.standing(0.01, 2 * MB, MB)
-    pace.standing(0.02, 2 * MB, 1000)
-    assert pace.standing(0.06, 2 * MB, 1000).bytes_per_s == 100 * MB
+    pace.sample(0.0, 2 * MB, 2 * MB)
+    pace.sample(0.01, 2 * MB, MB)
+    pace.sample(0.02, 2 * MB, 1000)
+    assert pace.sample(0.06, 2 * MB, 1000).bytes_per_s == 100 * MB
 
 
 def test_a_rail_that_delivers_nothing_becomes_slow() -> None:
     pace = RailRate()
-    pace.standing(0.0, 2 * MB, 2 * MB)
-    pace.standing(0.01, 2 * MB, MB)
-    rates = [pace.standing(0.01 * n, 2 * MB, MB).bytes_per_s for n in range(2, 6)]
+    pace.sample(0.0, 2 * MB, 2 * MB)
+    pace.sample(0.01, 2 * MB, MB)
+    rates = [pace.sample(0.01 * n, 2 * MB, MB).bytes_per_s for n in range(2, 6)]
     assert rates == [50 * MB, 25 * MB, 12.5 * MB, 6.25 * MB]
 
 
@@ -79,11 +79,11 @@ FAST, SLOW = 100 * MB, 10 * MB
     ],
 )
 def test_a_slow_rail_takes_a_chunk_only_if_it_comes_in_time(mine, others, due_bytes, held) -> None:
-    assert holds_back(mine, others, due_bytes=due_bytes, chunk_bytes=CHUNK) is held
+    assert delays_chunk(mine, others, due_bytes=due_bytes, chunk_bytes=CHUNK) is held
 
 
 def test_small_frames_do_not_queue_on_a_slow_rail_while_a_fast_one_lives() -> None:
-    assert holds_up(RailState(SLOW, CHUNK), [RailState(FAST, CHUNK)])
-    assert not holds_up(RailState(SLOW, 0), [RailState(FAST, CHUNK)])
-    assert not holds_up(RailState(FAST, CHUNK), [RailState(SLOW, CHUNK)])
-    assert not holds_up(RailState(SLOW, CHUNK), [])
+    assert delays_small_frame(RailState(SLOW, CHUNK), [RailState(FAST, CHUNK)])
+    assert not delays_small_frame(RailState(SLOW, 0), [RailState(FAST, CHUNK)])
+    assert not delays_small_frame(RailState(FAST, CHUNK), [RailState(SLOW, CHUNK)])
+    assert not delays_small_frame(RailState(SLOW, CHUNK), [])

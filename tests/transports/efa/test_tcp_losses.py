@@ -72,7 +72,7 @@ def test_what_the_receiver_already_had_was_not_lost(had: int, lost: int) -> None
     """A host that is merely busy acknowledges late: the sender repeats segments, and the receiver says it has them."""
     seen = tcp_info(cast("socket.socket", Told(157, 4000, had)))
     assert seen is not None
-    assert (seen.again, seen.sent) == (lost, 4000)
+    assert (seen.repeated_segments, seen.sent_segments) == (lost, 4000)
 
 
 def test_a_busy_host_hears_nothing_and_keeps_its_congestion_control() -> None:
@@ -95,7 +95,7 @@ def test_the_system_counts_segments() -> None:
             other.recv(1)
         seen = tcp_info(connection)
     assert seen is not None
-    assert seen.sent - seen.again == 5
+    assert seen.sent_segments - seen.repeated_segments == 5
     assert tcp_info(connection) is None  # closed
     with socket.socket(socket.AF_UNIX) as local:
         assert tcp_info(local) is None

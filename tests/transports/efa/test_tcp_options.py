@@ -51,7 +51,7 @@ def test_between_near_hosts_little_waits_and_nothing_is_paced(monkeypatch, tmp_p
         limit.write_text("524288\n")
         monkeypatch.setattr(tcp, "_WMEM_MAX", limit)
         monkeypatch.setattr(tcp, "_FAR_BUFFER_BYTES", 64 << 10)  # every system allows that
-        tcp.shorten(connection, reports.append)
+        tcp.bound_queue(connection, reports.append)
         assert settings(connection) == (128 << 10, 128 << 10, b"reno")
     assert reports == []
 
@@ -63,7 +63,7 @@ def test_a_buffer_that_cannot_be_set_stays_as_it_was_and_that_is_said(monkeypatc
     monkeypatch.setattr(tcp, "_WMEM_MAX", limit)
     with joined() as connection:
         before = settings(connection)[0]
-        tcp.shorten(connection, reports.append)
+        tcp.bound_queue(connection, reports.append)
         assert settings(connection)[0] == before
     assert reports == [
         "send buffers stay as the system sizes them, for 524288 bytes cannot be set (net.core.wmem_max is 212992); "
@@ -76,7 +76,7 @@ def test_a_congestion_control_that_cannot_be_had_is_said(monkeypatch) -> None:
     with joined() as connection:
         monkeypatch.setattr(tcp, "_PACING", settings(connection)[2])
         monkeypatch.setattr(tcp, "_NEAR_CONGESTION", b"nosuch")
-        tcp.shorten(connection, reports.append)
+        tcp.bound_queue(connection, reports.append)
         kept = settings(connection)[2].decode()
     assert reports[-1] == (
         f"TCP keeps congestion control {kept!r}, for 'nosuch' cannot be set (No such file or directory); it paces more"
@@ -88,7 +88,7 @@ def test_a_long_way_keeps_what_the_system_has_chosen(monkeypatch) -> None:
     with joined() as connection:
         paces(connection, monkeypatch)
         before = settings(connection)
-        tcp.shorten(connection, pytest.fail)
+        tcp.bound_queue(connection, pytest.fail)
         assert settings(connection) == before
 
 

@@ -47,10 +47,10 @@ def send(engine: Engine, tag: int, nbytes: int) -> Send:
 def hear(engine: Engine, kind: int, fields: Sequence[int], payload: bytes = b"") -> None:
     if kind == Kind.CHUNK:
         number, offset = fields
-        engine.incoming.place(number, offset, len(payload))[:] = payload
-        engine.incoming.filled(number, offset, len(payload))
+        engine.incoming.chunk_memory(number, offset, len(payload))[:] = payload
+        engine.incoming.count_chunk(number, offset, len(payload))
     elif kind == Kind.EAGER:
-        engine.incoming.eager(fields, memoryview(payload))
+        engine.incoming.handle_eager(fields, memoryview(payload))
     else:
         engine.handle(kind, fields)
 
@@ -223,12 +223,12 @@ def test_the_oldest_message_is_first_whatever_its_lane() -> None:
         hear(engine, Kind.EAGER, [number, 1, 0, tag], b"12345678")
     hear(engine, Kind.EAGER, [3, 1, 0, 99], b"above")
     order = []
-    while announced := list(engine.incoming.announced({(1, 0, 0)}, 4)):
+    while announced := list(engine.incoming.announced_messages({(1, 0, 0)}, 4)):
         first = min(announced, key=lambda message: message.since_ns)
         receive(engine, first.tag, first.nbytes)
         order.append(first.tag)
     assert order == [5, 4, 5]
-    assert [message.tag for message in engine.incoming.announced({(1, 0, 99)}, 0)] == [99]
+    assert [message.tag for message in engine.incoming.announced_messages({(1, 0, 99)}, 0)] == [99]
 
 
 def test_eager_data_has_a_budget_which_comes_back_as_it_is_received() -> None:
@@ -248,7 +248,7 @@ def test_eager_data_has_a_budget_which_comes_back_as_it_is_received() -> None:
 @pytest.mark.parametrize(("nbytes", "leaves"), [(99, True), (100, True), (101, False)])
 def test_a_message_leaves_eagerly_up_to_the_limit_of_eager_ones(nbytes: int, leaves: bool) -> None:
     limits = Limits(eager_bytes=100, chunk_bytes=1000, overhead_bytes=0)
-    assert (an_engine(limits).outgoing.eager(memoryview(bytes(nbytes))) is not None) is leaves
+    assert (an_engine(limits).outgoing.reserve_eager(memoryview(bytes(nbytes))) is not None) is leaves
     engine = an_engine(limits)
     send(engine, 5, nbytes)
     assert [kind for kind, _ in said(engine)] == [Kind.EAGER if leaves else Kind.OFFER]
@@ -257,7 +257,7 @@ def test_a_message_leaves_eagerly_up_to_the_limit_of_eager_ones(nbytes: int, lea
 @pytest.mark.parametrize(("budget_bytes", "leaves"), [(149, False), (150, True)])
 def test_a_message_leaves_eagerly_up_to_the_budget(budget_bytes: int, leaves: bool) -> None:
     limits = Limits(eager_bytes=100, chunk_bytes=1000, overhead_bytes=50, budget_bytes=budget_bytes)
-    assert (an_engine(limits).outgoing.eager(memoryview(bytes(100))) is not None) is leaves
+    assert (an_engine(limits).outgoing.reserve_eager(memoryview(bytes(100))) is not None) is leaves
     engine = an_engine(limits)
     send(engine, 5, 100)
     assert [kind for kind, _ in said(engine)] == [Kind.EAGER if leaves else Kind.OFFER]
@@ -391,7 +391,7 @@ def test_where_the_wire_says_what_has_left_the_receiver_cannot() -> None:
     assert engine.outgoing.next_chunk() is not None
     with pytest.raises(ProtocolError, match="peer reports the arrival of message 0, which has not left completely"):
         hear(engine, Kind.TAKEN, [0])
-    engine.outgoing.departed(end)
+    engine.outgoing.end_departed(end)
     assert end.ended
 
 
@@ -410,7 +410,7 @@ def test_a_message_that_nobody_asked_for_leaves_at_once_and_has_been_sent_when_i
     assert [chunk.nbytes for chunk in chunks if chunk is not None] == [LIMITS.chunk_bytes, 100]
     assert engine.outgoing.next_chunk() is None
     assert not end.ended
-    engine.outgoing.departed(end)
+    engine.outgoing.end_departed(end)
     assert end.ended
     assert engine.quiet
 

@@ -22,8 +22,8 @@ def an_engine(limits: Limits = LIMITS) -> Engine:
 
 
 def chunk(engine: Engine, number: int, offset: int, payload: bytes) -> None:
-    engine.incoming.place(number, offset, len(payload))[:] = payload
-    engine.incoming.filled(number, offset, len(payload))
+    engine.incoming.chunk_memory(number, offset, len(payload))[:] = payload
+    engine.incoming.count_chunk(number, offset, len(payload))
 
 
 def answers(engine: Engine) -> list[tuple[int, tuple[int, ...]]]:
@@ -69,7 +69,7 @@ def test_a_chunk_whose_rail_died_half_way_comes_again_to_where_it_was_coming() -
     """It was announced meanwhile."""
     engine, end = an_engine(), Receive((1, 0, 5), None, 150)
     engine.receive(end)
-    engine.incoming.place(0, 0, 100)[:50] = bytes(50)
+    engine.incoming.chunk_memory(0, 0, 100)[:50] = bytes(50)
     engine.handle(Kind.PUSH, (0, 1, 0, 5, 150))
     chunk(engine, 0, 100, TEXT[100:])
     chunk(engine, 0, 0, TEXT[:100])
@@ -111,4 +111,4 @@ def test_nothing_is_left_of_it_when_the_other_process_is_gone() -> None:
         chunk(engine, number, 0, bytes(100))
     engine.end("process 1 has left", keep_arrived=True)
     # there is room again
-    assert [engine.incoming.place(number, 0, 100).nbytes for number in range(5)] == [100] * 5
+    assert [engine.incoming.chunk_memory(number, 0, 100).nbytes for number in range(5)] == [100] * 5

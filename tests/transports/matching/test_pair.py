@@ -74,7 +74,7 @@ class Pair:
             elif (chunk := side.engine.outgoing.next_chunk()) is not None:
                 other.coming.append((MessageKind.CHUNK, (chunk.send.number, chunk.offset), bytes(chunk.view)))
                 if not self.limits.confirmed and chunk.send.next_offset >= chunk.send.nbytes:
-                    side.engine.outgoing.departed(chunk.send)
+                    side.engine.outgoing.end_departed(chunk.send)
 
     def deliver(self, rank: int, which: int) -> None:
         side = self.sides[rank]
@@ -83,10 +83,10 @@ class Pair:
         ordered = self.limits.push_bytes and self.limits.ordered
         kind, fields, payload = side.coming.pop(0 if ordered else which % len(side.coming))
         if kind == MessageKind.EAGER:
-            side.engine.incoming.eager(fields, memoryview(payload))
+            side.engine.incoming.handle_eager(fields, memoryview(payload))
         elif kind == MessageKind.CHUNK:
-            side.engine.incoming.place(*fields, len(payload))[:] = payload
-            side.engine.incoming.filled(*fields, len(payload))
+            side.engine.incoming.chunk_memory(*fields, len(payload))[:] = payload
+            side.engine.incoming.count_chunk(*fields, len(payload))
         else:
             side.engine.handle(kind, fields)
 

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from transports.common import Board
 from transports.shared_memory import transport
-from transports.shared_memory.transport import looking
+from transports.shared_memory.transport import polling_rule
 
 from ..efa.processes import opened, run
 from .processes import Host
@@ -72,4 +72,4 @@ def test_others_are_let_run_where_they_can_be(
         switch.write_text(f"{grouped}\n")
     monkeypatch.setattr(transport, "AUTOGROUP", switch)
     monkeypatch.setattr(os, "getsid", lambda pid: session if pid else 0)
-    assert looking(others, 2) == expected
+    assert polling_rule(others, 2) == expected

@@ -103,7 +103,7 @@ async def _look_at_all(host: Host) -> None:
 
 
 def test_who_cannot_share_memory_is_left_to_sockets_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Segment, "of_another", Mock(side_effect=OSError("no")))
+    monkeypatch.setattr(Segment, "from_descriptor", Mock(side_effect=OSError("no")))
 
     async def main() -> None:
         host = Host()

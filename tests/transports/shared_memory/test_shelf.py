@@ -2,7 +2,7 @@
 
 import pytest
 
-from transports.shared_memory.segment import Heap, Shelf, releaser
+from transports.shared_memory.segment import Heap, Shelf, make_releaser
 
 PAGE = 4096
 
@@ -17,7 +17,7 @@ def test_a_piece_comes_back_when_all_have_left() -> None:
     shelf, _, memory = shelf_of(1)
     start = shelf.loan(100, 2)
     assert start == PAGE
-    leaves = [releaser(memory, start, 100, position) for position in range(2)]
+    leaves = [make_releaser(memory, start, 100, position) for position in range(2)]
     leaves[1]()
     assert shelf.take(PAGE) is None
     leaves[0]()
@@ -40,7 +40,7 @@ def test_words_lie_behind_what_is_held() -> None:
     assert start is not None
     memory[start : start + 13] = bytes(range(13))
     for position in range(3):
-        releaser(memory, start, 13, position)()
+        make_releaser(memory, start, 13, position)()
     assert memory[start : start + 13] == bytes(range(13))
 
 
@@ -50,7 +50,7 @@ def test_what_was_left_before_says_nothing_of_what_comes_after() -> None:
         start = shelf.loan(100, 1)
         assert start is not None
         assert shelf.loan(100, 1) is None
-        releaser(memory, start, 100, 0)()
+        make_releaser(memory, start, 100, 0)()
 
 
 def test_who_needs_memory_gets_what_was_left() -> None:
@@ -58,7 +58,7 @@ def test_who_needs_memory_gets_what_was_left() -> None:
     start = shelf.loan(100, 1)
     assert start is not None
     assert shelf.take(PAGE) is None
-    releaser(memory, start, 100, 0)()
+    make_releaser(memory, start, 100, 0)()
     assert shelf.take(PAGE) == start
 
 
