@@ -131,9 +131,9 @@ class SpanColumns:
             "rank": [span.rank for span in spans],
             "start_ns": [span.start_ns for span in spans],
             "end_ns": [span.end_ns for span in spans],
-            "issued_ns": [_or_none(span.info.issued_ns if span.info else span.issued_ns) for span in spans],
-            "step": [_or_none(span.step) for span in spans],
-            "awaited_ns": [_or_none(info.awaited_ns) for info in infos],
+            "issued_ns": [_encode_optional(span.info.issued_ns if span.info else span.issued_ns) for span in spans],
+            "step": [_encode_optional(span.step) for span in spans],
+            "awaited_ns": [_encode_optional(info.awaited_ns) for info in infos],
         }
         for name in ("met_ns", "seq", "nbytes", "priority"):
             numbers[name] = [getattr(info, name) for info in infos]
@@ -163,26 +163,26 @@ class SpanColumns:
     def of_named(
         cls, columns: Mapping[str, NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]
     ) -> SpanColumns:
-        """Return columns that may have other types of integers than they should."""
+        """Return columns converted to the integer types of the fields, with the given tables of texts and groups."""
         typed: dict[str, Any] = {
             name: column.astype(np.int32 if name in INDEXES else np.int64) for name, column in columns.items()
         }
         return cls(texts=tuple(texts), groups=tuple(groups), **typed)
 
     @classmethod
-    def joined(cls, parts: Iterable[SpanColumns]) -> SpanColumns:
-        """Return the columns of several parts, one after the other, with one table of the texts that they use."""
+    def concatenate(cls, parts: Iterable[SpanColumns]) -> SpanColumns:
+        """Return the columns of several parts, one after the other, with tables of only the texts and groups in use."""
         texts, groups = Table[str](), Table[SpanGroup]()
         texts[""], groups[NOBODY]
         none = np.zeros((len(WHOLES) + len(INDEXES), 0), np.int64)
         joined_parts = [cls.of_table(0, none, (), ())]
         for part in parts:
-            text_of, group_of = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
+            text_index, group_index = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
             for number in part._used_texts():
-                text_of[number] = texts[part.texts[number]]
+                text_index[number] = texts[part.texts[number]]
             for number in np.unique(part.group).tolist():
-                group_of[number] = groups[part.groups[number]]
-            joined_parts.append(part._renumbered((), (), text_of, group_of))
+                group_index[number] = groups[part.groups[number]]
+            joined_parts.append(part._with_tables((), (), text_index, group_index))
         columns = {name: np.concatenate([getattr(part, name) for part in joined_parts]) for name in _COLUMNS}
         return cls(texts=tuple(texts), groups=tuple(groups), **columns)
 
@@ -192,25 +192,25 @@ class SpanColumns:
         groups = sorted({self.groups[number] for number in np.unique(self.group).tolist()})
         new_text = {text: number for number, text in enumerate(texts)}
         new_group = {group: number for number, group in enumerate(groups)}
-        text_of = np.array([*(new_text.get(text, -1) for text in self.texts), -1], np.int32)
-        group_of = np.array([*(new_group.get(group, -1) for group in self.groups), -1], np.int32)
-        return self._renumbered(tuple(texts), tuple(groups), text_of, group_of)
+        text_index = np.array([*(new_text.get(text, -1) for text in self.texts), -1], np.int32)
+        group_index = np.array([*(new_group.get(group, -1) for group in self.groups), -1], np.int32)
+        return self._with_tables(tuple(texts), tuple(groups), text_index, group_index)
 
     def _used_texts(self) -> list[int]:
-        """Return the indices of the texts in use; a part of a timeline shares the table of the whole."""
+        """Return the indices of the texts in use, ascending; a part of a timeline shares the table of the whole."""
         used = np.unique(np.concatenate([np.unique(getattr(self, name)) for name in TEXTS]))
         found: list[int] = used[used >= 0].tolist()
         return found
 
-    def _renumbered(
-        self, texts: tuple[str, ...], groups: tuple[SpanGroup, ...], text_of: Indexes, group_of: Indexes
+    def _with_tables(
+        self, texts: tuple[str, ...], groups: tuple[SpanGroup, ...], text_index: Indexes, group_index: Indexes
     ) -> SpanColumns:
-        """Return these columns for other tables; the last element of `text_of` is -1, so that no text stays none."""
-        named = {name: text_of[getattr(self, name)] for name in TEXTS}
-        return replace(self, texts=texts, groups=groups, group=group_of[self.group], **named)
+        """Return these columns for other tables; `text_index` and `group_index` give the new number of each old one."""
+        named = {name: text_index[getattr(self, name)] for name in TEXTS}
+        return replace(self, texts=texts, groups=groups, group=group_index[self.group], **named)
 
     def take(self, which: Mask | Rows) -> SpanColumns:
-        """Return the columns of the spans selected by a mask, or by row numbers and then in their order."""
+        """Return the columns of some spans: a mask selects in the order of these, row numbers in their own order."""
         return replace(self, **{name: getattr(self, name)[which] for name in _COLUMNS})
 
     def by_rank(self) -> dict[int, SpanColumns]:
@@ -241,6 +241,7 @@ class SpanColumns:
         return by_start
 
     def _order_keys(self) -> list[Wholes | Indexes]:
+        """Return the columns by which spans are sorted, the most significant first: texts by alphabet, not by index."""
         place = np.empty(len(self.texts) + 1, np.int32)
         place[sorted(range(len(self.texts)), key=self.texts.__getitem__)] = np.arange(len(self.texts), dtype=np.int32)
         seq = np.where(self.is_operation, self.seq, -1)
@@ -291,12 +292,12 @@ class SpanColumns:
             )  # fmt: skip
 
 
-def _or_none(number: int | None) -> int:
+def _encode_optional(number: int | None) -> int:
     return NONE if number is None else number
 
 
 def runs(*keys: NDArray[np.integer]) -> Rows:
-    """Return where runs of equal rows begin in n sorted rows of some columns; nothing if there are no rows."""
+    """Return the first row of each run of equal rows, ascending, in sorted columns of n rows; empty if n is 0."""
     begins = np.ones(len(keys[0]), bool)
     begins[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
     return np.flatnonzero(begins)
@@ -307,8 +308,8 @@ class SpanList(Sequence[Span]):
 
     def __init__(self, columns: SpanColumns) -> None:
         self.columns = columns
-        self._made: list[Span | None] = []  # the objects made so far; empty before the first
-        self._are_all_made = False
+        self._span_objects: list[Span | None] = []  # the objects made so far; empty before the first
+        self._has_all_objects = False
 
     @classmethod
     def of(cls, spans: Sequence[Span]) -> SpanList:
@@ -316,24 +317,25 @@ class SpanList(Sequence[Span]):
         columns = SpanColumns.of(spans)
         order = columns.order()
         found = cls(columns.take(order))
-        found._made = [spans[row] for row in order.tolist()]
-        found._are_all_made = True
+        found._span_objects = [spans[row] for row in order.tolist()]
+        found._has_all_objects = True
         return found
 
-    def chosen(self, rows: Sequence[int]) -> list[Span]:
-        """Return the spans of some rows; no other objects are made."""
-        made = self._made or [None] * len(self)
-        self._made = made
+    def spans_at(self, rows: Sequence[int]) -> list[Span]:
+        """Return the spans at some rows, in that order; makes only the objects that do not exist yet."""
+        made = self._span_objects or [None] * len(self)
+        self._span_objects = made
         if missing := [row for row in rows if made[row] is None]:
             for row, span in zip(missing, self.columns.take(np.array(missing)).spans(), strict=True):
                 made[row] = span
         return cast("list[Span]", [made[row] for row in rows])
 
-    def _all(self) -> list[Span]:
-        if not self._are_all_made:
-            self.chosen(range(len(self)))
-            self._are_all_made = True
-        return cast("list[Span]", self._made)
+    def _all_spans(self) -> list[Span]:
+        """Return all spans as objects, in order; makes the missing objects on the first call."""
+        if not self._has_all_objects:
+            self.spans_at(range(len(self)))
+            self._has_all_objects = True
+        return cast("list[Span]", self._span_objects)
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -344,15 +346,15 @@ class SpanList(Sequence[Span]):
     def __getitem__(self, at: slice) -> list[Span]: ...
     def __getitem__(self, at: int | slice) -> Span | list[Span]:
         rows = range(len(self))[at]
-        return self.chosen([rows])[0] if isinstance(rows, int) else self.chosen(rows)
+        return self.spans_at([rows])[0] if isinstance(rows, int) else self.spans_at(rows)
 
     def __iter__(self) -> Iterator[Span]:
-        return iter(self._all())
+        return iter(self._all_spans())
 
     def __eq__(self, other: object) -> bool:
-        return self._all() == list(other) if isinstance(other, list | SpanList) else NotImplemented
+        return self._all_spans() == list(other) if isinstance(other, list | SpanList) else NotImplemented
 
     __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return repr(self._all())
+        return repr(self._all_spans())

@@ -53,7 +53,7 @@ class Timeline:
     ) -> Timeline:
         """Gather the spans of the recorders of a process. Cost: 2 microseconds per span, so after the run."""
         recorders = list(recorders)
-        columns = SpanColumns.joined(recorder.columns() for recorder in recorders)
+        columns = SpanColumns.concatenate(recorder.columns() for recorder in recorders)
         dropped = sum(recorder.dropped for recorder in recorders)
         return cls.of_columns(columns, world_size=world_size, clock=clock, dropped=dropped, meta=dict(meta or {}))
 
@@ -99,7 +99,7 @@ class Timeline:
 
     def chosen(self, which: Mask) -> list[Span]:
         """The spans selected by a mask over the columns, in order of start."""
-        return self._list.chosen(np.flatnonzero(which).tolist())
+        return self._list.spans_at(np.flatnonzero(which).tolist())
 
     def shifted(self, offset_ns: int) -> Timeline:
         """The timeline on another clock, which showed `offset_ns` when the clock of this one showed 0."""

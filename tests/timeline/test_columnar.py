@@ -14,7 +14,7 @@ def test_columns_say_what_the_spans_said(timeline):
     columns = SpanColumns.of(timeline.spans)
     assert list(columns.spans()) == timeline.spans
     halves = [columns.take(columns.rank == rank) for rank in (0, 1, 2)]
-    assert sorted(SpanColumns.joined(halves).spans(), key=span_order) == timeline.spans
+    assert sorted(SpanColumns.concatenate(halves).spans(), key=span_order) == timeline.spans
 
 
 @given(traces(), st.randoms(use_true_random=False))

@@ -21,7 +21,7 @@ PROFILER = "PyTorch profiler"
 """Origin of the timelines that are made here."""
 
 
-def timeline_of(profile: RankProfile) -> Timeline:
+def profile_timeline(profile: RankProfile) -> Timeline:
     """Return the timeline of a profile, one rank of its run.
 
     Raises:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ..columnar import Table
-from .messages import Message, bytes_of, collective_name
-from .packed import next_piece, unpacked
+from .messages import Message, collective_name, message_bytes
+from .packed import open_unpacked, read_piece
 
 PIECE_BYTES = 4 << 20
 MOST_PIECE_BYTES = 256 << 20
@@ -110,7 +110,7 @@ class RankProfile:
     @property
     def named_rank(self) -> int | None:
         """Rank that the file names."""
-        rank = self._distributed.get("rank")
+        rank = self._distributed_info.get("rank")
         return rank if isinstance(rank, int) and rank >= 0 else None
 
     @property
@@ -121,18 +121,18 @@ class RankProfile:
     @property
     def world_size(self) -> int:
         """Number of ranks of the run, as far as the file shows it."""
-        world = self._distributed.get("world_size")
+        world = self._distributed_info.get("world_size")
         return max(world if isinstance(world, int) and world < MOST_RANKS else 1, self.rank + 1)
 
     @property
     def has_groups(self) -> bool:
         """Whether the job has groups of several, but not all, of its ranks."""
-        groups = self._distributed.get("pg_config")
+        groups = self._distributed_info.get("pg_config")
         sizes = [each.get("pg_size") for each in groups if isinstance(each, dict)] if isinstance(groups, list) else []
         return any(isinstance(size, int) and 1 < size < self.world_size for size in sizes)
 
     @property
-    def _distributed(self) -> Mapping[str, Any]:
+    def _distributed_info(self) -> Mapping[str, Any]:
         info = self.header.get("distributedInfo")
         return info if isinstance(info, dict) else {}
 
@@ -140,8 +140,8 @@ class RankProfile:
         """Return the rows of some kinds of events, in order of start."""
         return np.flatnonzero(np.isin(self.kind, kinds))
 
-    def matching(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-        """Return for each name whether a pattern is found in it."""
+    def names_matching(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+        """Return a mask over `names`: whether the pattern is found in each name."""
         return np.fromiter((bool(pattern.search(name)) for name in self.names), bool, len(self.names))
 
 
@@ -190,14 +190,14 @@ class _Columns:
         has_args = kind != PYTHON  # functions, which are most of a file, have none that count
         rows = np.flatnonzero(has_args).tolist()
         args = [event.args or _NO_ARGS for event in compress(chosen, has_args.tolist())]
-        correlation[has_args] = _numbers([fields.correlation for fields in args])
-        sequence[has_args] = _numbers([fields.sequence for fields in args])
+        correlation[has_args] = _encode_optional([fields.correlation for fields in args])
+        sequence[has_args] = _encode_optional([fields.sequence for fields in args])
         end_ns = start_ns + np.rint(times_us[1] * 1000).astype(np.int64)
         thread = np.array([threads[event.pid, event.tid] for event in chosen], np.int32)
         self.pieces.append([kind, name, start_ns, end_ns, thread, correlation, sequence])
         is_call = np.isin(name[has_args], list(self.calls)).tolist()
         self.messages |= {
-            self.count + row: _message(chosen[row].name, fields)
+            self.count + row: _build_message(chosen[row].name, fields)
             for row, fields, calls in zip(rows, args, is_call, strict=True)
             if fields.op is not None or (calls and fields.dims)
         }
@@ -207,14 +207,16 @@ class _Columns:
 _NO_ARGS = _ProfilerArgs()
 
 
-def _numbers(found: list[int | None]) -> Wholes:
+def _encode_optional(found: list[int | None]) -> Wholes:
+    """Return numbers as a column of 64 bits, with -1 for None."""
     try:
         return np.array(found, np.int64)
     except TypeError:  # null
         return np.array([-1 if number is None else number for number in found], np.int64)
 
 
-def _message(name: str, args: _ProfilerArgs) -> Message:
+def _build_message(name: str, args: _ProfilerArgs) -> Message:
+    """Return the message that an event's arguments describe; without its operation there, the event's name has it."""
     ranks = args.ranks if isinstance(args.ranks, list) else re.findall(r"\d+", args.ranks or "")
     fields: dict[str, Any] = {"In msg nelems": args.in_count, "Out msg nelems": args.out_count, "dtype": args.dtype}
     if args.dims and args.types:
@@ -224,7 +226,7 @@ def _message(name: str, args: _ProfilerArgs) -> Message:
         group=args.group or "",
         group_size=args.group_size or 0,
         ranks=tuple(map(int, ranks)),
-        nbytes=bytes_of(fields),
+        nbytes=message_bytes(fields),
         dtype=args.dtype or "",
         seq=args.seq,
     )
@@ -242,7 +244,7 @@ def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] |
     """
     try:
         with open(path, "rb") as raw:
-            return _read(str(path), unpacked(raw), progress or (lambda _: None))
+            return _read_events(str(path), open_unpacked(raw), progress or (lambda _: None))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (OverflowError, FloatingPointError) as error:
@@ -261,9 +263,9 @@ class _Text:
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.data, self.ended, self.cut, self.bytes_read = file, b"", False, False, 0
 
-    def more(self) -> bool:
-        """Read a piece, longer ones while no event ends; False at the end of the file, also if it was cut off there."""
-        piece, self.cut = next_piece(self._file, max(PIECE_BYTES, len(self.data)))
+    def read_more(self) -> bool:
+        """Append a piece of the file, as long as the text so far or longer; return False at the end of the file."""
+        piece, self.cut = read_piece(self._file, max(PIECE_BYTES, len(self.data)))
         self.data += piece
         self.bytes_read += len(piece)
         self.ended = not piece
@@ -272,38 +274,40 @@ class _Text:
         return bool(piece)
 
 
-def _read(path: str, file: BinaryIO, progress: Callable[[int], None]) -> RankProfile:
+def _read_events(path: str, file: BinaryIO, progress: Callable[[int], None]) -> RankProfile:
+    """Read all pieces of a profile and return its events; raise UsageError if the text has no list of events."""
     text, columns = _Text(file), _Columns()
     match = None
-    while match is None and text.more():
+    while match is None and text.read_more():
         match = _BEGIN.search(text.data)
     if match is None:
         raise UsageError(f"{path}: not a trace file: no list 'traceEvents' in it")
-    header = _object(text.data[: match.start()].rstrip().removesuffix(b",") + b"}")
+    header = _parse_object(text.data[: match.start()].rstrip().removesuffix(b",") + b"}")
     text.data, closed = text.data[match.end() :], False
     while not closed:
-        if _lead(text.data) == len(text.data) and not text.more():
+        if _separator_length(text.data) == len(text.data) and not text.read_more():
             break
-        cut = _decoded_piece(text.data, columns)
+        cut = _decode_piece(text.data, columns)
         if cut:
             text.data = text.data[cut:]
             progress(text.bytes_read)
             if len(text.data) < PIECE_BYTES:
-                text.more()
+                text.read_more()
             continue
-        used, closed = _decoded_singly(text.data, columns)
+        used, closed = _decode_singly(text.data, columns)
         text.data = text.data[used:]
         progress(text.bytes_read)
-        if not closed and not text.more() and not used:
+        if not closed and not text.read_more() and not used:
             break
     if closed:
-        while len(text.data) < _TRAILER_BYTES and text.more():
+        while len(text.data) < _TRAILER_BYTES and text.read_more():
             pass
-        header |= _object(b"{" + text.data.lstrip(b" \r\n\t,"))
-    return _finished(path, header, columns, cut=text.cut or not closed)
+        header |= _parse_object(b"{" + text.data.lstrip(b" \r\n\t,"))
+    return _build_profile(path, header, columns, cut=text.cut or not closed)
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _parse_object(data: bytes) -> dict[str, Any]:
+    """Return a JSON object; {} if the bytes are something else."""
     try:
         found = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
@@ -311,14 +315,14 @@ def _object(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _lead(data: bytes) -> int:
+def _separator_length(data: bytes) -> int:
     """Return the length of the separators of events at the beginning of a text."""
     return cast("re.Match[bytes]", _LEAD.match(data)).end()
 
 
-def _decoded_piece(data: bytes, columns: _Columns) -> int:
-    """Decode up to the last event that ends in a piece of text; return the length of that, or 0 if none is found."""
-    begin, end = _lead(data), len(data)
+def _decode_piece(data: bytes, columns: _Columns) -> int:
+    """Add the events of a piece of text up to the last complete one; return the bytes used, 0 if no end is found."""
+    begin, end = _separator_length(data), len(data)
     for _ in range(_CUTS):
         end = data.rfind(b"}", 0, end)
         if end <= 0:
@@ -337,8 +341,8 @@ def _decoded_piece(data: bytes, columns: _Columns) -> int:
     return 0
 
 
-def _decoded_singly(data: bytes, columns: _Columns) -> tuple[int, bool]:
-    """Decode event by event; return the bytes that are used, and whether the list ended there."""
+def _decode_singly(data: bytes, columns: _Columns) -> tuple[int, bool]:
+    """Add events one by one, as far as they are complete; return the bytes used, and whether the list ended there."""
     text, begin, decoder = data.decode("utf-8", "surrogateescape"), 0, json.JSONDecoder()
     events: list[_ProfilerEvent] = []
     closed = False
@@ -352,15 +356,15 @@ def _decoded_singly(data: bytes, columns: _Columns) -> tuple[int, bool]:
             found, begin = decoder.raw_decode(text, begin)
         except (ValueError, RecursionError):
             break
-        event = _lenient(found)
+        event = _decode_leniently(found)
         columns.unreadable += event is None
         events += [event] if event is not None else []
     columns.add(events)
     return len(text[:begin].encode("utf-8", "surrogateescape")), closed
 
 
-def _lenient(item: object) -> _ProfilerEvent | None:
-    """Return an event as far as its fields are readable; None if it is no event."""
+def _decode_leniently(item: object) -> _ProfilerEvent | None:
+    """Return an event with its readable fields, without arguments if these are not readable; None if it is no event."""
     if not isinstance(item, Mapping):
         return None
     without = {name: value for name, value in item.items() if name != "args"}
@@ -380,7 +384,8 @@ def _with_whole_characters(fields: Mapping[str, object]) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool) -> RankProfile:
+def _build_profile(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool) -> RankProfile:
+    """Return the profile of all events, sorted by start, the longest first; raise UsageError if there are none."""
     parts = [list(part) for part in zip(*columns.pieces, strict=True)]
     columns.pieces.clear()  # so that memory holds one column twice, not all
     joined: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]

@@ -80,5 +80,6 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
 
 
 def _busy_until(activity: Activity, rank: int) -> int:
+    """Return the instant at which the last piece of a rank ends; 0 if it did nothing."""
     pieces = activity.pieces(rank)
     return int(pieces.end_ns[-1]) if len(pieces) else 0

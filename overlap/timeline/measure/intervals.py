@@ -86,17 +86,18 @@ def inside(start_ns: Instants, end_ns: Instants, merged: Merged) -> tuple[NDArra
     """Return the parts of n non-empty intervals that a union covers: the row, the start and the end of each part."""
     first = np.searchsorted(merged.end_ns, start_ns, "right")
     stop = np.searchsorted(merged.start_ns, end_ns, "left")
-    at, other = counted(first, stop)
+    at, other = expand_ranges(first, stop)
     return at, np.maximum(start_ns[at], merged.start_ns[other]), np.minimum(end_ns[at], merged.end_ns[other])
 
 
 def covered_ns(start_ns: Instants, end_ns: Instants, merged: Merged) -> Instants:
-    """Return how much of each of n non-empty intervals a union covers. O(n log m), however many parts that has."""
+    """Return how much of each of n non-empty intervals a union of m intervals covers. O(n log m)."""
     if not len(merged):
         return np.zeros(len(start_ns), np.int64)
     before_ns = np.cumsum(merged.end_ns - merged.start_ns)
 
     def until(at_ns: Instants) -> Instants:
+        """Return the covered length before each of some instants."""
         begun = np.searchsorted(merged.start_ns, at_ns, "right") - 1  # last interval with a start until then
         ahead_ns = np.maximum(merged.end_ns[begun] - at_ns, 0)
         return np.where(begun < 0, 0, before_ns[begun] - ahead_ns)
@@ -104,10 +105,10 @@ def covered_ns(start_ns: Instants, end_ns: Instants, merged: Merged) -> Instants
     return until(end_ns) - until(start_ns)
 
 
-def counted(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return every number from `first` up to `stop` of n ranges, none shorter than 0, and before it the range of each.
+def expand_ranges(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return, for n ranges `first` to `stop`, every number in them, and before it the index of its range.
 
-    `counted([4, 7], [6, 8])` is `[0, 0, 1], [4, 5, 7]`.
+    `expand_ranges([4, 7], [6, 8])` is `[0, 0, 1], [4, 5, 7]`.
     """
     many = stop - first
     at = np.repeat(np.arange(len(first)), many)

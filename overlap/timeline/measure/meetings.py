@@ -19,7 +19,7 @@ def meetings(columns: SpanColumns) -> Rows:
     rows = np.flatnonzero(columns.is_operation)
     numbers = np.full(len(columns), -1, np.intp)
     if len(rows):
-        keys = _keys(columns.take(rows))
+        keys = _match_keys(columns.take(rows))
         order = np.lexsort(keys)
         first = np.zeros(len(rows), np.intp)
         first[runs(*(key[order] for key in keys))] = 1
@@ -27,7 +27,8 @@ def meetings(columns: SpanColumns) -> Rows:
     return numbers
 
 
-def _keys(operations: SpanColumns) -> list[Wholes]:
+def _match_keys(operations: SpanColumns) -> list[Wholes]:
+    """Return the columns whose values are equal only in spans of one operation: of messages, also their instant."""
     texts = len(operations.texts) + 1
     paired = [number for number, text in enumerate(operations.texts) if text in PAIRED]
     met_ns = np.where(np.isin(operations.op, paired), operations.met_ns, 0)

@@ -68,7 +68,7 @@ class Breakdown:
 
     @property
     def ideal_wall_ns(self) -> int:
-        """Wall time if no rank was late, and the shorter of compute and transfer hid entirely behind the longer."""
+        """Wall time if no rank was late and the shorter of compute and transfer ran wholly under the longer."""
         return self.wall_ns - self.compute_ns - self.exposed_ns + max(self.compute_ns, self.transfer_ns)
 
     @property
@@ -93,12 +93,12 @@ class Coverage:
 
     @property
     def overlapped(self) -> Merged:
-        """Where both lanes are busy."""
+        """Where an operation is active while the rank computes."""
         return intersect(self.comm, self.compute)
 
     @property
     def exposed(self) -> Merged:
-        """Where only communication is busy."""
+        """Where an operation is active and the rank does not compute."""
         return subtract(self.comm, self.compute)
 
     @property
@@ -113,7 +113,7 @@ class Coverage:
 
     @property
     def queued(self) -> Merged:
-        """Where nothing is busy, and yet an operation has been called."""
+        """Where the rank neither computes nor communicates, although an operation has been called and not ended."""
         return subtract(subtract(self.called, self.comm), self.compute)
 
     def within(self, window: Interval) -> Coverage:
@@ -126,7 +126,7 @@ class Coverage:
         )
 
     def breakdown(self) -> Breakdown:
-        """Measure the intervals."""
+        """Return the lengths of these intervals, in nanoseconds."""
         comm_ns, exposed = length(self.comm), self.exposed
         return Breakdown(
             rank=self.rank,
@@ -165,7 +165,7 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
         UsageError: If the timeline is empty, no rank recorded that step, or `ranks` is empty or has one without spans.
     """
     windows = windows_of(timeline, step)
-    chosen = _chosen_ranks(sorted(windows), ranks)
+    chosen = _select_ranks(sorted(windows), ranks)
     window = min(windows[rank][0] for rank in chosen), max(windows[rank][1] for rank in chosen)
     marked = set(timeline.columns.rank[timeline.columns.is_kind("step")].tolist())
     spans = timeline.columns.near(window) & np.isin(timeline.columns.rank, chosen)
@@ -174,9 +174,11 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
     moved_ns, called_ns, nothing = columns.moved_ns, columns.called_ns, np.zeros(0, np.intp)
 
     def cover(rank: int) -> Coverage:
+        """Return the merged intervals of one rank inside its window."""
         of, window = rows.get(rank, nothing), windows[rank]
 
         def inside(start_ns: Wholes, kind: Kind) -> Merged:
+            """Return the union of the rank's spans of a kind, from `start_ns` on, inside its window."""
             on = columns.of_kind(kind, of) if window[0] < window[1] else nothing
             return clip(union(start_ns[on], columns.end_ns[on]), window)
 
@@ -215,7 +217,7 @@ def of_steps(measured: Sequence[Measured]) -> list[Measured]:
 
 
 def median_step(timeline: Timeline) -> int | None:
-    """Return the step of median wall time (its longest rank's); None without steps. Of two, the shorter.
+    """Return the step of median wall time of its longest rank; None without steps. Of two, the shorter.
 
     Of three and more the first one is left out: caches are cold in it, and whatever is made once is made there.
     """
@@ -229,7 +231,8 @@ def median_step(timeline: Timeline) -> int | None:
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
-def _chosen_ranks(known: list[int], ranks: Iterable[int] | None) -> list[int]:
+def _select_ranks(known: list[int], ranks: Iterable[int] | None) -> list[int]:
+    """Return the chosen ranks, ascending, all known ones by default; raise UsageError for none, or unknown ones."""
     chosen = known if ranks is None else sorted(set(ranks))
     if not chosen:
         raise UsageError("ranks: an empty selection shows nothing")
@@ -239,7 +242,7 @@ def _chosen_ranks(known: list[int], ranks: Iterable[int] | None) -> list[int]:
 
 
 def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
-    """Return the window of each rank; meaning and errors as for `coverage`."""
+    """Return, by rank, the window of a step or of the whole run; windows and errors as for `coverage`."""
     if not timeline.spans:
         raise UsageError("the timeline has no spans: nothing was computed, communicated or marked as a step")
     if step is None:
@@ -254,7 +257,7 @@ def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
 
 
 def issued_in(timeline: Timeline, windows: Mapping[int, Interval], step: int | None) -> Mask:
-    """Return which spans are operations that the ranks of some windows issued in a step, whenever these ran.
+    """Return a mask over spans: operations that ranks with a window issued in a step, whenever they ran.
 
     Of a rank whose operations have no step, and without a step, those count that begin in its window.
     """
@@ -266,14 +269,14 @@ def issued_in(timeline: Timeline, windows: Mapping[int, Interval], step: int | N
     begins_inside: Mask = ours & (low_ns[index] <= columns.start_ns) & (columns.start_ns < high_ns[index])
     if step is None:
         return begins_inside
-    blocks, labelled = _blocks(columns), ours & (columns.step != NONE)
+    blocks, labelled = _step_blocks(columns), ours & (columns.step != NONE)
     begun_ns = np.array([blocks.get(rank, {}).get(step, windows[rank])[0] for rank in ranks.tolist()], np.int64)
     issued = labelled & (columns.step == step) & (columns.called_ns >= begun_ns[index])
     return np.where(np.isin(columns.rank, columns.rank[labelled]), issued, begins_inside)
 
 
-def _blocks(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
-    """Return from when to when each rank was in each step; the latest time, if an index was used twice."""
+def _step_blocks(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
+    """Return, by rank and step, the interval of the step span; the latest, if an index was used twice."""
     blocks: dict[int, dict[int, Interval]] = {}
     marked = columns.take(columns.is_kind("step") & (columns.step != NONE))
     rows = (marked.rank, marked.step, marked.start_ns, marked.end_ns)
@@ -283,15 +286,15 @@ def _blocks(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
 
 
 def _step_windows(timeline: Timeline) -> dict[int, dict[int, Interval]]:
-    """Return the window of every step, by rank."""
+    """Return the window of each step, by rank and step, as `coverage` defines it."""
     columns = timeline.columns
-    blocks = _blocks(columns)
-    computed = _computed(columns)
-    return {rank: _windows(steps, computed.get(rank, {})) for rank, steps in blocks.items()}
+    blocks = _step_blocks(columns)
+    computed = _compute_intervals(columns)
+    return {rank: _rank_step_windows(steps, computed.get(rank, {})) for rank, steps in blocks.items()}
 
 
-def _computed(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
-    """Return the interval in which each rank ran the computes that were issued in each step."""
+def _compute_intervals(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
+    """Return, by rank and step, the interval from first to last compute that was issued in the step."""
     issued = columns.take(columns.is_kind("compute") & (columns.step != NONE))
     issued = issued.take(np.lexsort((issued.step, issued.rank)))
     firsts = runs(issued.rank, issued.step)
@@ -305,8 +308,8 @@ def _computed(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
     return intervals
 
 
-def _windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -> dict[int, Interval]:
-    """Return the windows of one rank's steps; computes run in the order in which they were issued."""
+def _rank_step_windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -> dict[int, Interval]:
+    """Return the windows of one rank's steps, from step spans and computes; computes run in the order of issue."""
     free_ns = sorted(end_ns for _, end_ns in computed.values())
     windows: dict[int, Interval] = {}
     for step, (start_ns, end_ns) in blocks.items():

@@ -67,19 +67,19 @@ def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
         np.add.at(exposed_ns[1], pieces.row[waits], lengths_ns[waits])
     (under_way,) = np.nonzero(exposed_ns[0])
     sized = ORIGIN in timeline.meta
-    exposed = _lines(activity.columns, under_way[activity.columns.is_operation[under_way]], sized=sized)
+    exposed = _rows_by_line(activity.columns, under_way[activity.columns.is_operation[under_way]], sized=sized)
     windows = {cover.rank: cover.window for cover in covers}
-    issued = _lines(timeline.columns, np.flatnonzero(issued_in(timeline, windows, covers[0].step)), sized=sized)
+    issued = _rows_by_line(timeline.columns, np.flatnonzero(issued_in(timeline, windows, covers[0].step)), sized=sized)
     told = []
     for line, rows in (exposed | issued).items():
         spans = (timeline if line in issued else activity).columns.take(rows)
         sums_ns = exposed_ns[:, exposed[line]].sum(axis=1).tolist() if line in exposed else [0, 0]
-        told.append(_added(spans, *sums_ns))
+        told.append(_sum_operations(spans, *sums_ns))
     return sorted(told, key=lambda one: (-one.exposed_ns, -one.transfer_ns, one.op, one.call_site, one.algorithm))
 
 
-def _lines(columns: SpanColumns, rows: Rows, *, sized: bool) -> dict[tuple[int, ...], Rows]:
-    """Return the rows by operation, place and algorithm, and by size if desired."""
+def _rows_by_line(columns: SpanColumns, rows: Rows, *, sized: bool) -> dict[tuple[int, ...], Rows]:
+    """Return rows by operation, call site and algorithm, and by size if `sized`; the keys are column values."""
     kinds = [each.astype(np.int64) for each in (columns.op, columns.call_site, columns.algorithm)]
     kinds += [columns.nbytes] if sized else []
     rows = rows[np.lexsort([each[rows] for each in reversed(kinds)])]
@@ -89,8 +89,8 @@ def _lines(columns: SpanColumns, rows: Rows, *, sized: bool) -> dict[tuple[int, 
     return dict(zip(lines, np.split(rows, firsts[1:]), strict=False))
 
 
-def _added(spans: SpanColumns, exposed_ns: int, exposed_waiting_ns: int) -> Operations:
-    """Add up operations that are alike."""
+def _sum_operations(spans: SpanColumns, exposed_ns: int, exposed_waiting_ns: int) -> Operations:
+    """Return the sums over spans of one line; the exposed times, which no span has, are given."""
     return Operations(
         op=spans.texts[spans.op[0]],
         call_site=spans.texts[spans.call_site[0]],

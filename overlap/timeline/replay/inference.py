@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..measure.activity import keepers
+from ..measure.activity import keeper_rows
 from ..measure.meetings import meetings
 from ..span import Span
 from ..spans import Timeline
@@ -61,7 +61,7 @@ def _trimmed(timeline: Timeline) -> Timeline:
     at_ns = np.concatenate([columns.called_ns[called], columns.end_ns[marked]])
     ranks = np.concatenate([columns.rank[called], columns.rank[marked]])
     start_ns, end_ns = columns.start_ns.copy(), columns.end_ns.copy()
-    keeper = keepers(columns)
+    keeper = keeper_rows(columns)
     for row in np.unique(keeper[loops]).tolist():
         turn = loops[keeper[loops] == row]
         first, last = int(columns.start_ns[row]), int(columns.end_ns[row])
@@ -79,7 +79,7 @@ def _kept_loops(timeline: Timeline) -> dict[int, Node]:
     """Return the compute behind each span of an event loop that was kept, by the identity of the span."""
     rows = np.flatnonzero(timeline.columns.is_kind("program"))
     spans: dict[int, list[Span]] = {}
-    for row, keeper in zip(rows.tolist(), keepers(timeline.columns)[rows].tolist(), strict=True):
+    for row, keeper in zip(rows.tolist(), keeper_rows(timeline.columns)[rows].tolist(), strict=True):
         spans.setdefault(keeper, []).append(timeline.spans[row])
     nodes: dict[int, Node] = {}
     for keeper, members in spans.items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...errors import UsageError
-from ..files.packed import beginning, is_profile
+from ..files.packed import is_profile, read_beginning
 from .children import Progress, measured
 from .judgement import judge
 from .rank import RankReport
@@ -33,9 +33,9 @@ def explain(
         return report
     profiles = []
     for file in files:
-        profiles += [file] if is_profile(beginning(file)) else []
+        profiles += [file] if is_profile(read_beginning(file)) else []
     rest = [file for file in files if file not in profiles]
-    named = [file for file in rest if file in map(Path, paths) or b'"traceEvents"' in beginning(file)]
+    named = [file for file in rest if file in map(Path, paths) or b'"traceEvents"' in read_beginning(file)]
     if profiles and not named:
         reports = measured(profiles, progress or (lambda done, count: None))
         found = judge(reports if len(reports) == 1 else [_ranked(report) for report in reports], step=step)

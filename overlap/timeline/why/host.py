@@ -127,7 +127,7 @@ def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged
     last = np.maximum.accumulate(profile.end_ns[rows])
     newest = np.maximum.accumulate(np.where(profile.end_ns[rows] == last, np.arange(len(rows)), 0))
     before = rows[newest[np.maximum(np.minimum(following, len(rows)) - 1, 0)]]  # the work whose end began the gap
-    graphs = profile.matching(GRAPH)[profile.name[launch]]
+    graphs = profile.names_matching(GRAPH)[profile.name[launch]]
     in_graph = has_launch & graphs & (profile.correlation[before] == profile.correlation[row])
     limit_ns = np.where(late | (graphs & ~in_graph), LATENCY_NS, QUEUED_NS)
     is_short = has_launch & (length_ns <= limit_ns)
@@ -177,7 +177,7 @@ def _follows_event_wait(profile: RankProfile, launch: Rows) -> NDArray[np.bool_]
     """Return which launches have a wait of their stream for an event as the call before them on their thread."""
     calls = profile.rows(RUNTIME)
     calls = calls[np.lexsort((profile.start_ns[calls], profile.thread[calls]))]
-    waits = profile.matching(_EVENT_WAIT)[profile.name[calls]]
+    waits = profile.names_matching(_EVENT_WAIT)[profile.name[calls]]
     follows = np.zeros(len(profile.kind), bool)
     follows[calls[1:]] = waits[:-1] & (profile.thread[calls[1:]] == profile.thread[calls[:-1]])
     found: NDArray[np.bool_] = follows[launch] & (launch >= 0)
@@ -239,9 +239,9 @@ def _on(profile: RankProfile, rows: Rows, thread: int) -> Rows:
 
 def _waits(profile: RankProfile, work: WorkRows, calls: Rows) -> NDArray[np.bool_]:
     """Return which calls wait for the device: synchronisations, and long copies to the host."""
-    sync = profile.matching(_SYNC)[profile.name[calls]]
-    copy = profile.matching(_ASYNC_COPY)[profile.name[calls]]
-    to_host = profile.matching(re.compile(r"DtoH|Device -> (Pageable|Pinned|Host)"))
+    sync = profile.names_matching(_SYNC)[profile.name[calls]]
+    copy = profile.names_matching(_ASYNC_COPY)[profile.name[calls]]
+    to_host = profile.names_matching(re.compile(r"DtoH|Device -> (Pageable|Pinned|Host)"))
     copies = work.copies[to_host[profile.name[work.copies]]]
     launches = work.launch[copies]
     is_long = profile.end_ns[calls] - profile.start_ns[calls] >= BLOCKING_COPY_NS
@@ -259,7 +259,7 @@ def _classes(profile: RankProfile, thread: int, calls: Rows, syncs: Rows) -> Ite
     around = _on(profile, profile.rows(OPERATOR, NOTE, PYTHON), thread)
 
     def chosen(rows: Rows, pattern: re.Pattern[str]) -> Rows:
-        return rows[profile.matching(pattern)[profile.name[rows]]]
+        return rows[profile.names_matching(pattern)[profile.name[rows]]]
 
     yield causes.GC, merged(profile, chosen(around, _GC))
     begins, ends = chosen(calls, _BEGIN_CAPTURE), chosen(calls, _END_CAPTURE)
@@ -272,10 +272,10 @@ def _classes(profile: RankProfile, thread: int, calls: Rows, syncs: Rows) -> Ite
     yield causes.ALLOCATOR, merged(profile, allocations)
     took_ns = profile.end_ns[calls] - profile.start_ns[calls]
     other = ~np.isin(calls, np.concatenate([allocations, syncs]))
-    loads = profile.matching(_LOADS)[profile.name[calls]]
+    loads = profile.names_matching(_LOADS)[profile.name[calls]]
     yield causes.STARTUP, merged(profile, calls[other & (loads | (took_ns >= STARTUP_NS))])
     yield causes.DATA, merged(profile, chosen(around, _DATA))
-    copies = profile.matching(_ASYNC_COPY)[profile.name[calls]]
+    copies = profile.names_matching(_ASYNC_COPY)[profile.name[calls]]
     yield causes.COPY, merged(profile, calls[other & copies & (took_ns >= BLOCKING_COPY_NS)])
 
 
@@ -284,7 +284,7 @@ def delays(profile: RankProfile) -> list[tuple[str, Merged]]:
     around = profile.rows(OPERATOR, NOTE, PYTHON)
     names = profile.name[around]
     patterns = ((causes.DATA, _DATA), (causes.GC, _GC), (causes.COMPILE, _COMPILE))
-    return [(cause, merged(profile, around[profile.matching(pattern)[names]])) for cause, pattern in patterns]
+    return [(cause, merged(profile, around[profile.names_matching(pattern)[names]])) for cause, pattern in patterns]
 
 
 def host_gaps(profile: RankProfile, gaps: Merged, held: Sequence[tuple[str, Merged]], *, unknown: bool) -> GapPieces:
@@ -323,7 +323,7 @@ def _program(profile: RankProfile) -> tuple[int, Rows]:
     events = functions if len(functions) else operators
     if not len(events):
         return -1, events
-    marks = notes[profile.matching(STEP)[profile.name[notes]]]
+    marks = notes[profile.names_matching(STEP)[profile.name[notes]]]
     took_ns = (profile.end_ns - profile.start_ns)[operators].astype(np.float64)
     score = np.bincount(profile.thread[operators], took_ns, len(profile.threads)).astype(np.float64)
     score[profile.thread[marks]] = np.inf
@@ -335,5 +335,5 @@ def _program(profile: RankProfile) -> tuple[int, Rows]:
 def silent_modules(profile: RankProfile) -> Rows:
     """Return the modules that run on threads of which no operator is recorded."""
     functions = profile.rows(PYTHON)
-    modules = functions[profile.matching(_MODULE)[profile.name[functions]]]
+    modules = functions[profile.names_matching(_MODULE)[profile.name[functions]]]
     return modules[~np.isin(profile.thread[modules], profile.thread[profile.rows(OPERATOR)])]

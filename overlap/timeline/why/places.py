@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...units import format_ns
 from ..columnar import runs
 from ..files.profile import NOTE, OPERATOR, PYTHON, RankProfile, Wholes
-from ..measure.intervals import counted
+from ..measure.intervals import expand_ranges
 from .windows import Rows, is_outermost
 
 BACKWARD = "backward"
@@ -137,8 +137,8 @@ class Places:
     def __init__(self, profile: RankProfile) -> None:
         self._profile = profile
         self._rows = profile.rows(OPERATOR, NOTE, PYTHON)
-        self._backward = profile.matching(_BACKWARD)
-        self._no_place = profile.matching(_NOT_A_PLACE)
+        self._backward = profile.names_matching(_BACKWARD)
+        self._no_place = profile.names_matching(_NOT_A_PLACE)
         self._forward = self._forwards()
         self._levels: dict[int, list[Rows]] = {}
         self.has_python: bool = bool((profile.kind[self._rows] == PYTHON).any())
@@ -149,7 +149,7 @@ class Places:
         forwards: dict[int, int] = {}
         rows = self._rows[(profile.sequence[self._rows] >= 0) & (profile.kind[self._rows] == OPERATOR)]
         backward = re.compile(r"Backward\d*$|^autograd::")
-        is_backward = profile.matching(backward)
+        is_backward = profile.names_matching(backward)
         for row in rows[~is_backward[profile.name[rows]]].tolist():
             forwards[int(profile.sequence[row])] = row
         return forwards
@@ -233,7 +233,7 @@ class Places:
             rows = self._rows[profile.thread[self._rows] == thread]
             first = np.searchsorted(instants_ns[queries], profile.start_ns[rows], "left")
             stop = np.searchsorted(instants_ns[queries], profile.end_ns[rows], "left")
-            row, query = counted(first, np.maximum(stop, first))  # rows are in order of start, the longest first
+            row, query = expand_ranges(first, np.maximum(stop, first))  # rows are in order of start, the longest first
             for each, at in zip(rows[row].tolist(), queries[query].tolist(), strict=True):
                 chains[at].append(each)
         return chains

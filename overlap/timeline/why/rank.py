@@ -112,7 +112,7 @@ def measure(profile: RankProfile) -> RankReport:
     places = Places(profile)
     report = _described(profile, work, windows)
     report.has_python = places.has_python
-    report.has_workers = bool(profile.matching(_WORKERS).any())
+    report.has_workers = bool(profile.names_matching(_WORKERS).any())
     report.calls = _calls(profile, work, windows, exposed, places)
     base_ns = profile.base_ns
     report.exposed = [(base_ns + low, base_ns + high) for low, high in exposed]
@@ -300,7 +300,7 @@ def _described(profile: RankProfile, work: WorkRows, windows: dict[int | None, I
         name = profile.names[number]
         kind = next((kind for kind, pattern in _KERNEL_CLASSES if pattern.search(name)), "other")
         classes[kind] = classes.get(kind, 0) + int(sums[number])
-    graphs = profile.matching(GRAPH)[profile.name[work.launch[rows]]] & (work.launch[rows] >= 0)
+    graphs = profile.names_matching(GRAPH)[profile.name[work.launch[rows]]] & (work.launch[rows] >= 0)
     counts, medians = {}, {}
     for step, (low, high) in windows.items():
         mine = rows[(profile.start_ns[rows] >= low) & (profile.start_ns[rows] < high)]

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..columnar import NONE, Mask, Rows, SpanColumns, Wholes, runs
-from ..measure.activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, ActivityPieces, keepers
-from ..measure.intervals import Interval, counted, covered_ns, inside
+from ..measure.activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, ActivityPieces, keeper_rows
+from ..measure.intervals import Interval, covered_ns, expand_ranges, inside
 from ..measure.metrics import Coverage, coverage
 from ..spans import Timeline
 
@@ -69,7 +69,7 @@ def kept_loops(timeline: Timeline, covers: Sequence[Coverage]) -> list[Reason]:
     """Return which ranks kept the event loops of some ranks, at which line and for how long, the longest first."""
     columns = timeline.columns
     rows = np.flatnonzero(columns.is_kind("program"))
-    keeper = keepers(columns)[rows]
+    keeper = keeper_rows(columns)[rows]
     sums: dict[tuple[int, int, int], int] = {}
     for cover in covers if len(rows) else ():
         mine = np.flatnonzero((columns.rank[rows] == cover.rank) & (columns.start_ns[rows] < columns.end_ns[rows]))
@@ -258,7 +258,7 @@ class _Search:
         parts = [self._activity.oldest(cover.rank, cover.exposed) for cover in covers]
         place = np.repeat(np.arange(len(covers)), [len(part) for part in parts])
         victims = np.array([cover.rank for cover in covers], np.int64)
-        pieces = ActivityPieces.joined(parts)
+        pieces = ActivityPieces.concatenate(parts)
         waits = _Waits(place, pieces.start_ns, pieces.end_ns, pieces.row, victims[place][:, None])
         moves = pieces.doing == WIRE
         self._add_operations(waits.take(moves), WIRE)
@@ -306,12 +306,12 @@ class _Search:
             pieces = self._activity.pieces(int(rank[which[0]]))
             start_ns, end_ns = waits.start_ns[which], waits.end_ns[which]
             first = np.searchsorted(pieces.end_ns, start_ns, "right")
-            index, number = counted(first, np.searchsorted(pieces.start_ns, end_ns, "left"))
+            index, number = expand_ranges(first, np.searchsorted(pieces.start_ns, end_ns, "left"))
             part = pieces.take(number)
             begun_ns, ended_ns = np.maximum(part.start_ns, start_ns[index]), np.minimum(part.end_ns, end_ns[index])
             ats.append(which[index])
             parts.append(ActivityPieces(begun_ns, ended_ns, part.doing, part.row))
-        index, under = np.concatenate(ats), ActivityPieces.joined(parts)
+        index, under = np.concatenate(ats), ActivityPieces.concatenate(parts)
         order = np.lexsort((under.start_ns, index))
         return index[order], under.take(order)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files.messages import COMM_KERNEL, Message, operation
+from ..files.messages import COMM_KERNEL, Message, operation_name
 from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, RankProfile, Wholes
 from ..measure.intervals import Interval, Merged, union
 
@@ -59,7 +59,7 @@ def work_of(profile: RankProfile) -> WorkRows:
     comm_name = np.fromiter((bool(COMM_KERNEL.match(name)) for name in profile.names), bool, len(profile.names))
     is_comm = comm_name[profile.name[device]] | np.isin(device, list(profile.messages))
     is_kernel = profile.kind[device] == KERNEL
-    is_comm |= ~is_kernel & profile.matching(_PEER)[profile.name[device]]
+    is_comm |= ~is_kernel & profile.names_matching(_PEER)[profile.name[device]]
     return WorkRows(
         compute=device[is_kernel & ~is_comm], comm=device[is_comm], copies=device[~is_kernel & ~is_comm],
         on_device=True, launch=launch, calls=device[:0],
@@ -72,9 +72,9 @@ def _length(profile: RankProfile, rows: Rows) -> Wholes:
 
 def _host_work(profile: RankProfile, launch: Rows) -> WorkRows:
     operators, notes = profile.rows(OPERATOR), profile.rows(NOTE)
-    comm = notes[profile.matching(_HOST_COMM)[profile.name[notes]]]
-    compute = operators[~profile.matching(_ENQUEUE)[profile.name[operators]]]
-    calls = operators[profile.matching(_CALL)[profile.name[operators]]]
+    comm = notes[profile.names_matching(_HOST_COMM)[profile.name[notes]]]
+    compute = operators[~profile.names_matching(_ENQUEUE)[profile.name[operators]]]
+    calls = operators[profile.names_matching(_CALL)[profile.name[operators]]]
     return WorkRows(compute=compute, comm=comm, copies=calls[:0], on_device=False, launch=launch, calls=calls)
 
 
@@ -184,13 +184,13 @@ def messages_of(profile: RankProfile, comm: Rows) -> list[Message]:
     Without fields of the profiler, the name shows the operation; of ours, the call of c10d around it shows the size.
     """
     calls: dict[int, list[int]] = {}
-    if profile.matching(_OURS)[profile.name[comm]].any():
+    if profile.names_matching(_OURS)[profile.name[comm]].any():
         operators = profile.rows(OPERATOR)
-        for row in operators[profile.matching(_CALL)[profile.name[operators]]].tolist():
+        for row in operators[profile.names_matching(_CALL)[profile.name[operators]]].tolist():
             calls.setdefault(int(profile.thread[row]), []).append(row)
     numbers: dict[tuple[str, str], int] = {}
     messages = []
-    sends = not profile.matching(_ALL_TO_ALL).any()  # NCCL has one kernel for messages and all-to-alls
+    sends = not profile.names_matching(_ALL_TO_ALL).any()  # NCCL has one kernel for messages and all-to-alls
     for row in comm.tolist():
         name, message = profile.names[profile.name[row]], profile.messages.get(row)
         if message is None:
@@ -198,7 +198,7 @@ def messages_of(profile: RankProfile, comm: Rows) -> list[Message]:
             at = bisect_right(around, profile.start_ns[row], key=lambda call: profile.start_ns[call]) - 1
             inside = at >= 0 and profile.start_ns[row] <= profile.end_ns[around[at]]
             call = profile.messages.get(around[at]) if inside else None
-            op = "send_recv" if sends and _SEND_RECV.search(name) else operation(name)
+            op = "send_recv" if sends and _SEND_RECV.search(name) else operation_name(name)
             message = replace(call or Message(op=""), op=op)
         key = message.op, message.group
         numbers[key] = numbers.get(key, -1) + 1
@@ -214,7 +214,7 @@ def issues_of(profile: RankProfile, work: WorkRows, messages: Sequence[Message])
     calls: dict[str, list[int]] = {}
     for row in work.calls.tolist():
         name = profile.names[profile.name[row]].removeprefix("c10d::")
-        calls.setdefault(operation(name).strip("_"), []).append(row)
+        calls.setdefault(operation_name(name).strip("_"), []).append(row)
     issues = np.full(len(messages), -1, np.intp)
     for op, of_op in calls.items():
         events = np.array([at for at, message in enumerate(messages) if message.op == op][-len(of_op) :], np.intp)
@@ -230,10 +230,10 @@ def lost_launches(profile: RankProfile, work: WorkRows, calls: Rows) -> Rows:
     A call of the driver inside one of the runtime launches the same work, which names one of them.
     """
     names = profile.name[calls]
-    launches = calls[profile.matching(GRAPH)[names] | profile.matching(_LAUNCH)[names]]
+    launches = calls[profile.names_matching(GRAPH)[names] | profile.names_matching(_LAUNCH)[names]]
     recorded = profile.rows(KERNEL, COPY, SET)  # of other devices, too
     lost = launches[~np.isin(profile.correlation[launches], profile.correlation[recorded])]
-    begins, ends = (calls[profile.matching(pattern)[names]] for pattern in (_BEGIN_CAPTURE, _END_CAPTURE))
+    begins, ends = (calls[profile.names_matching(pattern)[names]] for pattern in (_BEGIN_CAPTURE, _END_CAPTURE))
     captures = np.searchsorted(begins, lost) > np.searchsorted(ends, lost)
     lost = lost[~captures]
     named = launches[np.isin(profile.correlation[launches], profile.correlation[recorded])]
@@ -263,7 +263,7 @@ def notes_of(profile: RankProfile, work: WorkRows) -> list[str]:
     calls = profile.rows(RUNTIME)
     lost = lost_launches(profile, work, calls) if work.on_device else calls[:0]
     for kind, pattern in (("CUDA graphs", GRAPH), ("kernels", _LAUNCH)):
-        count, every = (int(profile.matching(pattern)[profile.name[rows]].sum()) for rows in (lost, calls))
+        count, every = (int(profile.names_matching(pattern)[profile.name[rows]].sum()) for rows in (lost, calls))
         if count:
             notes.append(f"{count} of {every} launches of {kind} have no recorded kernels: they look idle")
     if work.on_device and len(rows := work.rows):
