@@ -102,9 +102,9 @@ def _threads(columns: SpanColumns, spans: Sequence[_Row]) -> list[tuple[str, lis
         kind = KINDS[span[_KIND]]
         lanes.setdefault((_KIND_ORDER[kind], kind, columns.texts[span[_LANE]]), []).append(number)
     threads: list[tuple[str, list[int]]] = []
-    for (_, kind, lane), members in sorted(lanes.items()):
+    for (_, kind_name, lane), members in sorted(lanes.items()):
         row_numbers = assign_rows((spans[number][_START], spans[number][_END]) for number in members)
-        title = "steps" if kind == "step" else lane
+        title = "steps" if kind_name == "step" else lane
         for row in range(max(row_numbers, default=0) + 1):
             in_row = [number for number, at in zip(members, row_numbers, strict=True) if at == row]
             threads.append((title if row == 0 else f"{title} ({row + 1})", in_row))

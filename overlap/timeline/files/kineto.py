@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import UsageError
 from ..columnar import KINDS, NOBODY, NONE, SpanColumns, SpanGroup, Table
 from ..spans import CUT, LEFT_OUT, ORIGIN, Timeline
-from ..why.windows import messages_of, notes_of, outermost, windows_of, work_of
+from ..why.windows import collective_messages, outermost, recording_notes, select_work, step_windows
 from .profile import RankProfile
 
 PROFILER = "PyTorch profiler"
@@ -27,13 +27,13 @@ def profile_timeline(profile: RankProfile) -> Timeline:
     Raises:
         UsageError: It shows no work.
     """
-    work = work_of(profile)
+    work = select_work(profile)
     if not len(work.rows):
         raise UsageError(f"{profile.path}: no work of a device in it, and no operator of a host: nothing to show")
-    notes = [note for note in notes_of(profile, work) if not profile.cut or "cut off" not in note]
+    notes = [note for note in recording_notes(profile, work) if not profile.cut or "cut off" not in note]
     meta = {ORIGIN: PROFILER, **({CUT: "only what is complete"} if profile.cut else {})}
     compute = work.compute if work.on_device else outermost(profile, work.compute)
-    steps = {step: window for step, window in windows_of(profile, work).items() if step is not None}
+    steps = {step: window for step, window in step_windows(profile, work).items() if step is not None}
     rows = np.concatenate([compute, work.copies, work.comm])
     count, operations = len(rows) + len(steps), slice(len(rows) - len(work.comm), len(rows))
     texts, groups = Table[str]({name: number for number, name in enumerate(profile.names)}), Table[SpanGroup]()
@@ -57,7 +57,7 @@ def profile_timeline(profile: RankProfile) -> Timeline:
     }  # fmt: skip
     columns["step"][len(rows) :] = list(steps)
     # Streams of one collective have other numbers on other ranks: one lane, for they must be matched.
-    messages = messages_of(profile, work.comm)
+    messages = collective_messages(profile, work.comm)
     columns["op"][operations] = [texts[message.op] for message in messages]
     columns["dtype"][operations] = [texts[message.dtype] for message in messages]
     for name in ("seq", "nbytes"):

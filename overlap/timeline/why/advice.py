@@ -15,7 +15,7 @@ from statistics import median
 
 from ...units import format_bytes, format_ns
 from . import causes
-from .places import BACKWARD, ProgramPlace, common, operators_of, top_places
+from .places import BACKWARD, ProgramPlace, common_place, list_operators, top_places
 from .rank import TINY_NS, RankReport
 from .ranks import Late, Traffic
 from .report import Advice
@@ -61,7 +61,7 @@ class Facts:
 
 
 def advice(facts: Facts) -> list[Advice]:
-    """Return at most five changes, that with the largest cause first."""
+    """Return at most `MOST` changes, that with the largest cause first."""
     items = [
         (ns, item)
         for rule in _RULES
@@ -71,19 +71,19 @@ def advice(facts: Facts) -> list[Advice]:
     return [item for _, item in sorted(items, key=lambda each: -each[0])[:MOST]]
 
 
-def gain(facts: Facts, *names: str) -> tuple[int | None, int | None, str]:
-    """Return the bounds of a gain and their text; None and a reason where they cannot be told."""
+def gain_bounds(facts: Facts, *names: str) -> tuple[int | None, int | None, str]:
+    """Return the least and most gain without some causes, and their text; None, None and a reason if undecidable."""
     gains = [_shorter_ns(facts, step, names) for step in facts.steps]
     if causes.GC in names:
         gains += [round(PROGRAMS * ns) for ns in gains]
     walls = [sum(costs.values()) for costs in facts.steps.values()]
     if len(walls) < FEW_STEPS:
         return None, None, f"not given: one step is recorded, and it has {format_ns(gains[0])} of it"
-    return bounds(gains, walls)
+    return bound_gains(gains, walls)
 
 
-def bounds(gains: Sequence[int], walls: Sequence[int]) -> tuple[int | None, int | None, str]:
-    """Return the bounds of the gains of some steps and their text; no bounds if the lengths of steps differ by more."""
+def bound_gains(gains: Sequence[int], walls: Sequence[int]) -> tuple[int | None, int | None, str]:
+    """Return the least and most of the gains of some steps and their text; None, None if steps differ by more."""
     noise_ns = (max(walls) - min(walls)) / 2
     least, most = min(gains), max(gains)
     if least <= noise_ns:
@@ -104,12 +104,13 @@ def _shorter_ns(facts: Facts, step: int | None, names: Sequence[str]) -> int:
     return max(own) - max(left)
 
 
-Found = Iterator[tuple[float, Advice]]
-Rule = Callable[[Facts], Found]
+AdviceItems = Iterator[tuple[float, Advice]]
+Rule = Callable[[Facts], AdviceItems]
 
 
-def _item(facts: Facts, names: Sequence[str], change: str, place: str, evidence: str) -> tuple[float, Advice]:
-    least, most, text = gain(facts, *names)
+def _gain_item(facts: Facts, names: Sequence[str], change: str, place: str, evidence: str) -> tuple[float, Advice]:
+    """Return advice on some causes, the first of which it names, with its gain; before it, their time in the step."""
+    least, most, text = gain_bounds(facts, *names)
     return facts.cost_ns(*names), Advice(
         cause=names[0], change=change, place=place, evidence=evidence, gain_least_ns=least, gain_most_ns=most,
         gain_text=text,
@@ -117,6 +118,7 @@ def _item(facts: Facts, names: Sequence[str], change: str, place: str, evidence:
 
 
 def _is_worth(facts: Facts, *names: str) -> bool:
+    """Whether some causes together cost at least the part `WORTH` of the shown step."""
     return facts.cost_ns(*names) >= WORTH * facts.step_ns
 
 
@@ -130,7 +132,8 @@ def is_launch_bound(facts: Facts) -> bool:
     return facts.report.graph_share < 0.5 and 0 < facts.report.kernel_median_ns[facts.step] < TINY_NS
 
 
-def _launch(facts: Facts) -> Found:
+def _advise_launches(facts: Facts) -> AdviceItems:
+    """Advise on a device that is idle because the host launches its kernels too slowly; nothing on a host alone."""
     if not facts.report.on_device or not _is_worth(facts, causes.LAUNCH):
         return
     count, median_ns = facts.report.kernels[facts.step], facts.report.kernel_median_ns[facts.step]
@@ -143,7 +146,7 @@ def _launch(facts: Facts) -> Found:
         change = "run with CUDA graphs: without --enforce-eager, and with cudagraph capture sizes that fit the batch"
     else:
         change = 'torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch'
-    yield _item(facts, [causes.LAUNCH], change, top_place(facts, causes.LAUNCH), evidence)
+    yield _gain_item(facts, [causes.LAUNCH], change, top_place(facts, causes.LAUNCH), evidence)
 
 
 _SYNC_CHANGES = (
@@ -162,14 +165,15 @@ _SYNC_CHANGES = (
 )
 
 
-def _sync(facts: Facts) -> Found:
+def _advise_device_waits(facts: Facts) -> AdviceItems:
+    """Advise on the place at which the host waited longest for the device; the operator there selects the change."""
     if not _is_worth(facts, causes.SYNC):
         return
     place, *_ = next(iter(facts.places.get(causes.SYNC, ())), (ProgramPlace(),))
     change = next((text for pattern, text in _SYNC_CHANGES if pattern.search(place.operator)), "")
     change = change or "do not wait for the device there (synchronize, .item(), .cpu()), or less often"
     evidence = "the device is idle after the host has waited for it, as nothing is queued by then"
-    yield _item(facts, [causes.SYNC], change, top_place(facts, causes.SYNC), evidence)
+    yield _gain_item(facts, [causes.SYNC], change, top_place(facts, causes.SYNC), evidence)
 
 
 _CHANGES = {
@@ -189,15 +193,16 @@ _CHANGES = {
 """Changes, and the evidence, where the cause alone shows what to do."""
 
 
-def _of_cause(facts: Facts) -> Found:
+def _advise_by_cause(facts: Facts) -> AdviceItems:
+    """Advise on waits for events, on the data loader and on garbage collection, where they cost enough."""
     for cause, (change, evidence) in _CHANGES.items():
         if _is_worth(facts, cause):
             if cause == causes.DATA and facts.report.has_workers:
                 change, evidence = "more num_workers, or less work for each item", "its processes are too slow"
-            yield _item(facts, [cause], change, top_place(facts, cause), evidence)
+            yield _gain_item(facts, [cause], change, top_place(facts, cause), evidence)
 
 
-def _optimizer(facts: Facts) -> Found:
+def _advise_optimizer(facts: Facts) -> AdviceItems:
     """Advise on an optimizer that updates parameters one by one."""
     parts = [
         (cause, place, ns, count)
@@ -218,7 +223,8 @@ def _optimizer(facts: Facts) -> Found:
     )  # fmt: skip
 
 
-def _python(facts: Facts) -> Found:
+def _advise_python(facts: Facts) -> AdviceItems:
+    """Advise on Python between operators, unless half of it is in the optimizer, which has advice of its own."""
     updates = sum(
         ns for place, ns, _ in facts.places.get(causes.PYTHON, ()) if place.phase.startswith("Optimizer.step")
     )
@@ -227,30 +233,34 @@ def _python(facts: Facts) -> Found:
         change = "take the work out of the loop, or do it in another process"
         if not any(place.frame for place, _, _ in facts.places.get(causes.PYTHON, ())):
             change = "record with with_stack=True to see which function it is; then take it out of the loop"
-        yield _item(facts, [causes.PYTHON], change, where, "no operator runs in that time")
+        yield _gain_item(facts, [causes.PYTHON], change, where, "no operator runs in that time")
 
 
 _ONCE = (causes.STARTUP, causes.ALLOCATOR, causes.COMPILE, causes.CAPTURE)
 
 
-def _start(facts: Facts) -> Found:
+def _advise_startup(facts: Facts) -> AdviceItems:
+    """Advise on allocation and compilation if several steps have them, or else on recording later."""
     if not _is_worth(facts, *_ONCE):
         return
     cause = max(_ONCE, key=facts.cost_ns)
     often = sum(costs.get(cause, 0) >= WORTH * sum(costs.values()) for costs in facts.steps.values())
     if cause == causes.ALLOCATOR and often > 1:
         change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and no torch.cuda.empty_cache() in the loop"
-        yield _item(facts, [cause], change, top_place(facts, cause), f"memory is allocated in {often} steps")
+        yield _gain_item(facts, [cause], change, top_place(facts, cause), f"memory is allocated in {often} steps")
     elif cause == causes.COMPILE and often > 1:
         change = "find what is compiled again: TORCH_LOGS=recompiles; mark sizes with torch._dynamo.mark_dynamic"
-        yield _item(facts, [cause], change, top_place(facts, cause), f"{often} steps compile")
+        yield _gain_item(facts, [cause], change, top_place(facts, cause), f"{often} steps compile")
     else:
         change = "record later: torch.profiler.schedule(wait=1, warmup=3, active=3); a start says nothing of the rest"
         evidence = "the recording contains the start of the program"
-        yield _item(facts, sorted(_ONCE, key=facts.cost_ns, reverse=True), change, top_place(facts, cause), evidence)
+        yield _gain_item(
+            facts, sorted(_ONCE, key=facts.cost_ns, reverse=True), change, top_place(facts, cause), evidence
+        )
 
 
-def _copies(facts: Facts) -> Found:
+def _advise_copies(facts: Facts) -> AdviceItems:
+    """Advise on the most expensive copy that no kernel runs in parallel to; its kinds of memory select the change."""
     if not _is_worth(facts, causes.COPY):
         return
     place, *_ = next(iter(facts.places.get(causes.COPY, ())), (ProgramPlace(),))
@@ -260,10 +270,13 @@ def _copies(facts: Facts) -> Found:
         change = "avoid the copy: clone, contiguous, or another memory format (channels_last) for the whole model"
     else:
         change = "copy less, or on a stream of its own, with non_blocking=True"
-    yield _item(facts, [causes.COPY], change, top_place(facts, causes.COPY), "copies run with no kernel in parallel")
+    yield _gain_item(
+        facts, [causes.COPY], change, top_place(facts, causes.COPY), "copies run with no kernel in parallel"
+    )
 
 
-def _waiting(facts: Facts) -> Found:
+def _advise_late_rank(facts: Facts) -> AdviceItems:
+    """Advise on the rank that others wait for most; nothing if it varies by step and no gain shows."""
     if _is_worth(facts, causes.WAIT) and facts.late:
         worst = max(facts.late, key=lambda late: late.waited_ns)
         alike = [one for one in facts.last.values() if (one.rank, one.cause) == (worst.rank, worst.cause)]
@@ -287,13 +300,14 @@ def _waiting(facts: Facts) -> Found:
             change = f"take that work from rank {worst.rank}, or divide it among the ranks"
         else:
             change = f"look at rank {worst.rank}, which comes last to {next(iter(worst.ops), 'collectives')}"
-        ns, item = _item(facts, [causes.WAIT], change, f"rank {worst.rank}, which was {worst.doing}", evidence)
+        ns, item = _gain_item(facts, [causes.WAIT], change, f"rank {worst.rank}, which was {worst.doing}", evidence)
         if varies and item.gain_least_ns is None:
             return
         yield ns, item
 
 
-def _communication(facts: Facts) -> Found:
+def _advise_communication(facts: Facts) -> AdviceItems:
+    """Advise on many small collectives, or else on the most exposed kind, with its bandwidth and longest call."""
     if not _is_worth(facts, causes.COMM, causes.WIRE) or not facts.traffic:
         return
     small = [each for each in facts.traffic if each.calls >= MANY_CALLS and _is_small(each)]
@@ -326,7 +340,9 @@ def _communication(facts: Facts) -> Found:
     where = str(longest.place)
     if str(longest.waiter):
         evidence += f"; for the longest waits {longest.waiter}"
-    yield _item(facts, sorted((causes.COMM, causes.WIRE), key=facts.cost_ns, reverse=True), change, where, evidence)
+    yield _gain_item(
+        facts, sorted((causes.COMM, causes.WIRE), key=facts.cost_ns, reverse=True), change, where, evidence
+    )
 
 
 def _is_slow(each: Traffic) -> bool:
@@ -336,12 +352,13 @@ def _is_slow(each: Traffic) -> bool:
 
 
 def _is_small(each: Traffic) -> bool:
+    """Whether calls carry less than `SMALL_BYTES` on average, or take less than `SMALL_NS` if their size is unknown."""
     if each.nbytes:
         return each.nbytes // each.calls < SMALL_BYTES
     return each.total_ns // each.calls < SMALL_NS
 
 
-def _operators(facts: Facts) -> Found:
+def _advise_operator_loops(facts: Facts) -> AdviceItems:
     """Advise on a loop that calls an operator on a host for each of many small parts."""
     if facts.report.on_device:
         return
@@ -357,20 +374,20 @@ def _operators(facts: Facts) -> Found:
         if not function or calls < MANY_OPERATORS or loop_ns < 0.2 * facts.step_ns:
             continue
         sums = [(called, part_ns) for called, part_ns, _ in places]
-        where = common(sums)
+        where = common_place(sums)
         yield (
             loop_ns,
             Advice(
                 cause=causes.COMPUTE,
                 place=f"{where} ({format_ns(loop_ns)} with the Python between them)",
                 change="replace the loop by operators on the whole batch (or torch.vmap, torch.compile)",
-                evidence=f"{calls} calls of {operators_of(sums)}, {format_ns(ns / calls)} each",
+                evidence=f"{calls} calls of {list_operators(sums)}, {format_ns(ns / calls)} each",
                 gain_text="not decidable: a profile does not show how long operators on the whole batch would take",
             ),
         )
 
 
-def _kernels(facts: Facts) -> Found:
+def _advise_kernels(facts: Facts) -> AdviceItems:
     """Advise on kernels where the device is busy; a profile does not show how fast others would be."""
     classes = facts.report.kernel_classes_ns
     total_ns = sum(classes.values())
@@ -392,5 +409,6 @@ def _kernels(facts: Facts) -> Found:
 
 
 _RULES: tuple[Rule, ...] = (
-    _optimizer, _launch, _sync, _of_cause, _python, _start, _copies, _waiting, _communication, _operators, _kernels,
+    _advise_optimizer, _advise_launches, _advise_device_waits, _advise_by_cause, _advise_python, _advise_startup,
+    _advise_copies, _advise_late_rank, _advise_communication, _advise_operator_loops, _advise_kernels,
 )  # fmt: skip

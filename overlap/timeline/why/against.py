@@ -49,12 +49,12 @@ def compare(new: Why, old: Why) -> Comparison:
     sign = 1 if after_ns > before_ns else -1
     return Comparison(
         judgement=judgement,
-        sentence=f"{judgement}: a step takes {change}{_most(new, old, sign)}; {counts}, none overlap",
+        sentence=f"{judgement}: a step takes {change}{_largest_change(new, old, sign)}; {counts}, none overlap",
     )
 
 
-def _most(new: Why, old: Why, sign: int) -> str:
-    """Return which cause changed most in the direction of the whole."""
+def _largest_change(new: Why, old: Why, sign: int) -> str:
+    """Return the cause that changed most in the direction of the whole, as text with its place; "" if none did."""
     causes = {cause for why in (new, old) for _, _, cause, _ in why.costs}
     changes = {
         cause: sign * (median(new.per_step(cause).values()) - median(old.per_step(cause).values())) for cause in causes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...errors import UsageError
 from ..files.packed import is_profile, read_beginning
-from .children import Progress, measured
+from .children import Progress, measure_files
 from .judgement import judge
 from .rank import RankReport
 from .report import SCHEMA, Why, from_json
@@ -28,8 +28,8 @@ def explain(
     Raises:
         UsageError: A file cannot be read, or files are not of one job.
     """
-    files = [file for path in paths for file in _inside(Path(path))]
-    if len(files) == 1 and (report := _report(files[0])) is not None:
+    files = [file for path in paths for file in _trace_files(Path(path))]
+    if len(files) == 1 and (report := _read_report(files[0])) is not None:
         return report
     profiles = []
     for file in files:
@@ -37,8 +37,8 @@ def explain(
     rest = [file for file in files if file not in profiles]
     named = [file for file in rest if file in map(Path, paths) or b'"traceEvents"' in read_beginning(file)]
     if profiles and not named:
-        reports = measured(profiles, progress or (lambda done, count: None))
-        found = judge(reports if len(reports) == 1 else [_ranked(report) for report in reports], step=step)
+        reports = measure_files(profiles, progress or (lambda done, count: None))
+        found = judge(reports if len(reports) == 1 else [_with_named_rank(report) for report in reports], step=step)
         note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in rest)}"
         return replace(found, notes=(*found.notes, note)) if rest else found
     if profiles:
@@ -50,7 +50,7 @@ def explain(
     return judge_timeline(files, step=step)
 
 
-def _inside(path: Path) -> list[Path]:
+def _trace_files(path: Path) -> list[Path]:
     """Return the files of a folder that may be traces, or a file itself.
 
     Raises:
@@ -66,14 +66,14 @@ def _inside(path: Path) -> list[Path]:
     files = [each for each in inside if each.is_file() and each.name.endswith(ENDINGS)]
     folders = [each for each in inside if each.is_dir()]
     if not files and len(folders) == 1:  # as archives are unpacked
-        return _inside(folders[0])
+        return _trace_files(folders[0])
     if not files:
         raise UsageError(f"why: no trace and no dump in {path}: expected files that end in {', '.join(ENDINGS[:3])}")
     return files
 
 
-def _report(path: Path) -> Why | None:
-    """Return a report that was written before; None if a file is something else."""
+def _read_report(path: Path) -> Why | None:
+    """Return a report that `overlap why --json` has written; None if a file is something else or larger than one."""
     try:
         if path.stat().st_size > MOST_REPORT_BYTES:
             return None
@@ -83,8 +83,8 @@ def _report(path: Path) -> Why | None:
     return from_json(data) if f'"schema": "{SCHEMA}"'.encode() in data and b'"traceEvents"' not in data else None
 
 
-def _ranked(report: RankReport) -> RankReport:
-    """Return a report with the rank that the name of its file shows, if the file itself does not show it."""
+def _with_named_rank(report: RankReport) -> RankReport:
+    """Return a report with the rank in the name of its file, unless the file itself has its rank or neither has."""
     found = _RANK.search(Path(report.path).name)
     if report.has_rank or not found:
         return report

@@ -70,11 +70,11 @@ class MatchedRanks:
         """Divide the exposed communication of each rank and step into waiting and wire, where it can be known."""
         if len(self.reports) < 2:
             return
-        matches = self._matches()
+        matches = self._match_collectives()
         if not matches:
             self.notes.append("collectives of the ranks cannot be matched: waiting and wire cannot be told apart")
             return
-        offsets = self._offsets(matches)
+        offsets = self._clock_offsets(matches)
         waits: dict[int, dict[int, list[Interval]]] = {report.rank: {} for report in self.reports}
         judged: dict[int, list[Interval]] = {report.rank: [] for report in self.reports}
         lateness: list[tuple[int, str, int, int]] = []  # the late rank, the operation, and from when to when it was
@@ -101,8 +101,8 @@ class MatchedRanks:
             self._divide_rank(report, waits[report.rank], merge(judged[report.rank]))
         self._describe_late(lateness, offsets)
 
-    def _matches(self) -> list[dict[int, ProfiledCollective]]:
-        """Return synchronising collectives with all members of their group recorded."""
+    def _match_collectives(self) -> list[dict[int, ProfiledCollective]]:
+        """Return synchronising collectives that all members of the group recorded, by rank, with fitting sizes."""
         world = max(report.world_size for report in self.reports)
         by_key: dict[tuple[str, str, int], dict[int, ProfiledCollective]] = {}
         several = any(report.has_groups for report in self.reports)
@@ -122,8 +122,8 @@ class MatchedRanks:
             self.notes.append(f"{len(complete) - len(same)} collectives differ in size between ranks: left out")
         return same
 
-    def _offsets(self, matches: Sequence[dict[int, ProfiledCollective]]) -> dict[int, int]:
-        """Return by how much the clock of each rank is ahead of that of the first."""
+    def _clock_offsets(self, matches: Sequence[dict[int, ProfiledCollective]]) -> dict[int, int]:
+        """Return, by rank, how far its clock is ahead of the first rank's, by ends of collectives; adds a note."""
         hosts = {report.host for report in self.reports}
         first = self.reports[0].rank
         if len(hosts) == 1 and "" not in hosts:
@@ -146,6 +146,7 @@ class MatchedRanks:
         return offsets
 
     def _divide_rank(self, report: RankReport, waits: dict[int, list[Interval]], judged: Merged) -> None:
+        """Replace one rank's exposed communication, in its costs, by waiting, wire and undecided time."""
         exposed = merge(report.exposed)
         for step, window in report.windows.items():
             rest = clip(exposed, window)
@@ -204,7 +205,7 @@ class MatchedRanks:
 
 
 def _is_uneven(calls: dict[int, ProfiledCollective]) -> bool:
-    """Whether sizes may differ between ranks."""
+    """Whether sizes of a collective may differ between ranks."""
     return next(iter(calls.values())).op in ("all_to_all", "all_gather", "reduce_scatter")
 
 
@@ -245,8 +246,8 @@ def link_gb_s(device: str, world_size: int) -> float | None:
     return next((float(speed) for pattern, speed in _LINKS_GB_S if re.search(pattern, device)), None)
 
 
-def traffic(calls: Sequence[ProfiledCollective], exposed: Merged, link: float | None = None) -> list[Traffic]:
-    """Return the calls by operation and group, the most exposed first; calls in parallel are exposed once."""
+def sum_traffic(calls: Sequence[ProfiledCollective], exposed: Merged, link: float | None = None) -> list[Traffic]:
+    """Return sums of calls by operation and group, the most exposed first; calls in parallel are exposed once."""
     kinds: dict[tuple[str, str], list[ProfiledCollective]] = {}
     for call in calls:
         kinds.setdefault((call.op, call.group), []).append(call)

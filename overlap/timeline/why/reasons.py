@@ -133,26 +133,28 @@ class Reasons:
             return []
         sums_ns = np.add.reduceat((self.end_ns - self.start_ns)[order], firsts)
         by_first = np.argsort(order[firsts])  # causes that cost the same are told in order of time
-        found = map(self._cause, order[firsts][by_first].tolist(), sums_ns[by_first].tolist())
+        found = map(self._reason_at, order[firsts][by_first].tolist(), sums_ns[by_first].tolist())
         return sorted(found, key=lambda one: (-one.duration_ns, one.victim, str(one)))
 
     def within(self, window: Interval, victim: int) -> list[Reason]:
         """Return the causes on one rank in a window, the most expensive first."""
         start_ns, end_ns = np.maximum(self.start_ns, window[0]), np.minimum(self.end_ns, window[1])
         which = (self.victim == victim) & (start_ns < end_ns)
-        return replace(self._take(which), start_ns=start_ns[which], end_ns=end_ns[which]).causes()
+        return replace(self._select(which), start_ns=start_ns[which], end_ns=end_ns[which]).causes()
 
     def waits(self) -> dict[int, Wholes]:
         """Return, by victim, a row for each time that it waited for a rank: from when, to when, and for which rank."""
-        found = self._take(self.rank != NONE)
+        found = self._select(self.rank != NONE)
         rows = np.stack([found.start_ns, found.end_ns, found.rank], axis=1)
         firsts = runs(found.victim)
         return dict(zip(found.victim[firsts].tolist(), np.split(rows, firsts[1:]), strict=False))
 
-    def _take(self, which: Mask | Rows) -> Reasons:
+    def _select(self, which: Mask | Rows) -> Reasons:
+        """Return some stretches: a mask selects in their order, row numbers in their own order."""
         return Reasons(texts=self.texts, **{name: getattr(self, name)[which] for name in _COLUMNS})
 
-    def _cause(self, row: int, duration_ns: int) -> Reason:
+    def _reason_at(self, row: int, duration_ns: int) -> Reason:
+        """Return the reason of one stretch, with a duration that several stretches may share."""
         return Reason(
             victim=int(self.victim[row]),
             rank=None if self.rank[row] == NONE else int(self.rank[row]),
@@ -173,8 +175,8 @@ def reasons(timeline: Timeline, covers: Sequence[Coverage]) -> Reasons:
     window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)
     activity = Activity(timeline, window)
     search = _Search(activity)
-    search.run(covers)
-    found = search.found()
+    search.follow_waits(covers)
+    found = search.collect()
     _name_excess(found, activity.columns, covers, window[0])
     return found
 
@@ -198,7 +200,7 @@ def _name_excess(stretches: Reasons, columns: SpanColumns, covers: Sequence[Cove
     begun_ns[[cover.rank for cover in covers]] = [cover.window[0] for cover in covers]
     named = np.stack([stretches.name[rows], stretches.call_site[rows]])
     own_ns, most_ns, longest = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64), named.copy()
-    for computes in _alike(columns.take(columns.is_kind("compute"))):
+    for computes in _group_computes(columns.take(columns.is_kind("compute"))):
         more_ns = spent_ns(computes, begun_ns, rank, end_ns) - spent_ns(computes, begun_ns, victim, end_ns)
         key = np.array([[computes.name[0]], [computes.call_site[0]]])
         is_own, is_more = (named == key).all(axis=0), more_ns > most_ns
@@ -207,8 +209,8 @@ def _name_excess(stretches: Reasons, columns: SpanColumns, covers: Sequence[Cove
     stretches.name[rows[late]], stretches.call_site[rows[late]] = longest[:, late]
 
 
-def _alike(spans: SpanColumns) -> list[SpanColumns]:
-    """Take spans apart by name and place, in the order of these texts."""
+def _group_computes(spans: SpanColumns) -> list[SpanColumns]:
+    """Divide spans by name and call site, sorted by these texts."""
     order = np.lexsort((spans.call_site, spans.name))
     firsts = runs(spans.name[order], spans.call_site[order])
     parts = map(spans.take, np.split(order, firsts[1:]))
@@ -216,7 +218,7 @@ def _alike(spans: SpanColumns) -> list[SpanColumns]:
 
 
 def spent_ns(spans: SpanColumns, begun_ns: Wholes, rank: Wholes, now_ns: Wholes) -> Wholes:
-    """Return how long spans had run on some ranks by some instants, since an instant `begun_ns` of each rank."""
+    """Return how long spans had run on each of `rank` by each of `now_ns`, since an instant `begun_ns` of each rank."""
     start_ns = np.maximum(spans.start_ns, begun_ns[spans.rank])
     ranks = np.concatenate([spans.rank, spans.rank, rank])
     times_ns = np.concatenate([start_ns, np.maximum(spans.end_ns, start_ns), now_ns]) - begun_ns.min()
@@ -242,6 +244,7 @@ class _Waits:
     passed: Wholes  # n, depth
 
     def take(self, which: Mask | Rows) -> _Waits:
+        """Return some waits: a mask selects in their order, row numbers in their own order."""
         return _Waits(self.place[which], self.start_ns[which], self.end_ns[which], self.row[which], self.passed[which])
 
 
@@ -253,8 +256,8 @@ class _Search:
         self._none = len(activity.columns.texts)  # the number of no text
         self._found: list[tuple[Wholes | Rows, ...]] = []  # place of the victim, then `_COLUMNS`
 
-    def run(self, covers: Sequence[Coverage]) -> None:
-        """Find the reasons for exposed communication on each rank."""
+    def follow_waits(self, covers: Sequence[Coverage]) -> None:
+        """Find the reasons for exposed communication on each rank: follow its waits until none is left."""
         parts = [self._activity.oldest(cover.rank, cover.exposed) for cover in covers]
         place = np.repeat(np.arange(len(covers)), [len(part) for part in parts])
         victims = np.array([cover.rank for cover in covers], np.int64)
@@ -264,41 +267,41 @@ class _Search:
         self._add_operations(waits.take(moves), WIRE)
         waits = waits.take(~moves)
         while len(waits.row):
-            waits = self._behind(waits)
+            waits = self._follow_once(waits)
 
-    def found(self) -> Reasons:
-        """Return the reasons found, rank by rank, in order of time."""
+    def collect(self) -> Reasons:
+        """Return all reasons found, sorted by rank in the order of `covers`, then by time."""
         place, *columns = (np.concatenate(parts) for parts in zip(*self._found, strict=True))
         order = np.lexsort((columns[1], place))
         named = {name: column[order] for name, column in zip(_COLUMNS, columns, strict=True)}
         return Reasons(texts=[*self._columns.texts, ""], **named)
 
-    def _behind(self, waits: _Waits) -> _Waits:
-        """Add the reasons behind waits; return the waits of the last ranks, which are to be followed."""
+    def _follow_once(self, waits: _Waits) -> _Waits:
+        """Add the reasons behind waits; return the waits of the awaited ranks, which remain to be followed."""
         last = self._activity.last[waits.row]
         rank = self._columns.rank[last]
         known = (last >= 0) & (waits.passed != rank[:, None]).all(axis=1)
         self._add_operations(waits.take(~known), _UNKNOWN)
         waits, last, rank = waits.take(known), last[known], rank[known]
-        index, under = self._between(rank, waits)
-        behind, whom = waits.take(index), rank[index]
-        self._add_gaps(waits, last, index, under)
-        name, place = self._columns.name[under.row], self._columns.call_site[under.row]
-        busy = (under.doing == COMPUTE) | (under.doing == WIRE)
-        self._add(behind, under, busy, whom, under.doing, name, place)
-        self._add(behind, under, under.doing == PROGRAM, self._columns.rank[under.row], PROGRAM, self._none, name)
-        passed = np.concatenate([behind.passed, whom[:, None]], axis=1)
-        further = self._activity.last[under.row]
+        index, pieces = self._activity_during(rank, waits)
+        followed, awaited = waits.take(index), rank[index]
+        self._add_gaps(waits, last, index, pieces)
+        name, place = self._columns.name[pieces.row], self._columns.call_site[pieces.row]
+        busy = (pieces.doing == COMPUTE) | (pieces.doing == WIRE)
+        self._add(followed, pieces, busy, awaited, pieces.doing, name, place)
+        self._add(followed, pieces, pieces.doing == PROGRAM, self._columns.rank[pieces.row], PROGRAM, self._none, name)
+        passed = np.concatenate([followed.passed, awaited[:, None]], axis=1)
+        further = self._activity.last[pieces.row]
         follows = (further >= 0) & (passed != self._columns.rank[further][:, None]).all(axis=1)
-        follows &= (under.doing == WAITING) & (passed.shape[1] < FOLLOWED)
-        stuck = (under.doing == WAITING) & ~follows  # in a circle of ranks that wait for each other, or in a long chain
-        self._add(
-            behind, under, stuck, whom, PROGRAM, self._columns.name[last[index]], self._columns.call_site[last[index]]
-        )
-        return _Waits(behind.place, under.start_ns, under.end_ns, under.row, passed).take(follows)
+        follows &= (pieces.doing == WAITING) & (passed.shape[1] < FOLLOWED)
+        # in a circle of ranks that wait for each other, or in a long chain
+        stuck = (pieces.doing == WAITING) & ~follows
+        name, place = self._columns.name[last[index]], self._columns.call_site[last[index]]
+        self._add(followed, pieces, stuck, awaited, PROGRAM, name, place)
+        return _Waits(followed.place, pieces.start_ns, pieces.end_ns, pieces.row, passed).take(follows)
 
-    def _between(self, rank: Wholes, waits: _Waits) -> tuple[Rows, ActivityPieces]:
-        """Return the activity of ranks during waits, in order, and before it the number of the wait."""
+    def _activity_during(self, rank: Wholes, waits: _Waits) -> tuple[Rows, ActivityPieces]:
+        """Return the activity of ranks during waits, wait by wait, and before it the index of the wait of each piece."""
         by_rank = np.argsort(rank, kind="stable")
         firsts = runs(rank[by_rank])
         ats, parts = [np.zeros(0, np.intp)], [NO_PIECES]
@@ -311,33 +314,33 @@ class _Search:
             begun_ns, ended_ns = np.maximum(part.start_ns, start_ns[index]), np.minimum(part.end_ns, end_ns[index])
             ats.append(which[index])
             parts.append(ActivityPieces(begun_ns, ended_ns, part.doing, part.row))
-        index, under = np.concatenate(ats), ActivityPieces.concatenate(parts)
-        order = np.lexsort((under.start_ns, index))
-        return index[order], under.take(order)
+        index, clipped = np.concatenate(ats), ActivityPieces.concatenate(parts)
+        order = np.lexsort((clipped.start_ns, index))
+        return index[order], clipped.take(order)
 
-    def _add_gaps(self, waits: _Waits, last: Rows, at: Rows, under: ActivityPieces) -> None:
-        """Add the time in which the last ranks did nothing: only their programs can have run, up to their own calls."""
+    def _add_gaps(self, waits: _Waits, last: Rows, at: Rows, pieces: ActivityPieces) -> None:
+        """Add the time in which awaited ranks did nothing: only their programs can have run, up to their own calls."""
         every = np.arange(len(last))
         index = np.concatenate([every, at])
-        start_ns = np.concatenate([waits.start_ns, under.end_ns])  # of the wait, and of what comes after each piece
+        start_ns = np.concatenate([waits.start_ns, pieces.end_ns])  # of the wait, and of what comes after each piece
         order = np.argsort(index, kind="stable")
         index, start_ns = index[order], start_ns[order]
         end_ns = waits.end_ns[index]
         same = index[1:] == index[:-1]
-        begun_ns = np.concatenate([waits.start_ns, under.start_ns])[order]
+        begun_ns = np.concatenate([waits.start_ns, pieces.start_ns])[order]
         end_ns[:-1] = np.where(same, begun_ns[1:], end_ns[:-1])
         gaps = ActivityPieces(start_ns, end_ns, np.full(len(index), PROGRAM), last[index])
-        whom, name, site = (getattr(self._columns, each)[gaps.row] for each in ("rank", "name", "call_site"))
-        self._add(waits.take(index), gaps, start_ns < end_ns, whom, PROGRAM, name, site)
+        late_rank, name, site = (getattr(self._columns, each)[gaps.row] for each in ("rank", "name", "call_site"))
+        self._add(waits.take(index), gaps, start_ns < end_ns, late_rank, PROGRAM, name, site)
 
     def _add_operations(self, waits: _Waits, doing: int) -> None:
-        """Add operations that are a reason themselves."""
+        """Add operations that are themselves the reason: bytes that move, or waits for an unknown rank."""
         pieces = ActivityPieces(waits.start_ns, waits.end_ns, np.full(len(waits.row), doing), waits.row)
         name, site = self._columns.name[waits.row], self._columns.call_site[waits.row]
         self._add(waits, pieces, np.ones(len(waits.row), bool), NONE, doing, name, site)
 
-    def _add(self, of: _Waits, pieces: ActivityPieces, which: Mask, *columns: NDArray[np.integer] | int) -> None:
-        """Add some pieces of waits; `columns` are rank, doing, name and place."""
-        told = (of.passed[:, 0], pieces.start_ns, pieces.end_ns, *columns)
-        found = (np.broadcast_to(np.asarray(column, np.int64), which.shape)[which] for column in told)
-        self._found.append((of.place[which], *found))
+    def _add(self, waits: _Waits, pieces: ActivityPieces, which: Mask, *columns: NDArray[np.integer] | int) -> None:
+        """Add the pieces that a mask selects, one for each wait; `columns` are rank, doing, name and call site."""
+        values = (waits.passed[:, 0], pieces.start_ns, pieces.end_ns, *columns)
+        found = (np.broadcast_to(np.asarray(column, np.int64), which.shape)[which] for column in values)
+        self._found.append((waits.place[which], *found))

@@ -14,10 +14,10 @@ from ..measure.metrics import Breakdown, breakdowns, median_step
 from ..ranklist import named_ranks
 from ..replay.prediction import Prediction, advise, neighbours, predict
 from ..spans import ORIGIN, STARVED, Timeline
-from .advice import FEW_STEPS, MOST, WORTH, bounds
+from .advice import FEW_STEPS, MOST, WORTH, bound_gains
 from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
 from .oddities import oddities
-from .report import Advice, Cause, Why, shares
+from .report import Advice, Cause, Why, mean_costs
 from .verdict import Verdict, verdict_of
 
 ADVICE_S = 20.0
@@ -47,21 +47,21 @@ def judge_timeline(files: Sequence[Path], *, step: int | None = None) -> Why:
     timeline = timelines[0] if len(timelines) == 1 else merged(timelines)
     if step is not None and step not in timeline.steps():
         raise UsageError(f"why: no step {step} is recorded")
-    return report_of(timeline, step=median_step(timeline) if step is None else step)
+    return build_report(timeline, step=median_step(timeline) if step is None else step)
 
 
-def report_of(timeline: Timeline, *, step: int | None) -> Why:
-    """Return the report on a step of a timeline, or on the whole run."""
+def build_report(timeline: Timeline, *, step: int | None) -> Why:
+    """Return the report on a step of a timeline, or on the whole run if `step` is None."""
     verdict = verdict_of(timeline, step=step)
     steps: list[int | None] = [*timeline.steps()] or [None]
     rows = {number: breakdowns(timeline, step=number) for number in steps}
     costs = {
         number: [(row.rank, _costs(row, verdict)) for row in of_step if row.wall_ns] for number, of_step in rows.items()
     }
-    mean_ns = shares([cost for _, cost in costs.get(step, [])])
+    mean_ns = mean_costs([cost for _, cost in costs.get(step, [])])
     total_ns = sum(mean_ns.values()) or 1
     wording = _WORDING | ({UNKNOWN: WORDING[UNKNOWN]} if verdict.foreign else {})
-    starved = _starved(timeline)
+    starved = _starved_advice(timeline)
     first = "" if starved is None else f"{starved.evidence}: {starved.change}; "
     return Why(
         verdict=f"{first}{verdict}", origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
@@ -72,11 +72,12 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
         },
         causes=tuple(
             Cause(
-                cause=cause, text=wording[cause], duration_ns=ns, share=ns / total_ns, places=_places(verdict, cause)
+                cause=cause, text=wording[cause], duration_ns=ns, share=ns / total_ns,
+                places=_cause_places(verdict, cause)
             )
             for cause, ns in sorted(mean_ns.items(), key=lambda each: -each[1]) if ns
         ),
-        advice=tuple([*([starved] if starved else []), *_advice(timeline, verdict)][:MOST]),
+        advice=tuple([*([starved] if starved else []), *_replay_advice(timeline, verdict)][:MOST]),
         undecided=tuple(filter(None, [oddities(timeline)])),
         costs=tuple(
             (rank, number, cause, ns)
@@ -87,8 +88,8 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
     )  # fmt: skip
 
 
-def _starved(timeline: Timeline) -> Advice | None:
-    """Return the advice for ranks with less than a core for computes; None if all had one, as far as is known."""
+def _starved_advice(timeline: Timeline) -> Advice | None:
+    """Return the advice for ranks whose computes had less than a core; None if none is known to."""
     shares = dict(each.split(":", 1) for each in timeline.meta.get(STARVED, "").split())
     if not shares:
         return None
@@ -117,7 +118,8 @@ def _costs(row: Breakdown, verdict: Verdict) -> dict[str, int]:
     return {cause: ns for cause, ns in costs.items() if ns}
 
 
-def _places(verdict: Verdict, cause: str) -> tuple[str, ...]:
+def _cause_places(verdict: Verdict, cause: str) -> tuple[str, ...]:
+    """Return at most three places of a cause from the verdict; none for causes without places."""
     if cause == WAIT:
         return tuple(f"rank {rank} ({did})" for rank, did, _ in verdict.blamed()[:3] if rank is not None)
     if cause in (WIRE, COMM):
@@ -127,8 +129,8 @@ def _places(verdict: Verdict, cause: str) -> tuple[str, ...]:
     return ()
 
 
-def _advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
-    """Return the changes with replays that are shorter by more than replays are off."""
+def _replay_advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
+    """Return the changes whose replays gain enough, as advice; none without steps or ranks."""
     if verdict.step is None or not verdict.ranks:
         return []
     items, begun_s = [], monotonic()
@@ -137,7 +139,7 @@ def _advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
             text = prediction.changes[0].text
             change = f'{prediction.changes[0].what}: `--what-if "{text}"` of `overlap timeline` shows it'
             cause = next((cause for kind, cause in _CAUSES.items() if text.startswith(kind)), WIRE)
-            least, most, told = _gain(timeline, prediction, verdict.step, until_s=begun_s + ADVICE_S)
+            least, most, told = _gain_bounds(timeline, prediction, verdict.step, until_s=begun_s + ADVICE_S)
             items.append(Advice(
                 cause=cause, change=change, place="", evidence=str(prediction),
                 gain_least_ns=least, gain_most_ns=most, gain_text=told,
@@ -145,8 +147,10 @@ def _advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
     return items
 
 
-def _gain(timeline: Timeline, first: Prediction, step: int, *, until_s: float) -> tuple[int | None, int | None, str]:
-    """Return the bounds of a gain from replays of several steps, and their text."""
+def _gain_bounds(
+    timeline: Timeline, first: Prediction, step: int, *, until_s: float
+) -> tuple[int | None, int | None, str]:
+    """Return the bounds of a change's gain, from replays of several steps, and their text; None, None for one step."""
     replays = [first]
     others = sorted(
         set(timeline.steps()[1:]) - {step}, key=lambda prediction: (abs(prediction - step), prediction)
@@ -162,4 +166,4 @@ def _gain(timeline: Timeline, first: Prediction, step: int, *, until_s: float) -
     off_ns = round(OFF * max(walls))
     least = min(prediction.measured.wall_ns - prediction.most_ns for prediction in replays) - off_ns
     most = max(prediction.measured.wall_ns - prediction.least_ns for prediction in replays) + off_ns
-    return bounds([least, most], walls)
+    return bound_gains([least, most], walls)

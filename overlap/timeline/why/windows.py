@@ -46,12 +46,12 @@ class WorkRows:
         return np.sort(np.concatenate([self.compute, self.comm, self.copies]))
 
 
-def work_of(profile: RankProfile) -> WorkRows:
-    """Return the work of the device that did most, or of the host if no work of a device is recorded."""
+def select_work(profile: RankProfile) -> WorkRows:
+    """Return the work of the device that was busy longest, or of the host if no kernel is recorded."""
     device = profile.rows(KERNEL, COPY, SET)
     if len(device):
         processes = np.array([str(process) for process, _ in profile.threads])[profile.thread[device]]
-        took = {each: int(_length(profile, device[processes == each]).sum()) for each in np.unique(processes)}
+        took = {each: int(_lengths_ns(profile, device[processes == each]).sum()) for each in np.unique(processes)}
         device = device[processes == max(took, key=lambda each: took[each])]
     launch = _launches(profile, device)
     if not (profile.kind[device] == KERNEL).any():
@@ -66,11 +66,12 @@ def work_of(profile: RankProfile) -> WorkRows:
     )  # fmt: skip
 
 
-def _length(profile: RankProfile, rows: Rows) -> Wholes:
+def _lengths_ns(profile: RankProfile, rows: Rows) -> Wholes:
     return profile.end_ns[rows] - profile.start_ns[rows]
 
 
 def _host_work(profile: RankProfile, launch: Rows) -> WorkRows:
+    """Return operators as computes, and events of gloo's threads or of our backend as communication."""
     operators, notes = profile.rows(OPERATOR), profile.rows(NOTE)
     comm = notes[profile.names_matching(_HOST_COMM)[profile.name[notes]]]
     compute = operators[~profile.names_matching(_ENQUEUE)[profile.name[operators]]]
@@ -79,7 +80,7 @@ def _host_work(profile: RankProfile, launch: Rows) -> WorkRows:
 
 
 def _launches(profile: RankProfile, device: Rows) -> Rows:
-    """Return the launch of each row; by correlation, which calls of the runtime and work of the device share."""
+    """Return, for each row of the profile, the row of the launch of the same correlation; -1 where none is."""
     calls = profile.rows(RUNTIME)
     calls = calls[profile.correlation[calls] >= 0]
     launch = np.full(len(profile.kind), -1, np.intp)
@@ -92,7 +93,7 @@ def _launches(profile: RankProfile, device: Rows) -> Rows:
     return launch
 
 
-def windows_of(profile: RankProfile, work: WorkRows) -> dict[int | None, Interval]:
+def step_windows(profile: RankProfile, work: WorkRows) -> dict[int | None, Interval]:
     """Return the windows of steps: on a device, from the first work that a step launched to that of the next one.
 
     Without steps there is one window, None: from the first to the last work.
@@ -107,13 +108,13 @@ def windows_of(profile: RankProfile, work: WorkRows) -> dict[int | None, Interva
             first_ns, last_ns = where.get(step, (start_ns, end_ns))
             where[step] = min(first_ns, start_ns), max(last_ns, end_ns)
     if not work.on_device:
-        return _numbered(host) or {None: _extent(profile, work.rows if len(work.rows) else slice(None))}
-    found = _increasing(device or _launched(profile, work, host))
-    return _numbered(found) or {None: _whole(profile, work)}
+        return _sort_steps(host) or {None: _extent(profile, work.rows if len(work.rows) else slice(None))}
+    found = _chain_windows(device or _launched_extents(profile, work, host))
+    return _sort_steps(found) or {None: _recording_window(profile, work)}
 
 
-def _increasing(steps: Mapping[int, Interval]) -> dict[int, Interval]:
-    """Return intervals of steps, each of which ends where the next begins; none if they are out of order."""
+def _chain_windows(steps: Mapping[int, Interval]) -> dict[int, Interval]:
+    """Return intervals of steps, each extended to the begin of the next; none if they are out of order."""
     numbers = sorted(steps)
     begins = [steps[number][0] for number in numbers]
     if begins != sorted(begins):
@@ -122,7 +123,7 @@ def _increasing(steps: Mapping[int, Interval]) -> dict[int, Interval]:
     return {number: (steps[number][0], following.get(number, steps[number][1])) for number in numbers}
 
 
-def _numbered(steps: dict[int, Interval]) -> dict[int | None, Interval]:
+def _sort_steps(steps: dict[int, Interval]) -> dict[int | None, Interval]:
     return {step: steps[step] for step in sorted(steps)}
 
 
@@ -130,7 +131,8 @@ def _extent(profile: RankProfile, rows: Rows | slice) -> Interval:
     return int(profile.start_ns[rows].min()), int(profile.end_ns[rows].max())
 
 
-def _whole(profile: RankProfile, work: WorkRows) -> Interval:
+def _recording_window(profile: RankProfile, work: WorkRows) -> Interval:
+    """Return the window of a recording without steps: its work, with the host's lead if that was long."""
     start_ns, end_ns = _extent(profile, work.rows)
     if (work.launch[work.rows] < 0).all():  # nothing shows which part of the recording the work belongs to
         return int(profile.start_ns.min()), int(profile.end_ns.max())
@@ -141,7 +143,8 @@ def _whole(profile: RankProfile, work: WorkRows) -> Interval:
     return start_ns, end_ns
 
 
-def _launched(profile: RankProfile, work: WorkRows, host: dict[int, Interval]) -> dict[int, Interval]:
+def _launched_extents(profile: RankProfile, work: WorkRows, host: dict[int, Interval]) -> dict[int, Interval]:
+    """Return, by step, the extent of the work that calls inside the step's mark on the host launched."""
     rows = work.rows
     rows = rows[work.launch[rows] >= 0]
     at_ns = profile.start_ns[work.launch[rows]]
@@ -153,13 +156,13 @@ def _launched(profile: RankProfile, work: WorkRows, host: dict[int, Interval]) -
     return found
 
 
-def merged(profile: RankProfile, rows: Rows) -> Merged:
+def rows_union(profile: RankProfile, rows: Rows) -> Merged:
     """Return the union of the intervals of some rows."""
     return union(profile.start_ns[rows], profile.end_ns[rows])
 
 
-def joined(*parts: Merged) -> Merged:
-    """Return the union of unions."""
+def union_all(*parts: Merged) -> Merged:
+    """Return the union of several unions."""
     return union(np.concatenate([each.start_ns for each in parts]), np.concatenate([each.end_ns for each in parts]))
 
 
@@ -173,13 +176,13 @@ def outermost(profile: RankProfile, operators: Rows) -> Rows:
 
 
 def is_outermost(profile: RankProfile, rows: Rows) -> NDArray[np.bool_]:
-    """Return which rows of one thread, in order of start and the longest first, are inside no other of them."""
+    """Return a mask over rows of one thread, sorted by start, the longest first: those inside no other."""
     until_ns = np.maximum.accumulate(profile.end_ns[rows])
     return np.concatenate([[True], profile.start_ns[rows][1:] >= until_ns[:-1]])
 
 
-def messages_of(profile: RankProfile, comm: Rows) -> list[Message]:
-    """Return the message of each row of communication, with its number in its kind and group.
+def collective_messages(profile: RankProfile, comm: Rows) -> list[Message]:
+    """Return the message of each row of communication, numbered within its operation and group.
 
     Without fields of the profiler, the name shows the operation; of ours, the call of c10d around it shows the size.
     """
@@ -206,8 +209,8 @@ def messages_of(profile: RankProfile, comm: Rows) -> list[Message]:
     return messages
 
 
-def issues_of(profile: RankProfile, work: WorkRows, messages: Sequence[Message]) -> Rows:
-    """Return for each row of a host's communication the call of c10d that issued it, or -1.
+def issuing_calls(profile: RankProfile, work: WorkRows, messages: Sequence[Message]) -> Rows:
+    """Return, for each row of a host's communication, the row of the c10d call that issued it, or -1.
 
     Threads of gloo do not name the call; the last events of an operation belong to its last calls, in their order.
     """
@@ -225,7 +228,7 @@ def issues_of(profile: RankProfile, work: WorkRows, messages: Sequence[Message])
 
 
 def lost_launches(profile: RankProfile, work: WorkRows, calls: Rows) -> Rows:
-    """Return which calls launched work that is not recorded; in a graph's capture a launch only records.
+    """Return the calls that launched unrecorded work; a launch inside a graph's capture launches nothing.
 
     A call of the driver inside one of the runtime launches the same work, which names one of them.
     """
@@ -246,8 +249,8 @@ def lost_launches(profile: RankProfile, work: WorkRows, calls: Rows) -> Rows:
     return np.concatenate(parts)
 
 
-def notes_of(profile: RankProfile, work: WorkRows) -> list[str]:
-    """Return the facts that the file cannot show, and why."""
+def recording_notes(profile: RankProfile, work: WorkRows) -> list[str]:
+    """Return notes on what the recording lacks, each with the reason."""
     notes = []
     if profile.cut:
         notes.append("the file was cut off: only its complete events count")
