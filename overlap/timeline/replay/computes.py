@@ -29,7 +29,7 @@ Which: TypeAlias = "tuple[int, str, str]"
 """A rank, a lane, and the name of computes."""
 
 _Pair: TypeAlias = "tuple[str, str]"
-_Followed: TypeAlias = "tuple[Span, _Pair | None, int, int]"
+_MeasuredCompute: TypeAlias = "tuple[Span, _Pair | None, int, int]"
 """A compute; its name after that of the one before it on its lane, or None if that was over before the compute was
 issued; how long after the end of the one before, and after the last end of anything on its rank, it began."""
 
@@ -44,7 +44,7 @@ class Replayed:
     @classmethod
     def of(cls, timeline: Timeline) -> Replayed:
         """Take the computes of a timeline."""
-        met = [each for spans in timeline.by_rank().values() for each in _followed(spans)]
+        met = [each for spans in timeline.by_rank().values() for each in _measure_gaps(spans)]
         waits: Counter[_Pair] = Counter()
         for _, pair, after_ns, late_ns in met:
             if pair is not None:
@@ -66,8 +66,8 @@ class Replayed:
         return lambda which, usual_ns: next(left.get(which, iter(())), (self.between_ns, usual_ns))
 
 
-def _followed(spans: list[Span]) -> Iterator[_Followed]:
-    """Yield the computes of one rank in the order of their starts."""
+def _measure_gaps(spans: list[Span]) -> Iterator[_MeasuredCompute]:
+    """Yield the computes of one rank in order of start, each with its gaps to earlier ends."""
     ends = sorted(span.end_ns for span in spans if span.kind in ("comm", "compute"))
     last: dict[str, Span] = {}
     for span in spans:

@@ -84,24 +84,25 @@ class Graph:
 _FOLLOWED = 10_000  # calls of a program in one instant
 
 
-def waited_for_room(arrival: Node) -> bool:
-    """Whether an operation seems to have begun because another operation of its stream was over."""
-    return any(_is_before(each, arrival) for each, _ in arrival.after)
+def waited_for_window(arrival: Node) -> bool:
+    """Whether an operation seems to have begun because another one of its stream ended and left it a place."""
+    return any(_ends_on_stream(each, arrival) for each, _ in arrival.after)
 
 
-def release(arrival: Node) -> float:
-    """Let an operation no longer wait for room in its stream; return how long after there was room it began."""
-    late_ns = max((delay_ns for each, delay_ns in arrival.after if _is_before(each, arrival)), default=0.0)
-    arrival.after = [(each, delay_ns) for each, delay_ns in arrival.after if not _is_before(each, arrival)]
+def release_window_wait(arrival: Node) -> float:
+    """Remove an operation's waits for a place in its stream; return its delay after it had one, 0.0 without waits."""
+    late_ns = max((delay_ns for each, delay_ns in arrival.after if _ends_on_stream(each, arrival)), default=0.0)
+    arrival.after = [(each, delay_ns) for each, delay_ns in arrival.after if not _ends_on_stream(each, arrival)]
     return late_ns
 
 
-def _is_before(each: Node, arrival: Node) -> bool:
+def _ends_on_stream(each: Node, arrival: Node) -> bool:
+    """Whether a node is the end of another operation on the stream of an arrival."""
     return each.kind == "end" and each.span.lane == arrival.span.lane and each.span is not arrival.span
 
 
-def input_of(arrival: Node) -> Node | None:
-    """Return the compute that an operation began after, or that its program awaited before the call; None: neither."""
+def input_compute(arrival: Node) -> Node | None:
+    """Return the compute that an operation began after, or that its program awaited before the call; or None."""
     node: Node | None = arrival
     for _ in range(_FOLLOWED):
         if node is None:

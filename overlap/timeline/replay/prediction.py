@@ -18,13 +18,13 @@ from ..measure.critical_path import critical_path
 from ..measure.metrics import breakdowns, median_step, windows_of
 from ..spans import ORIGIN, Timeline
 from ..why.verdict import Verdict, verdict_of
-from .buckets import least_bytes, series_of
+from .buckets import bucket_series, least_bytes
 from .changes import Change, apply_changes, parse_change
 from .graph import Graph, Node
 from .inference import graph_of
 from .machine import best_algorithm
 from .simulation import run_graph
-from .transfers import fits, nbytes_of
+from .transfers import fit_transfers, transfer_bytes
 from .updates import hold_ups
 
 
@@ -88,7 +88,7 @@ class Baseline:
         self.step: int | None = median_step(timeline) if step is None else step
         self.measured: Verdict = verdict_of(timeline, step=self.step)
         graph = graph_of(timeline)
-        alike = [fit for fit in fits(graph).values() if fit.sizes == 1]
+        alike = [fit for fit in fit_transfers(graph).values() if fit.sizes == 1]
         # Part of a transfer that may be latency, where a trace leaves that open. Of small ones nearly all is: at the
         # pace of their bytes a large one would take minutes
         shares = ((1.0,) if fit.latency_ns else (0.0, 1.0) for fit in alike)
@@ -101,7 +101,7 @@ class Baseline:
         Raises:
             UsageError: If a change finds nothing to change.
         """
-        return self.replayed.wall_ns - self.wall_ns(_changed(self.timeline, changes), likely=True)
+        return self.replayed.wall_ns - self.wall_ns(_changed_graph(self.timeline, changes), likely=True)
 
     def graph(self) -> Graph:
         """Return the graph of the run, which nothing has changed."""
@@ -129,11 +129,11 @@ def predict(
     """
     base = base or Baseline(timeline, step)
     measured, replayed, base_step = base.measured, base.replayed, base.step
-    graph = _changed(timeline, changes)
+    graph = _changed_graph(timeline, changes)
     careful = run_graph(graph, timeline, likely=True)
     others_ns = [base.wall_ns(graph, likely=False)]
     for share in () if graph.modelled else base.latency_shares:
-        others_ns.append(base.wall_ns(_changed(timeline, changes, latency_share=share), likely=True))
+        others_ns.append(base.wall_ns(_changed_graph(timeline, changes, latency_share=share), likely=True))
     predicted = verdict_of(careful, step=base_step)
     if graph.recut:
         predicted = replace(predicted, small=None)  # the spans are still those of the operations before
@@ -151,7 +151,8 @@ def predict(
     )
 
 
-def _changed(timeline: Timeline, changes: Sequence[Change], *, latency_share: float | None = None) -> Graph:
+def _changed_graph(timeline: Timeline, changes: Sequence[Change], *, latency_share: float | None = None) -> Graph:
+    """Return the graph of a run after some changes; a latency share replaces what the trace leaves open."""
     graph = graph_of(timeline)
     graph.latency_share = latency_share
     apply_changes(graph, changes)
@@ -164,7 +165,7 @@ _STEPS_AROUND = 4
 """Steps that are replayed before the one that is looked at, and after it, ..."""
 _SPANS_AT_MOST = 20_000
 """... and only as many of these as have so many spans altogether: to infer and run those takes a second or two."""
-_CLOSER = 3
+_CLOSER_LOOK_FACTOR = 3
 """To look closer at a change takes so many times as long as to try it: it is replayed up to three times."""
 BEST = 5
 """Pieces of advice that are given at most."""
@@ -197,7 +198,7 @@ def advise(
     tell, begun_s = progress or (lambda done, total, what: None), monotonic()
     shown_step = median_step(timeline) if step is None else step
     timeline = neighbours(timeline, shown_step)
-    tell(0, 0, f"replaying {_named(shown_step, timeline)} as it was")
+    tell(0, 0, f"replaying {_name_steps(shown_step, timeline)} as it was")
     base = Baseline(timeline, shown_step)
     results: dict[str, tuple[int, Change, float]] = {}  # with how long it took to try
     candidates = list(_candidates(timeline, base))
@@ -218,7 +219,7 @@ def advise(
     best = sorted(results.values(), key=lambda candidate: (-candidate[0], candidate[1].text))[:BEST]
     predictions: list[Prediction] = []
     for number, (_, change, tried_s) in enumerate(best):
-        if predictions and monotonic() - begun_s + _CLOSER * tried_s > within_s:
+        if predictions and monotonic() - begun_s + _CLOSER_LOOK_FACTOR * tried_s > within_s:
             untried = ", ".join(candidate.text for _, candidate, _ in best[number:])
             notify(
                 f"after {monotonic() - begun_s:.0f} s, these gain less and are left out; --what-if tries one: {untried}"
@@ -244,7 +245,8 @@ def _bound_ns(timeline: Timeline, step: int | None, kind: str) -> float:
 _NOT_OF_COMMUNICATION = ("compute", "stragglers", "loop", "ranks")
 
 
-def _named(step: int | None, timeline: Timeline) -> str:
+def _name_steps(step: int | None, timeline: Timeline) -> str:
+    """Return the replayed steps and their number of spans as text."""
     spans = f"{len(timeline.spans):,} spans"
     if step is None:
         return f"the whole run ({spans})"
@@ -253,12 +255,12 @@ def _named(step: int | None, timeline: Timeline) -> str:
 
 
 def neighbours(timeline: Timeline, step: int | None) -> Timeline:
-    """Return the steps around one that advice and predictions of it look at."""
-    return around(timeline, step, most_spans=_SPANS_AT_MOST, steps=_STEPS_AROUND)
+    """Return the steps around one, as many as advice and predictions on it replay."""
+    return steps_around(timeline, step, most_spans=_SPANS_AT_MOST, steps=_STEPS_AROUND)
 
 
-def around(timeline: Timeline, step: int | None, *, most_spans: int, steps: int) -> Timeline:
-    """Return the steps around one: to replay all of a long run would take minutes.
+def steps_around(timeline: Timeline, step: int | None, *, most_spans: int, steps: int) -> Timeline:
+    """Return the part of a long run around one step, because replays of all steps would take minutes.
 
     Args:
         timeline: The run.
@@ -287,39 +289,41 @@ def around(timeline: Timeline, step: int | None, *, most_spans: int, steps: int)
 
 def _candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     """Return the changes to try; changes of buckets first where a step has many small operations."""
-    kinds = (_buckets, _others) if base.measured.small else (_others, _buckets)
+    kinds = (_bucket_candidates, _other_candidates) if base.measured.small else (_other_candidates, _bucket_candidates)
     for kind in kinds:
         yield from kind(timeline, base)
 
 
-def _buckets(timeline: Timeline, base: Baseline) -> Iterator[Change]:
+def _bucket_candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
+    """Yield changes of the bucket size, ascending, up to one bucket for each step; none without all-reduces."""
     graph = base.graph()
-    if reduced := _reduced(graph, base.step, timeline.ranks()[0]):
-        total = sum(map(nbytes_of, reduced))
+    if reduced := _largest_series(graph, base.step, timeline.ranks()[0]):
+        total = sum(map(transfer_bytes, reduced))
         least = max(least_bytes(graph), total / _BUCKETS_AT_MOST)
         for size in _SIZES:
             nbytes = parse_bytes(size, argument="size")
             if nbytes >= least:
                 become = f"become{'s' * (len(reduced) == 1)} buckets in the order of the gradients"
-                yield _described(f"bucket_bytes={size}", f"{_spoken(reduced)} {become}")
+                yield _described_change(f"bucket_bytes={size}", f"{_describe_all_reduces(reduced)} {become}")
             if nbytes >= total:
                 return  # of all that are larger, a step has one bucket as well
 
 
-def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
+def _other_candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
+    """Yield the changes to try that are not of buckets, some described by their cause in this run."""
     step, verdict = base.step, base.measured
     kept = verdict.kept
     late = [f"rank {rank} is late: {cause}" for rank, cause, _ in verdict.blamed() if rank is not None]
-    yield _described("stragglers=none", late[0] if late else "")
+    yield _described_change("stragglers=none", late[0] if late else "")
     off = [f"rank {cause.rank} computes at {cause.call_site} beside the event loop" for cause in kept[:1]]
-    yield _described("loop=free", off[0] if off else "")
-    barriers = _barriers(timeline, step)
-    yield _described("barriers=none", f"no rank waits at the barrier at {barriers}" if barriers else "")
+    yield _described_change("loop=free", off[0] if off else "")
+    barriers = _barrier_line(timeline, step)
+    yield _described_change("barriers=none", f"no rank waits at the barrier at {barriers}" if barriers else "")
     if not _in_pipeline(timeline, step):
         yield parse_change("awaits=late")
     if not verdict.torch:  # whose programs have no means of these
         held = hold_ups(base.graph())
-        yield _described("updates=late", held[0].advice if held else "")
+        yield _described_change("updates=late", held[0].advice if held else "")
         yield parse_change("order=forward")
         yield parse_change("streams=apart")
     if (better := best_algorithm(timeline)) is not None:
@@ -337,22 +341,22 @@ def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
         yield parse_change(f"compute '{name}'=0.5x")
 
 
-def _described(text: str, what: str) -> Change:
-    """Return a change, described in the words of this run."""
+def _described_change(text: str, what: str) -> Change:
+    """Return a change, described by `what` unless that is ""."""
     change = parse_change(text)
     return replace(change, what=what) if what else change
 
 
-def _reduced(graph: Graph, at: int | None, first: int) -> list[Node]:
-    """Return the all-reduces of a rank in a step, or in all of the run, that could share buckets and carry most."""
-    every = (nodes for nodes in series_of(graph).values() if first in nodes[0].ranks)
+def _largest_series(graph: Graph, at: int | None, first: int) -> list[Node]:
+    """Return the all-reduces of a rank in a step that could share buckets, of those that carry most bytes; or none."""
+    every = (nodes for nodes in bucket_series(graph).values() if first in nodes[0].ranks)
     mine = (nodes for nodes in every if at is None or nodes[0].span.step == at)
-    return max(mine, key=lambda nodes: sum(map(nbytes_of, nodes)), default=[])
+    return max(mine, key=lambda nodes: sum(map(transfer_bytes, nodes)), default=[])
 
 
-def _spoken(nodes: Sequence[Node]) -> str:
-    """Return "32 all_reduces of 1 MiB at train.py:14": of how many bytes at most, if some are far smaller."""
-    sizes, places = [*map(nbytes_of, nodes)], dict[str, int]()
+def _describe_all_reduces(nodes: Sequence[Node]) -> str:
+    """Return text such as "32 all_reduces of 1 MiB at train.py:14": the mean size, or the largest if they differ."""
+    sizes, places = [*map(transfer_bytes, nodes)], dict[str, int]()
     for node, nbytes in zip(nodes, sizes, strict=True):
         place = node.info.call_site if node.info else ""
         places[place] = places.get(place, 0) + nbytes
@@ -362,8 +366,8 @@ def _spoken(nodes: Sequence[Node]) -> str:
     return f"{len(nodes):,} all_reduce{'s' * (len(nodes) != 1)} of {size} at {place}"
 
 
-def _barriers(timeline: Timeline, at: int | None) -> str:
-    """Return the line of most barriers of the first rank in a step, or in all of the run; "" if there are none."""
+def _barrier_line(timeline: Timeline, at: int | None) -> str:
+    """Return the line with most barriers of the first rank in a step, or in the whole run; "" without barriers."""
     mine = timeline.columns.is_kind("comm") & (timeline.columns.rank == timeline.ranks()[0])
     infos = [span.info for span in timeline.chosen(mine) if span.info and (at is None or span.step == at)]
     places = Counter(info.call_site or "an unknown place" for info in infos if info.op == "barrier")
@@ -371,7 +375,7 @@ def _barriers(timeline: Timeline, at: int | None) -> str:
 
 
 def _in_pipeline(timeline: Timeline, at: int | None) -> bool:
-    """Whether a step has messages between the stages of a `Pipeline`: the program cannot move their waits."""
+    """Whether a step has messages between the stages of a `Pipeline`, whose waits the program cannot move."""
     messages = timeline.chosen(timeline.columns.is_kind("comm"))
     return any(span.role == "stage" for span in messages if at is None or span.step == at)
 

@@ -23,28 +23,29 @@ class Fit:
         return self.latency_ns + nbytes * self.ns_per_byte
 
 
-def kind_of(node: Node) -> tuple[str, int]:
-    """Return operation and size of the group of a transfer: one fit covers transfers that are alike in these."""
+def transfer_kind(node: Node) -> tuple[str, int]:
+    """Return the operation and the group's size of a transfer: one fit covers all transfers of a kind."""
     info = node.info
     return (node.span.name, len(node.ranks)) if info is None else (info.op, len(info.ranks) or len(node.ranks))
 
 
-def nbytes_of(node: Node) -> int:
-    """Return the bytes of a transfer; 0 if that is not known."""
+def transfer_bytes(node: Node) -> int:
+    """Return the bytes of a transfer; 0 if they are unknown."""
     return node.info.nbytes if node.info else 0
 
 
-def fits(graph: Graph) -> dict[tuple[str, int], Fit]:
+def fit_transfers(graph: Graph) -> dict[tuple[str, int], Fit]:
     """Fit each kind of transfer: through the medians of the smallest and of the largest size."""
     found: dict[tuple[str, int], dict[int, list[float]]] = {}
     for node in graph.nodes:
         if node.kind == "transfer":
-            found.setdefault(kind_of(node), {}).setdefault(nbytes_of(node), []).append(node.work_ns)
+            found.setdefault(transfer_kind(node), {}).setdefault(transfer_bytes(node), []).append(node.work_ns)
     medians = {kind: {size: median(works) for size, works in by_size.items()} for kind, by_size in found.items()}
-    return {kind: _fit(by_size, graph.latency_share) for kind, by_size in medians.items()}
+    return {kind: _fit_line(by_size, graph.latency_share) for kind, by_size in medians.items()}
 
 
-def _fit(medians: dict[int, float], latency_share: float | None) -> Fit:
+def _fit_line(medians: dict[int, float], latency_share: float | None) -> Fit:
+    """Return the line through the medians of the smallest and largest size; for one size the latency share splits it."""
     least, most = min(medians), max(medians)
     if most < 2 * least or not most:
         latency_ns = (float(most < LITTLE) if latency_share is None else latency_share) * medians[most]
@@ -53,8 +54,8 @@ def _fit(medians: dict[int, float], latency_share: float | None) -> Fit:
     return Fit(latency_ns=max(medians[least] - slope * least, 0.0), ns_per_byte=slope, sizes=len(medians))
 
 
-def streams_of(graph: Graph, ops: Iterable[str]) -> dict[object, list[Node]]:
-    """Return the transfers of some kinds of operations that move bytes, by group and stream."""
+def transfers_by_stream(graph: Graph, ops: Iterable[str]) -> dict[object, list[Node]]:
+    """Return transfers of some operations that carry bytes, by group and stream."""
     known, found = frozenset(ops), dict[object, list[Node]]()
     for node in graph.nodes:
         info = node.info if node.kind == "transfer" else None
@@ -80,28 +81,28 @@ def take_turns(graph: Graph, streams: dict[object, list[Node]]) -> set[Node]:
         for node in nodes:
             if node.lane is None:
                 fresh.append(node)
-                node.lane, node.urgency = lane, (priority_of(node), *window_ns(node))
+                node.lane, node.urgency = lane, (operation_priority(node), *window_ns(node))
     if not fresh:
         return set()
     transfers = [node for node in graph.nodes if node.kind == "transfer"]
     measured = dict(zip(transfers, measured_ns(transfers)[0], strict=True))
     for node in fresh:  # a transfer that ended while an older one moved has no time of its own
         node.work_ns = measured[node] or node.work_ns
-    return set(fresh) - _separable(fresh)
+    return set(fresh) - _separate_hidden(fresh)
 
 
-def priority_of(node: Node) -> int:
-    """Return the priority of an operation; 0 if that is not known."""
+def operation_priority(node: Node) -> int:
+    """Return the priority of an operation; 0 if it is unknown."""
     return node.info.priority if node.info else 0
 
 
 def window_ns(node: Node) -> tuple[int, int]:
-    """Return when the bytes of a transfer began to move, no event loop held it up any more, and when all had."""
+    """Return when a transfer's bytes began to move, with no kept event loop in the way, and when all had moved."""
     return max(node.held_ns, *(span.moved_ns for span in node.spans)), max(span.end_ns for span in node.spans)
 
 
 def most_at_once(nodes: Sequence[Node]) -> int:
-    """Return how many operations were active at once."""
+    """Return the largest number of operations that were active at one instant."""
     edges = sorted(edge for node in nodes for edge in ((node.span.start_ns, 1), (node.span.end_ns, -1)))
     active = most = 0
     for _, change in edges:  # at one instant, ends come first
@@ -153,14 +154,17 @@ def _first_of_lanes(nodes: Sequence[Node], running: Collection[int]) -> list[int
     return list(first.values())
 
 
-def _separable(nodes: Iterable[Node]) -> set[Node]:
+def _separate_hidden(nodes: Iterable[Node]) -> set[Node]:
+    """Set the hidden part of kinds of transfers seen alone and behind others; return the transfers of these kinds."""
     ended_ns: dict[object, int] = {}
     alone: dict[object, list[Node]] = {}
     behind: dict[object, list[Node]] = {}
     for node in sorted(nodes, key=window_ns):
         begin_ns, end_ns = window_ns(node)
         last_ns = ended_ns.get(node.lane, begin_ns)
-        (alone if begin_ns >= last_ns else behind).setdefault((*kind_of(node), nbytes_of(node)), []).append(node)
+        (alone if begin_ns >= last_ns else behind).setdefault((*transfer_kind(node), transfer_bytes(node)), []).append(
+            node
+        )
         ended_ns[node.lane] = max(last_ns, end_ns)
     marked: set[Node] = set()
     for kind in alone.keys() & behind.keys():

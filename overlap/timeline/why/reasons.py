@@ -301,7 +301,7 @@ class _Search:
         return _Waits(followed.place, pieces.start_ns, pieces.end_ns, pieces.row, passed).take(follows)
 
     def _activity_during(self, rank: Wholes, waits: _Waits) -> tuple[Rows, ActivityPieces]:
-        """Return the activity of ranks during waits, wait by wait, and before it the index of the wait of each piece."""
+        """Return the activity of ranks during waits, wait by wait, and before it the index of each piece's wait."""
         by_rank = np.argsort(rank, kind="stable")
         firsts = runs(rank[by_rank])
         ats, parts = [np.zeros(0, np.intp)], [NO_PIECES]
