@@ -95,23 +95,23 @@ class SpanColumns:
 
     @property
     def is_operation(self) -> Mask:
-        """Whether each span has a `CollectiveInfo`."""
+        """Mask of the spans of operations, which have a `CollectiveInfo`; n booleans."""
         return self.op >= 0
 
     @property
     def called_ns(self) -> Wholes:
-        """`Span.called_ns` of each span."""
+        """Instant of the call behind each span, never after its start; its start if the call is not known."""
         known = np.where(self.issued_ns == NONE, self.start_ns, self.issued_ns)
         return cast(Wholes, np.minimum(known, self.start_ns))
 
     @property
     def moved_ns(self) -> Wholes:
-        """`Span.moved_ns` of each span."""
+        """Instant at which the bytes of each operation began to move; the start of other spans."""
         within_ns = np.minimum(np.maximum(self.met_ns, self.start_ns), self.end_ns)
         return cast(Wholes, np.where(self.is_operation, within_ns, self.start_ns))
 
     def is_kind(self, kind: Kind) -> Mask:
-        """Whether each span is of a kind."""
+        """Return the mask of the spans of a kind; n booleans."""
         return cast(Mask, self.kind == KINDS.index(kind))
 
     def of_kind(self, kind: Kind, rows: Rows) -> Rows:

@@ -28,7 +28,7 @@ class Fold:
 
     @property
     def label(self) -> str:
-        """The label of the row."""
+        """Label of the row: the drawn rank, or "N like R" for N ranks of which R is drawn."""
         return str(self.drawn) if len(self.ranks) == 1 else f"{len(self.ranks)} like {self.drawn}"
 
 

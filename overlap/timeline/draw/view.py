@@ -38,6 +38,8 @@ _Line: TypeAlias = list[Piece]
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
+    """Sizes and style of one picture: cells of the axis, glyphs, lanes, and the drawn window."""
+
     cells: int
     ascii: bool
     color: bool

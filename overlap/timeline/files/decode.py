@@ -53,6 +53,8 @@ class _Args(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
+    """Event of a trace file of ours, as far as it is read; the names of the fields are Chrome's."""
+
     ph: str = ""
     pid: int | UnsetType = UNSET
     cat: str = ""

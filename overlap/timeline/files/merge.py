@@ -58,7 +58,7 @@ def merged_columns(parts: Sequence[Part]) -> Iterator[SpanColumns]:
 
 
 def merged_header(headers: Sequence[Header]) -> Header:
-    """Return the header of all parts together.
+    """Return the header of all parts together: their ranks, the sum of dropped spans, and the largest clock error.
 
     Raises:
         UsageError: They cannot be of one run.

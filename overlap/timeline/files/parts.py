@@ -72,7 +72,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked_header(fields: object, *, version: int, origin: str) -> Header:
-    """Return the header that was read.
+    """Return a header from decoded fields, each checked.
 
     Raises:
         UsageError: A newer version than `version` has written it; the message begins with `origin`.
@@ -270,6 +270,8 @@ def _decompress(packed: bytes) -> bytes:
 
 
 class _BlockHeader(msgspec.Struct):
+    """Header of a block: the number of its spans, and the tables of its texts and groups."""
+
     count: int
     texts: list[str]
     groups: list[SpanGroup]

@@ -52,6 +52,8 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class _ProfilerArgs(msgspec.Struct, gc=False):
+    """Arguments of an event of PyTorch's profiler that are read; None for a null."""
+
     correlation: _Int64 | None = -1
     sequence: _Int64 | None = msgspec.field(default=-1, name="Sequence number")
     op: str | None = msgspec.field(default=None, name="Collective name")
@@ -67,6 +69,8 @@ class _ProfilerArgs(msgspec.Struct, gc=False):
 
 
 class _ProfilerEvent(msgspec.Struct, gc=False):
+    """Event of PyTorch's profiler; times are microseconds, and the names of the fields are Chrome's."""
+
     ph: str = ""
     cat: str = ""
     name: str = ""
@@ -109,7 +113,7 @@ class RankProfile:
 
     @property
     def named_rank(self) -> int | None:
-        """Rank that the file names."""
+        """Rank that the file names; None if it names none."""
         rank = self._distributed_info.get("rank")
         return rank if isinstance(rank, int) and rank >= 0 else None
 
@@ -167,7 +171,7 @@ class _Columns:
     unreadable: int = 0
 
     def add(self, events: list[_ProfilerEvent]) -> None:
-        """Append the complete events of known kinds."""
+        """Append the complete events of known kinds; count those left out by reason."""
         kind_of = _KINDS.get
         kind = np.array([kind_of(event.cat, -1) if event.ph == "X" else -1 for event in events], np.int8)
         chosen = list(compress(events, (kind >= 0).tolist()))

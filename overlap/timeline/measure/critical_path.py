@@ -29,7 +29,7 @@ class PathLink:
 
     @property
     def duration_ns(self) -> int:
-        """Length of the part."""
+        """Length of this part of the path, in nanoseconds."""
         return self.end_ns - self.start_ns
 
     def __str__(self) -> str:

@@ -135,5 +135,5 @@ def clip(merged: Merged, window: Interval) -> Merged:
 
 
 def length(merged: Merged) -> int:
-    """Return the total length that a union covers."""
+    """Return the total length that a union covers, in nanoseconds."""
     return int((merged.end_ns - merged.start_ns).sum())

@@ -43,12 +43,12 @@ class Breakdown:
 
     @property
     def compute_only_ns(self) -> int:
-        """Computing, not communicating."""
+        """Time in which the rank computed and no operation was active."""
         return self.compute_ns - self.overlapped_ns
 
     @property
     def exposed_ns(self) -> int:
-        """Communicating, not computing: the time that overlap can remove."""
+        """Time in which an operation was active and the rank did not compute: the time that overlap can remove."""
         return self.comm_ns - self.overlapped_ns
 
     @property
@@ -63,7 +63,7 @@ class Breakdown:
 
     @property
     def overlap_ratio(self) -> float | None:
-        """overlapped / comm, from 0 to 1; None without communication."""
+        """Overlapped time as part of communication, from 0 to 1; None without communication."""
         return self.overlapped_ns / self.comm_ns if self.comm_ns else None
 
     @property

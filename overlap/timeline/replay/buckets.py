@@ -225,7 +225,7 @@ def _bucket_prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
             graph.modelled = True
 
             def modelled_price(nbytes: int) -> tuple[float, float]:
-                """Return the work of a bucket, and the part of it that another may hide, in nanoseconds by the model."""
+                """Return a bucket's work, and the part of it that another may hide, in nanoseconds by the model."""
                 planned = machine.price(info, None, nbytes=nbytes) or seen
                 work_ns = alone(planned.alone_s)
                 return work_ns, max(work_ns - behind(planned.behind_s), 0.0)
@@ -269,7 +269,7 @@ def _cut_buckets(
     ends: Mapping[Node, Sequence[Node]],
     makers: _GradientComputes,
 ) -> list[Node]:
-    """Return the transfers of new buckets: each waits for the gradients in it, and an operation's end for its last bucket."""
+    """Return the transfers of new buckets: each waits for the gradients in it, and an operation ends with its last."""
     buckets = []
     for start, stop in pairwise((0, *bounds)):
         work_ns, hidden_ns = prices(stop - start)

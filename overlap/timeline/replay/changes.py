@@ -38,7 +38,7 @@ class Change:
 
 
 def parse_change(text: str) -> Change:
-    """Read a change.
+    """Return the change that a text such as `bandwidth=2x` names.
 
     Raises:
         UsageError: The text is none; the message lists the changes that there are.

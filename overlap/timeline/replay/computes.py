@@ -43,7 +43,7 @@ class Replayed:
 
     @classmethod
     def of(cls, timeline: Timeline) -> Replayed:
-        """Take the computes of a timeline."""
+        """Return the calls of a timeline's computes, by rank, lane and name."""
         met = [each for spans in timeline.by_rank().values() for each in _measure_gaps(spans)]
         waits: Counter[_Pair] = Counter()
         for _, pair, after_ns, late_ns in met:

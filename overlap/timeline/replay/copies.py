@@ -57,7 +57,7 @@ def pack(graph: Graph, buckets: Iterable[Sequence[Node]]) -> None:
 
 
 def update_together(computes: Sequence[Node], buckets: Sequence[Sequence[Node]]) -> None:
-    """Let one compute update a bucket's parameters once the bucket is there; nothing if updates and gradients differ.
+    """Let one compute update a bucket's parameters once the bucket is there; nothing if their numbers differ.
 
     Args:
         computes: Of a rank in the step after. Each parameter that travelled alone had an update of its own; forward

@@ -46,12 +46,12 @@ class Prediction:
 
     @property
     def gain_ns(self) -> int:
-        """Time by which the step gets shorter."""
+        """Time by which the changes make the step shorter; negative if it gets longer."""
         return self.replayed.wall_ns - self.predicted.wall_ns
 
     @property
     def gain_share(self) -> float:
-        """Gain as part of the step."""
+        """Gain as part of the replayed step without changes; 0.0 for an empty step."""
         return self.gain_ns / self.replayed.wall_ns if self.replayed.wall_ns else 0.0
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Baseline:
 def predict(
     timeline: Timeline, changes: Sequence[Change], *, step: int | None = None, base: Baseline | None = None
 ) -> Prediction:
-    """Replay a run with changes.
+    """Return the verdicts on a run and on its replay with changes, and the bounds of the changed step.
 
     Args:
         timeline: The recorded run.

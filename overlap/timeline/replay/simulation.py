@@ -104,6 +104,8 @@ def _simulated_operation(span: Span, start_ns: float, met_ns: float, end_ns: flo
 
 
 class _Simulation:
+    """State of a running graph: waits that each node still has, and the transfers that share each rank's wires."""
+
     def __init__(self, graph: Graph, likely: bool) -> None:
         self._graph = graph
         nodes = graph.nodes
@@ -175,7 +177,7 @@ class _Simulation:
         return ready, over
 
     def _begin(self, node: Node, at_ns: float) -> None:
-        """Begin a node without waits at an instant."""
+        """Schedule the end of a node that waits for nothing, or of a transfer its start, at an instant."""
         self._ready[node.place] = at_ns
         self._push(at_ns if node.kind == "transfer" else at_ns + node.work_ns, node, 0)
 

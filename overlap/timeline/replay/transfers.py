@@ -45,7 +45,7 @@ def fit_transfers(graph: Graph) -> dict[tuple[str, int], Fit]:
 
 
 def _fit_line(medians: dict[int, float], latency_share: float | None) -> Fit:
-    """Return the line through the medians of the smallest and largest size; for one size the latency share splits it."""
+    """Return the line through the medians of the smallest and largest size; the latency share splits a single size."""
     least, most = min(medians), max(medians)
     if most < 2 * least or not most:
         latency_ns = (float(most < LITTLE) if latency_share is None else latency_share) * medians[most]

@@ -27,13 +27,13 @@ class HoldUp:
 
     @property
     def what(self) -> str:
-        """Reduction that they wait for, and computes that they delay."""
+        """Clause that names the reduction that the computes wait for, and the computes that they delay."""
         held = " and ".join(f"'{name}'" for name in self.others[:2])
         return f"waits for {self.operation} and holds up {held}"
 
     @property
     def advice(self) -> str:
-        """Change to the program that avoids the wait."""
+        """Sentence with the change to the program that avoids the wait."""
         place = f" ({self.call_site})" if self.call_site else ""
         return f"issue '{self.name}'{place} after the loop, or on a stream of its own: it {self.what}"
 

@@ -22,7 +22,7 @@ class Comparison:
 
 
 def compare(new: Why, old: Why) -> Comparison:
-    """Compare the steps of two jobs.
+    """Compare the steps of two jobs: regression, improvement, noise, or undecided.
 
     A difference counts if every step of one is longer than every step of the other: by chance that has a probability
     of 1 in 10 with three steps each, and of 1 in 126 with five. Else it is noise. Cost: the steps.

@@ -23,7 +23,7 @@ ENDINGS = (".json", ".json.gz", ".gz", ".pickle", ".pkl")
 def explain(
     paths: Sequence[str | os.PathLike[str]], *, step: int | None = None, progress: Progress | None = None
 ) -> Why:
-    """Judge the traces of a job.
+    """Return the report on the traces of a job, or a report that was written before.
 
     Raises:
         UsageError: A file cannot be read, or files are not of one job.

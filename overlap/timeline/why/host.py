@@ -77,7 +77,7 @@ _COLUMNS = ("start_ns", "end_ns", "cause", "thread", "instant_ns")
 
 
 class _GapCollector:
-    """Pieces as they are found."""
+    """Collector of pieces of gaps, in any order."""
 
     def __init__(self) -> None:
         self._parts: list[GapPieces] = []
@@ -90,7 +90,7 @@ class _GapCollector:
         thread: Wholes | int = -1,
         instant_ns: Wholes | None = None,
     ) -> None:
-        """Append pieces with one cause."""
+        """Append the intervals `where` as pieces of one cause; a piece's place is that of its middle unless given."""
         if len(where):
             self._parts.append(GapPieces(
                 start_ns=where.start_ns, end_ns=where.end_ns,

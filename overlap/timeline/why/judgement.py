@@ -24,7 +24,7 @@ BUSY = 0.8
 
 
 def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
-    """Judge the profiles of a job.
+    """Return the report on the profiles of a job: verdict, causes, advice and open questions.
 
     Args:
         reports: One of each rank.

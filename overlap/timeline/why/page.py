@@ -71,7 +71,7 @@ def _wrap(line: str, width: int, *, indent: int) -> list[str]:
 
 
 def markdown(why: Why) -> str:
-    """Return the report as Markdown."""
+    """Return the report as Markdown: verdict, a table of causes, advice and open questions."""
     if why.hang is not None:
         return "\n".join([f"**{_escape(why.verdict)}**", "", "```", *why.hang["page"], "```", ""])
     unit, unit_ns = figure_unit(why.step_ns)

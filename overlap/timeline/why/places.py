@@ -46,7 +46,7 @@ class ProgramPlace:
 
     @property
     def frame(self) -> str:
-        """Innermost function of the program."""
+        """Innermost function of the program, as "file.py:line (function)"; "" without one."""
         return self.frames[-1] if self.frames else ""
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ class Late:
 
     @property
     def cause(self) -> str:
-        """Activity of the rank for most of the time."""
+        """Name of what the rank did for most of the time that it was waited for; "" if unknown."""
         return self.did.most_common(1)[0][0] if self.did else ""
 
     @property
@@ -62,7 +62,7 @@ class MatchedRanks:
 
     @property
     def missing(self) -> list[int]:
-        """Ranks of the world that have no file."""
+        """Ranks of the world that have no file, ascending."""
         world = max(report.world_size for report in self.reports)
         return sorted(set(range(world)) - {report.rank for report in self.reports})
 

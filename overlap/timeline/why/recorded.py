@@ -38,7 +38,7 @@ _CAUSES = {"compute": COMPUTE, "stragglers": WAIT, "barriers": WAIT, "loop": LOO
 
 
 def judge_timeline(files: Sequence[Path], *, step: int | None = None) -> Why:
-    """Judge the trace files of one run.
+    """Return the report on the trace files of one run.
 
     Raises:
         UsageError: They cannot be read, or are not of one run.

@@ -39,7 +39,7 @@ class Straggler:
 
 
 def arrivals(timeline: Timeline, *, step: int | None = None) -> list[Arrivals]:
-    """Count which rank came last, rank by rank.
+    """Count how often each rank came last to a collective, and the waiting that this caused, rank by rank.
 
     A rank arrives when the operation becomes active there. A collective that only one rank recorded does not count.
     If all ranks arrive in the same nanosecond no rank is last; of several last ranks the lowest is named. With a step,

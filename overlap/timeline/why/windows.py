@@ -42,7 +42,7 @@ class WorkRows:
 
     @property
     def rows(self) -> Rows:
-        """All work, in order of start."""
+        """Rows of all work: computes, communication and copies, in order of start."""
         return np.sort(np.concatenate([self.compute, self.comm, self.copies]))
 
 
