@@ -392,13 +392,15 @@ def _build_profile(path: str, header: dict[str, Any], columns: _Columns, *, cut:
     """Return the profile of all events, sorted by start, the longest first; raise UsageError if there are none."""
     parts = [list(part) for part in zip(*columns.pieces, strict=True)]
     columns.pieces.clear()  # so that memory holds one column twice, not all
-    joined: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
+    joined_columns: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
     if not columns.count:
         raise UsageError(f"{path}: no event of PyTorch's profiler in it" + " before it was cut off" * cut)
-    order = np.lexsort((-joined[3], joined[2]))
+    order = np.lexsort((-joined_columns[3], joined_columns[2]))
     position = np.empty(len(order), np.intp)
     position[order] = np.arange(len(order))
-    kind, name, start_ns, end_ns, thread, correlation, sequence = (joined.pop(0)[order] for _ in range(len(joined)))
+    kind, name, start_ns, end_ns, thread, correlation, sequence = (
+        joined_columns.pop(0)[order] for _ in range(len(joined_columns))
+    )
     return RankProfile(
         path=path, header=header, kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, thread=thread,
         correlation=correlation, sequence=sequence, names=list(columns.names),

@@ -48,40 +48,42 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     series = bucket_series(graph)
     if not series:
         raise UsageError("there are no all-reduces that could be buckets")
-    ours = {key: boundaries(graph, nodes, nbytes) for key, nodes in series.items()}
-    bounds = {key: ours[key] or _even_ends(nodes, nbytes) for key, nodes in series.items()}
+    library_bounds = {key: boundaries(graph, nodes, nbytes) for key, nodes in series.items()}
+    bounds = {key: library_bounds[key] or _even_ends(nodes, nbytes) for key, nodes in series.items()}
     series = {key: nodes for key, nodes in series.items() if bounds[key] != _current_ends(nodes)}
     if not series:
         raise UsageError("the all-reduces are buckets of that size already")
-    gone: set[Node] = set()
-    joined: list[Node] = []
+    old_transfers: set[Node] = set()
+    new_transfers: list[Node] = []
     ends: dict[Node, list[Node]] = {}
     for node in graph.nodes:
         if node.kind == "end":
             ends.setdefault(node.after[0][0], []).append(node)
     makers = _GradientComputes(graph)
-    cut: dict[_RankStep, tuple[int, int]] = {}
+    counts: dict[_RankStep, tuple[int, int]] = {}
     computes = graph.computes()
-    for of_series, nodes in series.items():
-        shared, step = _by_bucket(nodes, bounds[of_series]), nodes[0].span.step
-        if ours[of_series] is not None:
-            pack(graph, shared)
-        if ours[of_series] is not None and step is not None:
+    for series_key, nodes in series.items():
+        by_bucket, step = _by_bucket(nodes, bounds[series_key]), nodes[0].span.step
+        if library_bounds[series_key] is not None:
+            pack(graph, by_bucket)
+        if library_bounds[series_key] is not None and step is not None:
             for rank in nodes[0].ranks:
-                there = [[end for node in each for end in ends[node] if end.ranks == (rank,)] for each in shared]
-                update_together(computes.get((rank, step + 1), ()), there)
+                bucket_ends = [
+                    [end for node in each for end in ends[node] if end.ranks == (rank,)] for each in by_bucket
+                ]
+                update_together(computes.get((rank, step + 1), ()), bucket_ends)
         buckets = _cut_buckets(
-            nodes, bounds[of_series], _bucket_prices(graph, nodes, fitting[transfer_kind(nodes[0])]), ends, makers
+            nodes, bounds[series_key], _bucket_prices(graph, nodes, fitting[transfer_kind(nodes[0])]), ends, makers
         )
         for rank in nodes[0].ranks:
             key = rank, nodes[0].span.step
-            before, after = cut.get(key, (0, 0))
-            cut[key] = before + len(nodes), after + len(buckets)
-        joined += buckets
-        gone.update(nodes)
-    _shorten_issues(graph, gone, cut)
+            before, after = counts.get(key, (0, 0))
+            counts[key] = before + len(nodes), after + len(buckets)
+        new_transfers += buckets
+        old_transfers.update(nodes)
+    _shorten_issues(graph, old_transfers, counts)
     graph.recut = True
-    graph.nodes = [node for node in graph.nodes if node not in gone] + joined
+    graph.nodes = [node for node in graph.nodes if node not in old_transfers] + new_transfers
 
 
 def bucket_series(graph: Graph) -> dict[tuple[object, ...], list[Node]]:
@@ -105,19 +107,19 @@ def bucket_series(graph: Graph) -> dict[tuple[object, ...], list[Node]]:
 
 def _separate_lines(nodes: Sequence[Node]) -> list[list[Node]]:
     """Divide operations by the line that issues them; lines whose operations overlap in time stay together."""
-    beside: dict[str, set[str]] = {}  # by line, all that belong with it
+    related_lines: dict[str, set[str]] = {}  # by line, all that belong with it
     until: dict[str, int] = {}  # by line, when the last of its operations so far has ended
     for node in sorted(nodes, key=_issued_ns):
         line = _line(node)
-        lines = beside.setdefault(line, {line})
+        lines = related_lines.setdefault(line, {line})
         for other, end_ns in until.items():
             if end_ns > _issued_ns(node) and other not in lines:
-                lines |= beside[other]
-                beside.update(dict.fromkeys(lines, lines))
+                lines |= related_lines[other]
+                related_lines.update(dict.fromkeys(lines, lines))
         until[line] = max(until.get(line, 0), window_ns(node)[1])
     parts: dict[int, list[Node]] = {}
     for node in nodes:
-        parts.setdefault(id(beside[_line(node)]), []).append(node)
+        parts.setdefault(id(related_lines[_line(node)]), []).append(node)
     return list(parts.values())
 
 
@@ -141,7 +143,7 @@ def _current_ends(nodes: Sequence[Node]) -> list[int]:
     return [*accumulate(map(transfer_bytes, nodes))]
 
 
-def _shorten_issues(graph: Graph, gone: Collection[Node], cut: Mapping[_RankStep, tuple[int, int]]) -> None:
+def _shorten_issues(graph: Graph, old_transfers: Collection[Node], counts: Mapping[_RankStep, tuple[int, int]]) -> None:
     """Shorten the time that programs spend on many small operations, as far as there are fewer of them.
 
     That is the time in which the lines of the operations kept an event loop, and the time that passes before each
@@ -150,26 +152,26 @@ def _shorten_issues(graph: Graph, gone: Collection[Node], cut: Mapping[_RankStep
 
     Args:
         graph: Holds all nodes.
-        gone: The operations before they were cut anew.
-        cut: How many of them a rank had in a step, and how many it has now.
+        old_transfers: The operations before they were cut.
+        counts: Number of operations of a rank in a step, before and now.
     """
     sizes: dict[_RankStep, list[int]] = {}
-    for node in gone:
+    for node in old_transfers:
         for rank in node.ranks:
             sizes.setdefault((rank, node.span.step), []).append(transfer_bytes(node))
     shares = {
         step: after / before
-        for step, (before, after) in cut.items()
+        for step, (before, after) in counts.items()
         if before >= OFTEN and after < before and sum(sizes[step]) < LITTLE * before
     }
     sources: list[Node] = [
-        arrival for node in gone for arrival, _ in node.after
+        arrival for node in old_transfers for arrival, _ in node.after
         if arrival.kind == "arrival" and _rank_step(arrival) in shares
     ]  # fmt: skip
     for step, computes in graph.computes().items():
         if step in shares:
             often = Counter(node.span.name for node in computes)
-            sources += [node for node in computes if often[node.span.name] >= cut[step][0]]
+            sources += [node for node in computes if often[node.span.name] >= counts[step][0]]
     issues = {node.after[0][0]: shares[_rank_step(node)] for node in sources}
     places = {
         site: shares[_rank_step(node)]
@@ -214,21 +216,21 @@ def _bucket_prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
     info, hidden_share = nodes[0].info, _hidden_share(nodes)
     with suppress(UsageError):
         machine = ReplayMachine(graph.meta, graph.world_size)
-        if fit.sizes == 1 and graph.latency_share is None and info and (seen := machine.price(info, None)):
+        if fit.sizes == 1 and graph.latency_share is None and info and (recorded_price := machine.price(info, None)):
             alone_ns = fit.work_ns(info.nbytes)
-            alone = _rescaled_price(seen.alone_s, alone_ns, info.nbytes)
-            behind = _rescaled_price(seen.behind_s, (1 - hidden_share) * alone_ns, info.nbytes)
+            alone_price = _rescaled_price(recorded_price.alone_s, alone_ns, info.nbytes)
+            behind_price = _rescaled_price(recorded_price.behind_s, (1 - hidden_share) * alone_ns, info.nbytes)
             if graph.virtual and machine.chooses(info):
-                alone = behind = (
+                alone_price = behind_price = (
                     _seconds_to_ns  # the model's own: most transfers of a stream show what they took behind others
                 )
             graph.modelled = True
 
             def modelled_price(nbytes: int) -> tuple[float, float]:
                 """Return a bucket's work, and the part of it that another may hide, in nanoseconds by the model."""
-                planned = machine.price(info, None, nbytes=nbytes) or seen
-                work_ns = alone(planned.alone_s)
-                return work_ns, max(work_ns - behind(planned.behind_s), 0.0)
+                planned = machine.price(info, None, nbytes=nbytes) or recorded_price
+                work_ns = alone_price(planned.alone_s)
+                return work_ns, max(work_ns - behind_price(planned.behind_s), 0.0)
 
             return modelled_price
     return lambda nbytes: (fit.work_ns(nbytes), hidden_share * fit.work_ns(nbytes))

@@ -46,11 +46,11 @@ def parse_change(text: str) -> Change:
     name, equals, value = (part.strip() for part in text.partition("="))
     try:
         if equals and (compute := _COMPUTE.fullmatch(name)):
-            what, apply = _scale_compute(compute[1] or compute[2], _parse_factor(value))
+            description, apply = _scale_compute(compute[1] or compute[2], _parse_factor(value))
         elif equals and name in _VALUED:
-            what, apply = _VALUED[name](value)
+            description, apply = _VALUED[name](value)
         elif (name, value) in _FIXED:
-            what, apply = _FIXED[name, value]
+            description, apply = _FIXED[name, value]
         else:
             raise UsageError(
                 "names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
@@ -59,7 +59,7 @@ def parse_change(text: str) -> Change:
             )
     except UsageError as error:
         raise UsageError(f"--what-if: {text!r}: {error}") from None
-    return Change(text=text, what=what, apply=apply)
+    return Change(text=text, what=description, apply=apply)
 
 
 def apply_changes(graph: Graph, changes: Iterable[Change]) -> None:

@@ -272,13 +272,13 @@ def steps_around(timeline: Timeline, step: int | None, *, most_spans: int, steps
     if step not in recorded:
         return timeline
     spans = dict(zip(*(found.tolist() for found in np.unique(columns.step, return_counts=True)), strict=True))
-    place, beside = recorded.index(step), min(steps, len(recorded))
+    place, reach = recorded.index(step), min(steps, len(recorded))
     while True:
-        first = max(min(place - beside, len(recorded) - 2 * beside - 1), 0)
-        chosen_steps = recorded[first : first + 2 * beside + 1]
-        if not beside or sum(spans[each] for each in chosen_steps) <= most_spans:
+        first = max(min(place - reach, len(recorded) - 2 * reach - 1), 0)
+        chosen_steps = recorded[first : first + 2 * reach + 1]
+        if not reach or sum(spans[each] for each in chosen_steps) <= most_spans:
             break
-        beside -= 1
+        reach -= 1
     if len(chosen_steps) == len(recorded):
         return timeline
     inside = np.isin(columns.step, chosen_steps)

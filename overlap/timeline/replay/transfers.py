@@ -76,19 +76,19 @@ def take_turns(graph: Graph, streams: dict[object, list[Node]]) -> set[Node]:
         The transfers that now take turns and of whose kind none was seen alone, or none behind another: the trace does
         not show what of them is hidden.
     """
-    fresh = []
+    unordered = []
     for lane, nodes in streams.items():
         for node in nodes:
             if node.lane is None:
-                fresh.append(node)
+                unordered.append(node)
                 node.lane, node.urgency = lane, (operation_priority(node), *window_ns(node))
-    if not fresh:
+    if not unordered:
         return set()
     transfers = [node for node in graph.nodes if node.kind == "transfer"]
     measured = dict(zip(transfers, measured_ns(transfers)[0], strict=True))
-    for node in fresh:  # a transfer that ended while an older one moved has no time of its own
+    for node in unordered:  # a transfer that ended while an older one moved has no time of its own
         node.work_ns = measured[node] or node.work_ns
-    return set(fresh) - _separate_hidden(fresh)
+    return set(unordered) - _separate_hidden(unordered)
 
 
 def operation_priority(node: Node) -> int:
@@ -128,7 +128,7 @@ def measured_ns(nodes: Sequence[Node], looks: Sequence[tuple[int, int]] = ()) ->
         begin_ns, end_ns = window_ns(node)
         edges += [(end_ns, 0, number), (begin_ns, 1, number)] if begin_ns < end_ns else []
     in_lanes = any(node.lane is not None for node in nodes)
-    work, seen, since_ns, running = [0.0] * len(nodes), [0.0] * len(looks), 0, set[int]()
+    work, looked_ns, since_ns, running = [0.0] * len(nodes), [0.0] * len(looks), 0, set[int]()
     for at_ns, kind, number in sorted(edges):
         moving = _first_of_lanes(nodes, running) if in_lanes else running
         busy: dict[int, int] = {}
@@ -139,10 +139,10 @@ def measured_ns(nodes: Sequence[Node], looks: Sequence[tuple[int, int]] = ()) ->
             work[each] += (at_ns - since_ns) / max(busy[rank] for rank in nodes[each].ranks)
         since_ns = at_ns
         if kind < 0:
-            seen[number] = work[looks[number][1]]
+            looked_ns[number] = work[looks[number][1]]
         else:
             (running.add if kind else running.discard)(number)
-    return work, seen
+    return work, looked_ns
 
 
 def _first_of_lanes(nodes: Sequence[Node], running: Collection[int]) -> list[int]:
@@ -157,22 +157,21 @@ def _first_of_lanes(nodes: Sequence[Node], running: Collection[int]) -> list[int
 def _separate_hidden(nodes: Iterable[Node]) -> set[Node]:
     """Set the hidden part of kinds of transfers seen alone and behind others; return the transfers of these kinds."""
     ended_ns: dict[object, int] = {}
-    alone: dict[object, list[Node]] = {}
-    behind: dict[object, list[Node]] = {}
+    alone_by_kind: dict[object, list[Node]] = {}
+    behind_by_kind: dict[object, list[Node]] = {}
     for node in sorted(nodes, key=window_ns):
         begin_ns, end_ns = window_ns(node)
         last_ns = ended_ns.get(node.lane, begin_ns)
-        (alone if begin_ns >= last_ns else behind).setdefault((*transfer_kind(node), transfer_bytes(node)), []).append(
-            node
-        )
+        by_kind = alone_by_kind if begin_ns >= last_ns else behind_by_kind
+        by_kind.setdefault((*transfer_kind(node), transfer_bytes(node)), []).append(node)
         ended_ns[node.lane] = max(last_ns, end_ns)
     marked: set[Node] = set()
-    for kind in alone.keys() & behind.keys():
-        medians = [median(node.work_ns for node in some[kind]) for some in (alone, behind)]
+    for kind in alone_by_kind.keys() & behind_by_kind.keys():
+        medians = [median(node.work_ns for node in some[kind]) for some in (alone_by_kind, behind_by_kind)]
         hidden_ns = max(medians[0] - medians[1], 0.0)
-        for node in behind[kind]:
+        for node in behind_by_kind[kind]:
             node.work_ns += hidden_ns
-        for node in (*alone[kind], *behind[kind]):
+        for node in (*alone_by_kind[kind], *behind_by_kind[kind]):
             node.hidden_ns = hidden_ns
             marked.add(node)
     return marked

@@ -116,7 +116,7 @@ def _overtaking_computes(lane: Sequence[Node], waiting: dict[_Line, str]) -> lis
 
     A compute that was issued only after it had begun, perhaps because the program awaited it, stays behind it.
     """
-    passed = []
+    overtaking = []
     for place, node in enumerate(lane):
         if _line(node) not in waiting or node.span.step is None:
             continue
@@ -127,8 +127,8 @@ def _overtaking_computes(lane: Sequence[Node], waiting: dict[_Line, str]) -> lis
             if _line(each) not in waiting:
                 later.append(each)
         if later:
-            passed.append((node, later))
-    return passed
+            overtaking.append((node, later))
+    return overtaking
 
 
 def _reorder(lane: Sequence[Node], later: Sequence[Node]) -> None:

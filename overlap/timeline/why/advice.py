@@ -279,12 +279,12 @@ def _advise_late_rank(facts: Facts) -> AdviceItems:
     """Advise on the rank that others wait for most; nothing if it varies by step and no gain shows."""
     if _is_worth(facts, causes.WAIT) and facts.late:
         worst = max(facts.late, key=lambda late: late.waited_ns)
-        alike = [one for one in facts.last.values() if (one.rank, one.cause) == (worst.rank, worst.cause)]
+        same_cause = [one for one in facts.last.values() if (one.rank, one.cause) == (worst.rank, worst.cause)]
         mine_ns, others_ns = (
             round(median(each.get(worst.cause, 0) for each in costs))
-            for costs in ([one.costs_ns for one in alike], [one.others_ns for one in alike])
+            for costs in ([one.costs_ns for one in same_cause], [one.others_ns for one in same_cause])
         )
-        varies = 2 * len(alike) <= len(facts.last)
+        varies = 2 * len(same_cause) <= len(facts.last)
         evidence = f"other ranks wait {format_ns(worst.waited_ns)} for it in this step, added up"
         if worst.cause in causes.WORDING:
             what = causes.WORDING[worst.cause]
@@ -292,7 +292,7 @@ def _advise_late_rank(facts: Facts) -> AdviceItems:
         if "not yet recorded" in worst.cause:
             change = "record three steps or more: recordings do not begin together, and this wait may be due to that"
         elif varies:
-            often = f"rank {worst.rank} is the last, for this reason, in {len(alike)} of {len(facts.last)} steps"
+            often = f"rank {worst.rank} is the last, for this reason, in {len(same_cause)} of {len(facts.last)} steps"
             change = f"look for what varies, such as shapes or other programs: {often}"
         elif worst.cause == causes.COMPUTE and mine_ns > 1.5 * others_ns:
             change = f"give rank {worst.rank} as much work as others: compare shapes, then what else its device runs"

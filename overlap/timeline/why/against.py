@@ -27,21 +27,20 @@ def compare(new: Why, old: Why) -> Comparison:
     A difference counts if every step of one is longer than every step of the other: by chance that has a probability
     of 1 in 10 with three steps each, and of 1 in 126 with five. Else it is noise. Cost: the steps.
     """
-    ours, theirs = sorted(new.per_step().values()), sorted(old.per_step().values())
-    if not ours or not theirs:
+    new_ns, old_ns = sorted(new.per_step().values()), sorted(old.per_step().values())
+    if not new_ns or not old_ns:
         return Comparison(judgement="undecided", sentence="one of them has no steps")
-    before_ns, after_ns = median(theirs), median(ours)
+    before_ns, after_ns = median(old_ns), median(new_ns)
     change = f"{format_ns(before_ns)} before, {format_ns(after_ns)} now ({after_ns / before_ns - 1:+.1%})"
-    counts = f"{len(theirs)} and {len(ours)} steps"
-    if min(len(ours), len(theirs)) < FEWEST:
+    counts = f"{len(old_ns)} and {len(new_ns)} steps"
+    if min(len(new_ns), len(old_ns)) < FEWEST:
         return Comparison(
             judgement="undecided",
             sentence=f"cannot be told: a step takes {change}, but {counts} are too few: record {FEWEST} or more",
         )
-    if ours[0] <= theirs[-1] and theirs[0] <= ours[-1]:
-        spread = (
-            f"{format_ns(theirs[0])} to {format_ns(theirs[-1])} before, {format_ns(ours[0])} to {format_ns(ours[-1])}"
-        )
+    if new_ns[0] <= old_ns[-1] and old_ns[0] <= new_ns[-1]:
+        old_range = f"{format_ns(old_ns[0])} to {format_ns(old_ns[-1])} before"
+        spread = f"{old_range}, {format_ns(new_ns[0])} to {format_ns(new_ns[-1])}"
         return Comparison(
             judgement="noise", sentence=f"noise: a step takes {change}, and steps overlap ({spread} now; {counts})"
         )

@@ -34,13 +34,13 @@ def explain(
     profiles = []
     for file in files:
         profiles += [file] if is_profile(read_beginning(file)) else []
-    rest = [file for file in files if file not in profiles]
-    named = [file for file in rest if file in map(Path, paths) or b'"traceEvents"' in read_beginning(file)]
+    other_files = [file for file in files if file not in profiles]
+    named = [file for file in other_files if file in map(Path, paths) or b'"traceEvents"' in read_beginning(file)]
     if profiles and not named:
         reports = measure_files(profiles, progress or (lambda done, count: None))
         found = judge(reports if len(reports) == 1 else [_with_named_rank(report) for report in reports], step=step)
-        note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in rest)}"
-        return replace(found, notes=(*found.notes, note)) if rest else found
+        note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in other_files)}"
+        return replace(found, notes=(*found.notes, note)) if other_files else found
     if profiles:
         raise UsageError(
             f"why: {named[0]} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"

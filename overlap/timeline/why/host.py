@@ -121,8 +121,8 @@ def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged
     call_ns = profile.end_ns[launch] - begin_ns
     until_ns = np.where(call_ns > LONG_CALL_NS, profile.end_ns[launch], begin_ns)
     until_ns = np.where(has_launch, np.clip(until_ns, gaps.start_ns, gaps.end_ns), gaps.start_ns)
-    rest = Merged(until_ns, gaps.end_ns)  # the device's part; may be empty
-    length_ns = rest.end_ns - rest.start_ns
+    device_part = Merged(until_ns, gaps.end_ns)  # the device's part; may be empty
+    length_ns = device_part.end_ns - device_part.start_ns
     late = has_launch & (begin_ns > gaps.start_ns)
     last = np.maximum.accumulate(profile.end_ns[rows])
     newest = np.maximum.accumulate(np.where(profile.end_ns[rows] == last, np.arange(len(rows)), 0))
@@ -138,7 +138,7 @@ def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged
         (causes.UNKNOWN, ~is_short & ~is_event),
     ):  # fmt: skip
         chosen = chosen & (length_ns > 0)
-        where = Merged(rest.start_ns[chosen], rest.end_ns[chosen])
+        where = Merged(device_part.start_ns[chosen], device_part.end_ns[chosen])
         launches = launch[chosen]
         thread = np.where(launches >= 0, profile.thread[launches], -1)
         result.add(cause, where, thread=thread, instant_ns=profile.start_ns[launches])
@@ -260,26 +260,26 @@ def _delayed_by_waits(profile: RankProfile, syncs: Rows, blocked_ns: Wholes) -> 
 
 def _late_host_causes(profile: RankProfile, thread: int, calls: Rows, syncs: Rows) -> Iterator[tuple[str, Merged]]:
     """Yield causes of a late host, and when they held on a thread, in order of precedence."""
-    around = _rows_of_thread(profile, profile.rows(OPERATOR, NOTE, PYTHON), thread)
+    events = _rows_of_thread(profile, profile.rows(OPERATOR, NOTE, PYTHON), thread)
 
     def rows_named(rows: Rows, pattern: re.Pattern[str]) -> Rows:
         """Return the rows whose names a pattern matches."""
         return rows[profile.names_matching(pattern)[profile.name[rows]]]
 
-    yield causes.GC, rows_union(profile, rows_named(around, _GC))
+    yield causes.GC, rows_union(profile, rows_named(events, _GC))
     begins, ends = rows_named(calls, _BEGIN_CAPTURE), rows_named(calls, _END_CAPTURE)
     after = np.searchsorted(profile.start_ns[ends], profile.start_ns[begins], "left")
     whole = after < len(ends)
     captures = union(profile.start_ns[begins[whole]], profile.end_ns[ends[after[whole]]])
     yield causes.CAPTURE, union_all(captures, rows_union(profile, rows_named(calls, _INSTANTIATE)))
-    yield causes.COMPILE, rows_union(profile, rows_named(around, _COMPILE))
+    yield causes.COMPILE, rows_union(profile, rows_named(events, _COMPILE))
     allocations = rows_named(calls, _ALLOCATOR)
     yield causes.ALLOCATOR, rows_union(profile, allocations)
     took_ns = profile.end_ns[calls] - profile.start_ns[calls]
     other = ~np.isin(calls, np.concatenate([allocations, syncs]))
     loads = profile.names_matching(_LOADS)[profile.name[calls]]
     yield causes.STARTUP, rows_union(profile, calls[other & (loads | (took_ns >= STARTUP_NS))])
-    yield causes.DATA, rows_union(profile, rows_named(around, _DATA))
+    yield causes.DATA, rows_union(profile, rows_named(events, _DATA))
     copies = profile.names_matching(_ASYNC_COPY)[profile.name[calls]]
     yield causes.COPY, rows_union(profile, calls[other & copies & (took_ns >= BLOCKING_COPY_NS)])
 

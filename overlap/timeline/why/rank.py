@@ -135,13 +135,13 @@ def measure(profile: RankProfile) -> RankReport:
             "experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True) records them"
         )
     sums = []
-    for some, rows in ((pieces, None), compute_pieces(profile, work, compute)):
-        shown, number = _piece_places(profile, places, some, rows)
-        sums.append(_Costs(some, shown, number))
-        longest = np.argsort(some.start_ns - some.end_ns, kind="stable")[:MOST_PIECES].tolist()
-        instants = ((base_ns + int(some.start_ns[at]), base_ns + int(some.end_ns[at])) for at in longest)
+    for part_pieces, rows in ((pieces, None), compute_pieces(profile, work, compute)):
+        shown, number = _piece_places(profile, places, part_pieces, rows)
+        sums.append(_Costs(part_pieces, shown, number))
+        longest = np.argsort(part_pieces.start_ns - part_pieces.end_ns, kind="stable")[:MOST_PIECES].tolist()
+        instants = ((base_ns + int(part_pieces.start_ns[at]), base_ns + int(part_pieces.end_ns[at])) for at in longest)
         report.pieces += [
-            (*span, NAMES[some.cause[at]], shown[number[at]]) for at, span in zip(longest, instants, strict=True)
+            (*span, NAMES[part_pieces.cause[at]], shown[number[at]]) for at, span in zip(longest, instants, strict=True)
         ]
     for step, window in windows.items():
         costs: dict[str, int] = {}

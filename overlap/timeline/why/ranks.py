@@ -36,7 +36,7 @@ class Late:
 
     @property
     def cause(self) -> str:
-        """Name of what the rank did for most of the time that it was waited for; "" if unknown."""
+        """Name of the rank's main activity while others waited for it; "" if it is unknown."""
         return self.did.most_common(1)[0][0] if self.did else ""
 
     @property
@@ -149,20 +149,20 @@ class MatchedRanks:
         """Replace one rank's exposed communication, in its costs, by waiting, wire and undecided time."""
         exposed = merge(report.exposed)
         for step, window in report.windows.items():
-            rest = clip(exposed, window)
-            undecided_ns = length(subtract(rest, judged))
-            rest = intersect(rest, judged)
+            undivided = clip(exposed, window)
+            undecided_ns = length(subtract(undivided, judged))
+            undivided = intersect(undivided, judged)
             waited_ns = 0
             for late, intervals in sorted(waits.items(), key=lambda each: each[0]):
                 cover = merge(intervals)
-                ns = length(intersect(rest, cover))
-                rest = subtract(rest, cover)
+                ns = length(intersect(undivided, cover))
+                undivided = subtract(undivided, cover)
                 waited_ns += ns
                 if ns:
                     self.late.setdefault((late, step), Late(rank=late, step=step)).waited_ns += ns
             costs = report.costs_ns[step]
             costs.pop(COMM, None)
-            for cause, ns in ((COMM, undecided_ns), (WAIT, waited_ns), (WIRE, length(rest))):
+            for cause, ns in ((COMM, undecided_ns), (WAIT, waited_ns), (WIRE, length(undivided))):
                 if ns:
                     costs[cause] = ns
 

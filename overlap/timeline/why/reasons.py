@@ -290,15 +290,15 @@ class _Search:
         busy = (pieces.doing == COMPUTE) | (pieces.doing == WIRE)
         self._add(followed, pieces, busy, awaited, pieces.doing, name, place)
         self._add(followed, pieces, pieces.doing == PROGRAM, self._columns.rank[pieces.row], PROGRAM, self._none, name)
-        passed = np.concatenate([followed.passed, awaited[:, None]], axis=1)
+        passed_ranks = np.concatenate([followed.passed, awaited[:, None]], axis=1)
         further = self._activity.last[pieces.row]
-        follows = (further >= 0) & (passed != self._columns.rank[further][:, None]).all(axis=1)
-        follows &= (pieces.doing == WAITING) & (passed.shape[1] < FOLLOWED)
+        follows = (further >= 0) & (passed_ranks != self._columns.rank[further][:, None]).all(axis=1)
+        follows &= (pieces.doing == WAITING) & (passed_ranks.shape[1] < FOLLOWED)
         # in a circle of ranks that wait for each other, or in a long chain
         stuck = (pieces.doing == WAITING) & ~follows
         name, place = self._columns.name[last[index]], self._columns.call_site[last[index]]
         self._add(followed, pieces, stuck, awaited, PROGRAM, name, place)
-        return _Waits(followed.place, pieces.start_ns, pieces.end_ns, pieces.row, passed).take(follows)
+        return _Waits(followed.place, pieces.start_ns, pieces.end_ns, pieces.row, passed_ranks).take(follows)
 
     def _activity_during(self, rank: Wholes, waits: _Waits) -> tuple[Rows, ActivityPieces]:
         """Return the activity of ranks during waits, wait by wait, and before it the index of each piece's wait."""

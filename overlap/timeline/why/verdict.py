@@ -120,7 +120,7 @@ class Verdict:
         parts = [f"{subject} {longest} {name}{mean}: compute {self._mean(self.compute_ns, unit_ns)}"]
         if not self.comm_ns:
             copies = [f", copies {self._mean(self.copy_ns, unit_ns)}"] if self.copy_ns else []
-            told = [
+            short_parts = [
                 parts[0],
                 *self._kept_part(unit_ns),
                 *copies,
@@ -128,7 +128,7 @@ class Verdict:
             ]
             none = "what was issued in it ran before" if self.issued else "none recorded"
             none = "none while the event loop was free" if self.kept_ns else none
-            return printable(f"{''.join(told)}; communication: {none}")
+            return printable(f"{''.join(short_parts)}; communication: {none}")
         parts += self._kept_part(unit_ns)
         parts.append(f", exposed {self._mean(self.exposed_ns, unit_ns)} ({self.exposed_share:.0%})")
         waits = (
@@ -175,16 +175,16 @@ class Verdict:
 
     def _wait_parts(self, unit_ns: int, named: int) -> list[str]:
         """Return the parts on awaited ranks: at most `named` with enough of the waiting by name, then the rest."""
-        parts, rest_ns, rest = [], 0, 0
+        parts, rest_ns, rest_count = [], 0, 0
         for place, (rank, cause, ns) in enumerate(self.blamed()):
             if place and (ns < _NAMED_SHARE * self.waiting_ns or place >= named):
-                rest_ns, rest = rest_ns + ns, rest + 1
+                rest_ns, rest_count = rest_ns + ns, rest_count + 1
             elif rank is None:
                 parts.append(f"{self._mean(ns, unit_ns)} waiting for a rank that is not recorded")
             else:
                 parts.append(f"{self._mean(ns, unit_ns)} waiting for rank {rank} ({cause})")
         if rest_ns:
-            parts.append(f"{self._mean(rest_ns, unit_ns)} for {rest} other{'s' if rest > 1 else ''}")
+            parts.append(f"{self._mean(rest_ns, unit_ns)} for {rest_count} other{'s' if rest_count > 1 else ''}")
         return parts
 
     def _wire_parts(self, unit_ns: int) -> list[str]:
