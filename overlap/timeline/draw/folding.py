@@ -11,7 +11,7 @@ from ..measure.metrics import Breakdown, of_steps
 _ALIKE = 0.02
 """Ranks are alike if their times differ by at most this part of the step; by more if there is no room for the rows."""
 _BLAMED = 0.25
-"""A rank that caused this part of all waiting has a row of its own."""
+"""Part of all waiting that a rank must have caused to get a row of its own."""
 _WAITING_SHARE = 0.01
 """Part of all time: less waiting than this gives no rank a row of its own."""
 

@@ -38,7 +38,7 @@ Data: TypeAlias = bytes | mmap
 
 MAGIC = b"OVSPANS1"
 BLOCK_BYTES = 256 << 20
-"""Of one rank, unpacked: 2.5 million spans. A recorder keeps 20,000 unless it is fields otherwise."""
+"""Bytes of an unpacked block of one rank, at most: 2.5 million spans. A recorder keeps 20,000 by default."""
 _VERSION = 3
 _SPAN_BYTES = 8 * len(WHOLES) + 4 * len(INDEXES)
 _END_KEY = b',"columns":'

@@ -127,8 +127,8 @@ def _stream_timeline(data: bytes) -> Timeline:
 
 def _timeline_from_columns(beginning: bytes, columns: SpanColumns) -> Timeline:
     """Return the timeline of columns, with the header from a trace file's text before its events."""
-    told = json.loads(beginning.rstrip().removesuffix(b'"traceEvents":').rstrip(b",") + b"}")
-    return file_header(told["overlap"]).timeline(columns)
+    fields = json.loads(beginning.rstrip().removesuffix(b'"traceEvents":').rstrip(b",") + b"}")
+    return file_header(fields["overlap"]).timeline(columns)
 
 
 def _encode_file(header: Header, ranks: Iterable[SpanColumns]) -> Iterator[bytes]:
@@ -139,11 +139,11 @@ def _encode_file(header: Header, ranks: Iterable[SpanColumns]) -> Iterator[bytes
 
 def _event_pieces(header: Header, ranks: Iterable[SpanColumns], at_end: list[tuple[int, str]]) -> Iterator[bytes]:
     """Yield the header, then the events of each rank in one piece; add the end block of each rank to `at_end`."""
-    told: Json = {
+    fields: Json = {
         "version": VERSION, "world_size": header.world_size, "clock": header.clock, "dropped": header.dropped,
         "meta": header.meta,
     }  # fmt: skip
-    yield f'{{"displayTimeUnit":"ns","overlap":{dumps(told)},"traceEvents":[\n'.encode()
+    yield f'{{"displayTimeUnit":"ns","overlap":{dumps(fields)},"traceEvents":[\n'.encode()
     arrows, between = count(1), ""
     for columns in ranks:
         if len(columns):
@@ -217,5 +217,5 @@ def _unpack_gzip(data: bytes) -> tuple[bytes, bool]:
             if not piece:
                 return bytes(text), True
             text += piece
-    told = f"its {len(data)} bytes unpack to more than {limit_bytes}, which no trace does"
-    raise UsageError(f"{told}; if it is one, unpack it with gunzip first")
+    problem = f"its {len(data)} bytes unpack to more than {limit_bytes}, which no trace does"
+    raise UsageError(f"{problem}; if it is one, unpack it with gunzip first")

@@ -70,12 +70,12 @@ def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
     exposed = _rows_by_line(activity.columns, under_way[activity.columns.is_operation[under_way]], sized=sized)
     windows = {cover.rank: cover.window for cover in covers}
     issued = _rows_by_line(timeline.columns, np.flatnonzero(issued_in(timeline, windows, covers[0].step)), sized=sized)
-    told = []
+    sums = []
     for line, rows in (exposed | issued).items():
         spans = (timeline if line in issued else activity).columns.take(rows)
         sums_ns = exposed_ns[:, exposed[line]].sum(axis=1).tolist() if line in exposed else [0, 0]
-        told.append(_sum_operations(spans, *sums_ns))
-    return sorted(told, key=lambda one: (-one.exposed_ns, -one.transfer_ns, one.op, one.call_site, one.algorithm))
+        sums.append(_sum_operations(spans, *sums_ns))
+    return sorted(sums, key=lambda one: (-one.exposed_ns, -one.transfer_ns, one.op, one.call_site, one.algorithm))
 
 
 def _rows_by_line(columns: SpanColumns, rows: Rows, *, sized: bool) -> dict[tuple[int, ...], Rows]:

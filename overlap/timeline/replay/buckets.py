@@ -69,7 +69,7 @@ def rebucket(graph: Graph, nbytes: int) -> None:
         if library_bounds[series_key] is not None and step is not None:
             for rank in nodes[0].ranks:
                 bucket_ends = [
-                    [end for node in each for end in ends[node] if end.ranks == (rank,)] for each in by_bucket
+                    [end for node in bucket for end in ends[node] if end.ranks == (rank,)] for bucket in by_bucket
                 ]
                 update_together(computes.get((rank, step + 1), ()), bucket_ends)
         buckets = _cut_buckets(

@@ -115,8 +115,8 @@ def _scale_compute(name: str | None, factor: float) -> tuple[str, Apply]:
         chosen = [node for node in _compute_nodes(graph) if name is None or node.span.name == name]
         if not chosen:
             known = sorted({node.span.name for node in _compute_nodes(graph)})
-            told = f"; there are {', '.join(map(repr, known[:8]))}" if known else ""
-            raise UsageError(f"no compute is called {name!r}{told}")
+            known_names = f"; there are {', '.join(map(repr, known[:8]))}" if known else ""
+            raise UsageError(f"no compute is called {name!r}{known_names}")
         for node in chosen:
             node.work_ns *= factor
 
@@ -150,12 +150,12 @@ def _await_late(graph: Graph) -> None:
     have waited for counts.
     """
     last = {end for _, end, _ in graph.steps} | _kept_over_ends(graph)
-    told = any(node.info and node.info.awaited_ns is not None for node in graph.nodes)
+    has_awaits = any(node.info and node.info.awaited_ns is not None for node in graph.nodes)
     ends: dict[tuple[int, int | None], list[Node]] = {}
     changed = False
     for node in graph.nodes:
         if node.kind == "program" and node not in last:
-            late = [each for each, _ in node.after if each.kind == "end" and (_was_awaited(each) or not told)]
+            late = [each for each, _ in node.after if each.kind == "end" and (_was_awaited(each) or not has_awaits)]
             node.after = [(each, delay) for each, delay in node.after if each not in late]
             changed |= bool(late)
         elif node.kind == "end":

@@ -57,7 +57,7 @@ class Graph:
     # small, nothing where they are not
     latency_share: float | None = None
     modelled: bool = False  # Whether the model of the machine has priced transfers that the trace could not
-    recut: bool = False  # Whether operations are other ones than the spans tell of
+    recut: bool = False  # Whether operations differ from those of the spans
     awaits_later: bool = False  # Whether it could only run because programs await some operations later than they did
     # By lane: how many transfers it works on at once; no more may be under way
     windows: dict[object, int] = field(default_factory=dict)

@@ -162,11 +162,11 @@ def _changed_graph(timeline: Timeline, changes: Sequence[Change], *, latency_sha
 _BUCKETS_AT_MOST = 128
 """Buckets in a step at most: more are not tried, because each is a message that has to be started."""
 _STEPS_AROUND = 4
-"""Steps that are replayed before the one that is looked at, and after it, ..."""
+"""Steps that are replayed before the shown one, and as many after it, at most."""
 _SPANS_AT_MOST = 20_000
-"""... and only as many of these as have so many spans altogether: to infer and run those takes a second or two."""
+"""Spans of the replayed steps together, at most: to infer and run these takes a second or two."""
 _CLOSER_LOOK_FACTOR = 3
-"""To look closer at a change takes so many times as long as to try it: it is replayed up to three times."""
+"""Time to predict a change, as a multiple of the time to try it: a prediction has up to three replays."""
 BEST = 5
 """Pieces of advice that are given at most."""
 _WORTH = 0.005
@@ -195,10 +195,10 @@ def advise(
     Raises:
         UsageError: If the timeline is empty.
     """
-    tell, begun_s = progress or (lambda done, total, what: None), monotonic()
+    report, begun_s = progress or (lambda done, total, what: None), monotonic()
     shown_step = median_step(timeline) if step is None else step
     timeline = neighbours(timeline, shown_step)
-    tell(0, 0, f"replaying {_name_steps(shown_step, timeline)} as it was")
+    report(0, 0, f"replaying {_name_steps(shown_step, timeline)} as it was")
     base = Baseline(timeline, shown_step)
     results: dict[str, tuple[int, Change, float]] = {}  # with how long it took to try
     candidates = list(_candidates(timeline, base))
@@ -208,7 +208,7 @@ def advise(
             untried = ", ".join(candidate.text for candidate in candidates[number:])
             notify(f"after {within_s * 2 / 3:.0f} s, these are not tried; --what-if tries one: {untried}")
             break
-        tell(number, len(candidates) + BEST, f"replaying it with {change.text}")
+        report(number, len(candidates) + BEST, f"replaying it with {change.text}")
         with suppress(UsageError):  # the run has nothing of this kind to change
             gain_ns = base.gain_ns([change])
             kind = change.text.partition("=")[0]
@@ -225,8 +225,8 @@ def advise(
                 f"after {monotonic() - begun_s:.0f} s, these gain less and are left out; --what-if tries one: {untried}"
             )
             break
-        tell(len(candidates) + number, len(candidates) + len(best), f"how sure the gain of {change.text} is")
-        with suppress(UsageError):  # without probable waits, it cannot be told
+        report(len(candidates) + number, len(candidates) + len(best), f"how sure the gain of {change.text} is")
+        with suppress(UsageError):  # without probable waits it is undecidable
             predictions.append(predict(timeline, [change], base=base))
     return predictions
 

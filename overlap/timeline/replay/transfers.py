@@ -67,7 +67,7 @@ def transfers_by_stream(graph: Graph, ops: Iterable[str]) -> dict[object, list[N
 def take_turns(graph: Graph, streams: dict[object, list[Node]]) -> set[Node]:
     """Let the transfers of each stream have the wires one after the other, the most urgent and then the oldest first.
 
-    The measured times are told apart anew: the time of a transfer alone, and the part of it that the bytes of another
+    The measured times are divided again: the time of a transfer alone, and the part of it that the bytes of another
     transfer hide while it waits behind that. Cost: a look at all that move at each begin and end.
 
     Transfers that take turns already, because of an earlier change, stay as that change left them.
@@ -118,7 +118,7 @@ def measured_ns(nodes: Sequence[Node], looks: Sequence[tuple[int, int]] = ()) ->
 
     Args:
         nodes: The transfers.
-        looks: Instants at which to look at one of them, told by its index.
+        looks: Instants at which to look at one of them, given by its index.
 
     Returns:
         How long each transfer had wires; and how long the one of each look had had them by then.

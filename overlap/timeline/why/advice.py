@@ -21,15 +21,28 @@ from .ranks import Late, Traffic
 from .report import Advice
 
 MOST = 5
+"""Pieces of advice at most."""
 WORTH = 0.05
-"""Part of a step: less is not worth a change; twice that without a gain that steps show."""
+"""Part of a step that a cause must cost to be worth a change; twice that where steps show no gain."""
 FEW_STEPS = 2
 """Steps from which a range of gains can be computed."""
-PROGRAMS = 0.5
-"""Least part of a recorded collection without objects that the profiler loads (torch, 300,000 lists: 115 of 165 ms)."""
-SMALL_BYTES = 64 * 1024
-SMALL_NS = 15_000
+GC_WITHOUT_PROFILER = 0.5
+"""Part of a recorded garbage collection that remains, at least, without the profiler and its objects.
+
+Measured with torch and 300,000 lists: 115 of 165 ms.
+"""
+SMALL_BYTES, SMALL_NS = 64 * 1024, 15_000
+"""Bytes or time of a collective that is mostly latency."""
 LARGE_BYTES, SLOW = 16 << 20, 0.1
+"""Bytes of a collective that should reach the bandwidth of its links, and the part of that which is slow."""
+MOSTLY_GRAPHS = 0.5
+"""Part of kernels launched by graphs from which on a step is one of graphs."""
+LOOP_SHARE = 0.2
+"""Part of a step that a loop of small operators must take to be named."""
+MORE_THAN_OTHERS = 1.5
+"""A rank has more to do than others if its time is longer than theirs by this factor."""
+KERNEL_BOUND, SOFTMAX_SHARE, ELEMENTWISE_SHARE = 0.6, 0.2, 0.4
+"""Part of a step that computes from which on kernels are judged; parts of the time of kernels that are worth advice."""
 _UPDATE = re.compile(r"AccumulateGrad|^Optimizer\.| Optimizer\.|_foreach_")
 SHORT_NS, MANY_OPERATORS = 50_000, 500
 """Operators of a host that are shorter, and that many in one function, are called in a loop."""
@@ -75,7 +88,7 @@ def gain_bounds(facts: Facts, *names: str) -> tuple[int | None, int | None, str]
     """Return the least and most gain without some causes, and their text; None, None and a reason if undecidable."""
     gains = [_shorter_ns(facts, step, names) for step in facts.steps]
     if causes.GC in names:
-        gains += [round(PROGRAMS * ns) for ns in gains]
+        gains += [round(GC_WITHOUT_PROFILER * ns) for ns in gains]
     walls = [sum(costs.values()) for costs in facts.steps.values()]
     if len(walls) < FEW_STEPS:
         return None, None, f"not given: one step is recorded, and it has {format_ns(gains[0])} of it"
@@ -129,7 +142,7 @@ def top_place(facts: Facts, cause: str) -> str:
 
 def is_launch_bound(facts: Facts) -> bool:
     """Whether kernels are shorter than launches, and are launched one by one."""
-    return facts.report.graph_share < 0.5 and 0 < facts.report.kernel_median_ns[facts.step] < TINY_NS
+    return facts.report.graph_share < MOSTLY_GRAPHS and 0 < facts.report.kernel_median_ns[facts.step] < TINY_NS
 
 
 def _advise_launches(facts: Facts) -> AdviceItems:
@@ -138,7 +151,7 @@ def _advise_launches(facts: Facts) -> AdviceItems:
         return
     count, median_ns = facts.report.kernels[facts.step], facts.report.kernel_median_ns[facts.step]
     evidence = f"{count} kernels of {format_ns(median_ns)} (median); the queue of the device is empty"
-    if facts.report.graph_share >= 0.5:
+    if facts.report.graph_share >= MOSTLY_GRAPHS:
         change = "let graphs hold more of the step, and do less on the host between them (in serving: plan ahead)"
     elif not is_launch_bound(facts):
         change = "give the host less to do between launches (profile it), or torch.compile the model"
@@ -211,7 +224,7 @@ def _advise_optimizer(facts: Facts) -> AdviceItems:
         if place.phase.startswith("Optimizer.step")
     ]
     ns, calls = sum(ns for _, _, ns, _ in parts), sum(count for cause, *_, count in parts if cause == causes.COMPUTE)
-    if ns < 0.2 * facts.step_ns or calls < MANY_OPERATORS:
+    if ns < LOOP_SHARE * facts.step_ns or calls < MANY_OPERATORS:
         return
     sums: Counter[str] = Counter()
     for cause, _, of_it, _ in parts:
@@ -294,9 +307,9 @@ def _advise_late_rank(facts: Facts) -> AdviceItems:
         elif varies:
             often = f"rank {worst.rank} is the last, for this reason, in {len(same_cause)} of {len(facts.last)} steps"
             change = f"look for what varies, such as shapes or other programs: {often}"
-        elif worst.cause == causes.COMPUTE and mine_ns > 1.5 * others_ns:
+        elif worst.cause == causes.COMPUTE and mine_ns > MORE_THAN_OTHERS * others_ns:
             change = f"give rank {worst.rank} as much work as others: compare shapes, then what else its device runs"
-        elif worst.cause in causes.HOST and mine_ns > 1.5 * others_ns:
+        elif worst.cause in causes.HOST and mine_ns > MORE_THAN_OTHERS * others_ns:
             change = f"take that work from rank {worst.rank}, or divide it among the ranks"
         else:
             change = f"look at rank {worst.rank}, which comes last to {next(iter(worst.ops), 'collectives')}"
@@ -367,11 +380,11 @@ def _advise_operator_loops(facts: Facts) -> AdviceItems:
         if ns < SHORT_NS * count and not _UPDATE.search(f"{called.operator} {called.phase}"):
             function = called.frame or called.module or ("" if facts.report.has_python else called.operator)
             tiny.setdefault(function, []).append((called, ns, count))
-    between = [(called, ns) for called, ns, _ in facts.places.get(causes.PYTHON, ())]
+    python_places = [(called, ns) for called, ns, _ in facts.places.get(causes.PYTHON, ())]
     for function, places in tiny.items():
         calls, ns = sum(count for _, _, count in places), sum(part_ns for _, part_ns, _ in places)
-        loop_ns = ns + sum(of_it for called, of_it in between if function == (called.frame or called.module))
-        if not function or calls < MANY_OPERATORS or loop_ns < 0.2 * facts.step_ns:
+        loop_ns = ns + sum(of_it for called, of_it in python_places if function == (called.frame or called.module))
+        if not function or calls < MANY_OPERATORS or loop_ns < LOOP_SHARE * facts.step_ns:
             continue
         sums = [(called, part_ns) for called, part_ns, _ in places]
         where = common_place(sums)
@@ -391,13 +404,13 @@ def _advise_kernels(facts: Facts) -> AdviceItems:
     """Advise on kernels where the device is busy; a profile does not show how fast others would be."""
     classes = facts.report.kernel_classes_ns
     total_ns = sum(classes.values())
-    if not facts.report.on_device or not total_ns or facts.cost_ns(causes.COMPUTE) < 0.6 * facts.step_ns:
+    if not facts.report.on_device or not total_ns or facts.cost_ns(causes.COMPUTE) < KERNEL_BOUND * facts.step_ns:
         return
     unknown = "not decidable: a profile does not show how long the other kernels would take"
-    if classes.get("softmax", 0) > 0.2 * total_ns and classes.get("matmul", 0):
+    if classes.get("softmax", 0) > SOFTMAX_SHARE * total_ns and classes.get("matmul", 0):
         share, change = classes["softmax"] / total_ns, "torch.nn.functional.scaled_dot_product_attention"
         evidence = f"{share:.0%} of the kernels' time is softmax"
-    elif (share := classes.get("elementwise", 0) / total_ns) > 0.4:
+    elif (share := classes.get("elementwise", 0) / total_ns) > ELEMENTWISE_SHARE:
         change = "torch.compile(model), which fuses elementwise kernels, reductions and copies"
         evidence = f"{share:.0%} of the kernels' time is in elementwise, reducing and concatenating kernels"
     else:

@@ -21,6 +21,10 @@ LONGER = 1.5
 """Steps that take so many times the length of the shown one are named."""
 BUSY = 0.8
 """A device that computes for this part of a step is the limit."""
+_LARGE_CLASS = 0.3
+"""Part of the time of kernels from which on their kind is named."""
+_UNDECIDED = 0.05
+"""Part of a time from which on an open question is worth a sentence."""
 
 
 def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
@@ -200,7 +204,7 @@ def _busy_sentence(facts: Facts, unit_ns: int, name: str) -> str:
     what = "the device" if facts.report.on_device else "the host (no device is recorded)"
     text = f"{what} computes for {compute_ns / facts.step_ns:.0%} of it ({figure(compute_ns, unit_ns)} {name})"
     kind = max((kind for kind in classes if kind != "other"), key=lambda kind: classes[kind], default="")
-    if facts.report.on_device and kind and (share := classes[kind] / sum(classes.values())) > 0.3:
+    if facts.report.on_device and kind and (share := classes[kind] / sum(classes.values())) > _LARGE_CLASS:
         text += f", {share:.0%} of its kernels' time in {_CLASSES[kind]}"
     places = top_places(facts.places.get(COMPUTE, ()), facts.step_ns, by_function=True)
     if places:
@@ -262,9 +266,9 @@ def _open_questions(facts: Facts, missing: Sequence[int]) -> list[str]:
             f"whether {format_ns(ns)} of communication are waiting or wire: of "
             f"{facts.report.world_size} ranks, {listed(missing)} {'is' if len(missing) == 1 else 'are'} not recorded"
             + more
-            * (least_ns >= 0.05 * ns)
+            * (least_ns >= _UNDECIDED * ns)
         )
-    if facts.cost_ns(UNKNOWN) >= 0.05 * facts.step_ns and not _missing_events_note(facts):
+    if facts.cost_ns(UNKNOWN) >= _UNDECIDED * facts.step_ns and not _missing_events_note(facts):
         sentences.append(f"{format_ns(facts.cost_ns(UNKNOWN))} of the step: {_unknown_reason(facts)}")
     if len(facts.steps) < FEW_STEPS:
         sentences.append("gains: one step is recorded, so what differs between steps is unknown; record three or more")

@@ -30,7 +30,7 @@ _DOING: tuple[Doing, ...] = ("compute", "program", "wire", "unknown")
 _UNKNOWN = 3
 
 FOLLOWED = 16
-"""Ranks of a chain in which each waits for the next, before it is cut."""
+"""Longest chain of ranks, each waiting for the next, that is followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class Reasons:
         if not len(firsts):
             return []
         sums_ns = np.add.reduceat((self.end_ns - self.start_ns)[order], firsts)
-        by_first = np.argsort(order[firsts])  # causes that cost the same are told in order of time
+        by_first = np.argsort(order[firsts])  # causes that cost the same come in order of time
         found = map(self._reason_at, order[firsts][by_first].tolist(), sums_ns[by_first].tolist())
         return sorted(found, key=lambda one: (-one.duration_ns, one.victim, str(one)))
 

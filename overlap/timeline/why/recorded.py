@@ -23,9 +23,9 @@ from .verdict import Verdict, verdict_of
 ADVICE_S = 20.0
 """Time for replays."""
 REPLAYED_STEPS = 5
-"""Steps of which the range of a gain is."""
+"""Steps that are replayed at most for the range of a gain."""
 OFF = 0.05
-"""Part of a step by which replays are off, held against changed programs in virtual time (tests: test_replay)."""
+"""Largest error of a replay as part of a step, against changed programs in virtual time (tests: test_replay)."""
 
 _WORDING = WORDING | {
     COPY: "copies and sets of memory", QUEUE: "operations are queued, and nothing runs",
@@ -139,10 +139,10 @@ def _replay_advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
             text = prediction.changes[0].text
             change = f'{prediction.changes[0].what}: `--what-if "{text}"` of `overlap timeline` shows it'
             cause = next((cause for kind, cause in _CAUSES.items() if text.startswith(kind)), WIRE)
-            least, most, told = _gain_bounds(timeline, prediction, verdict.step, until_s=begun_s + ADVICE_S)
+            least, most, gain_text = _gain_bounds(timeline, prediction, verdict.step, until_s=begun_s + ADVICE_S)
             items.append(Advice(
                 cause=cause, change=change, place="", evidence=str(prediction),
-                gain_least_ns=least, gain_most_ns=most, gain_text=told,
+                gain_least_ns=least, gain_most_ns=most, gain_text=gain_text,
             ))  # fmt: skip
     return items
 

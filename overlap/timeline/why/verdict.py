@@ -18,16 +18,16 @@ from .reasons import Reason, Reasons, kept_loops, queues, reasons
 _NAMED_SHARE = 0.25
 """A rank is named if it alone caused this part of the waiting; the others are counted together."""
 _MENTIONED_SHARE = 0.001
-"""Part of the time of all ranks: less waiting is not mentioned beside bytes on the wire."""
+"""Part of the time of all ranks: less waiting is not mentioned next to bytes on the wire."""
 
 _MENTION_DIVISOR = 20
 """A loss is mentioned from this part of the time of all ranks on: a twentieth."""
 _ALIKE = 0.01
 """Part of the longest rank's time: means of the ranks that are so near to it add up to it, as far as people read."""
 OFTEN = 50
-"""Calls in a step: from so many on, what they share is worth a word."""
+"""Calls of one operation in a step from which on they are mentioned, if they are small."""
 LITTLE = 64 * 1024
-"""Bytes: on most wires less than this takes as long as nothing."""
+"""Bytes of a small operation: on most wires, fewer bytes take no less time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
