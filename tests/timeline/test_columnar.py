@@ -46,7 +46,7 @@ def test_of_a_step_the_figures_are_the_same_whatever_else_was_recorded():
     (row,) = breakdowns(timeline, step=7)
     assert (row.wall_ns, row.compute_ns, row.idle_ns) == (90, 60, 30)
     assert isinstance(timeline.spans, SpanList)
-    assert sum(span is not None for span in timeline.spans._made) < 5, "others were made only to be left out"
+    assert sum(span is not None for span in timeline.spans._span_objects) < 5, "others were made only to be left out"
 
 
 def test_a_span_is_made_once():
