@@ -17,8 +17,8 @@ from .span import CollectiveInfo, Kind, Role, Span
 if TYPE_CHECKING:
     from .measure.intervals import Interval
 
-Wholes: TypeAlias = NDArray[np.int64]
-Indexes: TypeAlias = NDArray[np.int32]
+Int64s: TypeAlias = NDArray[np.int64]
+Int32s: TypeAlias = NDArray[np.int32]
 Mask: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = NDArray[np.intp]
 
@@ -39,12 +39,12 @@ ROLES: tuple[Role, ...] = get_args(Role)
 NONE = int(np.iinfo(np.int64).min)
 """Stands for a step, an instant of the call or an instant of the await that is not known."""
 
-WHOLES = ("start_ns", "end_ns", "issued_ns", "met_ns", "seq", "nbytes", "priority", "step", "awaited_ns")
+INT64_COLUMNS = ("start_ns", "end_ns", "issued_ns", "met_ns", "seq", "nbytes", "priority", "step", "awaited_ns")
 """Columns of 64 bits, in the order in which packed columns store them."""
 TEXTS = ("lane", "name", "op", "algorithm", "dtype", "call_site")
-INDEXES = ("kind", *TEXTS, "group", "role")
+INT32_COLUMNS = ("kind", *TEXTS, "group", "role")
 """Columns of 32 bits, which packed columns store after the others."""
-_COLUMNS = ("rank", *WHOLES, *INDEXES)
+_COLUMNS = ("rank", *INT64_COLUMNS, *INT32_COLUMNS)
 _KIND_ORDER = np.array([sorted(KINDS).index(kind) for kind in KINDS], np.int32)
 
 T = TypeVar("T")
@@ -70,25 +70,25 @@ class SpanColumns:
 
     texts: tuple[str, ...]  # The table of names, places and the like
     groups: tuple[SpanGroup, ...]  # The table of groups
-    rank: Wholes
-    start_ns: Wholes
-    end_ns: Wholes
-    issued_ns: Wholes  # `NONE` if the instant of the call is not known
-    met_ns: Wholes  # 0 for a span that is no operation
-    seq: Wholes
-    nbytes: Wholes
-    priority: Wholes
-    step: Wholes  # `NONE` outside of steps
-    awaited_ns: Wholes  # `NONE` if the program did not wait for the operation
-    kind: Indexes  # Index into `KINDS`
-    lane: Indexes
-    name: Indexes
-    op: Indexes  # -1 for a span that is no operation, that is, without a `CollectiveInfo`
-    algorithm: Indexes
-    dtype: Indexes
-    call_site: Indexes
-    group: Indexes
-    role: Indexes  # Index into `ROLES`
+    rank: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    issued_ns: Int64s  # `NONE` if the instant of the call is not known
+    met_ns: Int64s  # 0 for a span that is no operation
+    seq: Int64s
+    nbytes: Int64s
+    priority: Int64s
+    step: Int64s  # `NONE` outside of steps
+    awaited_ns: Int64s  # `NONE` if the program did not wait for the operation
+    kind: Int32s  # Index into `KINDS`
+    lane: Int32s
+    name: Int32s
+    op: Int32s  # -1 for a span that is no operation, that is, without a `CollectiveInfo`
+    algorithm: Int32s
+    dtype: Int32s
+    call_site: Int32s
+    group: Int32s
+    role: Int32s  # Index into `ROLES`
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -99,16 +99,16 @@ class SpanColumns:
         return self.op >= 0
 
     @property
-    def called_ns(self) -> Wholes:
+    def called_ns(self) -> Int64s:
         """Instant of the call behind each span, never after its start; its start if the call is not known."""
         known = np.where(self.issued_ns == NONE, self.start_ns, self.issued_ns)
-        return cast(Wholes, np.minimum(known, self.start_ns))
+        return cast(Int64s, np.minimum(known, self.start_ns))
 
     @property
-    def moved_ns(self) -> Wholes:
+    def moved_ns(self) -> Int64s:
         """Instant at which the bytes of each operation began to move; the start of other spans."""
         within_ns = np.minimum(np.maximum(self.met_ns, self.start_ns), self.end_ns)
-        return cast(Wholes, np.where(self.is_operation, within_ns, self.start_ns))
+        return cast(Int64s, np.where(self.is_operation, within_ns, self.start_ns))
 
     def is_kind(self, kind: Kind) -> Mask:
         """Return the mask of the spans of a kind; n booleans."""
@@ -155,8 +155,8 @@ class SpanColumns:
     def of_table(
         cls, rank: int, table: Iterable[NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]
     ) -> SpanColumns:
-        """Return the columns of one rank, from the columns `WHOLES` and `INDEXES` in this order."""
-        named = dict(zip((*WHOLES, *INDEXES), table, strict=True))
+        """Return the columns of one rank, from the columns `INT64_COLUMNS` and `INT32_COLUMNS` in this order."""
+        named = dict(zip((*INT64_COLUMNS, *INT32_COLUMNS), table, strict=True))
         return cls.of_named(named | {"rank": np.full(len(named["seq"]), rank, np.int64)}, texts, groups)
 
     @classmethod
@@ -165,7 +165,7 @@ class SpanColumns:
     ) -> SpanColumns:
         """Return columns converted to the integer types of the fields, with the given tables of texts and groups."""
         typed: dict[str, Any] = {
-            name: column.astype(np.int32 if name in INDEXES else np.int64) for name, column in columns.items()
+            name: column.astype(np.int32 if name in INT32_COLUMNS else np.int64) for name, column in columns.items()
         }
         return cls(texts=tuple(texts), groups=tuple(groups), **typed)
 
@@ -174,7 +174,7 @@ class SpanColumns:
         """Return the columns of several parts, one after the other, with tables of only the texts and groups in use."""
         texts, groups = Table[str](), Table[SpanGroup]()
         texts[""], groups[NOBODY]
-        none = np.zeros((len(WHOLES) + len(INDEXES), 0), np.int64)
+        none = np.zeros((len(INT64_COLUMNS) + len(INT32_COLUMNS), 0), np.int64)
         joined_parts = [cls.of_table(0, none, (), ())]
         for part in parts:
             text_index, group_index = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
@@ -203,7 +203,7 @@ class SpanColumns:
         return found
 
     def _with_tables(
-        self, texts: tuple[str, ...], groups: tuple[SpanGroup, ...], text_index: Indexes, group_index: Indexes
+        self, texts: tuple[str, ...], groups: tuple[SpanGroup, ...], text_index: Int32s, group_index: Int32s
     ) -> SpanColumns:
         """Return these columns for other tables; `text_index` and `group_index` give the new number of each old one."""
         named = {name: text_index[getattr(self, name)] for name in TEXTS}
@@ -240,7 +240,7 @@ class SpanColumns:
             by_start[tied] = among[np.lexsort(keys[::-1])]
         return by_start
 
-    def _order_keys(self) -> list[Wholes | Indexes]:
+    def _order_keys(self) -> list[Int64s | Int32s]:
         """Return the columns by which spans are sorted, the most significant first: texts by alphabet, not by index."""
         place = np.empty(len(self.texts) + 1, np.int32)
         place[sorted(range(len(self.texts)), key=self.texts.__getitem__)] = np.arange(len(self.texts), dtype=np.int32)
@@ -296,7 +296,7 @@ def _encode_optional(number: int | None) -> int:
     return NONE if number is None else number
 
 
-def runs(*keys: NDArray[np.integer]) -> Rows:
+def run_starts(*keys: NDArray[np.integer]) -> Rows:
     """Return the first row of each run of equal rows, ascending, in sorted columns of n rows; empty if n is 0."""
     begins = np.ones(len(keys[0]), bool)
     begins[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)

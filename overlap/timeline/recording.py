@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from .columnar import INDEXES, KINDS, NOBODY, NONE, ROLES, WHOLES, SpanColumns, SpanGroup, Table
+from .columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NOBODY, NONE, ROLES, SpanColumns, SpanGroup, Table
 from .span import Kind, RoleName, Span
 
 RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], int]
@@ -198,12 +198,12 @@ def columns_from_raw(rank: int, raws: Collection[RawSpan]) -> SpanColumns:
     """Return the columns of the spans that a rank has appended, in that order. Cost: 2 microseconds each."""
     encoder = _RowEncoder()
     rows = [encoder.encode(raw) for raw in raws]
-    table = np.array(rows, np.int64).reshape(len(rows), len(WHOLES) + len(INDEXES)).T
+    table = np.array(rows, np.int64).reshape(len(rows), len(INT64_COLUMNS) + len(INT32_COLUMNS)).T
     return SpanColumns.of_table(rank, table, encoder.texts, encoder.groups)
 
 
 class _RowEncoder:
-    """Turns raw spans into rows of numbers: `WHOLES`, then `INDEXES`."""
+    """Turns raw spans into rows of numbers: `INT64_COLUMNS`, then `INT32_COLUMNS`."""
 
     def __init__(self) -> None:
         self.texts, self.groups = Table[str](), Table[SpanGroup]()
@@ -213,29 +213,29 @@ class _RowEncoder:
         self._dtype_numbers: dict[object, int] = {None: self._none}
 
     def encode(self, raw: RawSpan) -> tuple[int, ...]:
-        """Return the numbers of one span in the order of `WHOLES` and `INDEXES`; new texts and groups get a number."""
+        """Return the numbers of one span, 64-bit columns first; texts and groups that are new get a number."""
         kind, lane, name, start_ns, end_ns, info = raw
         texts, none = self.texts, self._none
         role = _PROGRAM if kind in ("compute", "comm") else 0
         if isinstance(name, RoleName):
             role = _ROLE_NUMBERS[name.role]
             name = str(name)
-        named = _KIND_NUMBERS[kind], texts[lane], texts[name]
+        labels = _KIND_NUMBERS[kind], texts[lane], texts[name]
         if not isinstance(info, tuple):
             step = NONE if info is None else info
-            return (start_ns, end_ns, NONE, 0, 0, 0, 0, step, NONE, *named, -1, none, none, none, self._nobody, role)
+            return (start_ns, end_ns, NONE, 0, 0, 0, 0, step, NONE, *labels, -1, none, none, none, self._nobody, role)
         if kind == "compute":
             code, instruction, called_ns, issue_step = cast(RawCompute, info)
             place, step = self._call_site_number(code, instruction), NONE if issue_step is None else issue_step
             return (
-                start_ns, end_ns, called_ns, 0, 0, 0, 0, step, NONE, *named, -1, none, none, place, self._nobody, role,
+                start_ns, end_ns, called_ns, 0, 0, 0, 0, step, NONE, *labels, -1, none, none, place, self._nobody, role,
             )  # fmt: skip
         match, issued_ns, priority, code, instruction, *waits, issue_step = cast(RawCollective, info)
         awaited_ns = waits[0] if waits and waits[0] is not None else NONE
         op, algorithm, group, seq, nbytes, dtype, met_ns = match
         return (
             start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, NONE if issue_step is None else issue_step,
-                awaited_ns, *named,
+                awaited_ns, *labels,
             texts[op], texts[algorithm], self._dtype_number(dtype),
             self._call_site_number(code, instruction), self._group_number(group),
             role,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from overlap import UsageError
 from overlap.cli import main
 from overlap.timeline import CollectiveInfo, Span, Timeline, merged, read_trace, write_trace
-from overlap.timeline.columnar import INDEXES, KINDS, TEXTS
+from overlap.timeline.columnar import INT32_COLUMNS, KINDS, TEXTS
 from overlap.timeline.files import parts
 from overlap.timeline.files.merge import merged_columns, merged_header, with_clock_error
 from overlap.timeline.files.parts import Part, pack_part
@@ -180,7 +180,7 @@ def test_an_index_that_its_table_does_not_have_is_refused(column: str, wrong: in
     data = pack_part(part(comm(0, 10, 20)))
     header_end = 4 + int.from_bytes(data[:4], "big")
     block = bytearray(zlib.decompress(data[header_end + 4 :]))
-    at = len(block) - 4 * (len(INDEXES) - INDEXES.index(column))
+    at = len(block) - 4 * (len(INT32_COLUMNS) - INT32_COLUMNS.index(column))
     block[at : at + 4] = wrong.to_bytes(4, "little", signed=True)
     packed = zlib.compress(block)
     with pytest.raises(UsageError, match=rf"^damaged part of a trace: .*an index in column '{column}' that its table"):
@@ -194,7 +194,7 @@ def test_of_a_table_the_last_entry_has_the_highest_index() -> None:
     tables = msgpack.unpackb(block[4 : 4 + int.from_bytes(block[:4], "big")])
 
     def taken(column: str, index: int) -> bool:
-        at = len(block) - 4 * (len(INDEXES) - INDEXES.index(column))
+        at = len(block) - 4 * (len(INT32_COLUMNS) - INT32_COLUMNS.index(column))
         packed = zlib.compress(block[:at] + index.to_bytes(4, "little") + block[at + 4 :])
         with suppress(UsageError):
             return bool(spans_of(data[:header_end] + len(packed).to_bytes(4, "big") + packed))

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..columnar import INDEXES, KINDS, NONE, ROLES, WHOLES, SpanColumns, SpanGroup
+from ..columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NONE, ROLES, SpanColumns, SpanGroup
 from ..ranklist import listed
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -33,10 +33,10 @@ _SAME_SIZE = frozenset({"all_reduce", "all_to_all", "broadcast", "reduce", "perm
 _KIND_ORDER = {"compute": 0, "comm": 1, "program": 2, "wires": 3, "step": 4}  # of kinds, by tid
 
 _Row: TypeAlias = tuple[int, ...]
-"""The numbers of one span, in the order of `WHOLES` and `INDEXES`."""
+"""The numbers of one span, in the order of `INT64_COLUMNS` and `INT32_COLUMNS`."""
 
 _START, _END, _ISSUED, _MET, _NBYTES, _AWAITED, _KIND, _LANE, _NAME, _OP = (
-    (*WHOLES, *INDEXES).index(name)
+    (*INT64_COLUMNS, *INT32_COLUMNS).index(name)
     for name in ("start_ns", "end_ns", "issued_ns", "met_ns", "nbytes", "awaited_ns", "kind", "lane", "name", "op")
 )
 
@@ -49,7 +49,7 @@ def rank_events(columns: SpanColumns, arrows: Iterator[int]) -> Iterator[str]:
         arrows: Numbers for arrows, unique in the file.
     """
     rank = int(columns.rank[0])
-    spans = list(zip(*(getattr(columns, name).tolist() for name in (*WHOLES, *INDEXES)), strict=True))
+    spans = list(zip(*(getattr(columns, name).tolist() for name in (*INT64_COLUMNS, *INT32_COLUMNS)), strict=True))
     texts = [*map(cached_json, columns.texts)]
     yield f'{{"args":{{"name":"rank {rank}"}},"name":"process_name","ph":"M","pid":{rank},"tid":0}}'
     yield f'{{"args":{{"sort_index":{rank}}},"name":"process_sort_index","ph":"M","pid":{rank},"tid":0}}'

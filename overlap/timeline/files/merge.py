@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...collectives.kinds import Collective
 from ...errors import UsageError
-from ..columnar import SpanColumns, SpanGroup, Table, runs
+from ..columnar import SpanColumns, SpanGroup, Table, run_starts
 from ..spans import CUT, STARVED, Timeline
 from .parts import Header, Part
 
@@ -129,7 +129,7 @@ class _Meetings:
         kind, seq, start_ns = np.concatenate(self._operations, axis=1)
         order = np.lexsort((seq, kind))
         kind, seq, start_ns = kind[order], seq[order], start_ns[order]
-        firsts = runs(kind, seq)
+        firsts = run_starts(kind, seq)
         begins = np.zeros(len(order), np.intp)
         begins[firsts] = 1
         numbers = np.empty(len(order), np.intp)

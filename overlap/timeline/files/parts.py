@@ -30,7 +30,7 @@ import numpy as np
 import xxhash
 
 from ...errors import UsageError
-from ..columnar import INDEXES, KINDS, ROLES, TEXTS, WHOLES, SpanColumns, SpanGroup
+from ..columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, ROLES, TEXTS, SpanColumns, SpanGroup
 from ..span import Clock
 from ..spans import Timeline
 
@@ -40,7 +40,7 @@ MAGIC = b"OVSPANS1"
 BLOCK_BYTES = 256 << 20
 """Bytes of an unpacked block of one rank, at most: 2.5 million spans. A recorder keeps 20,000 by default."""
 _VERSION = 3
-_SPAN_BYTES = 8 * len(WHOLES) + 4 * len(INDEXES)
+_SPAN_BYTES = 8 * len(INT64_COLUMNS) + 4 * len(INT32_COLUMNS)
 _END_KEY = b',"columns":'
 _PIECE_BYTES = 1 << 24
 
@@ -252,8 +252,8 @@ def _compress_columns(columns: SpanColumns, *, errors: str = "replace") -> bytes
         "groups": [group if group.tag else group[:2] for group in columns.groups],
     }
     header = msgpack.packb(fields, unicode_errors=errors)
-    wholes = [getattr(columns, name).astype("<i8", copy=False).tobytes() for name in WHOLES]
-    indexes = [getattr(columns, name).astype("<i4", copy=False).tobytes() for name in INDEXES]
+    wholes = [getattr(columns, name).astype("<i8", copy=False).tobytes() for name in INT64_COLUMNS]
+    indexes = [getattr(columns, name).astype("<i4", copy=False).tobytes() for name in INT32_COLUMNS]
     return zlib.compress(b"".join([_with_length(header), *wholes, *indexes]), 1)
 
 
@@ -284,9 +284,10 @@ def _unpack_columns(rank: int, data: bytes) -> SpanColumns:
         block = msgspec.convert(msgpack.unpackb(data[4:end], unicode_errors="surrogatepass"), _BlockHeader)
         if block.count < 0 or len(data) - end != block.count * _SPAN_BYTES:
             raise ValueError("columns that do not fit")
-        wholes = np.frombuffer(data, "<i8", len(WHOLES) * block.count, end).reshape(len(WHOLES), block.count)
-        indexes = np.frombuffer(data, "<i4", len(INDEXES) * block.count, end + wholes.nbytes)
-        table: list[Any] = [*wholes, *indexes.reshape(len(INDEXES), block.count)]
+        shapes = (len(INT64_COLUMNS), block.count), (len(INT32_COLUMNS), block.count)
+        int64s = np.frombuffer(data, "<i8", len(INT64_COLUMNS) * block.count, end)
+        int32s = np.frombuffer(data, "<i4", len(INT32_COLUMNS) * block.count, end + int64s.nbytes)
+        table: list[Any] = [*int64s.reshape(shapes[0]), *int32s.reshape(shapes[1])]
         found = SpanColumns.of_table(rank, table, block.texts, block.groups)
         _check_indexes(found)
         return found

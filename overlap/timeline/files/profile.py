@@ -45,7 +45,7 @@ _KINDS = {
     "user_annotation": NOTE, "python_function": PYTHON, "gpu_user_annotation": DEVICE_NOTE,
 }  # fmt: skip
 
-Wholes = NDArray[np.int64]
+Int64s = NDArray[np.int64]
 
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -93,11 +93,11 @@ class RankProfile:
     header: dict[str, Any]
     kind: NDArray[np.int8]
     name: NDArray[np.int32]  # index in `names`
-    start_ns: Wholes
-    end_ns: Wholes
+    start_ns: Int64s
+    end_ns: Int64s
     thread: NDArray[np.int32]  # index in `threads`
-    correlation: Wholes  # of a launch and its work on the device; -1 without one
-    sequence: Wholes  # of a forward operator and its backward; -1 without one
+    correlation: Int64s  # of a launch and its work on the device; -1 without one
+    sequence: Int64s  # of a forward operator and its backward; -1 without one
     names: list[str]
     threads: list[tuple[object, object]]  # (process or device, thread or stream)
     messages: dict[int, Message] = field(default_factory=dict)  # by row
@@ -211,7 +211,7 @@ class _Columns:
 _NO_ARGS = _ProfilerArgs()
 
 
-def _encode_optional(found: list[int | None]) -> Wholes:
+def _encode_optional(found: list[int | None]) -> Int64s:
     """Return numbers as a column of 64 bits, with -1 for None."""
     try:
         return np.array(found, np.int64)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..columnar import Mask, Rows, SpanColumns, Wholes, runs
+from ..columnar import Int64s, Mask, Rows, SpanColumns, run_starts
 from ..spans import Timeline
-from .intervals import Interval, Merged, inside, outside, subtract, union
+from .intervals import Interval, Merged, complement, intersect_each, subtract, union
 from .meetings import last_rows
 
 COMPUTE, PROGRAM, WIRE, WAITING = range(4)
@@ -20,8 +20,8 @@ COMPUTE, PROGRAM, WIRE, WAITING = range(4)
 class ActivityPieces:
     """Columns of n pieces of a rank's time: `doing` is one of the numbers above, `row` is that of the span."""
 
-    start_ns: Wholes
-    end_ns: Wholes
+    start_ns: Int64s
+    end_ns: Int64s
     doing: NDArray[np.int64]
     row: Rows
 
@@ -82,14 +82,14 @@ class Activity:
         columns = self.columns
         compute = _disjoint_pieces(columns, columns.of_kind("compute", rows), COMPUTE)
         program = _disjoint_pieces(columns, columns.of_kind("program", rows), PROGRAM)
-        at, start_ns, end_ns = inside(program.start_ns, program.end_ns, outside(_union(compute)))
+        at, start_ns, end_ns = intersect_each(program.start_ns, program.end_ns, complement(_union(compute)))
         known = ActivityPieces.concatenate(
             [compute, ActivityPieces(start_ns, end_ns, program.doing[at], self._keepers[program.row[at]])]
         )
         comm = columns.of_kind("comm", rows)
         active = union(columns.start_ns[comm], columns.end_ns[comm])
-        found = ActivityPieces.concatenate([known, self._oldest_pieces(rows, subtract(active, _union(known)))])
-        return found.take(np.argsort(found.start_ns, kind="stable"))
+        pieces = ActivityPieces.concatenate([known, self._oldest_pieces(rows, subtract(active, _union(known)))])
+        return pieces.take(np.argsort(pieces.start_ns, kind="stable"))
 
     def _oldest_pieces(self, rows: Rows, where: Merged) -> ActivityPieces:
         """Compute `oldest` from the rows of a rank's spans: between two instants at which one starts, moves or ends."""
@@ -134,8 +134,8 @@ def keeper_rows(columns: SpanColumns) -> Rows:
         columns.start_ns[rows].tolist(), columns.end_ns[rows].tolist(), columns.name[rows].tolist(), strict=True
     )
     keys = list(turns)
-    kept = {key: row for key, row, mine in zip(keys, rows.tolist(), lane.tolist(), strict=True) if mine}
-    keeper[rows] = [kept.get(key, row) for key, row in zip(keys, rows.tolist(), strict=True)]
+    keeper_of_turn = {key: row for key, row, mine in zip(keys, rows.tolist(), lane.tolist(), strict=True) if mine}
+    keeper[rows] = [keeper_of_turn.get(key, row) for key, row in zip(keys, rows.tolist(), strict=True)]
     return keeper
 
 
@@ -174,6 +174,6 @@ def _first_covering(begin: Rows, end: Rows, units: int) -> Rows:
 def _merge_equal_neighbours(pieces: ActivityPieces) -> ActivityPieces:
     """Join pieces that touch, with the same activity of the same span."""
     begins = np.append(True, pieces.start_ns[1:] != pieces.end_ns[:-1])[: len(pieces)]
-    begins[runs(pieces.doing, pieces.row)] = True
+    begins[run_starts(pieces.doing, pieces.row)] = True
     ends = np.append(begins[1:], True)[: len(pieces)]
     return ActivityPieces(pieces.start_ns[begins], pieces.end_ns[ends], pieces.doing[begins], pieces.row[begins])

@@ -78,11 +78,11 @@ def intersect(left: Merged, right: Merged) -> Merged:
     """Return the intersection of two unions. O(n log m)."""
     if not len(left) or not len(right):
         return Merged(left.start_ns[:0], left.end_ns[:0])
-    _, start_ns, end_ns = inside(left.start_ns, left.end_ns, right)
+    _, start_ns, end_ns = intersect_each(left.start_ns, left.end_ns, right)
     return Merged(start_ns, end_ns)
 
 
-def inside(start_ns: Instants, end_ns: Instants, merged: Merged) -> tuple[NDArray[np.intp], Instants, Instants]:
+def intersect_each(start_ns: Instants, end_ns: Instants, merged: Merged) -> tuple[NDArray[np.intp], Instants, Instants]:
     """Return the parts of n non-empty intervals that a union covers: the row, the start and the end of each part."""
     first = np.searchsorted(merged.end_ns, start_ns, "right")
     stop = np.searchsorted(merged.start_ns, end_ns, "left")
@@ -117,10 +117,10 @@ def expand_ranges(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDAr
 
 def subtract(left: Merged, right: Merged) -> Merged:
     """Return the instants that `left` covers and `right` does not. O(n log m)."""
-    return intersect(left, outside(right)) if len(left) and len(right) else left
+    return intersect(left, complement(right)) if len(left) and len(right) else left
 
 
-def outside(merged: Merged) -> Merged:
+def complement(merged: Merged) -> Merged:
     """Return the complement of a union, from the first instant of 64 bits to the last."""
     return Merged(np.append(_EVER.min, merged.end_ns), np.append(merged.start_ns, _EVER.max))
 

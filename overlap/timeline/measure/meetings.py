@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..columnar import Rows, SpanColumns, Wholes, runs
+from ..columnar import Int64s, Rows, SpanColumns, run_starts
 
 PAIRED = frozenset({"send", "recv", "send/recv"})
 """Operations between two ranks, whose sequence numbers do not match a whole group."""
@@ -22,12 +22,12 @@ def meetings(columns: SpanColumns) -> Rows:
         keys = _match_keys(columns.take(rows))
         order = np.lexsort(keys)
         first = np.zeros(len(rows), np.intp)
-        first[runs(*(key[order] for key in keys))] = 1
+        first[run_starts(*(key[order] for key in keys))] = 1
         numbers[rows[order]] = np.cumsum(first) - 1
     return numbers
 
 
-def _match_keys(operations: SpanColumns) -> list[Wholes]:
+def _match_keys(operations: SpanColumns) -> list[Int64s]:
     """Return the columns whose values are equal only in spans of one operation: of messages, also their instant."""
     texts = len(operations.texts) + 1
     paired = [number for number, text in enumerate(operations.texts) if text in PAIRED]
@@ -48,7 +48,7 @@ def last_rows(columns: SpanColumns) -> Rows:
     if not len(rows):
         return last_row
     rows = rows[np.argsort(meeting[rows], kind="stable")]
-    meeting, firsts = meeting[rows], runs(meeting[rows])
+    meeting, firsts = meeting[rows], run_starts(meeting[rows])
     start_ns, rank = columns.start_ns[rows], columns.rank[rows]
     is_last = start_ns == np.maximum.reduceat(start_ns, firsts)[meeting]
     lowest = np.minimum.reduceat(np.where(is_last, rank, np.iinfo(np.int64).max), firsts)

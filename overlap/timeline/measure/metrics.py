@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from ...errors import UsageError
-from ..columnar import NONE, Mask, SpanColumns, Wholes, runs
+from ..columnar import NONE, Int64s, Mask, SpanColumns, run_starts
 from ..ranklist import listed
 from ..span import Kind
 from ..spans import Timeline
@@ -177,7 +177,7 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
         """Return the merged intervals of one rank inside its window."""
         of, window = rows.get(rank, nothing), windows[rank]
 
-        def inside(start_ns: Wholes, kind: Kind) -> Merged:
+        def inside(start_ns: Int64s, kind: Kind) -> Merged:
             """Return the union of the rank's spans of a kind, from `start_ns` on, inside its window."""
             on = columns.of_kind(kind, of) if window[0] < window[1] else nothing
             return clip(union(start_ns[on], columns.end_ns[on]), window)
@@ -297,7 +297,7 @@ def _compute_intervals(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
     """Return, by rank and step, the interval from first to last compute that was issued in the step."""
     issued = columns.take(columns.is_kind("compute") & (columns.step != NONE))
     issued = issued.take(np.lexsort((issued.step, issued.rank)))
-    firsts = runs(issued.rank, issued.step)
+    firsts = run_starts(issued.rank, issued.step)
     intervals: dict[int, dict[int, Interval]] = {}
     if len(firsts):
         start_ns = np.minimum.reduceat(issued.start_ns, firsts)

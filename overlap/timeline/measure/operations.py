@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...collectives.kinds import Collective
-from ..columnar import Rows, SpanColumns, runs
+from ..columnar import Rows, SpanColumns, run_starts
 from ..spans import ORIGIN, Timeline
 from .activity import WAITING, Activity
 from .metrics import coverage, issued_in, of_steps
@@ -84,7 +84,7 @@ def _rows_by_line(columns: SpanColumns, rows: Rows, *, sized: bool) -> dict[tupl
     kinds += [columns.nbytes] if sized else []
     rows = rows[np.lexsort([each[rows] for each in reversed(kinds)])]
     keys = [each[rows] for each in kinds]
-    firsts = runs(*keys)
+    firsts = run_starts(*keys)
     lines = zip(*(key[firsts].tolist() for key in keys), strict=True)
     return dict(zip(lines, np.split(rows, firsts[1:]), strict=False))
 

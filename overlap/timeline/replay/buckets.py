@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ...defaults import DEFAULT_WINDOW
 from ...errors import UsageError
 from ..why.verdict import LITTLE, OFTEN
-from .copies import boundaries, pack, update_together
+from .copies import add_packing, boundaries, update_together
 from .graph import Graph, Node, input_compute, release_window_wait
 from .machine import ReplayMachine
 from .transfers import (
@@ -65,7 +65,7 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     for series_key, nodes in series.items():
         by_bucket, step = _by_bucket(nodes, bounds[series_key]), nodes[0].span.step
         if library_bounds[series_key] is not None:
-            pack(graph, by_bucket)
+            add_packing(graph, by_bucket)
         if library_bounds[series_key] is not None and step is not None:
             for rank in nodes[0].ranks:
                 bucket_ends = [

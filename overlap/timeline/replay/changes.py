@@ -11,7 +11,7 @@ from ...cost.select import check_algorithm
 from ...errors import UsageError
 from ...units import format_bytes, parse_bytes
 from .buckets import rebucket
-from .copies import convert
+from .copies import add_conversions
 from .graph import Graph, Node
 from .machine import is_known, use_algorithm
 from .simulation import remove_wait
@@ -245,7 +245,8 @@ def _change_bytes(value: str) -> tuple[str, Apply]:
     def scale_bytes(graph: Graph) -> None:
         """Scale the bytes of all transfers; fewer bytes add the computes that convert the gradients of all-reduces."""
         if factor < 1:
-            convert(graph, [node for node, _ in _fitted_transfers(graph) if node.info and node.info.op == "all_reduce"])
+            transfers = [node for node, _ in _fitted_transfers(graph)]
+            add_conversions(graph, [node for node in transfers if node.info and node.info.op == "all_reduce"])
         _scale_transfers(graph, latency=1.0, size=factor)
 
     return f"operations carry {factor:g} times the bytes", scale_bytes

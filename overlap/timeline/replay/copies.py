@@ -41,7 +41,7 @@ def boundaries(graph: Graph, nodes: Sequence[Node], nbytes: int) -> list[int] | 
     return ends if begin == offset else [*ends, offset]
 
 
-def pack(graph: Graph, buckets: Iterable[Sequence[Node]]) -> None:
+def add_packing(graph: Graph, buckets: Iterable[Sequence[Node]]) -> None:
     """Let gradients be packed that travelled alone, and now share a bucket: the compute before the last one does it.
 
     Args:
@@ -76,7 +76,7 @@ def update_together(computes: Sequence[Node], buckets: Sequence[Sequence[Node]])
             together[0].after.append((ends[-1], 0.0))
 
 
-def convert(graph: Graph, nodes: Iterable[Node]) -> None:
+def add_conversions(graph: Graph, nodes: Iterable[Node]) -> None:
     """Add the computes that narrow gradients before they travel, and the delays that widen them afterwards."""
     each_ns, added = _ns_per_byte(graph), dict[Node, float]()
     for node in nodes:

@@ -40,7 +40,7 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
     """
     begins, over = _Simulation(graph, likely).times()
     if None in over:
-        untie(graph)
+        break_cycles(graph)
         begins, over = _Simulation(graph, likely).times()
     spans: list[Span] = []
     moved: list[_SpanTimes] = []
@@ -257,7 +257,7 @@ class _Simulation:
         )
 
 
-def untie(graph: Graph) -> None:
+def break_cycles(graph: Graph) -> None:
     """Remove guessed waits until no node waits for itself: in each cycle, the waits for its first operation.
 
     A node is taken to have waited for the node after whose end it began. A change may put that end behind the node

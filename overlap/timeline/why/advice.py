@@ -17,7 +17,7 @@ from ...units import format_bytes, format_ns
 from . import causes
 from .places import BACKWARD, ProgramPlace, common_place, list_operators, top_places
 from .rank import TINY_NS, RankReport
-from .ranks import Late, Traffic
+from .ranks import LateRank, Traffic
 from .report import Advice
 
 MOST = 5
@@ -59,8 +59,8 @@ class Facts:
     steps: Mapping[int | None, Mapping[str, int]]  # causes of each step, means of the ranks
     ranks: Mapping[int | None, Sequence[Mapping[str, int]]]  # causes of each step, of each rank
     places: Mapping[str, Sequence[tuple[ProgramPlace, int, int]]]
-    late: Sequence[Late]
-    last: Mapping[int | None, Late]  # rank that others waited for most, of each step
+    late: Sequence[LateRank]
+    last: Mapping[int | None, LateRank]  # rank that others waited for most, of each step
     traffic: Sequence[Traffic]
 
     @property

@@ -64,9 +64,8 @@ def in_children(
     children: list[subprocess.Popen[bytes]] = []
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
-        results = [
-            pool.submit(_read_in_child, f"{read.__module__}:{read.__name__}", batch, children) for batch in batches
-        ]
+        function = f"{read.__module__}:{read.__name__}"
+        results = [pool.submit(_read_in_child, function, batch, children) for batch in batches]
         for number, _ in enumerate(as_completed(results)):
             if progress is not None:
                 progress(number, len(batches))

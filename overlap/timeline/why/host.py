@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, RankProfile, Wholes
-from ..measure.intervals import Merged, clip, covered_ns, inside, intersect, subtract, union
+from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Int64s, RankProfile
+from ..measure.intervals import Merged, clip, covered_ns, intersect, intersect_each, subtract, union
 from . import causes
 from .windows import GRAPH, STEP, Rows, WorkRows, lost_launches, outermost, rows_union, union_all
 
@@ -59,13 +59,13 @@ _INSTANTIATE = re.compile(r"GraphInstantiate")
 class GapPieces:
     """Pieces of gaps: disjoint intervals with one cause each, and the instant of a thread that has their place."""
 
-    start_ns: Wholes
-    end_ns: Wholes
+    start_ns: Int64s
+    end_ns: Int64s
     cause: NDArray[np.int8]  # index in `causes.NAMES`
-    thread: Wholes  # -1 without one
-    instant_ns: Wholes
+    thread: Int64s  # -1 without one
+    instant_ns: Int64s
 
-    def order(self) -> GapPieces:
+    def sort_by_start(self) -> GapPieces:
         """Return the pieces in order of start."""
         if (self.start_ns[1:] >= self.start_ns[:-1]).all():
             return self
@@ -87,8 +87,8 @@ class _GapCollector:
         cause: str,
         where: Merged,
         *,
-        thread: Wholes | int = -1,
-        instant_ns: Wholes | None = None,
+        thread: Int64s | int = -1,
+        instant_ns: Int64s | None = None,
     ) -> None:
         """Append the intervals `where` as pieces of one cause; a piece's place is that of its middle unless given."""
         if len(where):
@@ -102,7 +102,8 @@ class _GapCollector:
     def pieces(self) -> GapPieces:
         """Return the pieces added since the last call, in order of start."""
         parts, self._parts = [_NO_PIECES, *self._parts], []
-        return GapPieces(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}).order()
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        return GapPieces(**columns).sort_by_start()
 
 
 _EVER, _NONE = np.iinfo(np.int64), np.empty(0, np.int64)
@@ -114,7 +115,7 @@ def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged
     rows, result = work.rows, _GapCollector()
     following = np.searchsorted(profile.start_ns[rows], gaps.end_ns, "left")
     ended = following < len(rows)
-    row: Wholes = np.where(ended, rows[np.minimum(following, len(rows) - 1)], -1).astype(np.int64)
+    row: Int64s = np.where(ended, rows[np.minimum(following, len(rows) - 1)], -1).astype(np.int64)
     launch = np.where(ended, work.launch[row], -1)
     has_launch = launch >= 0
     begin_ns = profile.start_ns[launch]
@@ -162,7 +163,7 @@ def compute_pieces(profile: RankProfile, work: WorkRows, compute: Merged) -> tup
     low_ns = np.concatenate([low_ns[:1], np.maximum(low_ns[1:], reach_ns[:-1])])
     is_first = low_ns < profile.end_ns[rows]
     rows, low_ns = rows[is_first], low_ns[is_first]
-    at, start_ns, end_ns = inside(low_ns, profile.end_ns[rows], compute)
+    at, start_ns, end_ns = intersect_each(low_ns, profile.end_ns[rows], compute)
     rows = rows[at]
     source = work.launch[rows] if work.on_device else rows
     thread = np.where(source >= 0, profile.thread[source], -1).astype(np.int64)
@@ -186,7 +187,7 @@ def _follows_event_wait(profile: RankProfile, launch: Rows) -> NDArray[np.bool_]
 
 def _divide_host_gaps(
     profile: RankProfile, work: WorkRows, result: _GapCollector, parts: Merged, thread: int,
-    launchers: Wholes, busy: Merged,
+    launchers: Int64s, busy: Merged,
 ) -> None:  # fmt: skip
     """Add the host's parts of gaps that launches of a thread ended, by cause; earlier causes have precedence."""
     calls = _rows_of_thread(profile, profile.rows(RUNTIME), thread)
@@ -253,7 +254,7 @@ def _is_device_wait(profile: RankProfile, work: WorkRows, calls: Rows) -> NDArra
     return found
 
 
-def _delayed_by_waits(profile: RankProfile, syncs: Rows, blocked_ns: Wholes) -> Merged:
+def _delayed_by_waits(profile: RankProfile, syncs: Rows, blocked_ns: Int64s) -> Merged:
     """Return the times in which waits made the host late: each wait, and as long again as the device was busy in it."""
     return union(profile.start_ns[syncs], profile.end_ns[syncs] + blocked_ns)
 

@@ -14,7 +14,7 @@ from .advice import FEW_STEPS, WORTH, Facts, advice, is_launch_bound
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
 from .places import top_places
 from .rank import RankReport
-from .ranks import Late, MatchedRanks, link_gb_s, sum_traffic
+from .ranks import LateRank, MatchedRanks, link_gb_s, sum_traffic
 from .report import Cause, Why, mean_costs, median_length_step
 
 LONGER = 1.5
@@ -149,7 +149,7 @@ def _sorted_causes(reports: Sequence[RankReport], facts: Facts, costs: Mapping[s
     return causes
 
 
-def _most_awaited(late: Sequence[Late]) -> list[Late]:
+def _most_awaited(late: Sequence[LateRank]) -> list[LateRank]:
     """Return the three ranks that others waited for longest, or fewer, the longest first."""
     return sorted(late, key=lambda each: -each.waited_ns)[:3]
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...units import format_ns
-from ..columnar import runs
-from ..files.profile import NOTE, OPERATOR, PYTHON, RankProfile, Wholes
+from ..columnar import run_starts
+from ..files.profile import NOTE, OPERATOR, PYTHON, Int64s, RankProfile
 from ..measure.intervals import expand_ranges
 from .windows import Rows, is_outermost
 
@@ -156,13 +156,13 @@ class Places:
             forwards[int(profile.sequence[row])] = row
         return forwards
 
-    def find(self, threads: Sequence[int], instants_ns: Wholes) -> list[ProgramPlace]:
+    def find(self, threads: Sequence[int], instants_ns: Int64s) -> list[ProgramPlace]:
         """Return the place of each instant of a thread; a backward operator has the place of its forward."""
         places, number = self.find_numbered(np.array(threads, np.int32), instants_ns)
         return [places[each] for each in number.tolist()]
 
     def find_numbered(
-        self, threads: NDArray[np.int32], instants_ns: Wholes
+        self, threads: NDArray[np.int32], instants_ns: Int64s
     ) -> tuple[list[ProgramPlace], NDArray[np.intp]]:
         """Return distinct places, and for each instant of a thread the index of its place among them."""
         keys, backward = self._chain_keys(threads, instants_ns)
@@ -174,7 +174,7 @@ class Places:
         return self._build_places(threads[first], instants_ns[first]), number
 
     def _chain_keys(
-        self, threads: NDArray[np.int32], instants_ns: Wholes
+        self, threads: NDArray[np.int32], instants_ns: Int64s
     ) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
         """Return a hash of the names around each instant, and the row of the outermost backward operator, or -1."""
         profile = self._profile
@@ -201,7 +201,7 @@ class Places:
             )
             by_depth = np.argsort(depth, kind="stable")
             levels: list[Rows] = []
-            for level in np.split(rows[by_depth], runs(depth[by_depth])[1:]):
+            for level in np.split(rows[by_depth], run_starts(depth[by_depth])[1:]):
                 while len(level) and len(levels) < _DEPTH:
                     is_outer = is_outermost(profile, level)  # rows that cross others may share their depth
                     levels.append(level[is_outer])
@@ -209,7 +209,7 @@ class Places:
             self._levels[thread] = levels
         return self._levels[thread]
 
-    def _build_places(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[ProgramPlace]:
+    def _build_places(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[ProgramPlace]:
         """Return the place of each instant of a thread; a backward operator has the place of its forward operator."""
         chains = self._chains(threads, instants_ns)
         places = [self._build_place(chain) for chain in chains]
@@ -231,7 +231,7 @@ class Places:
                 return self._forward.get(int(self._profile.sequence[row]))
         return None
 
-    def _chains(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[list[int]]:
+    def _chains(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[list[int]]:
         """Return the rows that are around each instant, the outermost first."""
         profile = self._profile
         chains: list[list[int]] = [[] for _ in instants_ns]

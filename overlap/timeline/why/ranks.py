@@ -22,7 +22,7 @@ _OUT_OF_ORDER = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
-class Late:
+class LateRank:
     """A rank that others waited for in a step."""
 
     rank: int
@@ -57,7 +57,7 @@ class MatchedRanks:
     """Matches of the collectives of several ranks. It divides their exposed communication: see `divide`."""
 
     reports: list[RankReport]
-    late: dict[tuple[int, int | None], Late] = field(default_factory=dict)
+    late: dict[tuple[int, int | None], LateRank] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -159,7 +159,7 @@ class MatchedRanks:
                 undivided = subtract(undivided, cover)
                 waited_ns += ns
                 if ns:
-                    self.late.setdefault((late, step), Late(rank=late, step=step)).waited_ns += ns
+                    self.late.setdefault((late, step), LateRank(rank=late, step=step)).waited_ns += ns
             costs = report.costs_ns[step]
             costs.pop(COMM, None)
             for cause, ns in ((COMM, undecided_ns), (WAIT, waited_ns), (WIRE, length(undivided))):

@@ -18,9 +18,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..columnar import NONE, Mask, Rows, SpanColumns, Wholes, runs
+from ..columnar import NONE, Int64s, Mask, Rows, SpanColumns, run_starts
 from ..measure.activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, ActivityPieces, keeper_rows
-from ..measure.intervals import Interval, covered_ns, expand_ranges, inside
+from ..measure.intervals import Interval, covered_ns, expand_ranges, intersect_each
 from ..measure.metrics import Coverage, coverage
 from ..spans import Timeline
 
@@ -73,7 +73,7 @@ def kept_loops(timeline: Timeline, covers: Sequence[Coverage]) -> list[Reason]:
     sums: dict[tuple[int, int, int], int] = {}
     for cover in covers if len(rows) else ():
         mine = np.flatnonzero((columns.rank[rows] == cover.rank) & (columns.start_ns[rows] < columns.end_ns[rows]))
-        at, start_ns, end_ns = inside(columns.start_ns[rows[mine]], columns.end_ns[rows[mine]], cover.kept)
+        at, start_ns, end_ns = intersect_each(columns.start_ns[rows[mine]], columns.end_ns[rows[mine]], cover.kept)
         for row, ns in zip(keeper[mine[at]].tolist(), (end_ns - start_ns).tolist(), strict=True):
             key = cover.rank, int(columns.rank[row]), int(columns.name[row])
             sums[key] = sums.get(key, 0) + ns
@@ -113,13 +113,13 @@ class Reasons:
     """Columns of n stretches of exposed communication, each of one cause, rank by rank and in order of time."""
 
     texts: Sequence[str]  # The table of names and places
-    victim: Wholes
-    start_ns: Wholes
-    end_ns: Wholes
-    rank: Wholes  # `NONE` as `Reason.rank` is None
-    doing: Wholes  # Index into the values of `Doing`
-    name: Wholes
-    call_site: Wholes
+    victim: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    rank: Int64s  # `NONE` as `Reason.rank` is None
+    doing: Int64s  # Index into the values of `Doing`
+    name: Int64s
+    call_site: Int64s
 
     def __len__(self) -> int:
         return len(self.victim)
@@ -128,7 +128,7 @@ class Reasons:
         """Add up the stretches of each rank that have one cause, the most expensive first."""
         keys = self.call_site, self.name, self.doing, self.rank, self.victim
         order = np.lexsort(keys)
-        firsts = runs(*(key[order] for key in keys))
+        firsts = run_starts(*(key[order] for key in keys))
         if not len(firsts):
             return []
         sums_ns = np.add.reduceat((self.end_ns - self.start_ns)[order], firsts)
@@ -142,11 +142,11 @@ class Reasons:
         which = (self.victim == victim) & (start_ns < end_ns)
         return replace(self._select(which), start_ns=start_ns[which], end_ns=end_ns[which]).causes()
 
-    def waits(self) -> dict[int, Wholes]:
+    def waits(self) -> dict[int, Int64s]:
         """Return, by victim, a row for each time that it waited for a rank: from when, to when, and for which rank."""
         found = self._select(self.rank != NONE)
         rows = np.stack([found.start_ns, found.end_ns, found.rank], axis=1)
-        firsts = runs(found.victim)
+        firsts = run_starts(found.victim)
         return dict(zip(found.victim[firsts].tolist(), np.split(rows, firsts[1:]), strict=False))
 
     def _select(self, which: Mask | Rows) -> Reasons:
@@ -192,7 +192,7 @@ def _name_excess(stretches: Reasons, columns: SpanColumns, covers: Sequence[Cove
     if not len(rows):
         return
     rank, victim, end_ns = stretches.rank[rows], stretches.victim[rows], stretches.end_ns[rows]
-    firsts = runs(victim, rank)
+    firsts = run_starts(victim, rank)
     waited_ns = np.cumsum(end_ns - stretches.start_ns[rows])
     before_ns = np.append(0, waited_ns)[firsts]
     waited_ns -= np.repeat(before_ns, np.diff(np.append(firsts, len(rows))))
@@ -212,12 +212,12 @@ def _name_excess(stretches: Reasons, columns: SpanColumns, covers: Sequence[Cove
 def _group_computes(spans: SpanColumns) -> list[SpanColumns]:
     """Divide spans by name and call site, sorted by these texts."""
     order = np.lexsort((spans.call_site, spans.name))
-    firsts = runs(spans.name[order], spans.call_site[order])
+    firsts = run_starts(spans.name[order], spans.call_site[order])
     parts = map(spans.take, np.split(order, firsts[1:]))
     return sorted(parts, key=lambda part: (part.texts[part.name[0]], part.texts[part.call_site[0]]))
 
 
-def spent_ns(spans: SpanColumns, begun_ns: Wholes, rank: Wholes, now_ns: Wholes) -> Wholes:
+def spent_ns(spans: SpanColumns, begun_ns: Int64s, rank: Int64s, now_ns: Int64s) -> Int64s:
     """Return how long spans had run on each of `rank` by each of `now_ns`, since an instant `begun_ns` of each rank."""
     start_ns = np.maximum(spans.start_ns, begun_ns[spans.rank])
     ranks = np.concatenate([spans.rank, spans.rank, rank])
@@ -225,11 +225,11 @@ def spent_ns(spans: SpanColumns, begun_ns: Wholes, rank: Wholes, now_ns: Wholes)
     running = np.repeat([1, -1, 0], [len(spans), len(spans), len(rank)])
     order = np.lexsort((times_ns, ranks))
     moments_ns = np.cumsum((running * times_ns)[order])
-    firsts = runs(ranks[order])
+    firsts = run_starts(ranks[order])
     before_ns = np.repeat(np.append(0, moments_ns)[firsts], np.diff(np.append(firsts, len(order))))
-    found: Wholes = np.empty_like(times_ns)
+    found: Int64s = np.empty_like(times_ns)
     found[order] = np.cumsum(running[order]) * times_ns[order] - (moments_ns - before_ns)
-    until_now: Wholes = found[2 * len(spans) :]
+    until_now: Int64s = found[2 * len(spans) :]
     return until_now
 
 
@@ -238,10 +238,10 @@ class _Waits:
     """Columns of waits: the place of the victim, the operation, and the ranks that led there, the victim first."""
 
     place: Rows
-    start_ns: Wholes
-    end_ns: Wholes
+    start_ns: Int64s
+    end_ns: Int64s
     row: Rows
-    passed: Wholes  # n, depth
+    passed: Int64s  # n, depth
 
     def take(self, which: Mask | Rows) -> _Waits:
         """Return some waits: a mask selects in their order, row numbers in their own order."""
@@ -254,7 +254,7 @@ class _Search:
     def __init__(self, activity: Activity) -> None:
         self._activity, self._columns = activity, activity.columns
         self._none = len(activity.columns.texts)  # the number of no text
-        self._found: list[tuple[Wholes | Rows, ...]] = []  # place of the victim, then `_COLUMNS`
+        self._found: list[tuple[Int64s | Rows, ...]] = []  # place of the victim, then `_COLUMNS`
 
     def follow_waits(self, covers: Sequence[Coverage]) -> None:
         """Find the reasons for exposed communication on each rank: follow its waits until none is left."""
@@ -300,10 +300,10 @@ class _Search:
         self._add(followed, pieces, stuck, awaited, PROGRAM, name, place)
         return _Waits(followed.place, pieces.start_ns, pieces.end_ns, pieces.row, passed_ranks).take(follows)
 
-    def _activity_during(self, rank: Wholes, waits: _Waits) -> tuple[Rows, ActivityPieces]:
+    def _activity_during(self, rank: Int64s, waits: _Waits) -> tuple[Rows, ActivityPieces]:
         """Return the activity of ranks during waits, wait by wait, and before it the index of each piece's wait."""
         by_rank = np.argsort(rank, kind="stable")
-        firsts = runs(rank[by_rank])
+        firsts = run_starts(rank[by_rank])
         ats, parts = [np.zeros(0, np.intp)], [NO_PIECES]
         for which in np.split(by_rank, firsts[1:]) if len(rank) else ():
             pieces = self._activity.pieces(int(rank[which[0]]))

@@ -152,10 +152,10 @@ def _gain_bounds(
 ) -> tuple[int | None, int | None, str]:
     """Return the bounds of a change's gain, from replays of several steps, and their text; None, None for one step."""
     replays = [first]
-    others = sorted(
+    other_steps = sorted(
         set(timeline.steps()[1:]) - {step}, key=lambda prediction: (abs(prediction - step), prediction)
     )  # the first is cold
-    for other in others[: REPLAYED_STEPS - 1]:
+    for other in other_steps[: REPLAYED_STEPS - 1]:
         if monotonic() > until_s:
             break
         with suppress(UsageError):  # that step has nothing to change

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..columnar import SpanColumns, Wholes, runs
+from ..columnar import Int64s, SpanColumns, run_starts
 from ..measure.intervals import covered_ns
 from ..measure.meetings import PAIRED, meetings
 from ..measure.metrics import coverage, issued_in, windows_of
@@ -53,14 +53,14 @@ def arrivals(timeline: Timeline, *, step: int | None = None) -> list[Arrivals]:
     return _count_arrivals(ranks, timeline.columns.take(issued_in(timeline, windows, step)))
 
 
-def _count_arrivals(ranks: Wholes, found: SpanColumns) -> list[Arrivals]:
+def _count_arrivals(ranks: Int64s, found: SpanColumns) -> list[Arrivals]:
     """Return the arrivals of each rank at collectives; messages and those that one rank recorded do not count."""
     paired = [number for number, text in enumerate(found.texts) if text in PAIRED]
     meeting, met = _sort_by_meeting(found.take(~np.isin(found.op, paired)))
-    firsts = runs(meeting)
+    firsts = run_starts(meeting)
     is_shared = np.diff(np.append(firsts, len(meeting))) > 1
     met, meeting = met.take(is_shared[meeting]), meeting[is_shared[meeting]]
-    firsts = runs(meeting)
+    firsts = run_starts(meeting)
     counts = np.zeros((3, len(ranks)), np.int64)
     if len(firsts):
         begins = np.zeros(len(meeting), np.intp)
@@ -101,19 +101,19 @@ def stragglers(timeline: Timeline, verdict: Verdict, *, step: int | None = None)
     return sorted(found, key=lambda one: (-one.exposed_ns, -one.slow_ns, one.arrivals.rank))
 
 
-def _slow_ns(ranks: Wholes, operations: SpanColumns) -> dict[int, int]:
+def _slow_ns(ranks: Int64s, operations: SpanColumns) -> dict[int, int]:
     """Return, by rank, how much longer its bytes moved than those of the fastest rank of each operation, added up."""
     meeting, operations = _sort_by_meeting(operations)
     if not len(meeting):
         return {}
     taken_ns = operations.end_ns - operations.met_ns
     slow_ns = np.zeros(len(ranks), np.int64)
-    fastest_ns = np.minimum.reduceat(taken_ns, runs(meeting))[meeting]
+    fastest_ns = np.minimum.reduceat(taken_ns, run_starts(meeting))[meeting]
     np.add.at(slow_ns, np.searchsorted(ranks, operations.rank), taken_ns - fastest_ns)
     return dict(zip(ranks.tolist(), slow_ns.tolist(), strict=True))
 
 
-def _step_operations(timeline: Timeline, step: int | None) -> tuple[Wholes, SpanColumns]:
+def _step_operations(timeline: Timeline, step: int | None) -> tuple[Int64s, SpanColumns]:
     """Return the ranks looked at, and the operations that they issued in the step or waited for in it."""
     windows, columns = windows_of(timeline, step), timeline.columns
     chosen = issued_in(timeline, windows, step)
@@ -129,7 +129,7 @@ def _step_operations(timeline: Timeline, step: int | None) -> tuple[Wholes, Span
     return np.array(sorted(windows), np.int64), columns.take(chosen)
 
 
-def _sort_by_meeting(operations: SpanColumns) -> tuple[Wholes, SpanColumns]:
+def _sort_by_meeting(operations: SpanColumns) -> tuple[Int64s, SpanColumns]:
     """Return operations sorted by meeting, and before them the meeting's number of each."""
     meeting = meetings(operations)
     order = np.argsort(meeting, kind="stable")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.messages import COMM_KERNEL, Message, operation_name
-from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, RankProfile, Wholes
+from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, Int64s, RankProfile
 from ..measure.intervals import Interval, Merged, union
 
 Rows = NDArray[np.intp]
@@ -66,7 +66,7 @@ def select_work(profile: RankProfile) -> WorkRows:
     )  # fmt: skip
 
 
-def _lengths_ns(profile: RankProfile, rows: Rows) -> Wholes:
+def _lengths_ns(profile: RankProfile, rows: Rows) -> Int64s:
     return profile.end_ns[rows] - profile.start_ns[rows]
 
 
