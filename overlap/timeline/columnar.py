@@ -323,12 +323,12 @@ class SpanList(Sequence[Span]):
 
     def spans_at(self, rows: Sequence[int]) -> list[Span]:
         """Return the spans at some rows, in that order; makes only the objects that do not exist yet."""
-        made = self._span_objects or [None] * len(self)
-        self._span_objects = made
-        if missing := [row for row in rows if made[row] is None]:
+        objects = self._span_objects or [None] * len(self)
+        self._span_objects = objects
+        if missing := [row for row in rows if objects[row] is None]:
             for row, span in zip(missing, self.columns.take(np.array(missing)).spans(), strict=True):
-                made[row] = span
-        return cast("list[Span]", [made[row] for row in rows])
+                objects[row] = span
+        return cast("list[Span]", [objects[row] for row in rows])
 
     def _all_spans(self) -> list[Span]:
         """Return all spans as objects, in order; makes the missing objects on the first call."""

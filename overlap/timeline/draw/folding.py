@@ -67,14 +67,14 @@ def _relative_times(row: Breakdown, wall_ns: int) -> tuple[float, ...]:
 
 
 def _group_alike(
-    rows: Sequence[Breakdown], points: Mapping[int, tuple[float, ...]], alike: float
+    rows: Sequence[Breakdown], points: Mapping[int, tuple[float, ...]], tolerance: float
 ) -> list[list[Breakdown]]:
-    """Return groups of ranks: a rank joins the first group whose first rank differs by at most `alike` in each time."""
+    """Return groups: a rank joins the first group whose first rank differs by at most `tolerance` in each time."""
     groups: list[list[Breakdown]] = []
     for row in rows:
         point = points[row.rank]
         for group in groups:
-            if _largest_difference(point, points[group[0].rank]) <= alike:
+            if _largest_difference(point, points[group[0].rank]) <= tolerance:
                 group.append(row)
                 break
         else:
@@ -82,9 +82,9 @@ def _group_alike(
     return groups
 
 
-def _largest_difference(one: Sequence[float], other: Sequence[float]) -> float:
+def _largest_difference(times: Sequence[float], other_times: Sequence[float]) -> float:
     """Return the largest difference between two ranks' times, as part of the longest wall time."""
-    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+    return max(abs(a - b) for a, b in zip(times, other_times, strict=True))
 
 
 def _make_fold(

@@ -90,11 +90,11 @@ def _label_waits(pieces: list[Piece], shade: str, waits: Waits, window: Interval
 def awaited_rank(waits: Waits, first_ns: int, last_ns: int) -> int | None:
     """Return the rank that at least half of the waiting between two instants is for; None without such a rank."""
     shared_ns = np.minimum(waits[:, 1], last_ns) - np.maximum(waits[:, 0], first_ns)
-    ranks, of = np.unique(waits[shared_ns > 0, 2], return_inverse=True)
+    ranks, rank_index = np.unique(waits[shared_ns > 0, 2], return_inverse=True)
     if not len(ranks):
         return None
     sums_ns = np.zeros(len(ranks), np.int64)
-    np.add.at(sums_ns, of, shared_ns[shared_ns > 0])
+    np.add.at(sums_ns, rank_index, shared_ns[shared_ns > 0])
     most = int(sums_ns.argmax())  # of several, the lowest rank
     return int(ranks[most]) if 2 * sums_ns[most] >= sums_ns.sum() else None
 

@@ -209,12 +209,12 @@ _IN_NOTEBOOKS = '<pre style="line-height: normal; font-family: monospace">{code}
 
 def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
     """Return the first part of the title: the step, how many ranks are drawn, and what the trace lacks."""
-    what = "whole run" if step is None else f"step {step}"
+    subject = "whole run" if step is None else f"step {step}"
     clock = ", virtual time" if timeline.clock == "virtual" else ""
     lost = f", {timeline.dropped} older spans not kept" if timeline.dropped else ""
     cut = ", of a file that was cut off" if CUT in timeline.meta else ""
     badly = f", of a run that {timeline.meta[ENDED]}" if ENDED in timeline.meta else ""
-    return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}{cut}{badly}"
+    return f"{subject}: {ranks} of {timeline.world_size} ranks{clock}{lost}{cut}{badly}"
 
 
 def _uncounted_note(rows: Sequence[Breakdown]) -> str:

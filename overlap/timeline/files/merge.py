@@ -130,6 +130,7 @@ class _Meetings:
         order = np.lexsort((seq, kind))
         kind, seq, start_ns = kind[order], seq[order], start_ns[order]
         firsts = run_starts(kind, seq)
+        # The first row of each meeting, in sorted order, counts the number of the meeting up.
         begins = np.zeros(len(order), np.intp)
         begins[firsts] = 1
         numbers = np.empty(len(order), np.intp)

@@ -211,12 +211,12 @@ class _Columns:
 _NO_ARGS = _ProfilerArgs()
 
 
-def _encode_optional(found: list[int | None]) -> Int64s:
+def _encode_optional(values: list[int | None]) -> Int64s:
     """Return numbers as a column of 64 bits, with -1 for None."""
     try:
-        return np.array(found, np.int64)
+        return np.array(values, np.int64)
     except TypeError:  # null
-        return np.array([-1 if number is None else number for number in found], np.int64)
+        return np.array([-1 if number is None else number for number in values], np.int64)
 
 
 def _build_message(name: str, args: _ProfilerArgs) -> Message:

@@ -83,12 +83,12 @@ class Activity:
         compute = _disjoint_pieces(columns, columns.of_kind("compute", rows), COMPUTE)
         program = _disjoint_pieces(columns, columns.of_kind("program", rows), PROGRAM)
         at, start_ns, end_ns = intersect_each(program.start_ns, program.end_ns, complement(_union(compute)))
-        known = ActivityPieces.concatenate(
+        local = ActivityPieces.concatenate(
             [compute, ActivityPieces(start_ns, end_ns, program.doing[at], self._keepers[program.row[at]])]
         )
         comm = columns.of_kind("comm", rows)
         active = union(columns.start_ns[comm], columns.end_ns[comm])
-        pieces = ActivityPieces.concatenate([known, self._oldest_pieces(rows, subtract(active, _union(known)))])
+        pieces = ActivityPieces.concatenate([local, self._oldest_pieces(rows, subtract(active, _union(local)))])
         return pieces.take(np.argsort(pieces.start_ns, kind="stable"))
 
     def _oldest_pieces(self, rows: Rows, where: Merged) -> ActivityPieces:

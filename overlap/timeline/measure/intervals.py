@@ -84,6 +84,7 @@ def intersect(left: Merged, right: Merged) -> Merged:
 
 def intersect_each(start_ns: Instants, end_ns: Instants, merged: Merged) -> tuple[NDArray[np.intp], Instants, Instants]:
     """Return the parts of n non-empty intervals that a union covers: the row, the start and the end of each part."""
+    # The intervals of the union that touch an interval follow each other: from `first` up to `stop`.
     first = np.searchsorted(merged.end_ns, start_ns, "right")
     stop = np.searchsorted(merged.start_ns, end_ns, "left")
     at, other = expand_ranges(first, stop)
@@ -111,6 +112,7 @@ def expand_ranges(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDAr
     `expand_ranges([4, 7], [6, 8])` is `[0, 0, 1], [4, 5, 7]`.
     """
     many = stop - first
+    # The offset of a number in its range is its position in the result, less that of the range's first number.
     at = np.repeat(np.arange(len(first)), many)
     return at, np.arange(len(at)) + np.repeat(first - (np.cumsum(many) - many), many)
 

@@ -50,6 +50,7 @@ def last_rows(columns: SpanColumns) -> Rows:
     rows = rows[np.argsort(meeting[rows], kind="stable")]
     meeting, firsts = meeting[rows], run_starts(meeting[rows])
     start_ns, rank = columns.start_ns[rows], columns.rank[rows]
+    # Per operation: ranks with the latest start, of these the lowest one, and the row of its span.
     is_last = start_ns == np.maximum.reduceat(start_ns, firsts)[meeting]
     lowest = np.minimum.reduceat(np.where(is_last, rank, np.iinfo(np.int64).max), firsts)
     is_last &= rank == lowest[meeting]

@@ -175,11 +175,11 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
 
     def cover(rank: int) -> Coverage:
         """Return the merged intervals of one rank inside its window."""
-        of, window = rows.get(rank, nothing), windows[rank]
+        rank_rows, window = rows.get(rank, nothing), windows[rank]
 
         def inside(start_ns: Int64s, kind: Kind) -> Merged:
             """Return the union of the rank's spans of a kind, from `start_ns` on, inside its window."""
-            on = columns.of_kind(kind, of) if window[0] < window[1] else nothing
+            on = columns.of_kind(kind, rank_rows) if window[0] < window[1] else nothing
             return clip(union(start_ns[on], columns.end_ns[on]), window)
 
         compute = inside(columns.start_ns, "compute")
@@ -231,13 +231,13 @@ def median_step(timeline: Timeline) -> int | None:
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
-def _select_ranks(known: list[int], ranks: Iterable[int] | None) -> list[int]:
+def _select_ranks(recorded: list[int], ranks: Iterable[int] | None) -> list[int]:
     """Return the chosen ranks, ascending, all known ones by default; raise UsageError for none, or unknown ones."""
-    chosen = known if ranks is None else sorted(set(ranks))
+    chosen = recorded if ranks is None else sorted(set(ranks))
     if not chosen:
         raise UsageError("ranks: an empty selection shows nothing")
-    if missing := sorted(set(chosen) - set(known)):
-        raise UsageError(f"ranks: {listed(missing)} not recorded here; recorded are {listed(known)}")
+    if missing := sorted(set(chosen) - set(recorded)):
+        raise UsageError(f"ranks: {listed(missing)} not recorded here; recorded are {listed(recorded)}")
     return chosen
 
 
@@ -264,12 +264,13 @@ def issued_in(timeline: Timeline, windows: Mapping[int, Interval], step: int | N
     columns = timeline.columns
     ranks = np.array(sorted(windows), np.int64)
     low_ns, high_ns = np.array([windows[rank] for rank in ranks.tolist()], np.int64).reshape(-1, 2).T
+    # For each span, the position of its rank among the ranks with a window; others get a wrong one, and are masked.
     index = np.minimum(np.searchsorted(ranks, columns.rank), len(ranks) - 1)
-    ours = columns.is_operation & (ranks[index] == columns.rank)
-    begins_inside: Mask = ours & (low_ns[index] <= columns.start_ns) & (columns.start_ns < high_ns[index])
+    is_chosen = columns.is_operation & (ranks[index] == columns.rank)
+    begins_inside: Mask = is_chosen & (low_ns[index] <= columns.start_ns) & (columns.start_ns < high_ns[index])
     if step is None:
         return begins_inside
-    blocks, labelled = _step_blocks(columns), ours & (columns.step != NONE)
+    blocks, labelled = _step_blocks(columns), is_chosen & (columns.step != NONE)
     begun_ns = np.array([blocks.get(rank, {}).get(step, windows[rank])[0] for rank in ranks.tolist()], np.int64)
     issued = labelled & (columns.step == step) & (columns.called_ns >= begun_ns[index])
     return np.where(np.isin(columns.rank, columns.rank[labelled]), issued, begins_inside)

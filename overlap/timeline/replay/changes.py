@@ -93,10 +93,10 @@ def _parse_factor(value: str) -> float:
     return float(match[1])
 
 
-def _parse_count(value: str, of: str, *, least: int) -> int:
-    """Return a whole number of at least `least`; raise UsageError, which calls it a number of `of`, for other texts."""
+def _parse_count(value: str, noun: str, *, least: int) -> int:
+    """Return a whole number from `least` on; raise UsageError, which calls it a number of `noun`, for other texts."""
     if not value.isdecimal() or int(value) < least:
-        raise UsageError(f"{value!r} is not a number of {of} from {least} on")
+        raise UsageError(f"{value!r} is not a number of {noun} from {least} on")
     return int(value)
 
 
@@ -133,11 +133,11 @@ def _level_computes(graph: Graph) -> None:
     totals: dict[int | None, dict[int, float]] = {}
     nodes = [node for node in _compute_nodes(graph) if node.span.kind == "compute" and node.work_ns]
     for node in nodes:
-        of, rank = totals.setdefault(node.span.step, {}), node.ranks[0]
-        of[rank] = of.get(rank, 0.0) + node.work_ns
+        rank_totals, rank = totals.setdefault(node.span.step, {}), node.ranks[0]
+        rank_totals[rank] = rank_totals.get(rank, 0.0) + node.work_ns
     for node in nodes:
-        of = totals[node.span.step]
-        node.work_ns *= sum(of.values()) / len(of) / of[node.ranks[0]]
+        rank_totals = totals[node.span.step]
+        node.work_ns *= sum(rank_totals.values()) / len(rank_totals) / rank_totals[node.ranks[0]]
 
 
 # -- programs ------------------------------------------------------------------------------------------------------
@@ -271,12 +271,12 @@ def _change_rank_count(value: str) -> tuple[str, Apply]:
             line = _simulate_command(machine, graph.world_size, count, graph.meta.get("script", "SCRIPT"))
             raise UsageError(f"the trace is of {machine}, whose wires are no ring; run the program there: {line}")
         for node, fit in _fitted_transfers(graph):
-            here = len(node.ranks)
-            if here != world or here < 2:
+            ring_size = len(node.ranks)
+            if ring_size != world or ring_size < 2:
                 continue  # a group of its own, such as tensor parallel ranks, stays as it is
             latency_ns = min(fit.latency_ns, node.work_ns)
-            bytes_ratio = ((count - 1) / count) / ((here - 1) / here)
-            node.work_ns = latency_ns * (count - 1) / (here - 1) + (node.work_ns - latency_ns) * bytes_ratio
+            bytes_ratio = ((count - 1) / count) / ((ring_size - 1) / ring_size)
+            node.work_ns = latency_ns * (count - 1) / (ring_size - 1) + (node.work_ns - latency_ns) * bytes_ratio
 
     return f"{count} ranks, each with as much to compute, joined in a ring of the same wires", scale_ring
 

@@ -96,9 +96,9 @@ def release_window_wait(arrival: Node) -> float:
     return late_ns
 
 
-def _ends_on_stream(each: Node, arrival: Node) -> bool:
+def _ends_on_stream(node: Node, arrival: Node) -> bool:
     """Whether a node is the end of another operation on the stream of an arrival."""
-    return each.kind == "end" and each.span.lane == arrival.span.lane and each.span is not arrival.span
+    return node.kind == "end" and node.span.lane == arrival.span.lane and node.span is not arrival.span
 
 
 def input_compute(arrival: Node) -> Node | None:

@@ -198,11 +198,11 @@ class _Rank:
         begins: dict[int, Node] = {}
         before: Node | None = None
         before_ns = self.start_ns
-        own = sorted(self.own_loops, key=lambda loop: loop.span.end_ns, reverse=True)
+        own_loops = sorted(self.own_loops, key=lambda loop: loop.span.end_ns, reverse=True)
         for at_ns, kind, span in events:
             node = Node("program", 0, (self.rank,))
-            while own and own[-1].span.end_ns <= at_ns:
-                node.after.append((own.pop(), 0))
+            while own_loops and own_loops[-1].span.end_ns <= at_ns:
+                node.after.append((own_loops.pop(), 0))
             woken = self._last_over(before_ns, at_ns, issued_by_ns=before_ns)
             if woken and woken[0].kind == "end" and not _awaited_by(woken[0], at_ns):
                 woken = self._last_awaited(before_ns, at_ns) or woken
@@ -257,25 +257,25 @@ class _Rank:
 
     def _add_likely_waits(self, steps: list[tuple[Node, Node, Span]]) -> None:
         """Add probable waits, which the trace does not show because they were always over in time."""
-        mine = [(end, span) for _, end, span in steps if span.rank == self.rank]
+        own_steps = [(end, span) for _, end, span in steps if span.rank == self.rank]
         by_step: dict[int | None, list[Span]] = {}
         for span in self.comm:
             by_step.setdefault(span.step, []).append(span)
-        in_time = all(s.end_ns <= step.end_ns for _, step in mine for s in by_step.get(step.step, ()))
-        for end, step in mine if in_time else ():
+        in_time = all(s.end_ns <= step.end_ns for _, step in own_steps for s in by_step.get(step.step, ()))
+        for end, step in own_steps if in_time else ():
             end.likely += [self.ends[id(span)] for span in by_step.get(step.step, ())]
         # The next compute needs what was gathered; sums of gradients are needed where they are awaited.
         some = [span for span in self.comm if not in_time or (span.info and span.info.op in _FETCHES)]
         for span, later in self._first_users(some):
             self.computes[id(later)].likely.append(self.ends[id(span)])
 
-    def _first_users(self, some: Sequence[Span]) -> list[tuple[Span, Span]]:
+    def _first_users(self, operations: Sequence[Span]) -> list[tuple[Span, Span]]:
         """Return, for each operation, the first compute issued after it that began before its end in no step."""
         computes = sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (s.called_ns, s.start_ns))
         times = [span.called_ns for span in computes]
         follow: dict[tuple[str, str, int], list[tuple[Span, list[Span]]]] = {}
         numbers: dict[tuple[str, str, int | None], int] = {}
-        for span in some:
+        for span in operations:
             site = span.info.call_site if span.info else ""
             number = numbers[span.name, site, span.step] = numbers.get((span.name, site, span.step), -1) + 1
             first = bisect_left(times, span.called_ns)

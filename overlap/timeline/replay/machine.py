@@ -90,10 +90,10 @@ class ReplayMachine:
             return None
 
 
-def _price_plan(found: Plan) -> OperationPrice | None:
+def _price_plan(cheapest: Plan) -> OperationPrice | None:
     """Return the price of a plan: behind another operation, only its busiest wire counts; None if it uses no wire."""
-    busy_s = max(found.breakdown.wire_s, found.busiest.busy_s if found.busiest else 0.0)
-    return OperationPrice(found.predicted_s, min(busy_s, found.predicted_s)) if busy_s else None
+    busy_s = max(cheapest.breakdown.wire_s, cheapest.busiest.busy_s if cheapest.busiest else 0.0)
+    return OperationPrice(cheapest.predicted_s, min(busy_s, cheapest.predicted_s)) if busy_s else None
 
 
 def use_algorithm(graph: Graph, algorithm: str) -> None:

@@ -73,12 +73,12 @@ def _side(span: Span) -> _Side:
 
 def _side_starts(transfer: Node, over: Sequence[float | None]) -> dict[_Side, float]:
     """Return when each side of a transfer had its last arrival: a bucket has one arrival for each gradient."""
-    found: dict[_Side, float] = {}
+    starts_ns: dict[_Side, float] = {}
     for node, _ in transfer.after:
         if node.kind == "arrival":
             side = _side(node.span)
-            found[side] = max(found.get(side, 0.0), over[node.place] or 0.0)
-    return found
+            starts_ns[side] = max(starts_ns.get(side, 0.0), over[node.place] or 0.0)
+    return starts_ns
 
 
 def _timeline(spans: list[Span], moved: list[_SpanTimes], timeline: Timeline) -> Timeline:

@@ -56,12 +56,12 @@ def _fit_line(medians: dict[int, float], latency_share: float | None) -> Fit:
 
 def transfers_by_stream(graph: Graph, ops: Iterable[str]) -> dict[object, list[Node]]:
     """Return transfers of some operations that carry bytes, by group and stream."""
-    known, found = frozenset(ops), dict[object, list[Node]]()
+    known, streams = frozenset(ops), dict[object, list[Node]]()
     for node in graph.nodes:
         info = node.info if node.kind == "transfer" else None
         if info is not None and info.op in known and info.nbytes:
-            found.setdefault((info.group, node.ranks, node.span.lane), []).append(node)
-    return found
+            streams.setdefault((info.group, node.ranks, node.span.lane), []).append(node)
+    return streams
 
 
 def take_turns(graph: Graph, streams: dict[object, list[Node]]) -> set[Node]:

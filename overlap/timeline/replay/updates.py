@@ -41,11 +41,11 @@ class HoldUp:
 def hold_ups(graph: Graph) -> list[HoldUp]:
     """Return the lines with computes that wait for a reduction and delay others, the most computes first."""
     waiting = _waiting_lines(graph)
-    others: dict[_Line, Counter[str]] = {}
+    delayed: dict[_Line, Counter[str]] = {}
     for lane in _compute_lanes(graph):
         for node, passed in _overtaking_computes(lane, waiting):
-            others.setdefault(_line(node), Counter()).update(each.span.name for each in passed)
-    found = sorted(others.items(), key=lambda item: (-item[1].total(), item[0]))
+            delayed.setdefault(_line(node), Counter()).update(each.span.name for each in passed)
+    found = sorted(delayed.items(), key=lambda item: (-item[1].total(), item[0]))
     return [
         HoldUp(name=line[0], call_site=line[1], operation=waiting[line], others=tuple(n for n, _ in held.most_common()))
         for line, held in found
@@ -76,11 +76,11 @@ def _line(node: Node) -> _Line:
 
 def _compute_lanes(graph: Graph) -> list[list[Node]]:
     """Return the computes of each stream of each rank, in the order in which they ran."""
-    found: dict[tuple[int, str], list[Node]] = {}
+    lanes: dict[tuple[int, str], list[Node]] = {}
     for node in graph.nodes:
         if node.kind == "compute" and node.span.kind == "compute":
-            found.setdefault((node.ranks[0], node.span.lane), []).append(node)
-    return [sorted(nodes, key=lambda node: (node.span.start_ns, node.span.end_ns)) for nodes in found.values()]
+            lanes.setdefault((node.ranks[0], node.span.lane), []).append(node)
+    return [sorted(nodes, key=lambda node: (node.span.start_ns, node.span.end_ns)) for nodes in lanes.values()]
 
 
 def _waiting_lines(graph: Graph) -> dict[_Line, str]:

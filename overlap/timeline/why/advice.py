@@ -358,17 +358,17 @@ def _advise_communication(facts: Facts) -> AdviceItems:
     )
 
 
-def _is_slow(each: Traffic) -> bool:
+def _is_slow(traffic: Traffic) -> bool:
     """Whether large messages have a tenth of the links' bandwidth, or less; a quarter is usual for 16 MiB."""
-    large = each.nbytes // each.calls >= LARGE_BYTES
-    return large and each.link_gb_s is not None and (each.bus_gb_s or 0) < SLOW * each.link_gb_s
+    large = traffic.nbytes // traffic.calls >= LARGE_BYTES
+    return large and traffic.link_gb_s is not None and (traffic.bus_gb_s or 0) < SLOW * traffic.link_gb_s
 
 
-def _is_small(each: Traffic) -> bool:
+def _is_small(traffic: Traffic) -> bool:
     """Whether calls carry less than `SMALL_BYTES` on average, or take less than `SMALL_NS` if their size is unknown."""
-    if each.nbytes:
-        return each.nbytes // each.calls < SMALL_BYTES
-    return each.total_ns // each.calls < SMALL_NS
+    if traffic.nbytes:
+        return traffic.nbytes // traffic.calls < SMALL_BYTES
+    return traffic.total_ns // traffic.calls < SMALL_NS
 
 
 def _advise_operator_loops(facts: Facts) -> AdviceItems:

@@ -58,9 +58,11 @@ def _largest_change(new: Why, old: Why, sign: int) -> str:
     changes = {
         cause: sign * (median(new.per_step(cause).values()) - median(old.per_step(cause).values())) for cause in causes
     }
-    most = max(changes, key=lambda cause: changes[cause], default="")
-    if not most or changes[most] <= 0:
+    largest = max(changes, key=lambda cause: changes[cause], default="")
+    if not largest or changes[largest] <= 0:
         return ""
-    places = next((each.places for why in (new, old) for each in why.causes if each.cause == most and each.places), ())
+    places = next(
+        (each.places for why in (new, old) for each in why.causes if each.cause == largest and each.places), ()
+    )
     where = f" at {places[0]}" if places else ""
-    return f", of which {format_ns(changes[most])} {'more' if sign > 0 else 'less'} is {WORDING[most]}{where}"
+    return f", of which {format_ns(changes[largest])} {'more' if sign > 0 else 'less'} is {WORDING[largest]}{where}"

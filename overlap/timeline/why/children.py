@@ -42,11 +42,11 @@ def measure_files(files: Sequence[Path], progress: Progress) -> list[RankReport]
         UsageError: A file cannot be read.
     """
     if len(files) == 1 or sum(file.stat().st_size for file in files) < SMALL_BYTES or not sys.executable:
-        found = []
+        measured = []
         for number, file in enumerate(files):
             progress(number, len(files))
-            found.append(measure_file(file))
-        return found
+            measured.append(measure_file(file))
+        return measured
     reports = in_children(measure_file, [[file] for file in files], progress)
     if refusal := next((each for each in reports if isinstance(each, UsageError)), None):
         raise refusal

@@ -113,6 +113,7 @@ _NO_PIECES = GapPieces(start_ns=_NONE, end_ns=_NONE, cause=_NONE.astype(np.int8)
 def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged) -> GapPieces:
     """Divide the gaps of a device; the pieces add up to the gaps."""
     rows, result = work.rows, _GapCollector()
+    # For each gap: the work that ends it, the launch of that work, and the work whose end began it.
     following = np.searchsorted(profile.start_ns[rows], gaps.end_ns, "left")
     ended = following < len(rows)
     row: Int64s = np.where(ended, rows[np.minimum(following, len(rows) - 1)], -1).astype(np.int64)
@@ -293,18 +294,18 @@ def delay_causes(profile: RankProfile) -> list[tuple[str, Merged]]:
     return [(cause, rows_union(profile, around[profile.names_matching(pattern)[names]])) for cause, pattern in patterns]
 
 
-def host_gaps(profile: RankProfile, gaps: Merged, held: Sequence[tuple[str, Merged]], *, unknown: bool) -> GapPieces:
+def host_gaps(profile: RankProfile, gaps: Merged, delays: Sequence[tuple[str, Merged]], *, unknown: bool) -> GapPieces:
     """Divide the time in which a host without a device ran no operator; the pieces add up to the gaps.
 
     Args:
         profile: The events.
         gaps: Times without computes and communication.
-        held: Causes that hold while operators run, too, and when.
+        delays: Causes that also hold while operators run, each with its times, by precedence.
         unknown: Whether a device was at work whose events are not recorded.
     """
     result, parts = _GapCollector(), gaps
     thread, events = _program_thread(profile)
-    for cause, cover in held:
+    for cause, cover in delays:
         where = intersect(parts, cover)
         result.add(cause, where, thread=thread)
         parts = subtract(parts, cover)

@@ -166,12 +166,13 @@ def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequ
     head = f"{subject} takes {figure(wall_ns, unit_ns)} {name}{mean}: "
     if loss is None or compute_ns >= BUSY * total_ns:
         return head + _busy_sentence(facts, unit_ns, name)
-    found = advice(facts)
-    if found and found[0].cause == COMPUTE and not facts.report.on_device:
-        return head + f"for many small operators: {found[0].evidence}, at {found[0].place}; try: {found[0].change}"
+    changes = advice(facts)
+    if changes and changes[0].cause == COMPUTE and not facts.report.on_device:
+        top = changes[0]
+        return head + f"for many small operators: {top.evidence}, at {top.place}; try: {top.change}"
     lost = f"{figure(loss.duration_ns, unit_ns)} {name} ({loss.share:.0%}{f', mean of {count} ranks' * (count > 1)})"
     where = f", the largest part at {loss.places[0]}" if loss.places else ""
-    change = next((f"; try: {item.change}" for item in found if item.cause == loss.cause), "")
+    change = next((f"; try: {item.change}" for item in changes if item.cause == loss.cause), "")
     if loss.cause == UNKNOWN:
         rest_ns = total_ns - loss.duration_ns
         rest = f"; of the other {figure(rest_ns, unit_ns)} {name}, {compute_ns / max(rest_ns, 1):.0%} are computing"
@@ -181,11 +182,11 @@ def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequ
         reason = f"launch-bound: for {lost} the device is idle, as the host launches its {count} kernels (median "
         return head + f"{reason}{format_ns(median_ns)}) too slowly{where}{change}"
     if loss.cause == COMM:
-        of = f": {loss.places[0]}" if loss.places else ""
+        first_place = f": {loss.places[0]}" if loss.places else ""
         unfit = any("clocks do" in note for note in notes)
         alone = "the clocks of the files do not fit, or they are of two runs" if unfit else "not matched"
         alone = f"{named_ranks(missing)} not recorded" if missing else alone
-        return head + f"{lost} are exposed communication{of}; wait or wire cannot be told: {alone}{change}"
+        return head + f"{lost} are exposed communication{first_place}; wait or wire cannot be told: {alone}{change}"
     if loss.cause == WAIT and facts.late:
         late = _most_awaited(facts.late)[0]
         op = f"; it comes last to {late.ops.most_common(1)[0][0]}" if late.ops else ""
@@ -261,11 +262,13 @@ def _open_questions(facts: Facts, missing: Sequence[int]) -> list[str]:
     sentences = []
     if missing and (ns := facts.cost_ns(COMM)):
         least_ns = sum(each.waits_at_least_ns for each in facts.traffic)
-        more = f"; at least {format_ns(least_ns)} are waiting: some messages took longer than their bytes can explain"
+        wait_note = (
+            f"; at least {format_ns(least_ns)} are waiting: some messages took longer than their bytes can explain"
+        )
         sentences.append(
             f"whether {format_ns(ns)} of communication are waiting or wire: of "
             f"{facts.report.world_size} ranks, {listed(missing)} {'is' if len(missing) == 1 else 'are'} not recorded"
-            + more
+            + wait_note
             * (least_ns >= _UNDECIDED * ns)
         )
     if facts.cost_ns(UNKNOWN) >= _UNDECIDED * facts.step_ns and not _missing_events_note(facts):

@@ -11,12 +11,12 @@ from ..spans import LEFT_OUT, ORIGIN, Timeline
 def oddities(timeline: Timeline) -> str:
     """Return the faults of a timeline in one line, and how they are shown; "" without faults."""
     columns, ours = timeline.columns, ORIGIN not in timeline.meta
-    found = [timeline.meta.get(LEFT_OUT, "")]
+    faults = [timeline.meta.get(LEFT_OUT, "")]
     if ours:  # a compute of another tool may be many kernels at once
-        found += [_crossing_computes(columns), _starts_before_call(columns)]
+        faults += [_crossing_computes(columns), _starts_before_call(columns)]
     if columns.rank.size and timeline.world_size <= int(columns.rank.max()):
-        found.append(f"the file says {timeline.world_size} ranks, and has rank {columns.rank.max()}; all are shown")
-    return "; ".join(filter(None, found))
+        faults.append(f"the file says {timeline.world_size} ranks, and has rank {columns.rank.max()}; all are shown")
+    return "; ".join(filter(None, faults))
 
 
 def _crossing_computes(columns: SpanColumns) -> str:

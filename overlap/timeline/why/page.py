@@ -28,12 +28,12 @@ def page_lines(why: Why, width: int = 100) -> list[str]:
         lines += _wrap(line, width, indent=21) if number < WHOLE else [_shorten(line, width)]
     room = LINES - len(lines) - min(len(tail), 2) - 1
     for number, item in enumerate(why.advice, 1):
-        found = _advice_lines(number, item, width)
-        if len(found) + (number == 1) > room:
+        advice_lines = _advice_lines(number, item, width)
+        if len(advice_lines) + (number == 1) > room:
             lines.append(f"and {len(why.advice) - number + 1} more: --json")
             break
-        lines += [""] * (number == 1) + found
-        room -= len(found) + (number == 1)
+        lines += [""] * (number == 1) + advice_lines
+        room -= len(advice_lines) + (number == 1)
     return [*lines, *[*tail, *notes][: LINES - len(lines)]]
 
 

@@ -166,6 +166,7 @@ class Places:
     ) -> tuple[list[ProgramPlace], NDArray[np.intp]]:
         """Return distinct places, and for each instant of a thread the index of its place among them."""
         keys, backward = self._chain_keys(threads, instants_ns)
+        # The key of a backward operator also covers its forward operator, so that equal keys have one place.
         at = np.flatnonzero(backward >= 0)
         forward = np.array([self._forward.get(number, -1) for number in self._profile.sequence[backward[at]].tolist()])
         at, forward = at[forward >= 0], forward[forward >= 0].astype(np.intp)
@@ -180,12 +181,12 @@ class Places:
         profile = self._profile
         keys, backward = threads.astype(np.uint64), np.full(len(threads), -1, np.intp)
         for thread in np.unique(threads).tolist():
-            asked = np.flatnonzero(threads == thread)
-            at_ns = instants_ns[asked]
+            queries = np.flatnonzero(threads == thread)
+            at_ns = instants_ns[queries]
             for outer in self._nested_levels(thread):
                 at = np.searchsorted(profile.start_ns[outer], at_ns, "right") - 1
                 inside = (at >= 0) & (at_ns < profile.end_ns[outer[at]]) & ~self._no_place[profile.name[outer[at]]]
-                row, mine = outer[at[inside]], asked[inside]
+                row, mine = outer[at[inside]], queries[inside]
                 keys[mine] = keys[mine] * _PRIME + profile.name[row].astype(np.uint64) + np.uint64(1)
                 is_backward = self._backward[profile.name[row]] & (backward[mine] < 0)
                 backward[mine[is_backward]] = row[is_backward]

@@ -215,6 +215,7 @@ class _Costs:
         """Add the costs of a window by cause, and by place, the most expensive first."""
         low, high = window
         start_ns, end_ns = self._start_ns, self._end_ns
+        # Pieces are disjoint and sorted: those that touch the window follow each other.
         part = slice(np.searchsorted(end_ns, low, "right"), np.searchsorted(start_ns, high, "left"))
         ns = np.minimum(end_ns[part], high) - np.maximum(start_ns[part], low)
         sums_ns = np.bincount(self._kind[part], ns, len(self._kinds)).astype(np.int64)

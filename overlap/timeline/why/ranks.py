@@ -166,10 +166,10 @@ class MatchedRanks:
                 if ns:
                     costs[cause] = ns
 
-    def _describe_late(self, found: Sequence[tuple[int, str, int, int]], offsets: Mapping[int, int]) -> None:
+    def _describe_late(self, lateness: Sequence[tuple[int, str, int, int]], offsets: Mapping[int, int]) -> None:
         """Add the activity of late ranks between the first rank's arrival and their own."""
         reports = {report.rank: report for report in self.reports}
-        for late, op, first_ns, met_ns in found:
+        for late, op, first_ns, met_ns in lateness:
             report = reports[late]
             step = next((step for step, (low, high) in report.windows.items() if low <= met_ns < high), None)
             entry = self.late.get((late, step))

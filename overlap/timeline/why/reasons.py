@@ -193,6 +193,7 @@ def _name_excess(stretches: Reasons, columns: SpanColumns, covers: Sequence[Cove
         return
     rank, victim, end_ns = stretches.rank[rows], stretches.victim[rows], stretches.end_ns[rows]
     firsts = run_starts(victim, rank)
+    # What the victim has waited for the rank by the end of each wait: a running sum within each pair of ranks.
     waited_ns = np.cumsum(end_ns - stretches.start_ns[rows])
     before_ns = np.append(0, waited_ns)[firsts]
     waited_ns -= np.repeat(before_ns, np.diff(np.append(firsts, len(rows))))
@@ -222,6 +223,7 @@ def spent_ns(spans: SpanColumns, begun_ns: Int64s, rank: Int64s, now_ns: Int64s)
     start_ns = np.maximum(spans.start_ns, begun_ns[spans.rank])
     ranks = np.concatenate([spans.rank, spans.rank, rank])
     times_ns = np.concatenate([start_ns, np.maximum(spans.end_ns, start_ns), now_ns]) - begun_ns.min()
+    # Starts add a running span, ends remove one. By an instant, n running spans have run n * instant - sum of starts.
     running = np.repeat([1, -1, 0], [len(spans), len(spans), len(rank)])
     order = np.lexsort((times_ns, ranks))
     moments_ns = np.cumsum((running * times_ns)[order])

@@ -155,11 +155,11 @@ def _gain_bounds(
     other_steps = sorted(
         set(timeline.steps()[1:]) - {step}, key=lambda prediction: (abs(prediction - step), prediction)
     )  # the first is cold
-    for other in other_steps[: REPLAYED_STEPS - 1]:
+    for other_step in other_steps[: REPLAYED_STEPS - 1]:
         if monotonic() > until_s:
             break
         with suppress(UsageError):  # that step has nothing to change
-            replays.append(predict(neighbours(timeline, other), first.changes, step=other))
+            replays.append(predict(neighbours(timeline, other_step), first.changes, step=other_step))
     walls = [prediction.measured.wall_ns for prediction in replays]
     if len(replays) < FEW_STEPS:
         return None, None, f"not given: one step is recorded, which would be shorter by {first.gain_share:.0%}"

@@ -53,24 +53,24 @@ def arrivals(timeline: Timeline, *, step: int | None = None) -> list[Arrivals]:
     return _count_arrivals(ranks, timeline.columns.take(issued_in(timeline, windows, step)))
 
 
-def _count_arrivals(ranks: Int64s, found: SpanColumns) -> list[Arrivals]:
+def _count_arrivals(ranks: Int64s, operations: SpanColumns) -> list[Arrivals]:
     """Return the arrivals of each rank at collectives; messages and those that one rank recorded do not count."""
-    paired = [number for number, text in enumerate(found.texts) if text in PAIRED]
-    meeting, met = _sort_by_meeting(found.take(~np.isin(found.op, paired)))
+    paired = [number for number, text in enumerate(operations.texts) if text in PAIRED]
+    meeting, shared = _sort_by_meeting(operations.take(~np.isin(operations.op, paired)))
     firsts = run_starts(meeting)
     is_shared = np.diff(np.append(firsts, len(meeting))) > 1
-    met, meeting = met.take(is_shared[meeting]), meeting[is_shared[meeting]]
+    shared, meeting = shared.take(is_shared[meeting]), meeting[is_shared[meeting]]
     firsts = run_starts(meeting)
-    counts = np.zeros((3, len(ranks)), np.int64)
+    counts = np.zeros((3, len(ranks)), np.int64)  # by rank: collectives, times last, waiting caused
     if len(firsts):
         begins = np.zeros(len(meeting), np.intp)
         begins[firsts] = 1
         meeting = np.cumsum(begins) - 1
-        late_ns = np.maximum.reduceat(met.start_ns, firsts)
-        candidates = np.where(met.start_ns == late_ns[meeting], met.rank, np.iinfo(np.int64).max)
+        late_ns = np.maximum.reduceat(shared.start_ns, firsts)
+        candidates = np.where(shared.start_ns == late_ns[meeting], shared.rank, np.iinfo(np.int64).max)
         late = np.searchsorted(ranks, np.minimum.reduceat(candidates, firsts))
-        waited_ns = np.add.reduceat(late_ns[meeting] - met.start_ns, firsts)
-        np.add.at(counts[0], np.searchsorted(ranks, met.rank), 1)
+        waited_ns = np.add.reduceat(late_ns[meeting] - shared.start_ns, firsts)
+        np.add.at(counts[0], np.searchsorted(ranks, shared.rank), 1)
         np.add.at(counts[1], late, waited_ns > 0)
         np.add.at(counts[2], late, waited_ns)
     return [
@@ -94,11 +94,11 @@ def stragglers(timeline: Timeline, verdict: Verdict, *, step: int | None = None)
     ranks, operations = _step_operations(timeline, step)
     slow_ns = _slow_ns(ranks, operations)
     blamed = {rank: (ns, str(cause)) for rank, cause, ns in verdict.blamed() if rank is not None}
-    found = []
+    result = []
     for one in _count_arrivals(ranks, operations):
         exposed_ns, doing = blamed.get(one.rank, (0, ""))
-        found.append(Straggler(arrivals=one, exposed_ns=exposed_ns, slow_ns=slow_ns.get(one.rank, 0), doing=doing))
-    return sorted(found, key=lambda one: (-one.exposed_ns, -one.slow_ns, one.arrivals.rank))
+        result.append(Straggler(arrivals=one, exposed_ns=exposed_ns, slow_ns=slow_ns.get(one.rank, 0), doing=doing))
+    return sorted(result, key=lambda one: (-one.exposed_ns, -one.slow_ns, one.arrivals.rank))
 
 
 def _slow_ns(ranks: Int64s, operations: SpanColumns) -> dict[int, int]:

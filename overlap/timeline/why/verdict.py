@@ -196,11 +196,11 @@ class Verdict:
 
 def _sum_by_place(causes: Iterable[Reason]) -> list[tuple[Reason, int]]:
     """Return causes summed by name and call site, the most expensive first, each with the first cause of its kind."""
-    found: dict[tuple[str, str], tuple[Reason, int]] = {}
+    sums: dict[tuple[str, str], tuple[Reason, int]] = {}
     for cause in causes:
-        first, ns = found.get((cause.name, cause.call_site), (cause, 0))
-        found[cause.name, cause.call_site] = first, ns + cause.duration_ns
-    return sorted(found.values(), key=lambda each: (-each[1], str(each[0])))
+        first, ns = sums.get((cause.name, cause.call_site), (cause, 0))
+        sums[cause.name, cause.call_site] = first, ns + cause.duration_ns
+    return sorted(sums.values(), key=lambda each: (-each[1], str(each[0])))
 
 
 def _name_largest(causes: Iterable[Reason]) -> str:

@@ -148,12 +148,12 @@ def _launched_extents(profile: RankProfile, work: WorkRows, host: dict[int, Inte
     rows = work.rows
     rows = rows[work.launch[rows] >= 0]
     at_ns = profile.start_ns[work.launch[rows]]
-    found: dict[int, Interval] = {}
+    extents: dict[int, Interval] = {}
     for step, (start_ns, end_ns) in host.items():
         mine = rows[(at_ns >= start_ns) & (at_ns < end_ns)]
         if len(mine):
-            found[step] = _extent(profile, mine)
-    return found
+            extents[step] = _extent(profile, mine)
+    return extents
 
 
 def rows_union(profile: RankProfile, rows: Rows) -> Merged:
@@ -168,11 +168,11 @@ def union_all(*parts: Merged) -> Merged:
 
 def outermost(profile: RankProfile, operators: Rows) -> Rows:
     """Return the operators that are inside no other of their thread."""
-    found = [np.empty(0, np.intp)]
+    parts = [np.empty(0, np.intp)]
     for thread in np.unique(profile.thread[operators]).tolist():
         mine = operators[profile.thread[operators] == thread]
-        found.append(mine[is_outermost(profile, mine)])
-    return np.concatenate(found)
+        parts.append(mine[is_outermost(profile, mine)])
+    return np.concatenate(parts)
 
 
 def is_outermost(profile: RankProfile, rows: Rows) -> NDArray[np.bool_]:
