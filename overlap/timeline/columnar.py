@@ -210,16 +210,16 @@ class SpanColumns:
         return replace(self, texts=texts, groups=groups, group=group_index[self.group], **named)
 
     def take(self, which: Mask | Rows) -> SpanColumns:
-        """Return the columns of some spans: a mask selects in the order of these, row numbers in their own order."""
+        """Return the columns of some spans: a mask keeps their order, row numbers give the order."""
         return replace(self, **{name: getattr(self, name)[which] for name in _COLUMNS})
 
     def by_rank(self) -> dict[int, SpanColumns]:
-        """Return the columns of each rank that has spans, ranks ascending, each in the order of these."""
+        """Return the columns of each rank with spans, ranks ascending; the spans of a rank keep their order."""
         rows = self.rows_by_rank(np.ones(len(self), bool))
         return {rank: self.take(which) for rank, which in rows.items()}
 
     def rows_by_rank(self, which: Mask) -> dict[int, Rows]:
-        """Return the row numbers of the selected spans by rank, ranks ascending, each in the order of these."""
+        """Return the row numbers of selected spans by rank, ranks ascending; the rows of a rank keep their order."""
         rows = np.flatnonzero(which)
         rank = self.rank[rows]
         if rank.min(initial=0) >= 0 and rank.max(initial=0) < 1 << 15:
@@ -249,7 +249,7 @@ class SpanColumns:
         return [self.start_ns, self.rank, kind, lane, self.end_ns, name, seq]
 
     def near(self, window: Interval) -> Mask:
-        """Return which spans can matter to an instant inside a window: spans that touch it, or touch such a span.
+        """Return the mask of spans that touch a window, or touch an operation that touches the window.
 
         Every rank of an operation that touches the window takes part when its last rank comes, so that one look from
         the first to the last instant of such operations finds all of them.
@@ -264,7 +264,7 @@ class SpanColumns:
         return (self.end_ns >= first_ns) & (begun_ns <= last_ns)
 
     def shifted(self, offset_ns: int) -> SpanColumns:
-        """Return the spans on another clock, which showed `offset_ns` when the clock of these showed 0."""
+        """Return the spans on a clock that is ahead: `offset_ns` is added to every known instant."""
         moved: dict[str, Any] = {"start_ns": self.start_ns + offset_ns, "end_ns": self.end_ns + offset_ns}
         moved["met_ns"] = self.met_ns + np.where(self.is_operation, offset_ns, 0)
         moved["issued_ns"] = self.issued_ns + np.where(self.issued_ns != NONE, offset_ns, 0)
@@ -304,7 +304,7 @@ def run_starts(*keys: NDArray[np.integer]) -> Rows:
 
 
 class SpanList(Sequence[Span]):
-    """Columns that look like a list of spans; each object is made once, when it is first asked for."""
+    """List of spans over columns; each `Span` object is made once, on first access."""
 
     def __init__(self, columns: SpanColumns) -> None:
         self.columns = columns

@@ -24,7 +24,7 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """Write ranks with their noun: `rank 7`, `ranks 0-3, 7`."""
+    """Return ranks as text with their noun: `rank 7`, `ranks 0-3, 7`."""
     return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
 
 

@@ -103,7 +103,7 @@ class Recorder:
 
     @property
     def last(self) -> RawSpan | None:
-        """The span appended last; a look for new spans costs nothing if there are none."""
+        """Span appended last; None before the first. Comparing it costs less than `since`."""
         return self._ring[-1] if self._ring else None
 
     def since(self, seen: RawSpan | None) -> list[RawSpan]:

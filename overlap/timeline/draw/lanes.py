@@ -100,7 +100,7 @@ def awaited_rank(waits: Waits, first_ns: int, last_ns: int) -> int | None:
 
 
 def _label_run(run: str, rank: int | None) -> str:
-    """Return a shaded run with the longest text on a rank that fits into it, or as it is."""
+    """Return a shaded run with the longest label of a rank that fits, or unchanged if none fits or `rank` is None."""
     for text in (f" waits for rank {rank} ", f" for {rank} ", f"{rank}"):
         if rank is not None and len(text) + 2 <= len(run):
             return text.center(len(run), run[0])

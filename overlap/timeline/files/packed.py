@@ -12,7 +12,7 @@ from ...errors import UsageError
 
 
 def read_beginning(path: Path) -> bytes:
-    """Return the first bytes of a file's text; nothing if it cannot be read.
+    """Return the first bytes of a file's unpacked text; b"" if the file cannot be read.
 
     Raises:
         UsageError: It is an archive of several files.

@@ -88,7 +88,7 @@ def checked_header(fields: object, *, version: int, origin: str) -> Header:
 
 
 def pack_part(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
-    """Return the timeline as a part; `offset_ns` takes it to the common clock when it is read."""
+    """Return the timeline as a part; readers add `offset_ns` to its instants to get the common clock."""
     blocks = [_with_length(_compress_columns(columns)) for columns in timeline.columns.by_rank().values()]
     return b"".join([_pack_header(timeline, offset_ns), *blocks])
 

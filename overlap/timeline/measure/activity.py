@@ -18,7 +18,7 @@ COMPUTE, PROGRAM, WIRE, WAITING = range(4)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActivityPieces:
-    """Columns of n pieces of a rank's time: `doing` is one of the numbers above, `row` is that of the span."""
+    """Columns of n pieces of a rank's time: `doing` is `COMPUTE`, `PROGRAM`, `WIRE` or `WAITING`; `row` of a span."""
 
     start_ns: Int64s
     end_ns: Int64s
@@ -29,7 +29,7 @@ class ActivityPieces:
         return len(self.row)
 
     def take(self, which: Rows | Mask) -> ActivityPieces:
-        """Return some pieces: a mask selects in their order, row numbers in their own order."""
+        """Return some pieces: a mask keeps their order, row numbers give the order."""
         return ActivityPieces(self.start_ns[which], self.end_ns[which], self.doing[which], self.row[which])
 
     @classmethod
@@ -41,7 +41,7 @@ class ActivityPieces:
 
 
 class Activity:
-    """The activity of every rank in a window; that of one rank is computed on its first use.
+    """Activity of every rank in a window, computed for each rank on first use.
 
     Args:
         timeline: The run.
@@ -123,7 +123,7 @@ NO_PIECES = ActivityPieces(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zero
 
 
 def keeper_rows(columns: SpanColumns) -> Rows:
-    """Return, for each span of an event loop that was kept, the row of the span of the rank that kept it.
+    """Return, for each span, the row of the span of the rank that kept the event loop; its own row for other spans.
 
     One turn of a loop has a span on each rank of the process, on the lane "program" of the rank that kept it.
     """

@@ -28,7 +28,7 @@ def meetings(columns: SpanColumns) -> Rows:
 
 
 def _match_keys(operations: SpanColumns) -> list[Int64s]:
-    """Return the columns whose values are equal only in spans of one operation: of messages, also their instant."""
+    """Return the sort keys of operations, equal for spans of one operation; those of messages include their instant."""
     texts = len(operations.texts) + 1
     paired = [number for number, text in enumerate(operations.texts) if text in PAIRED]
     met_ns = np.where(np.isin(operations.op, paired), operations.met_ns, 0)

@@ -58,7 +58,7 @@ class Breakdown:
 
     @property
     def idle_ns(self) -> int:
-        """Nothing was busy, and nothing had been called: the program did something else, or slept."""
+        """Time in which nothing was busy and no operation had been called: the program did something else, or slept."""
         return self.wall_ns - self.compute_ns - self.exposed_ns - self.kept_ns - self.copy_ns - self.queued_ns
 
     @property
@@ -147,7 +147,7 @@ Measured = TypeVar("Measured", Breakdown, Coverage)
 
 
 def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Coverage]:
-    """Merge the spans of each rank and clip them to its window.
+    """Return the merged intervals of each rank, clipped to its window.
 
     The window of a step is the rank's own step span (the latest one, if an index was used twice). A program that is
     ahead of its computes leaves a step before they have run: its window ends with the last compute that was issued in
@@ -204,7 +204,7 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
 
 
 def breakdowns(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Breakdown]:
-    """Measure each rank; arguments and errors as for `coverage`."""
+    """Return the times of each rank by activity; arguments and errors as for `coverage`."""
     return [covered.breakdown() for covered in coverage(timeline, step=step, ranks=ranks)]
 
 

@@ -39,18 +39,18 @@ class Operations:
 
     @property
     def algbw_bytes_per_s(self) -> float:
-        """Bytes of an operation by the time in which they moved."""
+        """Bytes of the operations by the time in which they moved; 0.0 if that is 0."""
         return self.nbytes / (self.transfer_ns / 1e9) if self.transfer_ns else 0.0
 
     @property
     def busbw_bytes_per_s(self) -> float:
-        """Bandwidth of the wires as nccl-tests defines it."""
+        """Algorithm bandwidth times the bus factor of the operation, as nccl-tests defines it."""
         kind = _COLLECTIVES.get(self.op)
         return self.algbw_bytes_per_s * (kind.bus_factor(self.ranks) if kind and self.ranks else 1.0)
 
 
 def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Operations]:
-    """Add up the costs of the operations that ranks issued in a step, the most exposed first.
+    """Return the sums over operations that ranks issued in a step, by line, the most exposed first.
 
     Exposed time is that inside the windows, so that it adds up to what the verdict says: also that of operations of the
     same line that another step has issued. If none of the operations of a

@@ -298,7 +298,7 @@ def _cut_buckets(
 
 
 class _GradientComputes:
-    """Finds the computes that have made the bytes of an all-reduce."""
+    """Finds the computes that made the bytes of an all-reduce: those since the all-reduce before."""
 
     def __init__(self, graph: Graph) -> None:
         self._alike: dict[_ComputeKind, list[Node]] = {}  # the computes of a rank, step and name

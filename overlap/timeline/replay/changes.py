@@ -63,7 +63,7 @@ def parse_change(text: str) -> Change:
 
 
 def apply_changes(graph: Graph, changes: Iterable[Change]) -> None:
-    """Change a graph in all these ways: first the messages and their order, then the times that they take.
+    """Change a graph in several ways: first the messages and their order, then the times that they take.
 
     Raises:
         UsageError: A change, which is named, finds nothing that it could change.
@@ -169,7 +169,7 @@ def _await_late(graph: Graph) -> None:
 
 
 def _kept_over_ends(graph: Graph) -> set[Node]:
-    """Return the instants at which programs began to keep their loops in a turn that ended a step.
+    """Return the instants at which programs began to keep their event loops in a turn that ended a step.
 
     What the program had waited for then, it awaited at the end of that step.
     """

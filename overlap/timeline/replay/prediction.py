@@ -64,7 +64,7 @@ class Prediction:
         )
 
     def span(self, unit_ns: int) -> str:
-        """Return "from the shortest to the longest step" in a unit; nothing if both read the same."""
+        """Return text such as "from 3.1 to 3.4" for the bounds of the step in a unit; "" if both read the same."""
         least, most = (figure(ns, unit_ns) for ns in (self.least_ns, self.most_ns))
         return f"from {least} to {most}" if least != most else ""
 
@@ -104,7 +104,7 @@ class Baseline:
         return self.replayed.wall_ns - self.wall_ns(_changed_graph(self.timeline, changes), likely=True)
 
     def graph(self) -> Graph:
-        """Return the graph of the run, which nothing has changed."""
+        """Return a new graph of the run without changes."""
         return graph_of(self.timeline)
 
     def wall_ns(self, graph: Graph, *, likely: bool) -> int:
@@ -288,7 +288,7 @@ def steps_around(timeline: Timeline, step: int | None, *, most_spans: int, steps
 
 
 def _candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
-    """Return the changes to try; changes of buckets first where a step has many small operations."""
+    """Yield the changes to try; changes of buckets come first where a step has many small operations."""
     kinds = (_bucket_candidates, _other_candidates) if base.measured.small else (_other_candidates, _bucket_candidates)
     for kind in kinds:
         yield from kind(timeline, base)
@@ -331,7 +331,7 @@ def _other_candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     if timeline.clock == "virtual":  # elsewhere, what operations take from each other is not known well enough
         for window in _WINDOWS:
             yield parse_change(f"window={window}")
-    if not _moves_little(timeline):
+    if not _moves_mostly_16_bit(timeline):
         yield parse_change("bytes=0.5x")
     longest: dict[str, int] = {}
     for link in critical_path(timeline, step=step):
@@ -380,8 +380,8 @@ def _in_pipeline(timeline: Timeline, at: int | None) -> bool:
     return any(span.role == "stage" for span in messages if at is None or span.step == at)
 
 
-def _moves_little(timeline: Timeline) -> bool:
-    """Whether nearly all bytes travel as 16-bit numbers already."""
+def _moves_mostly_16_bit(timeline: Timeline) -> bool:
+    """Whether at least half of the bytes already travel as 16-bit numbers."""
     columns = timeline.columns
     short = np.isin(columns.dtype, [number for number, text in enumerate(columns.texts) if text in _SHORT])
     return bool(columns.nbytes[short].sum() >= columns.nbytes.sum() / 2)

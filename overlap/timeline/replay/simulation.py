@@ -146,7 +146,7 @@ class _Simulation:
             parts.sort()
 
     def times(self) -> tuple[list[float], list[float | None]]:
-        """Return when each node began, and when it was over; None if it never was."""
+        """Return when each node began, and when each was over; None for a node that never was."""
         nodes, missing, ready, following = self._graph.nodes, self._missing, self._ready, self._next
         over: list[float | None] = [None] * len(nodes)
         events, push, number = self._events, heappush, self._number

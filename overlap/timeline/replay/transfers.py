@@ -12,7 +12,7 @@ from .graph import Graph, Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Time by size: `latency_ns + nbytes * ns_per_byte`."""
+    """Line of a transfer's time by its bytes: `latency_ns + nbytes * ns_per_byte`."""
 
     latency_ns: float  # The part that does not depend on the size
     ns_per_byte: float
@@ -35,7 +35,7 @@ def transfer_bytes(node: Node) -> int:
 
 
 def fit_transfers(graph: Graph) -> dict[tuple[str, int], Fit]:
-    """Fit each kind of transfer: through the medians of the smallest and of the largest size."""
+    """Return a fit for each kind of transfer, through the medians of the smallest and of the largest size."""
     found: dict[tuple[str, int], dict[int, list[float]]] = {}
     for node in graph.nodes:
         if node.kind == "transfer":
@@ -112,7 +112,7 @@ def most_at_once(nodes: Sequence[Node]) -> int:
 
 
 def measured_ns(nodes: Sequence[Node], looks: Sequence[tuple[int, int]] = ()) -> tuple[list[float], list[float]]:
-    """Return how long each transfer had wires: transfers of one lane in turn, others at the same time.
+    """Return how long each transfer had the wires: transfers of one lane in turn, others at the same time.
 
     Transfers that have the wires of a rank at the same time slow each other down.
 

@@ -18,7 +18,7 @@ _Line: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldUp:
-    """Computes of one line that hold up others."""
+    """Computes of one line that wait for a reduction and delay the computes issued after them."""
 
     name: str
     call_site: str

@@ -52,7 +52,7 @@ MANY_CALLS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts about a job that advice rests on; the shown step's are of one rank, that which loses most."""
+    """Facts about a job that advice rests on; places, traffic and report are those of the rank that loses most."""
 
     report: RankReport
     step: int | None
@@ -122,7 +122,7 @@ Rule = Callable[[Facts], AdviceItems]
 
 
 def _gain_item(facts: Facts, names: Sequence[str], change: str, place: str, evidence: str) -> tuple[float, Advice]:
-    """Return advice on some causes, the first of which it names, with its gain; before it, their time in the step."""
+    """Return the time of some causes in the shown step, and the advice on the first of them, with the gain of all."""
     least, most, text = gain_bounds(facts, *names)
     return facts.cost_ns(*names), Advice(
         cause=names[0], change=change, place=place, evidence=evidence, gain_least_ns=least, gain_most_ns=most,

@@ -84,7 +84,7 @@ def _read_report(path: Path) -> Why | None:
 
 
 def _with_named_rank(report: RankReport) -> RankReport:
-    """Return a report with the rank in the name of its file, unless the file itself has its rank or neither has."""
+    """Return a report with the rank in its file's name; unchanged if the file has a rank or the name has none."""
     found = _RANK.search(Path(report.path).name)
     if report.has_rank or not found:
         return report

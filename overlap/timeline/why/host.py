@@ -57,7 +57,7 @@ _INSTANTIATE = re.compile(r"GraphInstantiate")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapPieces:
-    """Pieces of gaps: disjoint intervals with one cause each, and the instant of a thread that has their place."""
+    """Columns of disjoint pieces of gaps: each has one cause, and the place of an instant of a thread."""
 
     start_ns: Int64s
     end_ns: Int64s
@@ -90,7 +90,7 @@ class _GapCollector:
         thread: Int64s | int = -1,
         instant_ns: Int64s | None = None,
     ) -> None:
-        """Append the intervals `where` as pieces of one cause; a piece's place is that of its middle unless given."""
+        """Append intervals as pieces of one cause; a piece's place is that of its middle, or of `instant_ns`."""
         if len(where):
             self._parts.append(GapPieces(
                 start_ns=where.start_ns, end_ns=where.end_ns,

@@ -240,7 +240,7 @@ ONE_HOST = 8
 
 
 def link_gb_s(device: str, world_size: int) -> float | None:
-    """Return the bandwidth of a device's links to others of its host; None if it is unknown, or there are several."""
+    """Return the GB/s of a device's links to others of its host; None if unknown, or if the job has several hosts."""
     if world_size > ONE_HOST:
         return None
     return next((float(speed) for pattern, speed in _LINKS_GB_S if re.search(pattern, device)), None)
@@ -270,7 +270,7 @@ def sum_traffic(calls: Sequence[ProfiledCollective], exposed: Merged, link: floa
 
 
 def _least_wait(calls: Sequence[ProfiledCollective]) -> int:
-    """Return by how much calls were longer than the wire can explain: others that carry as much or more were faster.
+    """Return the nanoseconds that calls must have waited at least: calls of as many bytes or more took less time.
 
     A call takes a start, at most as long as the shortest call, and its bytes, at most twice as long for each as in a
     larger call: that is the share of bandwidth of NCCL's protocol for small messages (nccl, src/graph/tuning.cc).

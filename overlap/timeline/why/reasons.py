@@ -66,7 +66,7 @@ def causes(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] 
 
 
 def kept_loops(timeline: Timeline, covers: Sequence[Coverage]) -> list[Reason]:
-    """Return which ranks kept the event loops of some ranks, at which line and for how long, the longest first."""
+    """Return the ranks that kept event loops, with victim, line and total time of each, the longest first."""
     columns = timeline.columns
     rows = np.flatnonzero(columns.is_kind("program"))
     keeper = keeper_rows(columns)[rows]
@@ -85,7 +85,7 @@ def kept_loops(timeline: Timeline, covers: Sequence[Coverage]) -> list[Reason]:
 
 
 def queues(timeline: Timeline, covers: Sequence[Coverage]) -> list[Reason]:
-    """Return which operations were queued on some ranks while nothing was busy, and for how long, the longest first.
+    """Return the operations queued on some ranks while nothing was busy, with their total times, the longest first.
 
     While several were queued, each of them counts.
     """
@@ -143,14 +143,14 @@ class Reasons:
         return replace(self._select(which), start_ns=start_ns[which], end_ns=end_ns[which]).causes()
 
     def waits(self) -> dict[int, Int64s]:
-        """Return, by victim, a row for each time that it waited for a rank: from when, to when, and for which rank."""
+        """Return, by victim, a row for each of its waits for a rank: start, end and awaited rank."""
         found = self._select(self.rank != NONE)
         rows = np.stack([found.start_ns, found.end_ns, found.rank], axis=1)
         firsts = run_starts(found.victim)
         return dict(zip(found.victim[firsts].tolist(), np.split(rows, firsts[1:]), strict=False))
 
     def _select(self, which: Mask | Rows) -> Reasons:
-        """Return some stretches: a mask selects in their order, row numbers in their own order."""
+        """Return some stretches: a mask keeps their order, row numbers give the order."""
         return Reasons(texts=self.texts, **{name: getattr(self, name)[which] for name in _COLUMNS})
 
     def _reason_at(self, row: int, duration_ns: int) -> Reason:
@@ -169,7 +169,7 @@ _COLUMNS = ("victim", "start_ns", "end_ns", "rank", "doing", "name", "call_site"
 
 
 def reasons(timeline: Timeline, covers: Sequence[Coverage]) -> Reasons:
-    """Return why communication is exposed on some ranks at every instant at which it is."""
+    """Return the stretches of exposed communication on some ranks, each with its reason."""
     if not covers:
         return Reasons(texts=(), **{name: np.zeros(0, np.int64) for name in _COLUMNS})
     window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)
@@ -182,7 +182,7 @@ def reasons(timeline: Timeline, covers: Sequence[Coverage]) -> Reasons:
 
 
 def _name_excess(stretches: Reasons, columns: SpanColumns, covers: Sequence[Coverage], first_ns: int) -> None:
-    """Name the compute that made a rank late instead of the compute that it was at, if that did not make it late.
+    """Replace the compute named for a wait by the one that made the rank late, where that is another compute.
 
     A compute makes a rank late if the rank has spent more time on it than the victim by the end of a wait, and at least
     half of all that the victim has waited for the rank by then. What runs later, or in a window before, does not count.
@@ -237,7 +237,7 @@ def spent_ns(spans: SpanColumns, begun_ns: Int64s, rank: Int64s, now_ns: Int64s)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waits:
-    """Columns of waits: the place of the victim, the operation, and the ranks that led there, the victim first."""
+    """Columns of waits: the victim's index in `covers`, interval, operation's row, and ranks passed, the victim first."""
 
     place: Rows
     start_ns: Int64s
@@ -246,7 +246,7 @@ class _Waits:
     passed: Int64s  # n, depth
 
     def take(self, which: Mask | Rows) -> _Waits:
-        """Return some waits: a mask selects in their order, row numbers in their own order."""
+        """Return some waits: a mask keeps their order, row numbers give the order."""
         return _Waits(self.place[which], self.start_ns[which], self.end_ns[which], self.row[which], self.passed[which])
 
 

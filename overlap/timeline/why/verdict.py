@@ -242,7 +242,7 @@ def judge(timeline: Timeline, covers: Sequence[Coverage], stretches: Reasons, *,
 
 
 def is_partial(timeline: Timeline) -> bool:
-    """Whether nothing tells when the other ranks came: a trace of another tool without all ranks."""
+    """Whether the trace lacks arrivals of other ranks: it is of another tool, and not of all ranks."""
     return ORIGIN in timeline.meta and len(np.unique(timeline.columns.rank)) < timeline.world_size
 
 
@@ -318,7 +318,7 @@ class Limit:
     unit: str  # "%", "ns", "us", "ms" or "s"
 
     def holds(self, verdict: Verdict) -> bool:
-        """Whether a verdict meets the condition; a figure that there is not meets none."""
+        """Whether a verdict meets the condition; False if the verdict lacks the figure."""
         return self.is_met(self._read_figure(verdict))
 
     def is_met(self, value: float | None) -> bool:
