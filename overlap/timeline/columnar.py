@@ -31,7 +31,7 @@ class SpanGroup(NamedTuple):
     tag: int = 0  # tag of a message; 0 for collectives
 
 
-NOBODY = SpanGroup("", ())
+NO_GROUP = SpanGroup("", ())
 """The group of a span that is no operation."""
 
 KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires", "copy")
@@ -173,7 +173,7 @@ class SpanColumns:
     def concatenate(cls, parts: Iterable[SpanColumns]) -> SpanColumns:
         """Return the columns of several parts, one after the other, with tables of only the texts and groups in use."""
         texts, groups = Table[str](), Table[SpanGroup]()
-        texts[""], groups[NOBODY]
+        texts[""], groups[NO_GROUP]
         none = np.zeros((len(INT64_COLUMNS) + len(INT32_COLUMNS), 0), np.int64)
         joined_parts = [cls.of_table(0, none, (), ())]
         for part in parts:

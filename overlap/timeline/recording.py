@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from .columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NOBODY, NONE, ROLES, SpanColumns, SpanGroup, Table
+from .columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NO_GROUP, NONE, ROLES, SpanColumns, SpanGroup, Table
 from .span import Kind, RoleName, Span
 
 RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], int]
@@ -207,7 +207,7 @@ class _RowEncoder:
 
     def __init__(self) -> None:
         self.texts, self.groups = Table[str](), Table[SpanGroup]()
-        self._none, self._nobody = self.texts[""], self.groups[NOBODY]
+        self._none, self._nobody = self.texts[""], self.groups[NO_GROUP]
         self._call_site_numbers: dict[tuple[int, int], int] = {}  # a program has few, and finding a line is slow
         self._group_numbers: dict[int, int] = {}  # by identity: to hash a thousand ranks is slow
         self._dtype_numbers: dict[object, int] = {None: self._none}

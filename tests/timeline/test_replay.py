@@ -141,7 +141,7 @@ def test_a_gradient_of_a_larger_bucket_does_not_wait_for_that_bucket():
 
 
 def test_cycles_that_would_take_minutes_to_untie_are_refused(monkeypatch):
-    monkeypatch.setattr("overlap.timeline.replay.simulation._LOOKS", 3)
+    monkeypatch.setattr("overlap.timeline.replay.simulation._MAX_CYCLE_NODES", 3)
     with pytest.raises(UsageError, match="too many operations would wait for each other"):
         predict(waits_for_each_other(), [parse_change("bucket_bytes=32")])
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from ...units import figure, figure_unit
 from ..measure.metrics import Breakdown, of_steps
 
-_ALIKE = 0.02
+_SIMILAR_SHARE = 0.02
 """Ranks are alike if their times differ by at most this part of the step; by more if there is no room for the rows."""
-_BLAMED = 0.25
+_BLAMED_SHARE = 0.25
 """Part of all waiting that a rank must have caused to get a row of its own."""
 _WAITING_SHARE = 0.01
 """Part of all time: less waiting than this gives no rank a row of its own."""
@@ -43,10 +43,10 @@ def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) 
     points = {row.rank: _relative_times(row, wall_ns) for row in rows}
     total_ns = sum(blamed_ns.values())
     worth = total_ns > _WAITING_SHARE * sum(row.wall_ns for row in rows)
-    culprits = {rank for rank, ns in blamed_ns.items() if worth and ns >= _BLAMED * total_ns and rank in points}
+    culprits = {rank for rank, ns in blamed_ns.items() if worth and ns >= _BLAMED_SHARE * total_ns and rank in points}
     culprits = set(sorted(culprits, key=lambda rank: (-blamed_ns[rank], rank))[: max(room - 1, 0)])
     others = sorted((row for row in rows if row.rank not in culprits), key=lambda row: (-row.exposed_ns, row.rank))
-    alike, groups = _ALIKE, _group_alike(others, points, _ALIKE)
+    alike, groups = _SIMILAR_SHARE, _group_alike(others, points, _SIMILAR_SHARE)
     while len(groups) > max(room - len(culprits), 1):
         alike *= 2
         groups = _group_alike(others, points, alike)

@@ -14,7 +14,7 @@ from ..span import Span
 from ..spans import Timeline
 from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 
-SPANS_AT_MOST = 200_000
+MAX_PAGE_SPANS = 200_000
 """More spans make a browser slow; the longest are kept, and the page says so."""
 
 
@@ -59,9 +59,9 @@ def page_data(timeline: Timeline, *, step: int | None = None, ranks: Iterable[in
         for span in timeline.spans
         if span.rank in chosen and span.kind != "step" and span.end_ns > first_ns and span.start_ns < last_ns
     ]
-    left_out = max(len(selected) - SPANS_AT_MOST, 0)
+    left_out = max(len(selected) - MAX_PAGE_SPANS, 0)
     if left_out:
-        selected = sorted(selected, key=lambda span: -span.duration_ns)[:SPANS_AT_MOST]
+        selected = sorted(selected, key=lambda span: -span.duration_ns)[:MAX_PAGE_SPANS]
     lanes: dict[tuple[int, bool, str], list[Span]] = {}
     computed: dict[int, list[Interval]] = {}
     for span in selected:

@@ -29,7 +29,7 @@ _OPERATION_FIELDS = (
 """Fields that every operation has."""
 
 
-class _Args(msgspec.Struct):
+class _EventArgs(msgspec.Struct):
     """The fields of all kinds of events; a field that an event does not have is UNSET."""
 
     start_ns: int | UnsetType = UNSET
@@ -59,7 +59,7 @@ class _Event(msgspec.Struct):
     pid: int | UnsetType = UNSET
     cat: str = ""
     name: str | UnsetType = UNSET
-    args: _Args = msgspec.field(default_factory=_Args)
+    args: _EventArgs = msgspec.field(default_factory=_EventArgs)
 
 
 class Document(msgspec.Struct):
@@ -134,7 +134,7 @@ def _decode_group(name: str, ranks: str | UnsetType, tag: int) -> SpanGroup:
     return SpanGroup(name, () if ranks is UNSET else unlisted(ranks), tag)
 
 
-def _check_fields(events: Sequence[_Event], operations: Sequence[_Args]) -> None:
+def _check_fields(events: Sequence[_Event], operations: Sequence[_EventArgs]) -> None:
     """Refuse events of unknown kinds, and spans and operations that lack a field.
 
     Raises:
@@ -146,7 +146,7 @@ def _check_fields(events: Sequence[_Event], operations: Sequence[_Args]) -> None
     for name, owners in {"pid": events, "name": events, **dict.fromkeys(("start_ns", "end_ns", "lane"), args)}.items():
         if any(getattr(owner, name) is UNSET for owner in cast(Sequence[object], owners)):
             raise ValueError(f"a span has no {name}")
-    names = {field.name: field.encode_name for field in msgspec.structs.fields(_Args)}
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(_EventArgs)}
     for name in _OPERATION_FIELDS:
         if any(getattr(each, name) is UNSET for each in operations):
             raise ValueError(f"an operation has no {names[name]!r}")

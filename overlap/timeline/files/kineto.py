@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError
-from ..columnar import KINDS, NOBODY, NONE, SpanColumns, SpanGroup, Table
+from ..columnar import KINDS, NO_GROUP, NONE, SpanColumns, SpanGroup, Table
 from ..spans import CUT, LEFT_OUT, ORIGIN, Timeline
 from ..why.windows import collective_messages, outermost, recording_notes, select_work, step_windows
 from .profile import RankProfile
@@ -53,7 +53,7 @@ def profile_timeline(profile: RankProfile) -> Timeline:
         "name": np.concatenate([profile.name[rows], [texts[f"ProfilerStep#{step}"] for step in steps]]),
         "start_ns": profile.base_ns + np.concatenate([profile.start_ns[rows], low_ns]),
         "end_ns": profile.base_ns + np.concatenate([profile.end_ns[rows], high_ns]),
-        "op": np.full(count, -1), "group": np.full(count, groups[NOBODY]),
+        "op": np.full(count, -1), "group": np.full(count, groups[NO_GROUP]),
     }  # fmt: skip
     columns["step"][len(rows) :] = list(steps)
     # Streams of one collective have other numbers on other ranks: one lane, for they must be matched.

@@ -25,13 +25,13 @@ from .messages import Message, collective_name, message_bytes
 from .packed import open_unpacked, read_piece
 
 PIECE_BYTES = 4 << 20
-MOST_PIECE_BYTES = 256 << 20
+MAX_PIECE_BYTES = 256 << 20
 """Text without the end of an event in it: more than this is no trace."""
-MOST_NAME = 2_000
+MAX_NAME_CHARS = 2_000
 """Characters of a name that are kept."""
-MOST_RANKS = 10_000_000
+MAX_RANKS = 10_000_000
 _MOST_US, _MOST_BASE_NS = 3e15, 1 << 61  # the sum of two such times and the base has 63 bits of nanoseconds
-_CUTS = 32  # places tried in a piece before it is decoded event by event
+_MAX_CUTS_TRIED = 32  # places tried in a piece before it is decoded event by event
 _TRAILER_BYTES = 16 << 20
 
 KERNEL, COPY, SET, RUNTIME, OPERATOR, NOTE, PYTHON, DEVICE_NOTE = range(8)
@@ -126,7 +126,7 @@ class RankProfile:
     def world_size(self) -> int:
         """Number of ranks of the run, as far as the file shows it."""
         world = self._distributed_info.get("world_size")
-        return max(world if isinstance(world, int) and world < MOST_RANKS else 1, self.rank + 1)
+        return max(world if isinstance(world, int) and world < MAX_RANKS else 1, self.rank + 1)
 
     @property
     def has_groups(self) -> bool:
@@ -149,18 +149,18 @@ class RankProfile:
         return np.fromiter((bool(pattern.search(name)) for name in self.names), bool, len(self.names))
 
 
-class _Names(Table[str]):
-    """Numbers of names, which are cut at `MOST_NAME` characters."""
+class _NameNumbers(Table[str]):
+    """Numbers of names, which are cut at `MAX_NAME_CHARS` characters."""
 
     def __missing__(self, item: str) -> int:
-        return super().__missing__(item) if len(item) <= MOST_NAME else self[item[:MOST_NAME]]
+        return super().__missing__(item) if len(item) <= MAX_NAME_CHARS else self[item[:MAX_NAME_CHARS]]
 
 
 @dataclass(slots=True)
-class _Columns:
+class _ColumnBuilder:
     """Columns that grow by a piece at a time."""
 
-    names: _Names = field(default_factory=_Names)
+    names: _NameNumbers = field(default_factory=_NameNumbers)
     threads: Table[tuple[object, object]] = field(default_factory=Table[tuple[object, object]])
     pieces: list[list[NDArray[Any]]] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
@@ -261,7 +261,7 @@ _EVENT_END = re.compile(rb"\}\s*,\s*(?=\{)")
 _LEAD = re.compile(rb"[ \r\n\t,]*")
 
 
-class _Text:
+class _TextReader:
     """Text of a file that is not decoded yet."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -273,14 +273,14 @@ class _Text:
         self.data += piece
         self.bytes_read += len(piece)
         self.ended = not piece
-        if len(self.data) > MOST_PIECE_BYTES:
-            raise UsageError(f"no event ends within {MOST_PIECE_BYTES >> 20} MiB: not a trace file, or damaged")
+        if len(self.data) > MAX_PIECE_BYTES:
+            raise UsageError(f"no event ends within {MAX_PIECE_BYTES >> 20} MiB: not a trace file, or damaged")
         return bool(piece)
 
 
 def _read_events(path: str, file: BinaryIO, progress: Callable[[int], None]) -> RankProfile:
     """Read all pieces of a profile and return its events; raise UsageError if the text has no list of events."""
-    text, columns = _Text(file), _Columns()
+    text, columns = _TextReader(file), _ColumnBuilder()
     match = None
     while match is None and text.read_more():
         match = _BEGIN.search(text.data)
@@ -324,10 +324,10 @@ def _separator_length(data: bytes) -> int:
     return cast("re.Match[bytes]", _LEAD.match(data)).end()
 
 
-def _decode_piece(data: bytes, columns: _Columns) -> int:
+def _decode_piece(data: bytes, columns: _ColumnBuilder) -> int:
     """Add the events of a piece of text up to the last complete one; return the bytes used, 0 if no end is found."""
     begin, end = _separator_length(data), len(data)
-    for _ in range(_CUTS):
+    for _ in range(_MAX_CUTS_TRIED):
         end = data.rfind(b"}", 0, end)
         if end <= 0:
             return 0
@@ -345,7 +345,7 @@ def _decode_piece(data: bytes, columns: _Columns) -> int:
     return 0
 
 
-def _decode_singly(data: bytes, columns: _Columns) -> tuple[int, bool]:
+def _decode_singly(data: bytes, columns: _ColumnBuilder) -> tuple[int, bool]:
     """Add events one by one, as far as they are complete; return the bytes used, and whether the list ended there."""
     text, begin, decoder = data.decode("utf-8", "surrogateescape"), 0, json.JSONDecoder()
     events: list[_ProfilerEvent] = []
@@ -388,7 +388,7 @@ def _with_whole_characters(fields: Mapping[str, object]) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _build_profile(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool) -> RankProfile:
+def _build_profile(path: str, header: dict[str, Any], columns: _ColumnBuilder, *, cut: bool) -> RankProfile:
     """Return the profile of all events, sorted by start, the longest first; raise UsageError if there are none."""
     parts = [list(part) for part in zip(*columns.pieces, strict=True)]
     columns.pieces.clear()  # so that memory holds one column twice, not all

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ...defaults import DEFAULT_WINDOW
 from ...errors import UsageError
-from ..why.verdict import LITTLE, OFTEN
+from ..why.verdict import MANY_STEP_CALLS, SMALL_CALL_BYTES
 from .copies import add_packing, boundaries, update_together
 from .graph import Graph, Node, input_compute, release_window_wait
 from .machine import ReplayMachine
@@ -162,7 +162,7 @@ def _shorten_issues(graph: Graph, old_transfers: Collection[Node], counts: Mappi
     shares = {
         step: after / before
         for step, (before, after) in counts.items()
-        if before >= OFTEN and after < before and sum(sizes[step]) < LITTLE * before
+        if before >= MANY_STEP_CALLS and after < before and sum(sizes[step]) < SMALL_CALL_BYTES * before
     }
     sources: list[Node] = [
         arrival for node in old_transfers for arrival, _ in node.after
@@ -242,7 +242,7 @@ def _rescaled_price(planned_s: float, measured_ns: float, nbytes: int) -> Callab
     Small operations take the same excess at any size; longer ones as many times their plan.
     """
     beyond_ns = measured_ns - planned_s * 1e9
-    if nbytes < LITTLE and beyond_ns > 0:
+    if nbytes < SMALL_CALL_BYTES and beyond_ns > 0:
         return lambda seconds: seconds * 1e9 + beyond_ns
     return lambda seconds: seconds * measured_ns / planned_s
 

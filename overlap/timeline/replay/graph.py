@@ -81,7 +81,7 @@ class Graph:
         return by_step
 
 
-_FOLLOWED = 10_000  # calls of a program in one instant
+_MAX_INSTANTS = 10_000  # calls of a program in one instant
 
 
 def waited_for_window(arrival: Node) -> bool:
@@ -104,7 +104,7 @@ def _ends_on_stream(node: Node, arrival: Node) -> bool:
 def input_compute(arrival: Node) -> Node | None:
     """Return the compute that an operation began after, or that its program awaited before the call; or None."""
     node: Node | None = arrival
-    for _ in range(_FOLLOWED):
+    for _ in range(_MAX_INSTANTS):
         if node is None:
             return None
         if (found := next((each for each, _ in node.after if each.kind == "compute"), None)) is not None:

@@ -25,7 +25,7 @@ from ..spans import Timeline
 from .graph import Graph, Node
 from .transfers import measured_ns, window_ns
 
-_LOOKED_AT = 64
+_MAX_LATER_COMPUTES = 64
 """Computes after an operation that are searched for the first that may need its result."""
 
 _FETCHES = frozenset({"all_gather", "all_to_all", "broadcast", "scatter"})
@@ -43,7 +43,7 @@ def graph_of(timeline: Timeline) -> Graph:
     steps: list[tuple[Node, Node, Span]] = []
     start_ns = min((span.called_ns for span in timeline.spans), default=0)
     for rank, spans in ranks.items():
-        _Rank(rank, spans, transfers, loops, start_ns).infer(nodes, steps)
+        _RankInference(rank, spans, transfers, loops, start_ns).infer(nodes, steps)
     return Graph(
         nodes=nodes, steps=steps, start_ns=start_ns, world_size=timeline.world_size,
         virtual=timeline.clock == "virtual", meta=timeline.meta,
@@ -129,7 +129,7 @@ def _last_ns(transfer: Node) -> int:
     return max(span.end_ns for span in transfer.spans)
 
 
-class _Rank:
+class _RankInference:
     """The nodes of one rank, while they are inferred from its spans."""
 
     def __init__(
@@ -279,7 +279,8 @@ class _Rank:
             site = span.info.call_site if span.info else ""
             number = numbers[span.name, site, span.step] = numbers.get((span.name, site, span.step), -1) + 1
             first = bisect_left(times, span.called_ns)
-            follow.setdefault((span.name, site, number), []).append((span, computes[first : first + _LOOKED_AT]))
+            later = computes[first : first + _MAX_LATER_COMPUTES]
+            follow.setdefault((span.name, site, number), []).append((span, later))
         users = []
         for same in follow.values():
             for place in range(min(len(later) for _, later in same)):

@@ -159,17 +159,17 @@ def _changed_graph(timeline: Timeline, changes: Sequence[Change], *, latency_sha
     return graph
 
 
-_BUCKETS_AT_MOST = 128
+_MAX_BUCKETS = 128
 """Buckets in a step at most: more are not tried, because each is a message that has to be started."""
 _STEPS_AROUND = 4
 """Steps that are replayed before the shown one, and as many after it, at most."""
-_SPANS_AT_MOST = 20_000
+_MAX_SPANS = 20_000
 """Spans of the replayed steps together, at most: to infer and run these takes a second or two."""
 _CLOSER_LOOK_FACTOR = 3
 """Time to predict a change, as a multiple of the time to try it: a prediction has up to three replays."""
-BEST = 5
+MAX_PREDICTIONS = 5
 """Pieces of advice that are given at most."""
-_WORTH = 0.005
+_WORTH_SHARE = 0.005
 """Part of a step: less is no gain."""
 _SIZES = ("256KiB", "1MiB", "4MiB", "8MiB", "25MiB", "100MiB")
 _WINDOWS = ("8", "2", "32")  # of those that are alike, the one that streams have by default
@@ -208,15 +208,15 @@ def advise(
             untried = ", ".join(candidate.text for candidate in candidates[number:])
             notify(f"after {within_s * 2 / 3:.0f} s, these are not tried; --what-if tries one: {untried}")
             break
-        report(number, len(candidates) + BEST, f"replaying it with {change.text}")
+        report(number, len(candidates) + MAX_PREDICTIONS, f"replaying it with {change.text}")
         with suppress(UsageError):  # the run has nothing of this kind to change
             gain_ns = base.gain_ns([change])
             kind = change.text.partition("=")[0]
             if gain_ns > _bound_ns(timeline, shown_step, kind):
                 continue
-            if gain_ns >= _WORTH * base.replayed.wall_ns and (kind not in results or gain_ns > results[kind][0]):
+            if gain_ns >= _WORTH_SHARE * base.replayed.wall_ns and (kind not in results or gain_ns > results[kind][0]):
                 results[kind] = gain_ns, change, monotonic() - since_s
-    best = sorted(results.values(), key=lambda candidate: (-candidate[0], candidate[1].text))[:BEST]
+    best = sorted(results.values(), key=lambda candidate: (-candidate[0], candidate[1].text))[:MAX_PREDICTIONS]
     predictions: list[Prediction] = []
     for number, (_, change, tried_s) in enumerate(best):
         if predictions and monotonic() - begun_s + _CLOSER_LOOK_FACTOR * tried_s > within_s:
@@ -256,7 +256,7 @@ def _name_steps(step: int | None, timeline: Timeline) -> str:
 
 def neighbours(timeline: Timeline, step: int | None) -> Timeline:
     """Return the steps around one, as many as advice and predictions on it replay."""
-    return steps_around(timeline, step, most_spans=_SPANS_AT_MOST, steps=_STEPS_AROUND)
+    return steps_around(timeline, step, most_spans=_MAX_SPANS, steps=_STEPS_AROUND)
 
 
 def steps_around(timeline: Timeline, step: int | None, *, most_spans: int, steps: int) -> Timeline:
@@ -299,7 +299,7 @@ def _bucket_candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     graph = base.graph()
     if reduced := _largest_series(graph, base.step, timeline.ranks()[0]):
         total = sum(map(transfer_bytes, reduced))
-        least = max(least_bytes(graph), total / _BUCKETS_AT_MOST)
+        least = max(least_bytes(graph), total / _MAX_BUCKETS)
         for size in _SIZES:
             nbytes = parse_bytes(size, argument="size")
             if nbytes >= least:

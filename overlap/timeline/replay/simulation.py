@@ -17,7 +17,7 @@ from ..spans import Timeline
 from .graph import Graph, Node
 
 _NEVER = -1e300
-_LOOKS = 500_000
+_MAX_CYCLE_NODES = 500_000
 """Nodes of cycles that are looked at until no node waits for itself: some ten seconds."""
 
 _Side: TypeAlias = tuple[int, str]
@@ -274,7 +274,7 @@ def break_cycles(graph: Graph) -> None:
     while cycles:
         cycle = cycles.pop()
         looks += len(cycle)
-        if looks > _LOOKS:
+        if looks > _MAX_CYCLE_NODES:
             raise UsageError(
                 "with this change too many operations would wait for each other to tell which of the waits were none; "
                 "run the changed program"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ..why.verdict import LITTLE
+from ..why.verdict import SMALL_CALL_BYTES
 from .graph import Graph, Node
 
 
@@ -48,7 +48,7 @@ def _fit_line(medians: dict[int, float], latency_share: float | None) -> Fit:
     """Return the line through the medians of the smallest and largest size; the latency share splits a single size."""
     least, most = min(medians), max(medians)
     if most < 2 * least or not most:
-        latency_ns = (float(most < LITTLE) if latency_share is None else latency_share) * medians[most]
+        latency_ns = (float(most < SMALL_CALL_BYTES) if latency_share is None else latency_share) * medians[most]
         return Fit(latency_ns=latency_ns, ns_per_byte=(medians[most] - latency_ns) / max(most, 1), sizes=1)
     slope = max((medians[most] - medians[least]) / (most - least), 0.0)
     return Fit(latency_ns=max(medians[least] - slope * least, 0.0), ns_per_byte=slope, sizes=len(medians))

@@ -16,15 +16,15 @@ from statistics import median
 from ...units import format_bytes, format_ns
 from . import causes
 from .places import BACKWARD, ProgramPlace, common_place, list_operators, top_places
-from .rank import TINY_NS, RankReport
+from .rank import TINY_KERNEL_NS, RankReport
 from .ranks import LateRank, Traffic
 from .report import Advice
 
-MOST = 5
+MAX_ADVICE = 5
 """Pieces of advice at most."""
-WORTH = 0.05
+WORTH_SHARE = 0.05
 """Part of a step that a cause must cost to be worth a change; twice that where steps show no gain."""
-FEW_STEPS = 2
+MIN_STEPS = 2
 """Steps from which a range of gains can be computed."""
 GC_WITHOUT_PROFILER = 0.5
 """Part of a recorded garbage collection that remains, at least, without the profiler and its objects.
@@ -33,7 +33,7 @@ Measured with torch and 300,000 lists: 115 of 165 ms.
 """
 SMALL_BYTES, SMALL_NS = 64 * 1024, 15_000
 """Bytes or time of a collective that is mostly latency."""
-LARGE_BYTES, SLOW = 16 << 20, 0.1
+LARGE_BYTES, SLOW_SHARE = 16 << 20, 0.1
 """Bytes of a collective that should reach the bandwidth of its links, and the part of that which is slow."""
 MOSTLY_GRAPHS = 0.5
 """Part of kernels launched by graphs from which on a step is one of graphs."""
@@ -44,7 +44,7 @@ MORE_THAN_OTHERS = 1.5
 KERNEL_BOUND, SOFTMAX_SHARE, ELEMENTWISE_SHARE = 0.6, 0.2, 0.4
 """Part of a step that computes from which on kernels are judged; parts of the time of kernels that are worth advice."""
 _UPDATE = re.compile(r"AccumulateGrad|^Optimizer\.| Optimizer\.|_foreach_")
-SHORT_NS, MANY_OPERATORS = 50_000, 500
+SHORT_OPERATOR_NS, MANY_OPERATORS = 50_000, 500
 """Operators of a host that are shorter, and that many in one function, are called in a loop."""
 MANY_CALLS = 50
 """Collectives of a step that are so many and small should be joined."""
@@ -74,14 +74,14 @@ class Facts:
 
 
 def advice(facts: Facts) -> list[Advice]:
-    """Return at most `MOST` changes, that with the largest cause first."""
+    """Return at most `MAX_ADVICE` changes, that with the largest cause first."""
     items = [
         (ns, item)
         for rule in _RULES
         for ns, item in rule(facts)
-        if item.gain_least_ns is not None or ns >= 2 * WORTH * facts.step_ns or len(facts.steps) < FEW_STEPS
+        if item.gain_least_ns is not None or ns >= 2 * WORTH_SHARE * facts.step_ns or len(facts.steps) < MIN_STEPS
     ]
-    return [item for _, item in sorted(items, key=lambda each: -each[0])[:MOST]]
+    return [item for _, item in sorted(items, key=lambda each: -each[0])[:MAX_ADVICE]]
 
 
 def gain_bounds(facts: Facts, *names: str) -> tuple[int | None, int | None, str]:
@@ -90,7 +90,7 @@ def gain_bounds(facts: Facts, *names: str) -> tuple[int | None, int | None, str]
     if causes.GC in names:
         gains += [round(GC_WITHOUT_PROFILER * ns) for ns in gains]
     walls = [sum(costs.values()) for costs in facts.steps.values()]
-    if len(walls) < FEW_STEPS:
+    if len(walls) < MIN_STEPS:
         return None, None, f"not given: one step is recorded, and it has {format_ns(gains[0])} of it"
     return bound_gains(gains, walls)
 
@@ -131,8 +131,8 @@ def _gain_item(facts: Facts, names: Sequence[str], change: str, place: str, evid
 
 
 def _is_worth(facts: Facts, *names: str) -> bool:
-    """Whether some causes together cost at least the part `WORTH` of the shown step."""
-    return facts.cost_ns(*names) >= WORTH * facts.step_ns
+    """Whether some causes together cost at least the part `WORTH_SHARE` of the shown step."""
+    return facts.cost_ns(*names) >= WORTH_SHARE * facts.step_ns
 
 
 def top_place(facts: Facts, cause: str) -> str:
@@ -142,7 +142,7 @@ def top_place(facts: Facts, cause: str) -> str:
 
 def is_launch_bound(facts: Facts) -> bool:
     """Whether kernels are shorter than launches, and are launched one by one."""
-    return facts.report.graph_share < MOSTLY_GRAPHS and 0 < facts.report.kernel_median_ns[facts.step] < TINY_NS
+    return facts.report.graph_share < MOSTLY_GRAPHS and 0 < facts.report.kernel_median_ns[facts.step] < TINY_KERNEL_NS
 
 
 def _advise_launches(facts: Facts) -> AdviceItems:
@@ -249,15 +249,15 @@ def _advise_python(facts: Facts) -> AdviceItems:
         yield _gain_item(facts, [causes.PYTHON], change, where, "no operator runs in that time")
 
 
-_ONCE = (causes.STARTUP, causes.ALLOCATOR, causes.COMPILE, causes.CAPTURE)
+_ONE_TIME_CAUSES = (causes.STARTUP, causes.ALLOCATOR, causes.COMPILE, causes.CAPTURE)
 
 
 def _advise_startup(facts: Facts) -> AdviceItems:
     """Advise on allocation and compilation if several steps have them, or else on recording later."""
-    if not _is_worth(facts, *_ONCE):
+    if not _is_worth(facts, *_ONE_TIME_CAUSES):
         return
-    cause = max(_ONCE, key=facts.cost_ns)
-    often = sum(costs.get(cause, 0) >= WORTH * sum(costs.values()) for costs in facts.steps.values())
+    cause = max(_ONE_TIME_CAUSES, key=facts.cost_ns)
+    often = sum(costs.get(cause, 0) >= WORTH_SHARE * sum(costs.values()) for costs in facts.steps.values())
     if cause == causes.ALLOCATOR and often > 1:
         change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and no torch.cuda.empty_cache() in the loop"
         yield _gain_item(facts, [cause], change, top_place(facts, cause), f"memory is allocated in {often} steps")
@@ -268,7 +268,7 @@ def _advise_startup(facts: Facts) -> AdviceItems:
         change = "record later: torch.profiler.schedule(wait=1, warmup=3, active=3); a start says nothing of the rest"
         evidence = "the recording contains the start of the program"
         yield _gain_item(
-            facts, sorted(_ONCE, key=facts.cost_ns, reverse=True), change, top_place(facts, cause), evidence
+            facts, sorted(_ONE_TIME_CAUSES, key=facts.cost_ns, reverse=True), change, top_place(facts, cause), evidence
         )
 
 
@@ -361,7 +361,7 @@ def _advise_communication(facts: Facts) -> AdviceItems:
 def _is_slow(traffic: Traffic) -> bool:
     """Whether large messages have a tenth of the links' bandwidth, or less; a quarter is usual for 16 MiB."""
     large = traffic.nbytes // traffic.calls >= LARGE_BYTES
-    return large and traffic.link_gb_s is not None and (traffic.bus_gb_s or 0) < SLOW * traffic.link_gb_s
+    return large and traffic.link_gb_s is not None and (traffic.bus_gb_s or 0) < SLOW_SHARE * traffic.link_gb_s
 
 
 def _is_small(traffic: Traffic) -> bool:
@@ -377,7 +377,7 @@ def _advise_operator_loops(facts: Facts) -> AdviceItems:
         return
     tiny: dict[str, list[tuple[ProgramPlace, int, int]]] = {}
     for called, ns, count in facts.places.get(causes.COMPUTE, ()):
-        if ns < SHORT_NS * count and not _UPDATE.search(f"{called.operator} {called.phase}"):
+        if ns < SHORT_OPERATOR_NS * count and not _UPDATE.search(f"{called.operator} {called.phase}"):
             function = called.frame or called.module or ("" if facts.report.has_python else called.operator)
             tiny.setdefault(function, []).append((called, ns, count))
     python_places = [(called, ns) for called, ns, _ in facts.places.get(causes.PYTHON, ())]

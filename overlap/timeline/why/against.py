@@ -9,7 +9,7 @@ from ...units import format_ns
 from .causes import WORDING
 from .report import Why
 
-FEWEST = 3
+MIN_STEPS = 3
 """Steps on each side; with fewer, chance gives any order of them too often."""
 
 
@@ -33,10 +33,10 @@ def compare(new: Why, old: Why) -> Comparison:
     before_ns, after_ns = median(old_ns), median(new_ns)
     change = f"{format_ns(before_ns)} before, {format_ns(after_ns)} now ({after_ns / before_ns - 1:+.1%})"
     counts = f"{len(old_ns)} and {len(new_ns)} steps"
-    if min(len(new_ns), len(old_ns)) < FEWEST:
+    if min(len(new_ns), len(old_ns)) < MIN_STEPS:
         return Comparison(
             judgement="undecided",
-            sentence=f"cannot be told: a step takes {change}, but {counts} are too few: record {FEWEST} or more",
+            sentence=f"cannot be told: a step takes {change}, but {counts} are too few: record {MIN_STEPS} or more",
         )
     if new_ns[0] <= old_ns[-1] and old_ns[0] <= new_ns[-1]:
         old_range = f"{format_ns(old_ns[0])} to {format_ns(old_ns[-1])} before"

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from ...errors import UsageError
 from .rank import RankReport, measure_file
 
-AT_ONCE = 2
+MAX_PROCESSES = 2
 """Each needs some 200 MB for 250 MB of text."""
 SMALL_BYTES = 32 << 20
 """Files that together have fewer bytes are read faster than a process starts."""
@@ -62,7 +62,7 @@ def in_children(
         UsageError: A process has ended before it had read its files.
     """
     children: list[subprocess.Popen[bytes]] = []
-    pool = ThreadPoolExecutor(AT_ONCE)
+    pool = ThreadPoolExecutor(MAX_PROCESSES)
     try:
         function = f"{read.__module__}:{read.__name__}"
         results = [pool.submit(_read_in_child, function, batch, children) for batch in batches]

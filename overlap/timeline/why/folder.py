@@ -15,9 +15,9 @@ from .judgement import judge
 from .rank import RankReport
 from .report import SCHEMA, Why, from_json
 
-MOST_REPORT_BYTES = 64 << 20
+MAX_REPORT_BYTES = 64 << 20
 _RANK = re.compile(r"(?:rank|worker|TP)[-_ ]?(\d+)", re.IGNORECASE)
-ENDINGS = (".json", ".json.gz", ".gz", ".pickle", ".pkl")
+TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".pickle", ".pkl")
 
 
 def explain(
@@ -63,19 +63,20 @@ def _trace_files(path: Path) -> list[Path]:
             raise UsageError(f"why: {path} is no regular file, and is read more than once: save it, and name that")
         return [path]
     inside = sorted(path.iterdir())
-    files = [each for each in inside if each.is_file() and each.name.endswith(ENDINGS)]
+    files = [each for each in inside if each.is_file() and each.name.endswith(TRACE_SUFFIXES)]
     folders = [each for each in inside if each.is_dir()]
     if not files and len(folders) == 1:  # as archives are unpacked
         return _trace_files(folders[0])
     if not files:
-        raise UsageError(f"why: no trace and no dump in {path}: expected files that end in {', '.join(ENDINGS[:3])}")
+        suffixes = ", ".join(TRACE_SUFFIXES[:3])
+        raise UsageError(f"why: no trace and no dump in {path}: expected files that end in {suffixes}")
     return files
 
 
 def _read_report(path: Path) -> Why | None:
     """Return a report that `overlap why --json` has written; None if a file is something else or larger than one."""
     try:
-        if path.stat().st_size > MOST_REPORT_BYTES:
+        if path.stat().st_size > MAX_REPORT_BYTES:
             return None
         data = path.read_bytes()
     except OSError as error:

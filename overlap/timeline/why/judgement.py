@@ -10,16 +10,16 @@ from ...errors import UsageError
 from ...units import figure, figure_unit, format_bytes, format_ns
 from ..measure.intervals import clip, merge
 from ..ranklist import listed, named_ranks
-from .advice import FEW_STEPS, WORTH, Facts, advice, is_launch_bound
+from .advice import MIN_STEPS, WORTH_SHARE, Facts, advice, is_launch_bound
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
 from .places import top_places
 from .rank import RankReport
 from .ranks import LateRank, MatchedRanks, link_gb_s, sum_traffic
 from .report import Cause, Why, mean_costs, median_length_step
 
-LONGER = 1.5
+LONGER_FACTOR = 1.5
 """Steps that take so many times the length of the shown one are named."""
-BUSY = 0.8
+BUSY_SHARE = 0.8
 """A device that computes for this part of a step is the limit."""
 _LARGE_CLASS = 0.3
 """Part of the time of kernels from which on their kind is named."""
@@ -164,7 +164,7 @@ def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequ
     count = len(facts.ranks[facts.step])
     mean = "" if total_ns > 0.99 * wall_ns else f" on the longest rank, {figure(total_ns, unit_ns)} on average"
     head = f"{subject} takes {figure(wall_ns, unit_ns)} {name}{mean}: "
-    if loss is None or compute_ns >= BUSY * total_ns:
+    if loss is None or compute_ns >= BUSY_SHARE * total_ns:
         return head + _busy_sentence(facts, unit_ns, name)
     changes = advice(facts)
     if changes and changes[0].cause == COMPUTE and not facts.report.on_device:
@@ -213,14 +213,14 @@ def _busy_sentence(facts: Facts, unit_ns: int, name: str) -> str:
     change = next((f"; try: {item.change}" for item in advice(facts) if item.cause == COMPUTE), "")
     costs = facts.steps[facts.step]
     other = max(costs, key=lambda cause: (cause != COMPUTE) * costs[cause])
-    if not change and other != COMPUTE and costs[other] >= WORTH * facts.step_ns:
+    if not change and other != COMPUTE and costs[other] >= WORTH_SHARE * facts.step_ns:
         return f"{text}; {costs[other] / facts.step_ns:.0%} are: {WORDING[other]}"
     return text + (change or f"; nothing but {'kernels' if facts.report.on_device else 'operators'} takes long")
 
 
 def _longer_steps_note(facts: Facts, walls: Mapping[int | None, int]) -> list[str]:
     """Return a line on steps far longer than the shown one, with the cause that grows most; no line without any."""
-    longer = [at for at in walls if walls[at] >= LONGER * walls[facts.step]]
+    longer = [at for at in walls if walls[at] >= LONGER_FACTOR * walls[facts.step]]
     if not longer:
         return []
     longest = max(longer, key=lambda at: walls[at])
@@ -273,7 +273,7 @@ def _open_questions(facts: Facts, missing: Sequence[int]) -> list[str]:
         )
     if facts.cost_ns(UNKNOWN) >= _UNDECIDED * facts.step_ns and not _missing_events_note(facts):
         sentences.append(f"{format_ns(facts.cost_ns(UNKNOWN))} of the step: {_unknown_reason(facts)}")
-    if len(facts.steps) < FEW_STEPS:
+    if len(facts.steps) < MIN_STEPS:
         sentences.append("gains: one step is recorded, so what differs between steps is unknown; record three or more")
     if facts.cost_ns(LAUNCH, PYTHON, SYNC) >= 0.1 * facts.step_ns and not facts.report.has_python:
         sentences.append("the Python function: record with with_stack=True and with_modules=True")

@@ -10,7 +10,7 @@ from ...units import figure, figure_unit
 from .report import Advice, Why
 
 LINES = 24
-WHOLE = 3
+WRAPPED_CAUSES = 3
 """Causes whose places are wrapped to a second line; those of others are cut."""
 _SMALL = 0.01
 """Part of a step: causes with less share a line."""
@@ -25,7 +25,7 @@ def page_lines(why: Why, width: int = 100) -> list[str]:
     notes = [_shorten(each, width) for each in why.notes]
     lines = [*head, ""]
     for number, line in enumerate(_cause_lines(why)):
-        lines += _wrap(line, width, indent=21) if number < WHOLE else [_shorten(line, width)]
+        lines += _wrap(line, width, indent=21) if number < WRAPPED_CAUSES else [_shorten(line, width)]
     room = LINES - len(lines) - min(len(tail), 2) - 1
     for number, item in enumerate(why.advice, 1):
         advice_lines = _advice_lines(number, item, width)

@@ -21,14 +21,14 @@ from .windows import Rows, is_outermost
 BACKWARD = "backward"
 """Phase of operators of the backward pass; their places are those of their forward."""
 _DEPTH, _PRIME = 200, np.uint64(0x100000001B3)
-PLACES = 3
+MAX_PLACES = 3
 """Places of a cause that are named."""
 _NAME = 80
 """Characters of an operator, module or note that are shown."""
 _DUNDER = re.compile(r"^__(?!init__|next__|iter__|getitem__)\w+__$|^<")
 _FRAME = re.compile(r"^(?P<path>[^()]+\.py)\((?P<line>\d+)\): (?P<name>.+)$")
 _LIBRARY = re.compile(r"(^|/)(torch|torchvision|numpy|triton|importlib|<frozen)(/|$)|^<|^threading\.py|/lib/python3")
-_MOSTLY = 0.9
+_MAIN_OPERATOR_SHARE = 0.9
 """Part of the time of a place from which on it counts as one operator's."""
 _INSTANCE = re.compile(r"_\d+$")
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function: ")
@@ -104,17 +104,17 @@ def top_places(
     )
     return [
         f"{_describe_group(place, group)} ({format_ns(ns)}{rank}{list_operators(group, ': ') * _has_several(group)})"
-        for ns, place, group in sums[:PLACES]
+        for ns, place, group in sums[:MAX_PLACES]
         if ns >= 0.01 * step_ns
     ]
 
 
 def _has_several(places: Sequence[tuple[ProgramPlace, int]]) -> bool:
-    """Whether no operator alone has nearly all (`_MOSTLY`) of the time of some places."""
+    """Whether no operator alone has nearly all (`_MAIN_OPERATOR_SHARE`) of the time of some places."""
     sums: Counter[str] = Counter()
     for place, ns in places:
         sums[place.operator] += ns
-    return max(sums.values()) < _MOSTLY * sum(sums.values())
+    return max(sums.values()) < _MAIN_OPERATOR_SHARE * sum(sums.values())
 
 
 def _describe_group(place: ProgramPlace, group: Sequence[tuple[ProgramPlace, int]]) -> str:

@@ -33,9 +33,9 @@ from .windows import (
 
 EARLY_NS = 1_000_000
 """A launch within this time of the first event was perhaps not the first of its step."""
-MOST_PIECES = 3_000
+MAX_PIECES = 3_000
 """Pieces, the longest first, that show what a late rank did."""
-TINY_NS = 20_000
+TINY_KERNEL_NS = 20_000
 """A kernel that is shorter takes less time than its launch."""
 
 _WORKERS = re.compile(r"_MultiProcessingDataLoaderIter")
@@ -137,8 +137,8 @@ def measure(profile: RankProfile) -> RankReport:
     sums = []
     for part_pieces, rows in ((pieces, None), compute_pieces(profile, work, compute)):
         shown, number = _piece_places(profile, places, part_pieces, rows)
-        sums.append(_Costs(part_pieces, shown, number))
-        longest = np.argsort(part_pieces.start_ns - part_pieces.end_ns, kind="stable")[:MOST_PIECES].tolist()
+        sums.append(_PieceCosts(part_pieces, shown, number))
+        longest = np.argsort(part_pieces.start_ns - part_pieces.end_ns, kind="stable")[:MAX_PIECES].tolist()
         instants = ((base_ns + int(part_pieces.start_ns[at]), base_ns + int(part_pieces.end_ns[at])) for at in longest)
         report.pieces += [
             (*span, NAMES[part_pieces.cause[at]], shown[number[at]]) for at, span in zip(longest, instants, strict=True)
@@ -200,7 +200,7 @@ def _short_kernel_name(kernel: str) -> str:
     return re.split(r"[<(]", name, maxsplit=1)[0] or kernel[:80]
 
 
-class _Costs:
+class _PieceCosts:
     """Sums of pieces by cause and place."""
 
     def __init__(self, pieces: GapPieces, places: list[ProgramPlace], number: Rows) -> None:

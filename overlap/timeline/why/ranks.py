@@ -235,13 +235,13 @@ _LINKS_GB_S = (
     (r"MI300X", 448), (r"MI355X", 535.5),
 )  # fmt: skip
 """Links of a device to the others of its host, one direction (vendors' pages; stas00/ml-engineering, network)."""
-ONE_HOST = 8
+MAX_HOST_DEVICES = 8
 """Devices of one host at most: a job with as many ranks, or fewer, is taken to be inside one."""
 
 
 def link_gb_s(device: str, world_size: int) -> float | None:
     """Return the GB/s of a device's links to others of its host; None if unknown, or if the job has several hosts."""
-    if world_size > ONE_HOST:
+    if world_size > MAX_HOST_DEVICES:
         return None
     return next((float(speed) for pattern, speed in _LINKS_GB_S if re.search(pattern, device)), None)
 

@@ -29,7 +29,7 @@ Doing: TypeAlias = Literal["compute", "program", "wire", "unknown"]
 _DOING: tuple[Doing, ...] = ("compute", "program", "wire", "unknown")
 _UNKNOWN = 3
 
-FOLLOWED = 16
+MAX_CHAIN_RANKS = 16
 """Longest chain of ranks, each waiting for the next, that is followed."""
 
 
@@ -174,7 +174,7 @@ def reasons(timeline: Timeline, covers: Sequence[Coverage]) -> Reasons:
         return Reasons(texts=(), **{name: np.zeros(0, np.int64) for name in _COLUMNS})
     window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)
     activity = Activity(timeline, window)
-    search = _Search(activity)
+    search = _ReasonSearch(activity)
     search.follow_waits(covers)
     found = search.collect()
     _name_excess(found, activity.columns, covers, window[0])
@@ -237,7 +237,7 @@ def spent_ns(spans: SpanColumns, begun_ns: Int64s, rank: Int64s, now_ns: Int64s)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waits:
-    """Columns of waits: the victim's index in `covers`, interval, operation's row, and ranks passed, the victim first."""
+    """Columns of waits: victim's index in `covers`, interval, operation's row, and ranks passed, the victim first."""
 
     place: Rows
     start_ns: Int64s
@@ -250,7 +250,7 @@ class _Waits:
         return _Waits(self.place[which], self.start_ns[which], self.end_ns[which], self.row[which], self.passed[which])
 
 
-class _Search:
+class _ReasonSearch:
     """Follows all waits at once, one rank further with each pass."""
 
     def __init__(self, activity: Activity) -> None:
@@ -295,7 +295,7 @@ class _Search:
         passed_ranks = np.concatenate([followed.passed, awaited[:, None]], axis=1)
         further = self._activity.last[pieces.row]
         follows = (further >= 0) & (passed_ranks != self._columns.rank[further][:, None]).all(axis=1)
-        follows &= (pieces.doing == WAITING) & (passed_ranks.shape[1] < FOLLOWED)
+        follows &= (pieces.doing == WAITING) & (passed_ranks.shape[1] < MAX_CHAIN_RANKS)
         # in a circle of ranks that wait for each other, or in a long chain
         stuck = (pieces.doing == WAITING) & ~follows
         name, place = self._columns.name[last[index]], self._columns.call_site[last[index]]

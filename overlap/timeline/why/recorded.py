@@ -14,7 +14,7 @@ from ..measure.metrics import Breakdown, breakdowns, median_step
 from ..ranklist import named_ranks
 from ..replay.prediction import Prediction, advise, neighbours, predict
 from ..spans import ORIGIN, STARVED, Timeline
-from .advice import FEW_STEPS, MOST, WORTH, bound_gains
+from .advice import MAX_ADVICE, MIN_STEPS, WORTH_SHARE, bound_gains
 from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
 from .oddities import oddities
 from .report import Advice, Cause, Why, mean_costs
@@ -24,7 +24,7 @@ ADVICE_S = 20.0
 """Time for replays."""
 REPLAYED_STEPS = 5
 """Steps that are replayed at most for the range of a gain."""
-OFF = 0.05
+REPLAY_ERROR_SHARE = 0.05
 """Largest error of a replay as part of a step, against changed programs in virtual time (tests: test_replay)."""
 
 _WORDING = WORDING | {
@@ -77,7 +77,7 @@ def build_report(timeline: Timeline, *, step: int | None) -> Why:
             )
             for cause, ns in sorted(mean_ns.items(), key=lambda each: -each[1]) if ns
         ),
-        advice=tuple([*([starved] if starved else []), *_replay_advice(timeline, verdict)][:MOST]),
+        advice=tuple([*([starved] if starved else []), *_replay_advice(timeline, verdict)][:MAX_ADVICE]),
         undecided=tuple(filter(None, [oddities(timeline)])),
         costs=tuple(
             (rank, number, cause, ns)
@@ -134,8 +134,8 @@ def _replay_advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
     if verdict.step is None or not verdict.ranks:
         return []
     items, begun_s = [], monotonic()
-    for prediction in advise(timeline, step=verdict.step, within_s=ADVICE_S)[:MOST]:
-        if prediction.gain_share >= WORTH:
+    for prediction in advise(timeline, step=verdict.step, within_s=ADVICE_S)[:MAX_ADVICE]:
+        if prediction.gain_share >= WORTH_SHARE:
             text = prediction.changes[0].text
             change = f'{prediction.changes[0].what}: `--what-if "{text}"` of `overlap timeline` shows it'
             cause = next((cause for kind, cause in _CAUSES.items() if text.startswith(kind)), WIRE)
@@ -161,9 +161,9 @@ def _gain_bounds(
         with suppress(UsageError):  # that step has nothing to change
             replays.append(predict(neighbours(timeline, other_step), first.changes, step=other_step))
     walls = [prediction.measured.wall_ns for prediction in replays]
-    if len(replays) < FEW_STEPS:
+    if len(replays) < MIN_STEPS:
         return None, None, f"not given: one step is recorded, which would be shorter by {first.gain_share:.0%}"
-    off_ns = round(OFF * max(walls))
+    off_ns = round(REPLAY_ERROR_SHARE * max(walls))
     least = min(prediction.measured.wall_ns - prediction.most_ns for prediction in replays) - off_ns
     most = max(prediction.measured.wall_ns - prediction.least_ns for prediction in replays) + off_ns
     return bound_gains([least, most], walls)

@@ -22,11 +22,11 @@ _MENTIONED_SHARE = 0.001
 
 _MENTION_DIVISOR = 20
 """A loss is mentioned from this part of the time of all ranks on: a twentieth."""
-_ALIKE = 0.01
+_SIMILAR_SHARE = 0.01
 """Part of the longest rank's time: means of the ranks that are so near to it add up to it, as far as people read."""
-OFTEN = 50
+MANY_STEP_CALLS = 50
 """Calls of one operation in a step from which on they are mentioned, if they are small."""
-LITTLE = 64 * 1024
+SMALL_CALL_BYTES = 64 * 1024
 """Bytes of a small operation: on most wires, fewer bytes take no less time."""
 
 
@@ -115,7 +115,7 @@ class Verdict:
             return f"{subject}: nothing was recorded"
         mean = self._mean(self.walls_ns, unit_ns)
         longest = figure(self.wall_ns, unit_ns)
-        alike = self.wall_ns - self.walls_ns / self.ranks < _ALIKE * self.wall_ns
+        alike = self.wall_ns - self.walls_ns / self.ranks < _SIMILAR_SHARE * self.wall_ns
         mean = "" if alike else f" on the longest of {self.ranks} ranks; {mean} on average"
         parts = [f"{subject} {longest} {name}{mean}: compute {self._mean(self.compute_ns, unit_ns)}"]
         if not self.comm_ns:
@@ -260,7 +260,7 @@ def _most_frequent_calls(timeline: Timeline, covers: Sequence[Coverage]) -> Call
     counts = np.bincount(kind.reshape(-1))
     most = int(counts.argmax())
     number, nbytes = round(counts[most] / len(windows)), int(operations.nbytes[kind.reshape(-1) == most].mean())
-    if number < OFTEN or nbytes >= LITTLE:
+    if number < MANY_STEP_CALLS or nbytes >= SMALL_CALL_BYTES:
         return None
     op, site = ops[:, most].tolist()
     names = np.unique(operations.name[kind.reshape(-1) == most]).tolist()
