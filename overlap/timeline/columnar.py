@@ -119,7 +119,7 @@ class SpanColumns:
         return cast(Rows, rows[self.kind[rows] == KINDS.index(kind)])
 
     @classmethod
-    def of(cls, spans: Sequence[Span]) -> SpanColumns:
+    def from_spans(cls, spans: Sequence[Span]) -> SpanColumns:
         """Return the columns of spans. Cost: about 5 microseconds each.
 
         Raises:
@@ -149,18 +149,18 @@ class SpanColumns:
             "group": [groups[SpanGroup(info.group, info.ranks, info.tag)] for info in infos],
         }
         columns = {name: np.array(column, np.int64) for name, column in numbers.items()}
-        return cls.of_named(columns, texts, groups)
+        return cls.from_named(columns, texts, groups)
 
     @classmethod
-    def of_table(
+    def from_table(
         cls, rank: int, table: Iterable[NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]
     ) -> SpanColumns:
         """Return the columns of one rank, from the columns `INT64_COLUMNS` and `INT32_COLUMNS` in this order."""
         named = dict(zip((*INT64_COLUMNS, *INT32_COLUMNS), table, strict=True))
-        return cls.of_named(named | {"rank": np.full(len(named["seq"]), rank, np.int64)}, texts, groups)
+        return cls.from_named(named | {"rank": np.full(len(named["seq"]), rank, np.int64)}, texts, groups)
 
     @classmethod
-    def of_named(
+    def from_named(
         cls, columns: Mapping[str, NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]
     ) -> SpanColumns:
         """Return columns converted to the integer types of the fields, with the given tables of texts and groups."""
@@ -175,7 +175,7 @@ class SpanColumns:
         texts, groups = Table[str](), Table[SpanGroup]()
         texts[""], groups[NO_GROUP]
         none = np.zeros((len(INT64_COLUMNS) + len(INT32_COLUMNS), 0), np.int64)
-        joined_parts = [cls.of_table(0, none, (), ())]
+        joined_parts = [cls.from_table(0, none, (), ())]
         for part in parts:
             text_index, group_index = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
             for number in part._used_texts():
@@ -186,7 +186,7 @@ class SpanColumns:
         columns = {name: np.concatenate([getattr(part, name) for part in joined_parts]) for name in _COLUMNS}
         return cls(texts=tuple(texts), groups=tuple(groups), **columns)
 
-    def canonical(self) -> SpanColumns:
+    def with_sorted_tables(self) -> SpanColumns:
         """Return these columns with sorted tables of the texts and groups in use: equal spans give equal columns."""
         texts = sorted({self.texts[number] for number in self._used_texts()})
         groups = sorted({self.groups[number] for number in np.unique(self.group).tolist()})
@@ -228,7 +228,7 @@ class SpanColumns:
         ranks, firsts = np.unique(self.rank[rows], return_index=True)
         return dict(zip(ranks.tolist(), np.split(rows, firsts[1:]), strict=False))
 
-    def order(self) -> Rows:
+    def timeline_order(self) -> Rows:
         """Return the row numbers in the order of a timeline: by start, then by all that tells spans apart."""
         by_start = np.argsort(self.start_ns, kind="stable")
         starts = self.start_ns[by_start]
@@ -312,10 +312,10 @@ class SpanList(Sequence[Span]):
         self._has_all_objects = False
 
     @classmethod
-    def of(cls, spans: Sequence[Span]) -> SpanList:
-        """Return the list of spans in the order of a timeline; errors as for `SpanColumns.of`."""
-        columns = SpanColumns.of(spans)
-        order = columns.order()
+    def from_spans(cls, spans: Sequence[Span]) -> SpanList:
+        """Return the list of spans in the order of a timeline; errors as for `SpanColumns.from_spans`."""
+        columns = SpanColumns.from_spans(spans)
+        order = columns.timeline_order()
         found = cls(columns.take(order))
         found._span_objects = [spans[row] for row in order.tolist()]
         found._has_all_objects = True

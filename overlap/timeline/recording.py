@@ -199,7 +199,7 @@ def columns_from_raw(rank: int, raws: Collection[RawSpan]) -> SpanColumns:
     encoder = _RowEncoder()
     rows = [encoder.encode(raw) for raw in raws]
     table = np.array(rows, np.int64).reshape(len(rows), len(INT64_COLUMNS) + len(INT32_COLUMNS)).T
-    return SpanColumns.of_table(rank, table, encoder.texts, encoder.groups)
+    return SpanColumns.from_table(rank, table, encoder.texts, encoder.groups)
 
 
 class _RowEncoder:

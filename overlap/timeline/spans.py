@@ -39,7 +39,7 @@ class Timeline:
     meta: dict[str, str] = field(default_factory=dict)  # free text about the run, such as the script's name
 
     def __post_init__(self) -> None:
-        self._list = self.spans if isinstance(self.spans, SpanList) else SpanList.of(self.spans)
+        self._list = self.spans if isinstance(self.spans, SpanList) else SpanList.from_spans(self.spans)
         self.spans = self._list
 
     @classmethod
@@ -68,7 +68,7 @@ class Timeline:
         meta: dict[str, str] | None = None,
     ) -> Timeline:
         """Return the timeline of spans in any order; no object is made of a span before it is asked for."""
-        spans = SpanList(columns.take(columns.order()))
+        spans = SpanList(columns.take(columns.timeline_order()))
         return cls(spans=spans, world_size=world_size, clock=clock, dropped=dropped, meta=meta or {})
 
     def __repr__(self) -> str:

@@ -35,21 +35,23 @@ class Fold:
 def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) -> list[Fold]:
     """Return at most `room` rows of ranks, at least one row; the ranks that were waited for most come first.
 
-    Ranks whose times are alike share a row. The culprits come first, then the
-    others by exposed communication, most first. The difference that counts as alike doubles until there is room. Cost:
-    one pass over the ranks for each doubling, with a look at each row.
+    Ranks whose times are alike share a row. The culprits come first, then the others by exposed communication, most
+    first. The difference that counts as alike doubles until there is room. Cost: for each doubling, each rank is compared
+    with each row.
     """
     wall_ns = max((row.wall_ns for row in of_steps(rows)), default=0) or 1
     points = {row.rank: _relative_times(row, wall_ns) for row in rows}
     total_ns = sum(blamed_ns.values())
-    worth = total_ns > _WAITING_SHARE * sum(row.wall_ns for row in rows)
-    culprits = {rank for rank, ns in blamed_ns.items() if worth and ns >= _BLAMED_SHARE * total_ns and rank in points}
+    has_waiting = total_ns > _WAITING_SHARE * sum(row.wall_ns for row in rows)
+    culprits = {
+        rank for rank, ns in blamed_ns.items() if has_waiting and ns >= _BLAMED_SHARE * total_ns and rank in points
+    }
     culprits = set(sorted(culprits, key=lambda rank: (-blamed_ns[rank], rank))[: max(room - 1, 0)])
     others = sorted((row for row in rows if row.rank not in culprits), key=lambda row: (-row.exposed_ns, row.rank))
-    alike, groups = _SIMILAR_SHARE, _group_alike(others, points, _SIMILAR_SHARE)
+    tolerance, groups = _SIMILAR_SHARE, _group_alike(others, points, _SIMILAR_SHARE)
     while len(groups) > max(room - len(culprits), 1):
-        alike *= 2
-        groups = _group_alike(others, points, alike)
+        tolerance *= 2
+        groups = _group_alike(others, points, tolerance)
     first = sorted(culprits, key=lambda rank: (-blamed_ns[rank], rank))
     return [
         *(_make_fold([rank], points, blamed_ns, culprit=True) for rank in first),

@@ -18,7 +18,7 @@ from ..why.verdict import Verdict, judge
 from .axis import ruler
 from .folding import Fold, fold, table_lines
 from .lanes import NO_WAITS, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
-from .theme import Piece, legend
+from .theme import Piece, legend_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -92,7 +92,7 @@ class TimelineView:
         self._waits = found.waits()
         self._stream_activity = _stream_activity(timeline, self._covers)
         self.length_ns: int = self.verdict.wall_ns
-        self._title = f"{_title(timeline, step, len(self._covers))}{_uncounted_note(self._rows)}"
+        self._title = f"{_title_text(timeline, step, len(self._covers))}{_uncounted_note(self._rows)}"
 
     def lines(
         self,
@@ -130,14 +130,14 @@ class TimelineView:
         layout = _Layout(columns - edges, ascii or self._ascii, color, two_lanes, window, streams)
         mark = "|" if layout.ascii else "╵"
         return [
-            *_lines(wrapped(f"{self._title}{_folding_note(folds)}", columns), "bold" if color else ""),
+            *_styled_lines(wrapped(f"{self._title}{_folding_note(folds)}", columns), "bold" if color else ""),
             *(
                 line
                 for head, cover in heads
                 for line in self._draw_rank(head, cover, layout, columns - layout.cells - 2)
             ),
             [(" " * (edges - 1) + ruler(max(window[1] - window[0], 1), layout.cells, mark=mark), "")],
-            *legend(
+            *legend_lines(
                 columns,
                 two_lanes=two_lanes,
                 ascii=layout.ascii,
@@ -145,11 +145,11 @@ class TimelineView:
                 kept=any(len(each.kept) for each in covers),
             ),
             [],
-            *_lines(
+            *_styled_lines(
                 table_lines([(fold, [row for row in self._rows if row.rank in fold.ranks]) for fold in folds], columns)
             ),
             [],
-            *_lines(sentence),
+            *_styled_lines(sentence),
         ]
 
     def _choose_rows(self, height: int | None, used_lines: int) -> list[Fold]:
@@ -207,7 +207,7 @@ class TimelineView:
 _IN_NOTEBOOKS = '<pre style="line-height: normal; font-family: monospace">{code}</pre>'
 
 
-def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
+def _title_text(timeline: Timeline, step: int | None, ranks: int) -> str:
     """Return the first part of the title: the step, how many ranks are drawn, and what the trace lacks."""
     subject = "whole run" if step is None else f"step {step}"
     clock = ", virtual time" if timeline.clock == "virtual" else ""
@@ -272,5 +272,5 @@ def _rank_lanes(cover: Coverage, layout: _Layout, waits: Waits) -> Sequence[_Lin
     return [block_row(cover, layout.window, layout.cells, color=layout.color)]
 
 
-def _lines(texts: Iterable[str], style: str = "") -> list[_Line]:
+def _styled_lines(texts: Iterable[str], style: str = "") -> list[_Line]:
     return [[(text, style)] for text in texts]

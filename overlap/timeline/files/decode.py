@@ -127,7 +127,7 @@ def _decode_columns(events: Sequence[_Event]) -> SpanColumns:
     columns = {name: np.array(column, np.int64) for name, column in numbers.items()}
     known_groups = Table[SpanGroup]()  # one group may be listed in several ways
     columns["group"] = np.array([known_groups[_decode_group(*group)] for group in groups])[columns["group"]]
-    return SpanColumns.of_named(columns, texts, known_groups)
+    return SpanColumns.from_named(columns, texts, known_groups)
 
 
 def _decode_group(name: str, ranks: str | UnsetType, tag: int) -> SpanGroup:

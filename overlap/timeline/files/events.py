@@ -226,7 +226,7 @@ def _bytes_in_flight(rank: int, spans: Sequence[_Row]) -> Iterator[str]:
 _json_encoder = msgspec.json.Encoder(order="sorted")
 
 
-def dumps(value: Json) -> str:
+def dump_json(value: Json) -> str:
     """Return JSON with sorted keys and no blanks; lone surrogates, which UTF-8 cannot encode, become escapes."""
     try:
         return _json_encoder.encode(value).decode()
@@ -237,4 +237,4 @@ def dumps(value: Json) -> str:
 @lru_cache(maxsize=10_000)
 def cached_json(text: str) -> str:
     """Return a text as a JSON string, from a cache: the events of a file repeat few texts."""
-    return dumps(text)
+    return dump_json(text)

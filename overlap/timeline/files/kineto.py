@@ -69,6 +69,6 @@ def profile_timeline(profile: RankProfile) -> Timeline:
     ]
     for name in ("issued_ns", "met_ns"):
         columns[name][operations] = columns["start_ns"][operations]
-    spans = SpanColumns.of_named(columns, texts, groups)
+    spans = SpanColumns.from_named(columns, texts, groups)
     meta |= {LEFT_OUT: "; ".join(notes)} if notes else {}
     return Timeline.of_columns(spans, world_size=len(world), meta=meta)

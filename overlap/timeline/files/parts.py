@@ -162,7 +162,7 @@ def begin_stream(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
 def stream_block(columns: SpanColumns) -> bytes:
     """Return a block of a stream that holds spans of one rank; there must be at least one."""
     return int(columns.rank[0]).to_bytes(8, "big") + _with_length(
-        _compress_columns(columns.canonical(), errors="surrogatepass")
+        _compress_columns(columns.with_sorted_tables(), errors="surrogatepass")
     )
 
 
@@ -209,7 +209,9 @@ def append_end(pieces: Iterable[bytes], ranks: Sequence[tuple[int, str]]) -> Ite
 
 def pack_end_block(columns: SpanColumns) -> tuple[int, str]:
     """Return the rank and its spans, packed as base64, for the end of a trace file; at least one span."""
-    return int(columns.rank[0]), b64encode(_compress_columns(columns.canonical(), errors="surrogatepass")).decode()
+    return int(columns.rank[0]), b64encode(
+        _compress_columns(columns.with_sorted_tables(), errors="surrogatepass")
+    ).decode()
 
 
 def read_end(data: Data) -> tuple[bytes, SpanColumns] | None:
@@ -220,7 +222,7 @@ def read_end(data: Data) -> tuple[bytes, SpanColumns] | None:
     at = data.rfind(_END_KEY)
     try:
         fields = json.loads(data[at + len(_END_KEY) :].rstrip().removesuffix(b"}")) if at >= 0 else {}
-        if fields["version"] != _VERSION or fields["digest"] != _digest(data, at):
+        if fields["version"] != _VERSION or fields["digest"] != _hex_digest(data, at):
             return None
         blocks = ((rank, _decompress(b64decode(text, validate=True))) for rank, text in fields["ranks"])
         columns = SpanColumns.concatenate(_unpack_columns(rank, block) for rank, block in blocks)
@@ -229,7 +231,7 @@ def read_end(data: Data) -> tuple[bytes, SpanColumns] | None:
     return bytes(data[: data.find(b"[")]), columns
 
 
-def _digest(data: Data, end: int) -> str:
+def _hex_digest(data: Data, end: int) -> str:
     """Return the XXH3 digest of the first `end` bytes, as hexadecimal text."""
     digest = xxhash.xxh3_128()
     for at in range(0, end, _PIECE_BYTES):
@@ -288,7 +290,7 @@ def _unpack_columns(rank: int, data: bytes) -> SpanColumns:
         int64s = np.frombuffer(data, "<i8", len(INT64_COLUMNS) * block.count, end)
         int32s = np.frombuffer(data, "<i4", len(INT32_COLUMNS) * block.count, end + int64s.nbytes)
         table: list[Any] = [*int64s.reshape(shapes[0]), *int32s.reshape(shapes[1])]
-        found = SpanColumns.of_table(rank, table, block.texts, block.groups)
+        found = SpanColumns.from_table(rank, table, block.texts, block.groups)
         _check_indexes(found)
         return found
     except (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException) as error:

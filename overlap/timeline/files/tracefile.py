@@ -21,7 +21,7 @@ from ...errors import UsageError
 from ..columnar import SpanColumns
 from ..spans import CUT, Timeline
 from .decode import VERSION, Document, complete_part, file_header
-from .events import Json, dumps, rank_events
+from .events import Json, dump_json, rank_events
 from .kineto import profile_timeline
 from .merge import merged_columns, merged_header
 from .neuron import from_neuron
@@ -143,7 +143,7 @@ def _event_pieces(header: Header, ranks: Iterable[SpanColumns], at_end: list[tup
         "version": VERSION, "world_size": header.world_size, "clock": header.clock, "dropped": header.dropped,
         "meta": header.meta,
     }  # fmt: skip
-    yield f'{{"displayTimeUnit":"ns","overlap":{dumps(fields)},"traceEvents":[\n'.encode()
+    yield f'{{"displayTimeUnit":"ns","overlap":{dump_json(fields)},"traceEvents":[\n'.encode()
     arrows, between = count(1), ""
     for columns in ranks:
         if len(columns):

@@ -64,7 +64,7 @@ class Activity:
         self._keepers = keeper_rows(columns)
         self._pieces: dict[int, ActivityPieces] = {}
 
-    def oldest(self, rank: int, where: Merged) -> ActivityPieces:
+    def oldest_operations(self, rank: int, where: Merged) -> ActivityPieces:
         """Return, for each instant in `where`, the oldest operation that moves bytes, or else the oldest that waits."""
         return self._oldest_pieces(self._rows.get(rank, _NOTHING), where)
 
@@ -92,7 +92,7 @@ class Activity:
         return pieces.take(np.argsort(pieces.start_ns, kind="stable"))
 
     def _oldest_pieces(self, rows: Rows, where: Merged) -> ActivityPieces:
-        """Compute `oldest` from the rows of a rank's spans: between two instants at which one starts, moves or ends."""
+        """Compute `oldest_operations` from the rows of a rank's spans, in pieces in which no operation changes."""
         columns = self.columns
         comm = columns.of_kind("comm", rows)
         comm = comm[columns.start_ns[comm] < columns.end_ns[comm]]

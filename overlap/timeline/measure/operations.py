@@ -61,7 +61,7 @@ def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
     activity = Activity(timeline, (min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)))
     exposed_ns = np.zeros((2, len(activity.columns)), np.int64)
     for cover in covers:
-        pieces = activity.oldest(cover.rank, cover.exposed)
+        pieces = activity.oldest_operations(cover.rank, cover.exposed)
         lengths_ns, waits = pieces.end_ns - pieces.start_ns, pieces.doing == WAITING
         np.add.at(exposed_ns[0], pieces.row, lengths_ns)
         np.add.at(exposed_ns[1], pieces.row[waits], lengths_ns[waits])

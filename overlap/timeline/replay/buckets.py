@@ -110,7 +110,7 @@ def _separate_lines(nodes: Sequence[Node]) -> list[list[Node]]:
     related_lines: dict[str, set[str]] = {}  # by line, all that belong with it
     until: dict[str, int] = {}  # by line, when the last of its operations so far has ended
     for node in sorted(nodes, key=_issued_ns):
-        line = _line(node)
+        line = _call_site(node)
         lines = related_lines.setdefault(line, {line})
         for other, end_ns in until.items():
             if end_ns > _issued_ns(node) and other not in lines:
@@ -119,11 +119,11 @@ def _separate_lines(nodes: Sequence[Node]) -> list[list[Node]]:
         until[line] = max(until.get(line, 0), window_ns(node)[1])
     parts: dict[int, list[Node]] = {}
     for node in nodes:
-        parts.setdefault(id(related_lines[_line(node)]), []).append(node)
+        parts.setdefault(id(related_lines[_call_site(node)]), []).append(node)
     return list(parts.values())
 
 
-def _line(node: Node) -> str:
+def _call_site(node: Node) -> str:
     return node.info.call_site if node.info else ""
 
 

@@ -162,7 +162,7 @@ def _await_late(graph: Graph) -> None:
             ends.setdefault((node.ranks[0], node.span.step), []).append(node)
     if not changed:
         held = hold_ups(graph)
-        other = f"; '{held[0].name}' {held[0].what}: see updates=late" if held else ""
+        other = f"; '{held[0].name}' {held[0].clause}: see updates=late" if held else ""
         raise UsageError(f"programs await communication at the end of the step only already{other}")
     for _, end, span in graph.steps:
         end.after += [(node, 0) for node in ends.get((span.rank, span.step), ())]

@@ -57,13 +57,13 @@ class Prediction:
     def __str__(self) -> str:
         unit, unit_ns = figure_unit(self.measured.wall_ns)
         texts = [figure(ns, unit_ns) for ns in (self.measured.wall_ns, self.predicted.wall_ns)]
-        between = f" ({span})" if (span := self.span(unit_ns)) else ""
+        between = f" ({span})" if (span := self.range_text(unit_ns)) else ""
         return (
             f"with {', '.join(change.text for change in self.changes)} a step would take {texts[1]} {unit}{between} "
             f"instead of {texts[0]} {unit}: {-self.gain_share:+.1%}{f'; {AWAITS_LATER}' if self.awaits_later else ''}"
         )
 
-    def span(self, unit_ns: int) -> str:
+    def range_text(self, unit_ns: int) -> str:
         """Return text such as "from 3.1 to 3.4" for the bounds of the step in a unit; "" if both read the same."""
         least, most = (figure(ns, unit_ns) for ns in (self.least_ns, self.most_ns))
         return f"from {least} to {most}" if least != most else ""
@@ -103,7 +103,7 @@ class Baseline:
         """
         return self.replayed.wall_ns - self.wall_ns(_changed_graph(self.timeline, changes), likely=True)
 
-    def graph(self) -> Graph:
+    def new_graph(self) -> Graph:
         """Return a new graph of the run without changes."""
         return graph_of(self.timeline)
 
@@ -296,7 +296,7 @@ def _candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
 
 def _bucket_candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     """Yield changes of the bucket size, ascending, up to one bucket for each step; none without all-reduces."""
-    graph = base.graph()
+    graph = base.new_graph()
     if reduced := _largest_series(graph, base.step, timeline.ranks()[0]):
         total = sum(map(transfer_bytes, reduced))
         least = max(least_bytes(graph), total / _MAX_BUCKETS)
@@ -322,7 +322,7 @@ def _other_candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     if not _in_pipeline(timeline, step):
         yield parse_change("awaits=late")
     if not verdict.torch:  # whose programs have no means of these
-        held = hold_ups(base.graph())
+        held = hold_ups(base.new_graph())
         yield _described_change("updates=late", held[0].advice if held else "")
         yield parse_change("order=forward")
         yield parse_change("streams=apart")

@@ -27,7 +27,7 @@ _SpanTimes: TypeAlias = tuple[int, int, int, int]
 
 
 def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
-    """Return the simulated timeline: the recorded one, if nothing was changed, to a nanosecond for each shared wire.
+    """Return the simulated timeline; without a change it is the recorded one, to a nanosecond for each shared wire.
 
     Args:
         graph: The pieces to run.
@@ -38,35 +38,37 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
         UsageError: Pieces wait for each other, and none of these waits was a guess; or more transfers of a lane are
             under way than it may work on at once.
     """
-    begins, over = _Simulation(graph, likely).times()
-    if None in over:
+    begins, ends = _Simulation(graph, likely).times()
+    if None in ends:
         break_cycles(graph)
-        begins, over = _Simulation(graph, likely).times()
+        begins, ends = _Simulation(graph, likely).times()
     spans: list[Span] = []
-    moved: list[_SpanTimes] = []
-    arrived: dict[Node, dict[_Side, float]] = {}  # when each side of a transfer had all that it carries
+    times: list[_SpanTimes] = []
+    side_starts: dict[Node, dict[_Side, float]] = {}  # when each side of a transfer had all that it carries
     for node in graph.nodes:
-        end_ns = over[node.place]
+        end_ns = ends[node.place]
         if end_ns is None:
             continue
         if node.kind == "compute":
             spans += node.spans
-            moved += [_simulated_compute(span, begins[node.place], end_ns) for span in node.spans]
+            times += [_simulated_compute(span, begins[node.place], end_ns) for span in node.spans]
         elif node.kind == "end":
             transfer, span = node.after[0][0], node.span
-            if transfer not in arrived:
-                arrived[transfer] = _side_starts(transfer, over)
+            if transfer not in side_starts:
+                side_starts[transfer] = _side_starts(transfer, ends)
             spans.append(span)
-            moved.append(_simulated_operation(span, arrived[transfer][_side(span)], begins[transfer.place], end_ns))
+            times.append(
+                _simulated_operation(span, side_starts[transfer][_transfer_side(span)], begins[transfer.place], end_ns)
+            )
     for first, last, span in graph.steps:
-        first_ns, last_ns = over[first.place], over[last.place]
+        first_ns, last_ns = ends[first.place], ends[last.place]
         if first_ns is not None and last_ns is not None:
             spans.append(span)
-            moved.append(_simulated_compute(span, first_ns, last_ns))
-    return _timeline(spans, moved, timeline)
+            times.append(_simulated_compute(span, first_ns, last_ns))
+    return _simulated_timeline(spans, times, timeline)
 
 
-def _side(span: Span) -> _Side:
+def _transfer_side(span: Span) -> _Side:
     """Return the side of a transfer that a span shows: its rank and operation."""
     return span.rank, span.info.op if span.info else span.name
 
@@ -76,17 +78,17 @@ def _side_starts(transfer: Node, over: Sequence[float | None]) -> dict[_Side, fl
     starts_ns: dict[_Side, float] = {}
     for node, _ in transfer.after:
         if node.kind == "arrival":
-            side = _side(node.span)
+            side = _transfer_side(node.span)
             starts_ns[side] = max(starts_ns.get(side, 0.0), over[node.place] or 0.0)
     return starts_ns
 
 
-def _timeline(spans: list[Span], moved: list[_SpanTimes], timeline: Timeline) -> Timeline:
+def _simulated_timeline(spans: list[Span], times: list[_SpanTimes], timeline: Timeline) -> Timeline:
     """Return the recorded timeline with the simulated times of its spans, in order of start."""
-    columns = SpanColumns.of(spans)
-    start_ns, end_ns, issued_ns, met_ns = np.array(moved, np.int64).reshape(-1, 4).T
+    columns = SpanColumns.from_spans(spans)
+    start_ns, end_ns, issued_ns, met_ns = np.array(times, np.int64).reshape(-1, 4).T
     columns = replace(columns, start_ns=start_ns, end_ns=end_ns, issued_ns=issued_ns, met_ns=met_ns)
-    return replace(timeline, spans=SpanList(columns.take(columns.order())))
+    return replace(timeline, spans=SpanList(columns.take(columns.timeline_order())))
 
 
 def _simulated_compute(span: Span, start_ns: float, end_ns: float) -> _SpanTimes:
@@ -152,7 +154,7 @@ class _Simulation:
         events, push, number = self._events, heappush, self._number
         for position, node in enumerate(nodes):
             if not missing[position]:
-                self._begin(node, float(self._graph.start_ns))
+                self._begin_node(node, float(self._graph.start_ns))
         while events:
             at_ns, _, node, version = heappop(events)
             if node.kind == "transfer":
@@ -176,12 +178,12 @@ class _Simulation:
                     push(events, (due_ns, next(number), later, 0))
         return ready, over
 
-    def _begin(self, node: Node, at_ns: float) -> None:
+    def _begin_node(self, node: Node, at_ns: float) -> None:
         """Schedule the end of a node that waits for nothing, or of a transfer its start, at an instant."""
         self._ready[node.place] = at_ns
-        self._push(at_ns if node.kind == "transfer" else at_ns + node.work_ns, node, 0)
+        self._schedule(at_ns if node.kind == "transfer" else at_ns + node.work_ns, node, 0)
 
-    def _push(self, at_ns: float, node: Node, version: int) -> None:
+    def _schedule(self, at_ns: float, node: Node, version: int) -> None:
         heappush(self._events, (at_ns, next(self._number), node, version))
 
     def _start_transfer(self, node: Node, at_ns: float) -> None:
@@ -201,14 +203,14 @@ class _Simulation:
         self._missing[position] -= 1
         self._ready[position] = max(self._ready[position], at_ns)
         if not self._missing[position]:
-            self._push(self._ready[position], end, 0)
+            self._schedule(self._ready[position], end, 0)
         self._push_next_end(node, at_ns)
 
     def _push_next_end(self, node: Node, at_ns: float) -> None:
         """Schedule the next end of a transfer, of a rank's part or of the whole, at its present share of the wires."""
         early = self._early.get(node)
         left_ns = self._left[node] - (early[-1][0] if early else 0.0)
-        self._push(at_ns + max(left_ns, 0.0) / self._rate[node], node, self._version[node])
+        self._schedule(at_ns + max(left_ns, 0.0) / self._rate[node], node, self._version[node])
 
     def _end_transfer(self, node: Node, at_ns: float) -> None:
         """Take a transfer off the wires of its ranks, and share them anew."""
@@ -270,7 +272,7 @@ def break_cycles(graph: Graph) -> None:
     Raises:
         UsageError: A cycle has no wait that was a guess, or the cycles are too many.
     """
-    cycles, looks = _cycles(graph.nodes), 0
+    cycles, looks = _wait_cycles(graph.nodes), 0
     while cycles:
         cycle = cycles.pop()
         looks += len(cycle)
@@ -280,7 +282,7 @@ def break_cycles(graph: Graph) -> None:
                 "run the changed program"
             )
         graph.awaits_later |= _remove_guesses(cycle)
-        cycles += _cycles(cycle)
+        cycles += _wait_cycles(cycle)
 
 
 def _remove_guesses(cycle: Collection[Node]) -> bool:
@@ -317,7 +319,7 @@ def remove_wait(node: Node, before: Node) -> None:
     node.likely = [each for each in node.likely if each is not before]
 
 
-def _cycles(nodes: Iterable[Node]) -> list[list[Node]]:
+def _wait_cycles(nodes: Iterable[Node]) -> list[list[Node]]:
     """Return the strongly connected components of more than one node (Tarjan 1972, without recursion)."""
     waits = {node: [*(each for each, _ in node.after), *node.likely] for node in nodes}
     number: dict[Node, int] = {}

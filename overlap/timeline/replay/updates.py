@@ -26,7 +26,7 @@ class HoldUp:
     others: tuple[str, ...]  # Names of the computes that they hold up
 
     @property
-    def what(self) -> str:
+    def clause(self) -> str:
         """Clause that names the reduction that the computes wait for, and the computes that they delay."""
         held = " and ".join(f"'{name}'" for name in self.others[:2])
         return f"waits for {self.operation} and holds up {held}"
@@ -35,7 +35,7 @@ class HoldUp:
     def advice(self) -> str:
         """Sentence with the change to the program that avoids the wait."""
         place = f" ({self.call_site})" if self.call_site else ""
-        return f"issue '{self.name}'{place} after the loop, or on a stream of its own: it {self.what}"
+        return f"issue '{self.name}'{place} after the loop, or on a stream of its own: it {self.clause}"
 
 
 def hold_ups(graph: Graph) -> list[HoldUp]:
@@ -44,7 +44,7 @@ def hold_ups(graph: Graph) -> list[HoldUp]:
     delayed: dict[_Line, Counter[str]] = {}
     for lane in _compute_lanes(graph):
         for node, passed in _overtaking_computes(lane, waiting):
-            delayed.setdefault(_line(node), Counter()).update(each.span.name for each in passed)
+            delayed.setdefault(_compute_line(node), Counter()).update(each.span.name for each in passed)
     found = sorted(delayed.items(), key=lambda item: (-item[1].total(), item[0]))
     return [
         HoldUp(name=line[0], call_site=line[1], operation=waiting[line], others=tuple(n for n, _ in held.most_common()))
@@ -70,7 +70,7 @@ def issue_late(graph: Graph) -> None:
         raise UsageError("no compute of a step waits for a reduction and holds up others")
 
 
-def _line(node: Node) -> _Line:
+def _compute_line(node: Node) -> _Line:
     return node.span.name, node.span.call_site
 
 
@@ -90,13 +90,13 @@ def _waiting_lines(graph: Graph) -> dict[_Line, str]:
     the updates of strategies, which wait for buckets: the program does not issue these.
     """
     computes = [node for node in graph.nodes if node.kind == "compute" and node.span.kind == "compute"]
-    count = Counter(map(_line, computes))
-    sent = Counter(_line(node) for node in _input_computes(graph))
+    count = Counter(map(_compute_line, computes))
+    sent = Counter(_compute_line(node) for node in _input_computes(graph))
     waits: dict[_Line, Counter[str]] = {}
     for node in computes:
         for end in [each for each, _ in node.after if each.kind == "end"]:
             if end.info is not None and end.info.op in _REDUCTIONS and end.spans[0].role != "bucket":
-                waits.setdefault(_line(node), Counter())[end.info.op] += 1
+                waits.setdefault(_compute_line(node), Counter())[end.info.op] += 1
     return {
         line: found.most_common(1)[0][0]
         for line, found in waits.items()
@@ -118,13 +118,13 @@ def _overtaking_computes(lane: Sequence[Node], waiting: dict[_Line, str]) -> lis
     """
     overtaking = []
     for place, node in enumerate(lane):
-        if _line(node) not in waiting or node.span.step is None:
+        if _compute_line(node) not in waiting or node.span.step is None:
             continue
         later = []
         for each in lane[place + 1 :]:
             if each.span.step != node.span.step or each.span.called_ns > node.span.start_ns:
                 break
-            if _line(each) not in waiting:
+            if _compute_line(each) not in waiting:
                 later.append(each)
         if later:
             overtaking.append((node, later))

@@ -40,7 +40,7 @@ def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
     reports = sorted(reports, key=lambda report: report.rank)
     _check_same_run(reports)
     ranks = MatchedRanks(reports=list(reports))
-    ranks.divide()
+    ranks.divide_exposed()
     every = {number for report in reports for number in report.windows}
     common = {number for number in every if all(number in report.windows for report in reports)} or every
     walls = {
@@ -60,7 +60,7 @@ def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
     missing = ranks.missing
     undecided = [*_open_questions(facts, missing), *dict.fromkeys(note for report in reports for note in report.notes)]
     return Why(
-        verdict=_sentence(facts, causes, walls[shown_step], missing, ranks.notes), origin="PyTorch profiler",
+        verdict=_verdict_sentence(facts, causes, walls[shown_step], missing, ranks.notes), origin="PyTorch profiler",
         ranks=tuple(report.rank for report in reports), world_size=max(report.world_size for report in reports),
         step=shown_step, step_ns=walls[shown_step],
         steps_ns={_step_name(number): walls[number] for number in sorted(walls, key=_step_order)},
@@ -154,7 +154,9 @@ def _most_awaited(late: Sequence[LateRank]) -> list[LateRank]:
     return sorted(late, key=lambda each: -each.waited_ns)[:3]
 
 
-def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequence[int], notes: Sequence[str]) -> str:
+def _verdict_sentence(
+    facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequence[int], notes: Sequence[str]
+) -> str:
     """Return the one sentence on a job: the largest loss, its place, and a change to try."""
     name, unit_ns = figure_unit(wall_ns)
     subject = "the recording" if facts.step is None else f"step {facts.step}"

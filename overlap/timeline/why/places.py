@@ -212,12 +212,12 @@ class Places:
 
     def _build_places(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[ProgramPlace]:
         """Return the place of each instant of a thread; a backward operator has the place of its forward operator."""
-        chains = self._chains(threads, instants_ns)
+        chains = self._enclosing_rows(threads, instants_ns)
         places = [self._build_place(chain) for chain in chains]
         forwards = [self._forward_row(chain) for chain in chains]
         known = [at for at, row in enumerate(forwards) if row is not None]
         rows = np.array([forwards[at] for at in known], np.intp)
-        around = self._chains(self._profile.thread[rows], self._profile.start_ns[rows]) if known else []
+        around = self._enclosing_rows(self._profile.thread[rows], self._profile.start_ns[rows]) if known else []
         for at, chain in zip(known, around, strict=True):
             forward = self._build_place(chain)
             places[at] = ProgramPlace(
@@ -232,7 +232,7 @@ class Places:
                 return self._forward.get(int(self._profile.sequence[row]))
         return None
 
-    def _chains(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[list[int]]:
+    def _enclosing_rows(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[list[int]]:
         """Return the rows that are around each instant, the outermost first."""
         profile = self._profile
         chains: list[list[int]] = [[] for _ in instants_ns]

@@ -99,10 +99,10 @@ def measure_file(path: str | os.PathLike[str], progress: Callable[[int], None] |
     Raises:
         UsageError: It is none.
     """
-    return measure(read_profile(path, progress))
+    return measure_profile(read_profile(path, progress))
 
 
-def measure(profile: RankProfile) -> RankReport:
+def measure_profile(profile: RankProfile) -> RankReport:
     """Return the report on a profile: costs of each step by cause and place, collectives, and facts on kernels."""
     work = select_work(profile)
     windows = step_windows(profile, work)
@@ -147,7 +147,7 @@ def measure(profile: RankProfile) -> RankReport:
         costs: dict[str, int] = {}
         step_places: dict[str, list[tuple[ProgramPlace, int, int]]] = {}
         for part in sums:
-            part.add(window, costs, step_places)
+            part.add_window(window, costs, step_places)
         fixed = {COMM: exposed, COPY: alone}
         for cause, cover in fixed.items():
             costs[cause] = costs.get(cause, 0) + length(clip(cover, window))
@@ -209,7 +209,7 @@ class _PieceCosts:
         self._kind = kind.astype(np.int32)
         self._kinds = [(NAMES[each // len(places)], places[each % len(places)]) for each in kinds.tolist()]
 
-    def add(
+    def add_window(
         self, window: Interval, costs: dict[str, int], places: dict[str, list[tuple[ProgramPlace, int, int]]]
     ) -> None:
         """Add the costs of a window by cause, and by place, the most expensive first."""

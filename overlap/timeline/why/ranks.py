@@ -54,7 +54,7 @@ class LateRank:
 
 @dataclass(slots=True, kw_only=True)
 class MatchedRanks:
-    """Matches of the collectives of several ranks. It divides their exposed communication: see `divide`."""
+    """Matches of the collectives of several ranks. It divides their exposed communication: see `divide_exposed`."""
 
     reports: list[RankReport]
     late: dict[tuple[int, int | None], LateRank] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class MatchedRanks:
         world = max(report.world_size for report in self.reports)
         return sorted(set(range(world)) - {report.rank for report in self.reports})
 
-    def divide(self) -> None:
+    def divide_exposed(self) -> None:
         """Divide the exposed communication of each rank and step into waiting and wire, where it can be known."""
         if len(self.reports) < 2:
             return

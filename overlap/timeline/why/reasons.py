@@ -125,7 +125,7 @@ class Reasons:
         return len(self.victim)
 
     def causes(self) -> list[Reason]:
-        """Add up the stretches of each rank that have one cause, the most expensive first."""
+        """Return the sums of the stretches of each rank that have one cause, the most expensive first."""
         keys = self.call_site, self.name, self.doing, self.rank, self.victim
         order = np.lexsort(keys)
         firsts = run_starts(*(key[order] for key in keys))
@@ -260,7 +260,7 @@ class _ReasonSearch:
 
     def follow_waits(self, covers: Sequence[Coverage]) -> None:
         """Find the reasons for exposed communication on each rank: follow its waits until none is left."""
-        parts = [self._activity.oldest(cover.rank, cover.exposed) for cover in covers]
+        parts = [self._activity.oldest_operations(cover.rank, cover.exposed) for cover in covers]
         place = np.repeat(np.arange(len(covers)), [len(part) for part in parts])
         victims = np.array([cover.rank for cover in covers], np.int64)
         pieces = ActivityPieces.concatenate(parts)
@@ -290,8 +290,10 @@ class _ReasonSearch:
         self._add_gaps(waits, last, index, pieces)
         name, place = self._columns.name[pieces.row], self._columns.call_site[pieces.row]
         busy = (pieces.doing == COMPUTE) | (pieces.doing == WIRE)
-        self._add(followed, pieces, busy, awaited, pieces.doing, name, place)
-        self._add(followed, pieces, pieces.doing == PROGRAM, self._columns.rank[pieces.row], PROGRAM, self._none, name)
+        self._add_stretches(followed, pieces, busy, awaited, pieces.doing, name, place)
+        self._add_stretches(
+            followed, pieces, pieces.doing == PROGRAM, self._columns.rank[pieces.row], PROGRAM, self._none, name
+        )
         passed_ranks = np.concatenate([followed.passed, awaited[:, None]], axis=1)
         further = self._activity.last[pieces.row]
         follows = (further >= 0) & (passed_ranks != self._columns.rank[further][:, None]).all(axis=1)
@@ -299,7 +301,7 @@ class _ReasonSearch:
         # in a circle of ranks that wait for each other, or in a long chain
         stuck = (pieces.doing == WAITING) & ~follows
         name, place = self._columns.name[last[index]], self._columns.call_site[last[index]]
-        self._add(followed, pieces, stuck, awaited, PROGRAM, name, place)
+        self._add_stretches(followed, pieces, stuck, awaited, PROGRAM, name, place)
         return _Waits(followed.place, pieces.start_ns, pieces.end_ns, pieces.row, passed_ranks).take(follows)
 
     def _activity_during(self, rank: Int64s, waits: _Waits) -> tuple[Rows, ActivityPieces]:
@@ -325,6 +327,7 @@ class _ReasonSearch:
         every = np.arange(len(last))
         index = np.concatenate([every, at])
         start_ns = np.concatenate([waits.start_ns, pieces.end_ns])  # of the wait, and of what comes after each piece
+        # Sorted by wait, each gap lasts until the next piece of its wait begins, and the last one until the wait ends.
         order = np.argsort(index, kind="stable")
         index, start_ns = index[order], start_ns[order]
         end_ns = waits.end_ns[index]
@@ -333,16 +336,18 @@ class _ReasonSearch:
         end_ns[:-1] = np.where(same, begun_ns[1:], end_ns[:-1])
         gaps = ActivityPieces(start_ns, end_ns, np.full(len(index), PROGRAM), last[index])
         late_rank, name, site = (getattr(self._columns, each)[gaps.row] for each in ("rank", "name", "call_site"))
-        self._add(waits.take(index), gaps, start_ns < end_ns, late_rank, PROGRAM, name, site)
+        self._add_stretches(waits.take(index), gaps, start_ns < end_ns, late_rank, PROGRAM, name, site)
 
     def _add_operations(self, waits: _Waits, doing: int) -> None:
         """Add operations that are themselves the reason: bytes that move, or waits for an unknown rank."""
         pieces = ActivityPieces(waits.start_ns, waits.end_ns, np.full(len(waits.row), doing), waits.row)
         name, site = self._columns.name[waits.row], self._columns.call_site[waits.row]
-        self._add(waits, pieces, np.ones(len(waits.row), bool), NONE, doing, name, site)
+        self._add_stretches(waits, pieces, np.ones(len(waits.row), bool), NONE, doing, name, site)
 
-    def _add(self, waits: _Waits, pieces: ActivityPieces, which: Mask, *columns: NDArray[np.integer] | int) -> None:
+    def _add_stretches(
+        self, waits: _Waits, pieces: ActivityPieces, which: Mask, *columns: NDArray[np.integer] | int
+    ) -> None:
         """Add the pieces that a mask selects, one for each wait; `columns` are rank, doing, name and call site."""
         values = (waits.passed[:, 0], pieces.start_ns, pieces.end_ns, *columns)
-        found = (np.broadcast_to(np.asarray(column, np.int64), which.shape)[which] for column in values)
-        self._found.append((waits.place[which], *found))
+        selected = (np.broadcast_to(np.asarray(column, np.int64), which.shape)[which] for column in values)
+        self._found.append((waits.place[which], *selected))

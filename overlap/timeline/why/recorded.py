@@ -56,7 +56,8 @@ def build_report(timeline: Timeline, *, step: int | None) -> Why:
     steps: list[int | None] = [*timeline.steps()] or [None]
     rows = {number: breakdowns(timeline, step=number) for number in steps}
     costs = {
-        number: [(row.rank, _costs(row, verdict)) for row in of_step if row.wall_ns] for number, of_step in rows.items()
+        number: [(row.rank, _cost_by_cause(row, verdict)) for row in of_step if row.wall_ns]
+        for number, of_step in rows.items()
     }
     mean_ns = mean_costs([cost for _, cost in costs.get(step, [])])
     total_ns = sum(mean_ns.values()) or 1
@@ -104,7 +105,7 @@ def _starved_advice(timeline: Timeline) -> Advice | None:
     )  # fmt: skip
 
 
-def _costs(row: Breakdown, verdict: Verdict) -> dict[str, int]:
+def _cost_by_cause(row: Breakdown, verdict: Verdict) -> dict[str, int]:
     """Return the costs of a rank by cause; they add up to its wall time."""
     exposed = {COMM: row.exposed_ns} if verdict.partial else {WAIT: row.waiting_ns, WIRE: row.wire_ns}
     costs = {

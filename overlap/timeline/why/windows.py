@@ -108,7 +108,7 @@ def step_windows(profile: RankProfile, work: WorkRows) -> dict[int | None, Inter
             first_ns, last_ns = where.get(step, (start_ns, end_ns))
             where[step] = min(first_ns, start_ns), max(last_ns, end_ns)
     if not work.on_device:
-        return _sort_steps(host) or {None: _extent(profile, work.rows if len(work.rows) else slice(None))}
+        return _sort_steps(host) or {None: _rows_extent(profile, work.rows if len(work.rows) else slice(None))}
     found = _chain_windows(device or _launched_extents(profile, work, host))
     return _sort_steps(found) or {None: _recording_window(profile, work)}
 
@@ -127,13 +127,13 @@ def _sort_steps(steps: dict[int, Interval]) -> dict[int | None, Interval]:
     return {step: steps[step] for step in sorted(steps)}
 
 
-def _extent(profile: RankProfile, rows: Rows | slice) -> Interval:
+def _rows_extent(profile: RankProfile, rows: Rows | slice) -> Interval:
     return int(profile.start_ns[rows].min()), int(profile.end_ns[rows].max())
 
 
 def _recording_window(profile: RankProfile, work: WorkRows) -> Interval:
     """Return the window of a recording without steps: its work, with the host's lead if that was long."""
-    start_ns, end_ns = _extent(profile, work.rows)
+    start_ns, end_ns = _rows_extent(profile, work.rows)
     if (work.launch[work.rows] < 0).all():  # nothing shows which part of the recording the work belongs to
         return int(profile.start_ns.min()), int(profile.end_ns.max())
     if len(before := profile.rows(OPERATOR, RUNTIME)):
@@ -152,7 +152,7 @@ def _launched_extents(profile: RankProfile, work: WorkRows, host: dict[int, Inte
     for step, (start_ns, end_ns) in host.items():
         mine = rows[(at_ns >= start_ns) & (at_ns < end_ns)]
         if len(mine):
-            extents[step] = _extent(profile, mine)
+            extents[step] = _rows_extent(profile, mine)
     return extents
 
 
