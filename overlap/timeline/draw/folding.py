@@ -36,8 +36,8 @@ def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) 
     """Return at most `room` rows of ranks, at least one row; the ranks that were waited for most come first.
 
     Ranks whose times are alike share a row. The culprits come first, then the others by exposed communication, most
-    first. The difference that counts as alike doubles until there is room. Cost: for each doubling, each rank is compared
-    with each row.
+    first. The difference that counts as alike doubles until there is room. Cost: for each doubling, each rank is
+    compared with each row.
     """
     wall_ns = max((row.wall_ns for row in of_steps(rows)), default=0) or 1
     points = {row.rank: _relative_times(row, wall_ns) for row in rows}
