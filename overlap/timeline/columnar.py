@@ -177,6 +177,7 @@ class SpanColumns:
         none = np.zeros((len(INT64_COLUMNS) + len(INT32_COLUMNS), 0), np.int64)
         joined_parts = [cls.from_table(0, none, (), ())]
         for part in parts:
+            # New index of each old one in the tables of the part; the last element is for -1, no text.
             text_index, group_index = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
             for number in part._used_texts():
                 text_index[number] = texts[part.texts[number]]
@@ -192,6 +193,7 @@ class SpanColumns:
         groups = sorted({self.groups[number] for number in np.unique(self.group).tolist()})
         new_text = {text: number for number, text in enumerate(texts)}
         new_group = {group: number for number, group in enumerate(groups)}
+        # New index of each old one in these tables; the last element is for -1, no text.
         text_index = np.array([*(new_text.get(text, -1) for text in self.texts), -1], np.int32)
         group_index = np.array([*(new_group.get(group, -1) for group in self.groups), -1], np.int32)
         return self._with_tables(tuple(texts), tuple(groups), text_index, group_index)
@@ -242,6 +244,7 @@ class SpanColumns:
 
     def _order_keys(self) -> list[Int64s | Int32s]:
         """Return the columns by which spans are sorted, the most significant first: texts by alphabet, not by index."""
+        # Alphabetical position of each text; the last element is for -1, no text.
         place = np.empty(len(self.texts) + 1, np.int32)
         place[sorted(range(len(self.texts)), key=self.texts.__getitem__)] = np.arange(len(self.texts), dtype=np.int32)
         seq = np.where(self.is_operation, self.seq, -1)

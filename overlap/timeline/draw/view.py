@@ -84,7 +84,7 @@ class TimelineView:
         rows: int | None = None,
     ) -> None:
         self._width, self._ascii, self._most_rows = width, ascii, rows
-        self._all = all or ranks is not None
+        self._shows_all_ranks = all or ranks is not None
         self._covers = {cover.rank: cover for cover in coverage(timeline, step=step, ranks=ranks)}
         self._rows = [cover.breakdown() for cover in self._covers.values()]
         found = reasons(timeline, list(self._covers.values()))
@@ -155,7 +155,7 @@ class TimelineView:
     def _choose_rows(self, height: int | None, used_lines: int) -> list[Fold]:
         """Return the rows to draw: one for each rank if all are drawn, or else as many as the screen has room for."""
         blamed_ns = {rank: ns for rank, _, ns in self.verdict.blamed() if rank is not None}
-        if self._all:
+        if self._shows_all_ranks:
             return [
                 Fold(ranks=(rank,), drawn=rank, spread=0.0, blamed_ns=blamed_ns.get(rank, 0), culprit=False)
                 for rank in self._covers

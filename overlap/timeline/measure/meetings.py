@@ -21,6 +21,7 @@ def meetings(columns: SpanColumns) -> Rows:
     if len(rows):
         keys = _match_keys(columns.take(rows))
         order = np.lexsort(keys)
+        # The first row of each operation, in sorted order, counts the number of the operation up.
         first = np.zeros(len(rows), np.intp)
         first[run_starts(*(key[order] for key in keys))] = 1
         numbers[rows[order]] = np.cumsum(first) - 1

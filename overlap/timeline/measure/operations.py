@@ -59,7 +59,7 @@ def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
     """
     covers = of_steps(coverage(timeline, step=step, ranks=ranks))
     activity = Activity(timeline, (min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)))
-    exposed_ns = np.zeros((2, len(activity.columns)), np.int64)
+    exposed_ns = np.zeros((2, len(activity.columns)), np.int64)  # by row: all, and waiting
     for cover in covers:
         pieces = activity.oldest_operations(cover.rank, cover.exposed)
         lengths_ns, waits = pieces.end_ns - pieces.start_ns, pieces.doing == WAITING

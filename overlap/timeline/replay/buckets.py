@@ -301,13 +301,13 @@ class _GradientComputes:
     """Finds the computes that made the bytes of an all-reduce: those since the all-reduce before."""
 
     def __init__(self, graph: Graph) -> None:
-        self._alike: dict[_ComputeKind, list[Node]] = {}  # the computes of a rank, step and name
-        self._places: dict[Node, int] = {}  # of each among those that are alike
-        self._used: dict[_ComputeKind, int] = {}  # how many of them made what earlier all-reduces carry
+        self._by_kind: dict[_ComputeKind, list[Node]] = {}  # the computes of a rank, step and name
+        self._positions: dict[Node, int] = {}  # of each among those that are alike
+        self._used_counts: dict[_ComputeKind, int] = {}  # how many of them made what earlier all-reduces carry
         for (rank, step), nodes in graph.computes().items():
             for node in nodes:
-                alike = self._alike.setdefault((rank, step, node.span.name), [])
-                self._places[node] = len(alike)
+                alike = self._by_kind.setdefault((rank, step, node.span.name), [])
+                self._positions[node] = len(alike)
                 alike.append(node)
 
     def take(self, arrival: Node) -> list[Node]:
@@ -316,6 +316,6 @@ class _GradientComputes:
         if last is None:
             return [arrival]
         key = last.ranks[0], last.span.step, last.span.name
-        first, until = self._used.get(key, 0), self._places[last] + 1
-        self._used[key] = until
-        return self._alike[key][first:until] or [arrival]
+        first, until = self._used_counts.get(key, 0), self._positions[last] + 1
+        self._used_counts[key] = until
+        return self._by_kind[key][first:until] or [arrival]

@@ -148,7 +148,7 @@ class _RankInference:
         over += [(span.end_ns, loop) for span, loop in kept_loops]
         over += [(span.end_ns, self.ends[id(span)]) for span in self.comm]
         over.sort(key=lambda each: each[0])
-        self.over: _Ends = [at for at, _ in over], [node for _, node in over]
+        self.nodes_by_end: _Ends = [at for at, _ in over], [node for _, node in over]
 
     def infer(self, nodes: list[Node], steps: list[tuple[Node, Node, Span]]) -> None:
         """Add the nodes of this rank, each with its waits."""
@@ -165,7 +165,7 @@ class _RankInference:
 
         Of several at that instant, take a node that was issued in time to be waited for, if there is one.
         """
-        times, nodes = self.over
+        times, nodes = self.nodes_by_end
         last: tuple[Node, int] | None = None
         for index in range(bisect_right(times, until_ns) - 1, bisect_right(times, after_ns) - 1, -1):
             if last is not None and times[index] < last[1]:
@@ -179,7 +179,7 @@ class _RankInference:
 
     def _last_awaited(self, after_ns: int, until_ns: int) -> tuple[Node, int] | None:
         """Return the last awaited operation that ended between two instants, and when it ended; None without one."""
-        times, nodes = self.over
+        times, nodes = self.nodes_by_end
         for index in range(bisect_right(times, until_ns) - 1, bisect_right(times, after_ns) - 1, -1):
             if _awaited_by(nodes[index], until_ns):
                 return nodes[index], times[index]

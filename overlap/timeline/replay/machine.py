@@ -54,16 +54,16 @@ class ReplayMachine:
         except TopologyError as error:
             raise UsageError(f"the machine of the trace is not known here: {error}") from error
         self._peer_direct = meta.get("peer direct") != "no"
-        self._known: dict[tuple[object, ...], OperationPrice | None] = {}
+        self._prices: dict[tuple[object, ...], OperationPrice | None] = {}
 
     def price(self, info: CollectiveInfo, algorithm: str | None, *, nbytes: int | None = None) -> OperationPrice | None:
         """Return the price of an operation by algorithm, or the best one, and bytes; None if it cannot be planned."""
         size = info.nbytes if nbytes is None else nbytes
         key = info.op, size, info.dtype, info.ranks, algorithm
-        if key not in self._known:
+        if key not in self._prices:
             found = self.plan_operation(info, algorithm, nbytes=size)
-            self._known[key] = None if found is None else _price_plan(found)
-        return self._known[key]
+            self._prices[key] = None if found is None else _price_plan(found)
+        return self._prices[key]
 
     @property
     def memory_ns_per_byte(self) -> float:

@@ -113,45 +113,47 @@ class _Simulation:
         nodes = graph.nodes
         for position, node in enumerate(nodes):
             node.place = position
-        # by place
-        self._next: list[list[tuple[int, float]]] = [[] for _ in nodes]
-        self._missing = [0] * len(nodes)
-        self._ready = [_NEVER] * len(nodes)
-        self._events: list[tuple[float, int, Node, int]] = []
-        self._number = count()
-        self._left: dict[Node, float] = {}  # of active transfers
-        self._rate: dict[Node, float] = {}
-        self._since: dict[Node, float] = {}
-        self._version: dict[Node, int] = {}
-        self._hidden: dict[Node, float] = {}
+        # By the place of a node: the nodes that wait for it, its own waits left, and the earliest instant of its begin.
+        self._followers: list[list[tuple[int, float]]] = [[] for _ in nodes]
+        self._waits_left = [0] * len(nodes)
+        self._begins_ns = [_NEVER] * len(nodes)
+        self._events: list[tuple[float, int, Node, int]] = []  # instant, number, node and version; a heap
+        self._event_numbers = count()
+        # Of active transfers: the work left at the last update, when that was, the share of the wires since then, and
+        # the work that another transfer can still hide. An event of an older version is void: the share has changed.
+        self._work_left_ns: dict[Node, float] = {}
+        self._updated_ns: dict[Node, float] = {}
+        self._wire_shares: dict[Node, float] = {}
+        self._hidden_left_ns: dict[Node, float] = {}
+        self._versions: dict[Node, int] = {}
         # Transfers: the rest of the work when a rank has its part, and the position of that end; the next one last
-        self._early: dict[Node, list[tuple[float, int]]] = {}
-        self._lanes = any(node.lane is not None for node in nodes)
-        self._on: dict[int, dict[Node, None]] = {}
-        following = self._next
+        self._early_parts: dict[Node, list[tuple[float, int]]] = {}
+        self._has_lanes = any(node.lane is not None for node in nodes)
+        self._active_by_rank: dict[int, dict[Node, None]] = {}
+        following = self._followers
         for position, node in enumerate(nodes):
-            self._missing[position] = len(node.after)
+            self._waits_left[position] = len(node.after)
             for before, delay_ns in node.after:
                 if (
                     delay_ns < 0
                     and before.kind == "transfer"
                     and (share := before.early.get(id(node.span))) is not None
                 ):
-                    self._early.setdefault(before, []).append(((1 - share) * before.work_ns, position))
+                    self._early_parts.setdefault(before, []).append(((1 - share) * before.work_ns, position))
                 else:  # of a bucket of another cut it is not known which rank has its part first
                     following[before.place].append((position, max(delay_ns, 0.0)))
             if likely and node.likely:
-                self._missing[position] += len(node.likely)
+                self._waits_left[position] += len(node.likely)
                 for before in node.likely:
                     following[before.place].append((position, 0.0))
-        for parts in self._early.values():
+        for parts in self._early_parts.values():
             parts.sort()
 
     def times(self) -> tuple[list[float], list[float | None]]:
         """Return when each node began, and when each was over; None for a node that never was."""
-        nodes, missing, ready, following = self._graph.nodes, self._missing, self._ready, self._next
+        nodes, missing, ready, following = self._graph.nodes, self._waits_left, self._begins_ns, self._followers
         over: list[float | None] = [None] * len(nodes)
-        events, push, number = self._events, heappush, self._number
+        events, push, number = self._events, heappush, self._event_numbers
         for position, node in enumerate(nodes):
             if not missing[position]:
                 self._begin_node(node, float(self._graph.start_ns))
@@ -161,9 +163,9 @@ class _Simulation:
                 if version == 0:
                     self._start_transfer(node, at_ns)
                     continue
-                if version != self._version[node]:
+                if version != self._versions[node]:
                     continue
-                if self._early.get(node):
+                if self._early_parts.get(node):
                     self._end_part(node, at_ns)
                     continue
                 self._end_transfer(node, at_ns)
@@ -180,49 +182,54 @@ class _Simulation:
 
     def _begin_node(self, node: Node, at_ns: float) -> None:
         """Schedule the end of a node that waits for nothing, or of a transfer its start, at an instant."""
-        self._ready[node.place] = at_ns
+        self._begins_ns[node.place] = at_ns
         self._schedule(at_ns if node.kind == "transfer" else at_ns + node.work_ns, node, 0)
 
     def _schedule(self, at_ns: float, node: Node, version: int) -> None:
-        heappush(self._events, (at_ns, next(self._number), node, version))
+        heappush(self._events, (at_ns, next(self._event_numbers), node, version))
 
     def _start_transfer(self, node: Node, at_ns: float) -> None:
         """Let a transfer join the wires of its ranks; raise UsageError if its stream has no place for it."""
-        self._left[node], self._since[node], self._rate[node], self._version[node] = node.work_ns, at_ns, 1.0, 0
-        self._hidden[node] = node.hidden_ns
+        self._work_left_ns[node], self._updated_ns[node], self._wire_shares[node], self._versions[node] = (
+            node.work_ns,
+            at_ns,
+            1.0,
+            0,
+        )
+        self._hidden_left_ns[node] = node.hidden_ns
         for rank in node.ranks:
-            self._on.setdefault(rank, {})[node] = None
+            self._active_by_rank.setdefault(rank, {})[node] = None
         self._check_window(node)
         self._share_wires(node, at_ns)
 
     def _end_part(self, node: Node, at_ns: float) -> None:
         """Let one rank's part of a transfer end before those of the other ranks."""
-        left_ns, position = self._early[node].pop()
+        left_ns, position = self._early_parts[node].pop()
         end = self._graph.nodes[position]
-        self._left[node], self._since[node] = left_ns, at_ns
-        self._missing[position] -= 1
-        self._ready[position] = max(self._ready[position], at_ns)
-        if not self._missing[position]:
-            self._schedule(self._ready[position], end, 0)
+        self._work_left_ns[node], self._updated_ns[node] = left_ns, at_ns
+        self._waits_left[position] -= 1
+        self._begins_ns[position] = max(self._begins_ns[position], at_ns)
+        if not self._waits_left[position]:
+            self._schedule(self._begins_ns[position], end, 0)
         self._push_next_end(node, at_ns)
 
     def _push_next_end(self, node: Node, at_ns: float) -> None:
         """Schedule the next end of a transfer, of a rank's part or of the whole, at its present share of the wires."""
-        early = self._early.get(node)
-        left_ns = self._left[node] - (early[-1][0] if early else 0.0)
-        self._schedule(at_ns + max(left_ns, 0.0) / self._rate[node], node, self._version[node])
+        early = self._early_parts.get(node)
+        left_ns = self._work_left_ns[node] - (early[-1][0] if early else 0.0)
+        self._schedule(at_ns + max(left_ns, 0.0) / self._wire_shares[node], node, self._versions[node])
 
     def _end_transfer(self, node: Node, at_ns: float) -> None:
         """Take a transfer off the wires of its ranks, and share them anew."""
         for rank in node.ranks:
-            del self._on[rank][node]
-        del self._left[node]
+            del self._active_by_rank[rank][node]
+        del self._work_left_ns[node]
         self._share_wires(node, at_ns)
 
     def _check_window(self, node: Node) -> None:
         """Raise UsageError if more transfers of a lane are under way than its window allows."""
         window = self._graph.windows.get(node.lane)
-        if window is not None and sum(each.lane == node.lane for each in self._on[node.ranks[0]]) > window:
+        if window is not None and sum(each.lane == node.lane for each in self._active_by_rank[node.ranks[0]]) > window:
             raise UsageError(
                 f"with this change more than {window} operations of a stream would be under way, as many as streams "
                 "work on at once; which of them would wait cannot be told from a trace: run the changed program"
@@ -230,32 +237,32 @@ class _Simulation:
 
     def _share_wires(self, changed: Node, at_ns: float) -> None:
         """Recompute the share of the wires of each transfer on the ranks of a changed one, after its work so far."""
-        for node in {each: None for rank in changed.ranks for each in self._on[rank]}:
-            passed_ns, rate = at_ns - self._since[node], self._rate[node]
+        for node in {each: None for rank in changed.ranks for each in self._active_by_rank[rank]}:
+            passed_ns, rate = at_ns - self._updated_ns[node], self._wire_shares[node]
             if not rate:  # behind another transfer, whose bytes hide a part of this one
-                hidden_ns = min(self._hidden[node], passed_ns)
-                self._hidden[node] -= hidden_ns
-                self._left[node] -= hidden_ns
-            self._left[node] -= passed_ns * rate
-            self._since[node] = at_ns
-            self._rate[node] = self._wire_share(node)
-            self._version[node] += 1
-            if self._rate[node]:
+                hidden_ns = min(self._hidden_left_ns[node], passed_ns)
+                self._hidden_left_ns[node] -= hidden_ns
+                self._work_left_ns[node] -= hidden_ns
+            self._work_left_ns[node] -= passed_ns * rate
+            self._updated_ns[node] = at_ns
+            self._wire_shares[node] = self._wire_share(node)
+            self._versions[node] += 1
+            if self._wire_shares[node]:
                 self._push_next_end(node, at_ns)
 
     def _wire_share(self, node: Node) -> float:
         """Return the share of the wires, from 0 to 1, that a transfer has: 0 behind another one of its lane."""
-        if not self._lanes:
-            return 1 / max(len(self._on[rank]) for rank in node.ranks)
+        if not self._has_lanes:
+            return 1 / max(len(self._active_by_rank[rank]) for rank in node.ranks)
         if self._is_behind(node):
             return 0.0
-        return 1 / max(sum(not self._is_behind(each) for each in self._on[rank]) for rank in node.ranks)
+        return 1 / max(sum(not self._is_behind(each) for each in self._active_by_rank[rank]) for rank in node.ranks)
 
     def _is_behind(self, node: Node) -> bool:
         """Whether a more urgent transfer of the same lane is under way."""
         lane = node.lane
         return lane is not None and any(
-            each.lane == lane and each.urgency < node.urgency for each in self._on[node.ranks[0]]
+            each.lane == lane and each.urgency < node.urgency for each in self._active_by_rank[node.ranks[0]]
         )
 
 

@@ -222,6 +222,7 @@ def _divide_host_gaps(
 
 def _cut_at_operators(profile: RankProfile, parts: Merged, rows: Rows) -> Merged:
     """Return intervals cut where some operators begin and end, so that each part has one place."""
+    # A bound strictly inside an interval is the end of one part and the start of the next.
     bounds_ns = np.unique(np.concatenate([profile.start_ns[rows], profile.end_ns[rows]]))
     at = np.searchsorted(parts.end_ns, bounds_ns, "left")
     at, bounds_ns = at[at < len(parts)], bounds_ns[at < len(parts)]
@@ -331,6 +332,7 @@ def _program_thread(profile: RankProfile) -> tuple[int, Rows]:
     if not len(events):
         return -1, events
     marks = notes[profile.names_matching(STEP)[profile.name[notes]]]
+    # Score of a thread: its time in operators, or infinite if it marks the steps.
     took_ns = (profile.end_ns - profile.start_ns)[operators].astype(np.float64)
     score = np.bincount(profile.thread[operators], took_ns, len(profile.threads)).astype(np.float64)
     score[profile.thread[marks]] = np.inf

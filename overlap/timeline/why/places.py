@@ -179,6 +179,7 @@ class Places:
     ) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
         """Return a hash of the names around each instant, and the row of the outermost backward operator, or -1."""
         profile = self._profile
+        # A rolling hash of names, extended level by level from the outermost.
         keys, backward = threads.astype(np.uint64), np.full(len(threads), -1, np.intp)
         for thread in np.unique(threads).tolist():
             queries = np.flatnonzero(threads == thread)

@@ -182,6 +182,7 @@ def _piece_places(
         pieces: Pieces of time.
         rows: Kernels or operators of the pieces; None for gaps.
     """
+    # Pieces without a thread have no place; kernels without one get a label of their own, by name.
     known = np.flatnonzero(pieces.thread >= 0)
     found, of_known = places.find_numbered(pieces.thread[known].astype(np.int32), pieces.instant_ns[known])
     number, labels = np.full(len(pieces.thread), len(found), np.intp), [*found, _NOWHERE]

@@ -280,6 +280,7 @@ def _least_wait(calls: Sequence[ProfiledCollective]) -> int:
         return 0
     took = np.array([call.end_ns - call.start_ns for call in sized], np.int64)
     nbytes = np.array([call.nbytes for call in sized], np.int64)
+    # Sorted by bytes, the largest first: the fastest so far bounds the time that the wire needs for the next.
     floor = np.minimum.accumulate(took) if len(took) else took
     if len(took):
         floor = np.minimum(floor, took.min() + 2 * nbytes * np.minimum.accumulate(took / nbytes))

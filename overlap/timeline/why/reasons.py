@@ -255,8 +255,8 @@ class _ReasonSearch:
 
     def __init__(self, activity: Activity) -> None:
         self._activity, self._columns = activity, activity.columns
-        self._none = len(activity.columns.texts)  # the number of no text
-        self._found: list[tuple[Int64s | Rows, ...]] = []  # place of the victim, then `_COLUMNS`
+        self._no_text = len(activity.columns.texts)  # the number of no text
+        self._stretches: list[tuple[Int64s | Rows, ...]] = []  # place of the victim, then `_COLUMNS`
 
     def follow_waits(self, covers: Sequence[Coverage]) -> None:
         """Find the reasons for exposed communication on each rank: follow its waits until none is left."""
@@ -273,7 +273,7 @@ class _ReasonSearch:
 
     def collect(self) -> Reasons:
         """Return all reasons found, sorted by rank in the order of `covers`, then by time."""
-        place, *columns = (np.concatenate(parts) for parts in zip(*self._found, strict=True))
+        place, *columns = (np.concatenate(parts) for parts in zip(*self._stretches, strict=True))
         order = np.lexsort((columns[1], place))
         named = {name: column[order] for name, column in zip(_COLUMNS, columns, strict=True)}
         return Reasons(texts=[*self._columns.texts, ""], **named)
@@ -292,7 +292,7 @@ class _ReasonSearch:
         busy = (pieces.doing == COMPUTE) | (pieces.doing == WIRE)
         self._add_stretches(followed, pieces, busy, awaited, pieces.doing, name, place)
         self._add_stretches(
-            followed, pieces, pieces.doing == PROGRAM, self._columns.rank[pieces.row], PROGRAM, self._none, name
+            followed, pieces, pieces.doing == PROGRAM, self._columns.rank[pieces.row], PROGRAM, self._no_text, name
         )
         passed_ranks = np.concatenate([followed.passed, awaited[:, None]], axis=1)
         further = self._activity.last[pieces.row]
@@ -309,6 +309,7 @@ class _ReasonSearch:
         by_rank = np.argsort(rank, kind="stable")
         firsts = run_starts(rank[by_rank])
         ats, parts = [np.zeros(0, np.intp)], [NO_PIECES]
+        # Rank by rank: its pieces that touch each wait for it, clipped to the wait.
         for which in np.split(by_rank, firsts[1:]) if len(rank) else ():
             pieces = self._activity.pieces(int(rank[which[0]]))
             start_ns, end_ns = waits.start_ns[which], waits.end_ns[which]
@@ -350,4 +351,4 @@ class _ReasonSearch:
         """Add the pieces that a mask selects, one for each wait; `columns` are rank, doing, name and call site."""
         values = (waits.passed[:, 0], pieces.start_ns, pieces.end_ns, *columns)
         selected = (np.broadcast_to(np.asarray(column, np.int64), which.shape)[which] for column in values)
-        self._found.append((waits.place[which], *selected))
+        self._stretches.append((waits.place[which], *selected))

@@ -86,6 +86,7 @@ def _launches(profile: RankProfile, device: Rows) -> Rows:
     launch = np.full(len(profile.kind), -1, np.intp)
     if len(calls) and len(device):
         calls = calls[np.argsort(profile.correlation[calls], kind="stable")]
+        # Sorted by correlation: the position of a work's number is that of its launch, if the numbers are equal.
         numbers = profile.correlation[calls]
         at = np.minimum(np.searchsorted(numbers, profile.correlation[device]), len(numbers) - 1)
         same = numbers[at] == profile.correlation[device]
