@@ -223,7 +223,7 @@ def _simulate(
     if config.check is not None and config.virtual.shapes_only:
         raise UsageError("check: with shapes_only, arrays have no data to check; leave out one of them")
     placed = cluster_of(config.cluster, config.ranks, source=config.origin("ranks", "cluster"))
-    size, steps = config.ranks or placed.world_size, KeptSteps.given(config.trace_steps)
+    size, steps = config.ranks or placed.world_size, KeptSteps.from_setting(config.trace_steps)
 
     async def live(
         clock: SimulatedBackend, size: int, epochs: Sequence[Epoch], described: Mapping[str, str]

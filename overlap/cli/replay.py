@@ -18,7 +18,7 @@ from ..simulation import Alike
 from ..timeline.files.merge import merged
 from ..timeline.files.tracefile import read_trace
 from ..timeline.measure.metrics import median_step
-from ..timeline.replay.prediction import around
+from ..timeline.replay.prediction import steps_around
 from ..timeline.spans import Timeline
 from ..units import format_ns, wrapped
 from .output import field
@@ -174,7 +174,7 @@ def _some(timeline: Timeline, most_spans: int) -> Timeline:
     """Return the steps around the median one that have so many spans, if all have more."""
     if len(timeline.spans) <= most_spans:
         return timeline
-    return around(timeline, median_step(timeline), most_spans=most_spans, steps=len(timeline.steps()))
+    return steps_around(timeline, median_step(timeline), most_spans=most_spans, steps=len(timeline.steps()))
 
 
 def _factor(text: str | None) -> float:

@@ -11,7 +11,7 @@ from ..notice import notify
 from ..timeline.why.against import Comparison, compare
 from ..timeline.why.causes import WORDING
 from ..timeline.why.mcp import serve
-from ..timeline.why.page import markdown, text
+from ..timeline.why.page import markdown, page_lines
 from ..timeline.why.report import SCHEMA_VERSION, Why
 from ..timeline.why.verdict import Limit, parse_limit
 from ..units import integer
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.markdown:
         print(*([f"**{comparison.sentence}**", ""] if comparison else []), markdown(report), sep="\n", end="")
     else:
-        print(*([comparison.sentence, ""] if comparison else []), *text(report), sep="\n")
+        print(*([comparison.sentence, ""] if comparison else []), *page_lines(report), sep="\n")
     failed = [sentence for test in tests if (sentence := _failure(test, report, comparison))]
     for sentence in failed:
         notify(f"why: --fail-if: {sentence}")
@@ -115,4 +115,4 @@ def _failure(limit: Limit | None, report: Why, comparison: Comparison | None) ->
     value: float = report.step_ns if limit.name == "step" else report.cost_ns(limit.name)
     if limit.unit == "%":
         value = 100 * value / (sum(cause.duration_ns for cause in report.causes) or 1)
-    return limit.described(value) if limit.is_met(value) else ""
+    return limit.describe_value(value) if limit.is_met(value) else ""

@@ -88,7 +88,7 @@ async def live(
             flight=flight.writer if flight else None,
             restart=restart,
             state_dir=run_config.state_dir,
-            steps=KeptSteps.given(run_config.trace_steps),
+            steps=KeptSteps.from_setting(run_config.trace_steps),
             epochs=epochs,
             limits=StallLimits(tell_s=run_config.stall_s or STALL_S, give_up_s=run_config.give_up_s),
         )

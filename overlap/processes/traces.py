@@ -18,10 +18,10 @@ import trio
 
 from ..errors import OverlapError, UsageError
 from ..notice import notify
-from ..timeline.files.merge import on_clock
+from ..timeline.files.merge import with_clock_error
 from ..timeline.files.parts import Part, begin_stream, pack_part, stream_block
 from ..timeline.files.tracefile import write_merged, write_trace
-from ..timeline.recording import RawSpan, Recorder, columns_of
+from ..timeline.recording import RawSpan, Recorder, columns_from_raw
 from ..timeline.spans import Timeline
 from .member import Membership
 
@@ -83,7 +83,7 @@ def packed_part(timeline: Callable[[], Timeline], membership: Membership | None)
     if membership is None:
         return pack_part(timeline())
     clock = membership.clock
-    return pack_part(on_clock(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns)
+    return pack_part(with_clock_error(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns)
 
 
 async def _gather_and_write(
@@ -126,7 +126,7 @@ async def _keep_own(
     part = part_path(path, membership.member)
 
     def write() -> None:
-        own = on_clock(timeline(), error_ns=clock.error_ns)
+        own = with_clock_error(timeline(), error_ns=clock.error_ns)
         write_trace(own.shifted(clock.offset_ns), part)
 
     try:
@@ -214,7 +214,7 @@ class TraceStream:
         blocks = []
         for recorder in self._recorders:
             if raws := recorder.since(self._seen.get(recorder.rank)):
-                blocks.append(stream_block(columns_of(recorder.rank, raws)))
+                blocks.append(stream_block(columns_from_raw(recorder.rank, raws)))
                 self._seen[recorder.rank] = raws[-1]
                 self._written += len(raws)
         if blocks:

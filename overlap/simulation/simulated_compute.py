@@ -13,7 +13,7 @@ from ..runtime.failure import Failure
 from ..runtime.settling import deliver
 from ..runtime.state import BLOCKED, QUEUED, RUNNING
 from ..runtime.waits import call_when_done
-from ..timeline.replay.computes import Call, Which
+from ..timeline.replay.computes import ComputeKey, RecordedCall
 from . import ComputeCosts, Conditions, EventOrder, FabricDriver
 from .faulty_world import FaultInjector
 from .kernel import Kernel
@@ -41,7 +41,7 @@ class ComputeStarts:
         self.rated = False  # whether a compute was priced by the peak of the device
         self.alone: bool = traffic.fabric.interference.off
         replayed = costs.profile.replayed if costs.profile else None
-        self.replaying: Callable[[Which, int], Call] | None = replayed.player() if replayed else None
+        self.replaying: Callable[[ComputeKey, int], RecordedCall] | None = replayed.player() if replayed else None
         self._waiting: list[SimulatedCompute] = []
 
     def start_soon(self, stream: SimulatedCompute) -> None:

@@ -17,8 +17,8 @@ from .span import CollectiveInfo, Kind, Role, Span
 if TYPE_CHECKING:
     from .measure.intervals import Interval
 
-Wholes: TypeAlias = NDArray[np.int64]
-Indexes: TypeAlias = NDArray[np.int32]
+Int64s: TypeAlias = NDArray[np.int64]
+Int32s: TypeAlias = NDArray[np.int32]
 Mask: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = NDArray[np.intp]
 
@@ -31,7 +31,7 @@ class SpanGroup(NamedTuple):
     tag: int = 0  # tag of a message; 0 for collectives
 
 
-NOBODY = SpanGroup("", ())
+NO_GROUP = SpanGroup("", ())
 """The group of a span that is no operation."""
 
 KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires", "copy")
@@ -39,12 +39,12 @@ ROLES: tuple[Role, ...] = get_args(Role)
 NONE = int(np.iinfo(np.int64).min)
 """Stands for a step, an instant of the call or an instant of the await that is not known."""
 
-WHOLES = ("start_ns", "end_ns", "issued_ns", "met_ns", "seq", "nbytes", "priority", "step", "awaited_ns")
+INT64_COLUMNS = ("start_ns", "end_ns", "issued_ns", "met_ns", "seq", "nbytes", "priority", "step", "awaited_ns")
 """Columns of 64 bits, in the order in which packed columns store them."""
 TEXTS = ("lane", "name", "op", "algorithm", "dtype", "call_site")
-INDEXES = ("kind", *TEXTS, "group", "role")
+INT32_COLUMNS = ("kind", *TEXTS, "group", "role")
 """Columns of 32 bits, which packed columns store after the others."""
-_COLUMNS = ("rank", *WHOLES, *INDEXES)
+_COLUMNS = ("rank", *INT64_COLUMNS, *INT32_COLUMNS)
 _KIND_ORDER = np.array([sorted(KINDS).index(kind) for kind in KINDS], np.int32)
 
 T = TypeVar("T")
@@ -70,48 +70,48 @@ class SpanColumns:
 
     texts: tuple[str, ...]  # The table of names, places and the like
     groups: tuple[SpanGroup, ...]  # The table of groups
-    rank: Wholes
-    start_ns: Wholes
-    end_ns: Wholes
-    issued_ns: Wholes  # `NONE` if the instant of the call is not known
-    met_ns: Wholes  # 0 for a span that is no operation
-    seq: Wholes
-    nbytes: Wholes
-    priority: Wholes
-    step: Wholes  # `NONE` outside of steps
-    awaited_ns: Wholes  # `NONE` if the program did not wait for the operation
-    kind: Indexes  # Index into `KINDS`
-    lane: Indexes
-    name: Indexes
-    op: Indexes  # -1 for a span that is no operation, that is, without a `CollectiveInfo`
-    algorithm: Indexes
-    dtype: Indexes
-    call_site: Indexes
-    group: Indexes
-    role: Indexes  # Index into `ROLES`
+    rank: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    issued_ns: Int64s  # `NONE` if the instant of the call is not known
+    met_ns: Int64s  # 0 for a span that is no operation
+    seq: Int64s
+    nbytes: Int64s
+    priority: Int64s
+    step: Int64s  # `NONE` outside of steps
+    awaited_ns: Int64s  # `NONE` if the program did not wait for the operation
+    kind: Int32s  # Index into `KINDS`
+    lane: Int32s
+    name: Int32s
+    op: Int32s  # -1 for a span that is no operation, that is, without a `CollectiveInfo`
+    algorithm: Int32s
+    dtype: Int32s
+    call_site: Int32s
+    group: Int32s
+    role: Int32s  # Index into `ROLES`
 
     def __len__(self) -> int:
         return len(self.rank)
 
     @property
     def is_operation(self) -> Mask:
-        """Whether each span has a `CollectiveInfo`."""
+        """Mask of the spans of operations, which have a `CollectiveInfo`; n booleans."""
         return self.op >= 0
 
     @property
-    def called_ns(self) -> Wholes:
-        """`Span.called_ns` of each span."""
+    def called_ns(self) -> Int64s:
+        """Instant of the call behind each span, never after its start; its start if the call is not known."""
         known = np.where(self.issued_ns == NONE, self.start_ns, self.issued_ns)
-        return cast(Wholes, np.minimum(known, self.start_ns))
+        return cast(Int64s, np.minimum(known, self.start_ns))
 
     @property
-    def moved_ns(self) -> Wholes:
-        """`Span.moved_ns` of each span."""
+    def moved_ns(self) -> Int64s:
+        """Instant at which the bytes of each operation began to move; the start of other spans."""
         within_ns = np.minimum(np.maximum(self.met_ns, self.start_ns), self.end_ns)
-        return cast(Wholes, np.where(self.is_operation, within_ns, self.start_ns))
+        return cast(Int64s, np.where(self.is_operation, within_ns, self.start_ns))
 
     def is_kind(self, kind: Kind) -> Mask:
-        """Whether each span is of a kind."""
+        """Return the mask of the spans of a kind; n booleans."""
         return cast(Mask, self.kind == KINDS.index(kind))
 
     def of_kind(self, kind: Kind, rows: Rows) -> Rows:
@@ -119,7 +119,7 @@ class SpanColumns:
         return cast(Rows, rows[self.kind[rows] == KINDS.index(kind)])
 
     @classmethod
-    def of(cls, spans: Sequence[Span]) -> SpanColumns:
+    def from_spans(cls, spans: Sequence[Span]) -> SpanColumns:
         """Return the columns of spans. Cost: about 5 microseconds each.
 
         Raises:
@@ -131,9 +131,9 @@ class SpanColumns:
             "rank": [span.rank for span in spans],
             "start_ns": [span.start_ns for span in spans],
             "end_ns": [span.end_ns for span in spans],
-            "issued_ns": [_or_none(span.info.issued_ns if span.info else span.issued_ns) for span in spans],
-            "step": [_or_none(span.step) for span in spans],
-            "awaited_ns": [_or_none(info.awaited_ns) for info in infos],
+            "issued_ns": [_encode_optional(span.info.issued_ns if span.info else span.issued_ns) for span in spans],
+            "step": [_encode_optional(span.step) for span in spans],
+            "awaited_ns": [_encode_optional(info.awaited_ns) for info in infos],
         }
         for name in ("met_ns", "seq", "nbytes", "priority"):
             numbers[name] = [getattr(info, name) for info in infos]
@@ -149,77 +149,79 @@ class SpanColumns:
             "group": [groups[SpanGroup(info.group, info.ranks, info.tag)] for info in infos],
         }
         columns = {name: np.array(column, np.int64) for name, column in numbers.items()}
-        return cls.of_named(columns, texts, groups)
+        return cls.from_named(columns, texts, groups)
 
     @classmethod
-    def of_table(
+    def from_table(
         cls, rank: int, table: Iterable[NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]
     ) -> SpanColumns:
-        """Return the columns of one rank, from the columns `WHOLES` and `INDEXES` in this order."""
-        named = dict(zip((*WHOLES, *INDEXES), table, strict=True))
-        return cls.of_named(named | {"rank": np.full(len(named["seq"]), rank, np.int64)}, texts, groups)
+        """Return the columns of one rank, from the columns `INT64_COLUMNS` and `INT32_COLUMNS` in this order."""
+        named = dict(zip((*INT64_COLUMNS, *INT32_COLUMNS), table, strict=True))
+        return cls.from_named(named | {"rank": np.full(len(named["seq"]), rank, np.int64)}, texts, groups)
 
     @classmethod
-    def of_named(
+    def from_named(
         cls, columns: Mapping[str, NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]
     ) -> SpanColumns:
-        """Return columns that may have other types of integers than they should."""
+        """Return columns converted to the integer types of the fields, with the given tables of texts and groups."""
         typed: dict[str, Any] = {
-            name: column.astype(np.int32 if name in INDEXES else np.int64) for name, column in columns.items()
+            name: column.astype(np.int32 if name in INT32_COLUMNS else np.int64) for name, column in columns.items()
         }
         return cls(texts=tuple(texts), groups=tuple(groups), **typed)
 
     @classmethod
-    def joined(cls, parts: Iterable[SpanColumns]) -> SpanColumns:
-        """Return the columns of several parts, one after the other, with one table of the texts that they use."""
+    def concatenate(cls, parts: Iterable[SpanColumns]) -> SpanColumns:
+        """Return the columns of several parts, one after the other, with tables of only the texts and groups in use."""
         texts, groups = Table[str](), Table[SpanGroup]()
-        texts[""], groups[NOBODY]
-        none = np.zeros((len(WHOLES) + len(INDEXES), 0), np.int64)
-        joined_parts = [cls.of_table(0, none, (), ())]
+        texts[""], groups[NO_GROUP]
+        none = np.zeros((len(INT64_COLUMNS) + len(INT32_COLUMNS), 0), np.int64)
+        joined_parts = [cls.from_table(0, none, (), ())]
         for part in parts:
-            text_of, group_of = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
+            # New index of each old one in the tables of the part; the last element is for -1, no text.
+            text_index, group_index = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
             for number in part._used_texts():
-                text_of[number] = texts[part.texts[number]]
+                text_index[number] = texts[part.texts[number]]
             for number in np.unique(part.group).tolist():
-                group_of[number] = groups[part.groups[number]]
-            joined_parts.append(part._renumbered((), (), text_of, group_of))
+                group_index[number] = groups[part.groups[number]]
+            joined_parts.append(part._with_tables((), (), text_index, group_index))
         columns = {name: np.concatenate([getattr(part, name) for part in joined_parts]) for name in _COLUMNS}
         return cls(texts=tuple(texts), groups=tuple(groups), **columns)
 
-    def canonical(self) -> SpanColumns:
+    def with_sorted_tables(self) -> SpanColumns:
         """Return these columns with sorted tables of the texts and groups in use: equal spans give equal columns."""
         texts = sorted({self.texts[number] for number in self._used_texts()})
         groups = sorted({self.groups[number] for number in np.unique(self.group).tolist()})
         new_text = {text: number for number, text in enumerate(texts)}
         new_group = {group: number for number, group in enumerate(groups)}
-        text_of = np.array([*(new_text.get(text, -1) for text in self.texts), -1], np.int32)
-        group_of = np.array([*(new_group.get(group, -1) for group in self.groups), -1], np.int32)
-        return self._renumbered(tuple(texts), tuple(groups), text_of, group_of)
+        # New index of each old one in these tables; the last element is for -1, no text.
+        text_index = np.array([*(new_text.get(text, -1) for text in self.texts), -1], np.int32)
+        group_index = np.array([*(new_group.get(group, -1) for group in self.groups), -1], np.int32)
+        return self._with_tables(tuple(texts), tuple(groups), text_index, group_index)
 
     def _used_texts(self) -> list[int]:
-        """Return the indices of the texts in use; a part of a timeline shares the table of the whole."""
+        """Return the indices of the texts in use, ascending; a part of a timeline shares the table of the whole."""
         used = np.unique(np.concatenate([np.unique(getattr(self, name)) for name in TEXTS]))
         found: list[int] = used[used >= 0].tolist()
         return found
 
-    def _renumbered(
-        self, texts: tuple[str, ...], groups: tuple[SpanGroup, ...], text_of: Indexes, group_of: Indexes
+    def _with_tables(
+        self, texts: tuple[str, ...], groups: tuple[SpanGroup, ...], text_index: Int32s, group_index: Int32s
     ) -> SpanColumns:
-        """Return these columns for other tables; the last element of `text_of` is -1, so that no text stays none."""
-        named = {name: text_of[getattr(self, name)] for name in TEXTS}
-        return replace(self, texts=texts, groups=groups, group=group_of[self.group], **named)
+        """Return these columns for other tables; `text_index` and `group_index` give the new number of each old one."""
+        named = {name: text_index[getattr(self, name)] for name in TEXTS}
+        return replace(self, texts=texts, groups=groups, group=group_index[self.group], **named)
 
     def take(self, which: Mask | Rows) -> SpanColumns:
-        """Return the columns of the spans selected by a mask, or by row numbers and then in their order."""
+        """Return the columns of some spans: a mask keeps their order, row numbers give the order."""
         return replace(self, **{name: getattr(self, name)[which] for name in _COLUMNS})
 
     def by_rank(self) -> dict[int, SpanColumns]:
-        """Return the columns of each rank that has spans, ranks ascending, each in the order of these."""
+        """Return the columns of each rank with spans, ranks ascending; the spans of a rank keep their order."""
         rows = self.rows_by_rank(np.ones(len(self), bool))
         return {rank: self.take(which) for rank, which in rows.items()}
 
     def rows_by_rank(self, which: Mask) -> dict[int, Rows]:
-        """Return the row numbers of the selected spans by rank, ranks ascending, each in the order of these."""
+        """Return the row numbers of selected spans by rank, ranks ascending; the rows of a rank keep their order."""
         rows = np.flatnonzero(which)
         rank = self.rank[rows]
         if rank.min(initial=0) >= 0 and rank.max(initial=0) < 1 << 15:
@@ -228,7 +230,7 @@ class SpanColumns:
         ranks, firsts = np.unique(self.rank[rows], return_index=True)
         return dict(zip(ranks.tolist(), np.split(rows, firsts[1:]), strict=False))
 
-    def order(self) -> Rows:
+    def timeline_order(self) -> Rows:
         """Return the row numbers in the order of a timeline: by start, then by all that tells spans apart."""
         by_start = np.argsort(self.start_ns, kind="stable")
         starts = self.start_ns[by_start]
@@ -240,7 +242,9 @@ class SpanColumns:
             by_start[tied] = among[np.lexsort(keys[::-1])]
         return by_start
 
-    def _order_keys(self) -> list[Wholes | Indexes]:
+    def _order_keys(self) -> list[Int64s | Int32s]:
+        """Return the columns by which spans are sorted, the most significant first: texts by alphabet, not by index."""
+        # Alphabetical position of each text; the last element is for -1, no text.
         place = np.empty(len(self.texts) + 1, np.int32)
         place[sorted(range(len(self.texts)), key=self.texts.__getitem__)] = np.arange(len(self.texts), dtype=np.int32)
         seq = np.where(self.is_operation, self.seq, -1)
@@ -248,7 +252,7 @@ class SpanColumns:
         return [self.start_ns, self.rank, kind, lane, self.end_ns, name, seq]
 
     def near(self, window: Interval) -> Mask:
-        """Return which spans can matter to an instant inside a window: spans that touch it, or touch such a span.
+        """Return the mask of spans that touch a window, or touch an operation that touches the window.
 
         Every rank of an operation that touches the window takes part when its last rank comes, so that one look from
         the first to the last instant of such operations finds all of them.
@@ -263,7 +267,7 @@ class SpanColumns:
         return (self.end_ns >= first_ns) & (begun_ns <= last_ns)
 
     def shifted(self, offset_ns: int) -> SpanColumns:
-        """Return the spans on another clock, which showed `offset_ns` when the clock of these showed 0."""
+        """Return the spans on a clock that is ahead: `offset_ns` is added to every known instant."""
         moved: dict[str, Any] = {"start_ns": self.start_ns + offset_ns, "end_ns": self.end_ns + offset_ns}
         moved["met_ns"] = self.met_ns + np.where(self.is_operation, offset_ns, 0)
         moved["issued_ns"] = self.issued_ns + np.where(self.issued_ns != NONE, offset_ns, 0)
@@ -291,49 +295,50 @@ class SpanColumns:
             )  # fmt: skip
 
 
-def _or_none(number: int | None) -> int:
+def _encode_optional(number: int | None) -> int:
     return NONE if number is None else number
 
 
-def runs(*keys: NDArray[np.integer]) -> Rows:
-    """Return where runs of equal rows begin in n sorted rows of some columns; nothing if there are no rows."""
+def run_starts(*keys: NDArray[np.integer]) -> Rows:
+    """Return the first row of each run of equal rows, ascending, in sorted columns of n rows; empty if n is 0."""
     begins = np.ones(len(keys[0]), bool)
     begins[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
     return np.flatnonzero(begins)
 
 
 class SpanList(Sequence[Span]):
-    """Columns that look like a list of spans; each object is made once, when it is first asked for."""
+    """List of spans over columns; each `Span` object is made once, on first access."""
 
     def __init__(self, columns: SpanColumns) -> None:
         self.columns = columns
-        self._made: list[Span | None] = []  # the objects made so far; empty before the first
-        self._are_all_made = False
+        self._span_objects: list[Span | None] = []  # the objects made so far; empty before the first
+        self._has_all_objects = False
 
     @classmethod
-    def of(cls, spans: Sequence[Span]) -> SpanList:
-        """Return the list of spans in the order of a timeline; errors as for `SpanColumns.of`."""
-        columns = SpanColumns.of(spans)
-        order = columns.order()
+    def from_spans(cls, spans: Sequence[Span]) -> SpanList:
+        """Return the list of spans in the order of a timeline; errors as for `SpanColumns.from_spans`."""
+        columns = SpanColumns.from_spans(spans)
+        order = columns.timeline_order()
         found = cls(columns.take(order))
-        found._made = [spans[row] for row in order.tolist()]
-        found._are_all_made = True
+        found._span_objects = [spans[row] for row in order.tolist()]
+        found._has_all_objects = True
         return found
 
-    def chosen(self, rows: Sequence[int]) -> list[Span]:
-        """Return the spans of some rows; no other objects are made."""
-        made = self._made or [None] * len(self)
-        self._made = made
-        if missing := [row for row in rows if made[row] is None]:
+    def spans_at(self, rows: Sequence[int]) -> list[Span]:
+        """Return the spans at some rows, in that order; makes only the objects that do not exist yet."""
+        objects = self._span_objects or [None] * len(self)
+        self._span_objects = objects
+        if missing := [row for row in rows if objects[row] is None]:
             for row, span in zip(missing, self.columns.take(np.array(missing)).spans(), strict=True):
-                made[row] = span
-        return cast("list[Span]", [made[row] for row in rows])
+                objects[row] = span
+        return cast("list[Span]", [objects[row] for row in rows])
 
-    def _all(self) -> list[Span]:
-        if not self._are_all_made:
-            self.chosen(range(len(self)))
-            self._are_all_made = True
-        return cast("list[Span]", self._made)
+    def _all_spans(self) -> list[Span]:
+        """Return all spans as objects, in order; makes the missing objects on the first call."""
+        if not self._has_all_objects:
+            self.spans_at(range(len(self)))
+            self._has_all_objects = True
+        return cast("list[Span]", self._span_objects)
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -344,15 +349,15 @@ class SpanList(Sequence[Span]):
     def __getitem__(self, at: slice) -> list[Span]: ...
     def __getitem__(self, at: int | slice) -> Span | list[Span]:
         rows = range(len(self))[at]
-        return self.chosen([rows])[0] if isinstance(rows, int) else self.chosen(rows)
+        return self.spans_at([rows])[0] if isinstance(rows, int) else self.spans_at(rows)
 
     def __iter__(self) -> Iterator[Span]:
-        return iter(self._all())
+        return iter(self._all_spans())
 
     def __eq__(self, other: object) -> bool:
-        return self._all() == list(other) if isinstance(other, list | SpanList) else NotImplemented
+        return self._all_spans() == list(other) if isinstance(other, list | SpanList) else NotImplemented
 
     __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return repr(self._all())
+        return repr(self._all_spans())

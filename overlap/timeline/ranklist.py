@@ -13,7 +13,7 @@ _PART = re.compile(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", re.ASCII)
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Write numbers in their order, ascending runs shortened: `0-3, 7`."""
+    """Return ranks as text, in their order, with ascending runs shortened: `0-3, 7`."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -24,7 +24,7 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """Write ranks with their noun: `rank 7`, `ranks 0-3, 7`."""
+    """Return ranks as text with their noun: `rank 7`, `ranks 0-3, 7`."""
     return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
 
 

@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from .columnar import INDEXES, KINDS, NOBODY, NONE, ROLES, WHOLES, SpanColumns, SpanGroup, Table
+from .columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NO_GROUP, NONE, ROLES, SpanColumns, SpanGroup, Table
 from .span import Kind, RoleName, Span
 
 RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], int]
@@ -53,8 +53,8 @@ class KeptSteps:
     every: int = 1  # Only steps whose index is a multiple of this
 
     @classmethod
-    def given(cls, text: str | None) -> KeptSteps | None:
-        """Read the setting of a run; None if it is not set."""
+    def from_setting(cls, text: str | None) -> KeptSteps | None:
+        """Return the steps to record, as `parse` reads them from the setting of a run; None if it is not set."""
         return None if text is None else cls.parse(text)
 
     @classmethod
@@ -82,28 +82,28 @@ class Recorder:
             read only when columns are asked for.
     """
 
-    __slots__ = ("_appended", "_looks", "_ring", "append", "rank")
+    __slots__ = ("_appended", "_count_reads", "_ring", "append", "rank")
 
     def __init__(self, rank: int, *, capacity: int | None = None, steps: KeptSteps | None = None) -> None:
         self.rank: int = rank
-        most = DEFAULT_CAPACITY if steps is None or steps.last is None else STEPS_CAPACITY
-        self._ring: deque[RawSpan] = deque(maxlen=capacity or most)
+        default_capacity = DEFAULT_CAPACITY if steps is None or steps.last is None else STEPS_CAPACITY
+        self._ring: deque[RawSpan] = deque(maxlen=capacity or default_capacity)
         self._appended = count()
-        self._looks = 0
-        self.append: Callable[[RawSpan], None] = _counting(self._ring, self._appended)
+        self._count_reads = 0
+        self.append: Callable[[RawSpan], None] = _make_counting_append(self._ring, self._appended)
         if steps is not None:
-            self.append = _sieved(self._ring, self._appended, steps)
+            self.append = _make_filtering_append(self._ring, self._appended, steps)
 
     @property
     def dropped(self) -> int:
         """Number of spans that fell out of the ring. Spans of steps that are not recorded were never in it."""
-        appended = next(self._appended) - self._looks
-        self._looks += 1
+        appended = next(self._appended) - self._count_reads
+        self._count_reads += 1
         return appended - len(self._ring)
 
     @property
     def last(self) -> RawSpan | None:
-        """The span appended last; a look for new spans costs nothing if there are none."""
+        """Span appended last; None before the first. Comparing it costs less than `since`."""
         return self._ring[-1] if self._ring else None
 
     def since(self, seen: RawSpan | None) -> list[RawSpan]:
@@ -116,7 +116,7 @@ class Recorder:
 
     def columns(self) -> SpanColumns:
         """The spans still in the ring as columns, in the order they were appended. Cost: 2 microseconds each."""
-        return columns_of(self.rank, self._ring.copy())
+        return columns_from_raw(self.rank, self._ring.copy())
 
     def spans(self) -> list[Span]:
         """The spans still in the ring, in the order they were appended (an operation is appended when it ends)."""
@@ -126,23 +126,28 @@ class Recorder:
         return len(self._ring)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _again, (self.rank, self._ring.maxlen, self.dropped, [_named(raw) for raw in self._ring.copy()])
+        return _restore_recorder, (
+            self.rank,
+            self._ring.maxlen,
+            self.dropped,
+            [_with_call_site_text(raw) for raw in self._ring.copy()],
+        )
 
     def __repr__(self) -> str:
         return f"<Recorder rank {self.rank}: {len(self._ring)} of {self._ring.maxlen} spans>"
 
 
-def _again(rank: int, capacity: int, dropped: int, raws: list[RawSpan]) -> Recorder:
-    """Return the recorder that was pickled."""
-    made = Recorder(rank, capacity=capacity)
-    made._ring.extend(raws)
-    made._appended = count(dropped + len(raws))
-    made.append = _counting(made._ring, made._appended)
-    return made
+def _restore_recorder(rank: int, capacity: int, dropped: int, raws: list[RawSpan]) -> Recorder:
+    """Return the recorder that `Recorder.__reduce__` pickled; later spans count on from its number of dropped spans."""
+    recorder = Recorder(rank, capacity=capacity)
+    recorder._ring.extend(raws)
+    recorder._appended = count(dropped + len(raws))
+    recorder.append = _make_counting_append(recorder._ring, recorder._appended)
+    return recorder
 
 
-def _named(raw: RawSpan) -> RawSpan:
-    """Return a span with the place of its call as text: code objects cannot be pickled."""
+def _with_call_site_text(raw: RawSpan) -> RawSpan:
+    """Return a raw span with its call site as text instead of a code object, which cannot be pickled."""
     *begin, info = raw
     if not isinstance(info, tuple):
         return raw
@@ -150,12 +155,12 @@ def _named(raw: RawSpan) -> RawSpan:
     code, instruction = info[at], info[at + 1]
     if isinstance(code, str):
         return raw
-    told = (*info[:at], call_site(cast(CodeType, code), cast(int, instruction)), 0, *info[at + 2 :])
-    return cast(RawSpan, (*begin, told))
+    with_text = (*info[:at], call_site(cast(CodeType, code), cast(int, instruction)), 0, *info[at + 2 :])
+    return cast(RawSpan, (*begin, with_text))
 
 
-def _counting(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan], None]:
-    """Return an append that counts: `next` of a count is one step, while `+= 1` from two threads would lose some."""
+def _make_counting_append(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan], None]:
+    """Return an append that counts calls: `next` of a count is atomic, while `+= 1` in two threads would lose some."""
     push = ring.append
 
     def append(raw: RawSpan) -> None:
@@ -165,13 +170,14 @@ def _counting(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan],
     return append
 
 
-def _sieved(ring: deque[RawSpan], appended: count[int], steps: KeptSteps) -> Callable[[RawSpan], None]:
-    """Return an append that counts, leaves out steps, and drops spans older than the last steps."""
+def _make_filtering_append(ring: deque[RawSpan], appended: count[int], steps: KeptSteps) -> Callable[[RawSpan], None]:
+    """Return an append that counts, ignores spans of steps not recorded, and drops spans older than the last steps."""
     push, every, last = ring.append, steps.every, steps.last
     order = count()  # `appended` also counts how often it was read
     ends: deque[int] = deque()  # how many had been appended when each of the last steps ended
 
     def append(raw: RawSpan) -> None:
+        """Store a span of a recorded step; at the end of a step, drop the spans of steps that are no longer kept."""
         info = raw[5]
         step = info[-1] if isinstance(info, tuple) else info
         if step is not None and step % every:
@@ -188,64 +194,69 @@ def _sieved(ring: deque[RawSpan], appended: count[int], steps: KeptSteps) -> Cal
     return append
 
 
-def columns_of(rank: int, raws: Collection[RawSpan]) -> SpanColumns:
-    """Return the columns of the spans that a rank has appended, in that order."""
-    made = _Rows()
-    rows = [made.row(raw) for raw in raws]
-    table = np.array(rows, np.int64).reshape(len(rows), len(WHOLES) + len(INDEXES)).T
-    return SpanColumns.of_table(rank, table, made.texts, made.groups)
+def columns_from_raw(rank: int, raws: Collection[RawSpan]) -> SpanColumns:
+    """Return the columns of the spans that a rank has appended, in that order. Cost: 2 microseconds each."""
+    encoder = _RowEncoder()
+    rows = [encoder.encode(raw) for raw in raws]
+    table = np.array(rows, np.int64).reshape(len(rows), len(INT64_COLUMNS) + len(INT32_COLUMNS)).T
+    return SpanColumns.from_table(rank, table, encoder.texts, encoder.groups)
 
 
-class _Rows:
-    """Turns raw spans into rows of numbers: `WHOLES`, then `INDEXES`."""
+class _RowEncoder:
+    """Turns raw spans into rows of numbers: `INT64_COLUMNS`, then `INT32_COLUMNS`."""
 
     def __init__(self) -> None:
         self.texts, self.groups = Table[str](), Table[SpanGroup]()
-        self._none, self._nobody = self.texts[""], self.groups[NOBODY]
-        self._places: dict[tuple[int, int], int] = {}  # a program has few, and finding a line is slow
+        self._none, self._nobody = self.texts[""], self.groups[NO_GROUP]
+        self._call_site_numbers: dict[tuple[int, int], int] = {}  # a program has few, and finding a line is slow
         self._group_numbers: dict[int, int] = {}  # by identity: to hash a thousand ranks is slow
-        self._dtypes: dict[object, int] = {None: self._none}
+        self._dtype_numbers: dict[object, int] = {None: self._none}
 
-    def row(self, raw: RawSpan) -> tuple[int, ...]:
+    def encode(self, raw: RawSpan) -> tuple[int, ...]:
+        """Return the numbers of one span, 64-bit columns first; texts and groups that are new get a number."""
         kind, lane, name, start_ns, end_ns, info = raw
         texts, none = self.texts, self._none
         role = _PROGRAM if kind in ("compute", "comm") else 0
         if isinstance(name, RoleName):
             role = _ROLE_NUMBERS[name.role]
             name = str(name)
-        named = _KIND_NUMBERS[kind], texts[lane], texts[name]
+        labels = _KIND_NUMBERS[kind], texts[lane], texts[name]
         if not isinstance(info, tuple):
             step = NONE if info is None else info
-            return (start_ns, end_ns, NONE, 0, 0, 0, 0, step, NONE, *named, -1, none, none, none, self._nobody, role)
+            return (start_ns, end_ns, NONE, 0, 0, 0, 0, step, NONE, *labels, -1, none, none, none, self._nobody, role)
         if kind == "compute":
             code, instruction, called_ns, issue_step = cast(RawCompute, info)
-            place, step = self._place(code, instruction), NONE if issue_step is None else issue_step
+            place, step = self._call_site_number(code, instruction), NONE if issue_step is None else issue_step
             return (
-                start_ns, end_ns, called_ns, 0, 0, 0, 0, step, NONE, *named, -1, none, none, place, self._nobody, role,
+                start_ns, end_ns, called_ns, 0, 0, 0, 0, step, NONE, *labels, -1, none, none, place, self._nobody, role,
             )  # fmt: skip
         match, issued_ns, priority, code, instruction, *waits, issue_step = cast(RawCollective, info)
         awaited_ns = waits[0] if waits and waits[0] is not None else NONE
         op, algorithm, group, seq, nbytes, dtype, met_ns = match
         return (
             start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, NONE if issue_step is None else issue_step,
-                awaited_ns, *named,
-            texts[op], texts[algorithm], self._dtype(dtype), self._place(code, instruction), self._group(group),
+                awaited_ns, *labels,
+            texts[op], texts[algorithm], self._dtype_number(dtype),
+            self._call_site_number(code, instruction), self._group_number(group),
             role,
         )  # fmt: skip
 
-    def _place(self, code: str | CodeType, instruction: int) -> int:
+    def _call_site_number(self, code: str | CodeType, instruction: int) -> int:
+        """Return the index of "file:line" in `texts`, for a text or for an instruction of a code object."""
         if isinstance(code, str):
             return self.texts[code]
         key = id(code), instruction  # the raw spans keep the code objects alive
-        if key not in self._places:
-            self._places[key] = self.texts[call_site(code, instruction)]
-        return self._places[key]
+        if key not in self._call_site_numbers:
+            self._call_site_numbers[key] = self.texts[call_site(code, instruction)]
+        return self._call_site_numbers[key]
 
-    def _dtype(self, dtype: object) -> int:
-        number = self._dtypes.get(dtype)
-        return self._dtypes.setdefault(dtype, self.texts[str(dtype)]) if number is None else number
+    def _dtype_number(self, dtype: object) -> int:
+        """Return the index of the dtype's name in `texts`; each dtype object is converted to text once."""
+        number = self._dtype_numbers.get(dtype)
+        return self._dtype_numbers.setdefault(dtype, self.texts[str(dtype)]) if number is None else number
 
-    def _group(self, group: RawGroup) -> int:
+    def _group_number(self, group: RawGroup) -> int:
+        """Return the index of a group in `groups`, looked up by the identity of the tuple that describes it."""
         number = self._group_numbers.get(id(group))
         if number is None:
             number = self.groups[SpanGroup(group, ()) if isinstance(group, str) else SpanGroup(*group)]
@@ -262,7 +273,7 @@ def call_site(code: CodeType, instruction: int) -> str:
     """Return "file:line" of an instruction (`frame.f_lasti`) of the user's program.
 
     The path is relative to the current folder if it lies inside, and if that folder still exists; a relative path, as
-    that of a place that is told as text, stays as it is. Finding the line costs too much to do at each call.
+    that of a call site given as text, stays as it is. Finding the line costs too much to do at each call.
     """
     line = next((n for start, end, n in code.co_lines() if start <= instruction < end), code.co_firstlineno)
     path = code.co_filename

@@ -31,7 +31,7 @@ def in_first_world(timeline: Timeline, members: Sequence[int], *, ranks_each: in
 
 def in_sequence(timelines: Sequence[Timeline]) -> Timeline:
     """Return the timelines of the epochs of one process as one, with the size and the clock of the last."""
-    columns = SpanColumns.joined(timeline.columns for timeline in timelines)
+    columns = SpanColumns.concatenate(timeline.columns for timeline in timelines)
     last, dropped = timelines[-1], sum(timeline.dropped for timeline in timelines)
     return Timeline.of_columns(
         columns, world_size=last.world_size, clock=last.clock, dropped=dropped, meta=dict(last.meta)

@@ -23,7 +23,7 @@ class RoleName(str):
     role: Role
 
     def __new__(cls, name: str, role: Role) -> RoleName:
-        """Return a name that looks like any other."""
+        """Return a text equal to `name` that also carries the role."""
         made = str.__new__(cls, name)
         made.role = role
         return made
@@ -60,17 +60,17 @@ class CollectiveInfo:
 
     @property
     def queue_wait_ns(self) -> int:
-        """From the call to the instant the operation became active on this rank."""
+        """Time from the call to the instant the operation became active on this rank."""
         return self.start_ns - self.issued_ns
 
     @property
     def last_rank_wait_ns(self) -> int:
-        """From active here to active on every rank of the group: the cost of other ranks' lateness."""
+        """Time from active on this rank to active on all ranks of the group: what later ranks cost."""
         return self.met_ns - self.start_ns
 
     @property
     def transfer_ns(self) -> int:
-        """From active on every rank to done here."""
+        """Time from the instant the operation was active on all ranks to its end on this rank."""
         return self.end_ns - self.met_ns
 
 
@@ -100,7 +100,7 @@ class Span:
 
     @property
     def duration_ns(self) -> int:
-        """Length of the span."""
+        """Length of the span, in nanoseconds."""
         return self.end_ns - self.start_ns
 
     @property
@@ -111,5 +111,5 @@ class Span:
 
     @property
     def moved_ns(self) -> int:
-        """When the bytes of an operation began to move: when its last rank had come, within the span."""
+        """Instant at which an operation's bytes began to move: its last rank had arrived; the start of other spans."""
         return self.start_ns if self.info is None else min(max(self.info.met_ns, self.start_ns), self.end_ns)

@@ -39,7 +39,7 @@ class Timeline:
     meta: dict[str, str] = field(default_factory=dict)  # free text about the run, such as the script's name
 
     def __post_init__(self) -> None:
-        self._list = self.spans if isinstance(self.spans, SpanList) else SpanList.of(self.spans)
+        self._list = self.spans if isinstance(self.spans, SpanList) else SpanList.from_spans(self.spans)
         self.spans = self._list
 
     @classmethod
@@ -53,7 +53,7 @@ class Timeline:
     ) -> Timeline:
         """Gather the spans of the recorders of a process. Cost: 2 microseconds per span, so after the run."""
         recorders = list(recorders)
-        columns = SpanColumns.joined(recorder.columns() for recorder in recorders)
+        columns = SpanColumns.concatenate(recorder.columns() for recorder in recorders)
         dropped = sum(recorder.dropped for recorder in recorders)
         return cls.of_columns(columns, world_size=world_size, clock=clock, dropped=dropped, meta=dict(meta or {}))
 
@@ -68,7 +68,7 @@ class Timeline:
         meta: dict[str, str] | None = None,
     ) -> Timeline:
         """Return the timeline of spans in any order; no object is made of a span before it is asked for."""
-        spans = SpanList(columns.take(columns.order()))
+        spans = SpanList(columns.take(columns.timeline_order()))
         return cls(spans=spans, world_size=world_size, clock=clock, dropped=dropped, meta=meta or {})
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class Timeline:
 
     def chosen(self, which: Mask) -> list[Span]:
         """The spans selected by a mask over the columns, in order of start."""
-        return self._list.chosen(np.flatnonzero(which).tolist())
+        return self._list.spans_at(np.flatnonzero(which).tolist())
 
     def shifted(self, offset_ns: int) -> Timeline:
         """The timeline on another clock, which showed `offset_ns` when the clock of this one showed 0."""

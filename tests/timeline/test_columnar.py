@@ -11,17 +11,17 @@ from .made import comm, compute, span_order, traces
 
 @given(traces())
 def test_columns_say_what_the_spans_said(timeline):
-    columns = SpanColumns.of(timeline.spans)
+    columns = SpanColumns.from_spans(timeline.spans)
     assert list(columns.spans()) == timeline.spans
     halves = [columns.take(columns.rank == rank) for rank in (0, 1, 2)]
-    assert sorted(SpanColumns.joined(halves).spans(), key=span_order) == timeline.spans
+    assert sorted(SpanColumns.concatenate(halves).spans(), key=span_order) == timeline.spans
 
 
 @given(traces(), st.randoms(use_true_random=False))
 def test_columns_are_sorted_as_spans_are(timeline, shuffle):
     spans = [*timeline.spans, compute(2, 0, 1, "a"), compute(2, 0, 1, "b"), compute(10, 0, 1)]
     shuffle.shuffle(spans)
-    found = Timeline.of_columns(SpanColumns.of(spans), world_size=11)
+    found = Timeline.of_columns(SpanColumns.from_spans(spans), world_size=11)
     assert found.spans == sorted(spans, key=span_order)
     assert found.by_rank() == {rank: found.for_rank(rank) for rank in found.ranks()}
 
@@ -46,11 +46,11 @@ def test_of_a_step_the_figures_are_the_same_whatever_else_was_recorded():
     (row,) = breakdowns(timeline, step=7)
     assert (row.wall_ns, row.compute_ns, row.idle_ns) == (90, 60, 30)
     assert isinstance(timeline.spans, SpanList)
-    assert sum(span is not None for span in timeline.spans._made) < 5, "others were made only to be left out"
+    assert sum(span is not None for span in timeline.spans._span_objects) < 5, "others were made only to be left out"
 
 
 def test_a_span_is_made_once():
-    one = Timeline.of_columns(SpanColumns.of([comm(0, 1, 2, 3), compute(0, 0, 9)]), world_size=1)
+    one = Timeline.of_columns(SpanColumns.from_spans([comm(0, 1, 2, 3), compute(0, 0, 9)]), world_size=1)
     (near,) = one.chosen(one.columns.near((9, 12)))
     assert near is one.spans[0]
     assert one.spans[1:] == list(one.spans)[1:]

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from overlap import UsageError
 from overlap.cli import main
 from overlap.timeline import CollectiveInfo, Span, Timeline, merged, read_trace, write_trace
-from overlap.timeline.columnar import INDEXES, KINDS, TEXTS
+from overlap.timeline.columnar import INT32_COLUMNS, KINDS, TEXTS
 from overlap.timeline.files import parts
-from overlap.timeline.files.merge import merged_columns, merged_header, on_clock
+from overlap.timeline.files.merge import merged_columns, merged_header, with_clock_error
 from overlap.timeline.files.parts import Part, pack_part
 from overlap.timeline.why.verdict import verdict_of
 
@@ -47,7 +47,7 @@ def test_names_with_halves_of_characters_cost_no_trace() -> None:
 
 def test_shifting_moves_every_instant_and_notes_the_error() -> None:
     step = Span(rank=1, kind="step", lane="step", name="step 0", start_ns=5, end_ns=50, step=0)
-    moved = on_clock(part(comm(1, 10, 40), step), error_ns=7).shifted(1000)
+    moved = with_clock_error(part(comm(1, 10, 40), step), error_ns=7).shifted(1000)
     assert moved.spans == [
         Span(rank=1, kind="step", lane="step", name="step 0", start_ns=1005, end_ns=1050, step=0),
         comm(1, 1010, 1040),
@@ -56,7 +56,7 @@ def test_shifting_moves_every_instant_and_notes_the_error() -> None:
 
 
 def test_the_last_rank_of_all_processes_is_known_only_afterwards() -> None:
-    one = merged([part(comm(0, 10, 40), script="a"), on_clock(part(comm(1, 25, 41)), error_ns=3)])
+    one = merged([part(comm(0, 10, 40), script="a"), with_clock_error(part(comm(1, 25, 41)), error_ns=3)])
     assert one.spans == [comm(0, 10, 40, met_ns=25), comm(1, 25, 41, met_ns=25)]
     assert one.meta == {"script": "a", "clock_error_ns": "3"}
     assert one.spans[0].info is not None
@@ -134,7 +134,7 @@ def test_it_is_read_on_the_common_clock() -> None:
 
 
 def test_parts_are_merged_a_rank_at_a_time_into_what_timelines_are() -> None:
-    one, other = part(comm(0, 10, 40), LONE), on_clock(part(comm(1, 25, 41), STEP), error_ns=3)
+    one, other = part(comm(0, 10, 40), LONE), with_clock_error(part(comm(1, 25, 41), STEP), error_ns=3)
     parts = [unpacked(pack_part(other)), unpacked(pack_part(one))]
     whole = merged([one, other])
     assert [list(columns.spans()) for columns in merged_columns(parts)] == list(whole.by_rank().values())
@@ -180,7 +180,7 @@ def test_an_index_that_its_table_does_not_have_is_refused(column: str, wrong: in
     data = pack_part(part(comm(0, 10, 20)))
     header_end = 4 + int.from_bytes(data[:4], "big")
     block = bytearray(zlib.decompress(data[header_end + 4 :]))
-    at = len(block) - 4 * (len(INDEXES) - INDEXES.index(column))
+    at = len(block) - 4 * (len(INT32_COLUMNS) - INT32_COLUMNS.index(column))
     block[at : at + 4] = wrong.to_bytes(4, "little", signed=True)
     packed = zlib.compress(block)
     with pytest.raises(UsageError, match=rf"^damaged part of a trace: .*an index in column '{column}' that its table"):
@@ -194,7 +194,7 @@ def test_of_a_table_the_last_entry_has_the_highest_index() -> None:
     tables = msgpack.unpackb(block[4 : 4 + int.from_bytes(block[:4], "big")])
 
     def taken(column: str, index: int) -> bool:
-        at = len(block) - 4 * (len(INDEXES) - INDEXES.index(column))
+        at = len(block) - 4 * (len(INT32_COLUMNS) - INT32_COLUMNS.index(column))
         packed = zlib.compress(block[:at] + index.to_bytes(4, "little") + block[at + 4 :])
         with suppress(UsageError):
             return bool(spans_of(data[:header_end] + len(packed).to_bytes(4, "big") + packed))
@@ -232,7 +232,7 @@ def test_a_block_that_unpacks_to_more_than_a_rank_may_have_is_refused(monkeypatc
 
 
 def test_files_of_parts_become_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = part(comm(0, 10, 40), LONE, script="a"), on_clock(part(comm(1, 25, 41), STEP), error_ns=3)
+    one, other = part(comm(0, 10, 40), LONE, script="a"), with_clock_error(part(comm(1, 25, 41), STEP), error_ns=3)
     names = [str(tmp_path / name) for name in ("a.json", "b.json.gz", "c.json")]
     write_trace(one, names[0])
     write_trace(other, names[1])

@@ -11,7 +11,7 @@ from overlap.timeline import Span, breakdowns, causes
 from overlap.timeline.measure.activity import Activity
 from overlap.timeline.measure.meetings import PAIRED, last_rows
 from overlap.timeline.measure.metrics import coverage
-from overlap.timeline.why.reasons import FOLLOWED, reasons, spent_ns
+from overlap.timeline.why.reasons import MAX_CHAIN_RANKS, reasons, spent_ns
 from tests.timeline.made import LIMIT_NS, RANKS, comm, compute, timeline_of, traces
 
 
@@ -58,7 +58,7 @@ def found_by_looking(timeline, victim, now):
     while True:
         what, under = doing(timeline, rank, now)
         passed.add(rank)
-        if what != "waiting" or last_of(timeline, under) in passed or len(passed) > FOLLOWED:
+        if what != "waiting" or last_of(timeline, under) in passed or len(passed) > MAX_CHAIN_RANKS:
             return rank, "program" if what == "waiting" else what
         rank = last_of(timeline, under)
 

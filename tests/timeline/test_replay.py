@@ -17,7 +17,7 @@ from overlap.timeline import Span, median_step, verdict_of, write_trace
 from overlap.timeline.replay import prediction
 from overlap.timeline.replay.buckets import least_bytes
 from overlap.timeline.replay.changes import parse_change
-from overlap.timeline.replay.graph import Node, input_of
+from overlap.timeline.replay.graph import Node, input_compute
 from overlap.timeline.replay.inference import graph_of
 from overlap.timeline.replay.prediction import AWAITS_LATER, Baseline, _candidates, advise, predict
 from overlap.timeline.replay.simulation import run_graph
@@ -116,7 +116,7 @@ def test_the_input_of_an_operation_is_what_it_began_after_or_what_its_program_aw
         ([(awaited, 2.0)], None),
         ([], None),
     ]:
-        assert input_of(Node("arrival", 0.0, (0,), after=after)) is expected
+        assert input_compute(Node("arrival", 0.0, (0,), after=after)) is expected
 
 
 def waits_for_each_other():
@@ -141,7 +141,7 @@ def test_a_gradient_of_a_larger_bucket_does_not_wait_for_that_bucket():
 
 
 def test_cycles_that_would_take_minutes_to_untie_are_refused(monkeypatch):
-    monkeypatch.setattr("overlap.timeline.replay.simulation._LOOKS", 3)
+    monkeypatch.setattr("overlap.timeline.replay.simulation._MAX_CYCLE_NODES", 3)
     with pytest.raises(UsageError, match="too many operations would wait for each other"):
         predict(waits_for_each_other(), [parse_change("bucket_bytes=32")])
 

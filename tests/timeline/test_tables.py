@@ -210,12 +210,12 @@ def test_two_runs_are_compared():
 )
 def test_limits(text, holds, told):
     verdict, limit = verdict_of(one_late()), parse_limit(text)
-    assert (limit.holds(verdict), limit.text(verdict)) == (holds, told)
+    assert (limit.holds(verdict), limit.describe(verdict)) == (holds, told)
 
 
 def test_of_what_there_is_not_no_limit_holds():
     verdict, limit = verdict_of(timeline_of(compute(0, 0, 5))), parse_limit("hidden < 10%")
-    assert (limit.holds(verdict), limit.text(verdict)) == (False, "hidden: there is none")
+    assert (limit.holds(verdict), limit.describe(verdict)) == (False, "hidden: there is none")
 
 
 @pytest.mark.parametrize(

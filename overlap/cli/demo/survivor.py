@@ -103,7 +103,7 @@ def main(steps: int, folder: str) -> None:
         digests = run(begin)
     _print({"digest": digests[0]})
     columns = [replace(each.columns, rank=np.full_like(each.columns.rank, member)) for each in seen]
-    timeline = Timeline.of_columns(SpanColumns.joined(columns), world_size=seen[0].world_size)
+    timeline = Timeline.of_columns(SpanColumns.concatenate(columns), world_size=seen[0].world_size)
     write_trace(timeline, Path(folder, f"process-{member}.json"))
 
 

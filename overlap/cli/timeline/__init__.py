@@ -137,7 +137,7 @@ def main(args: argparse.Namespace) -> int:
         verdict, is_written = _print_pages(args, timeline, step, ranks)
     failed = [limit for limit in limits if limit.holds(verdict)]
     for limit in failed:
-        print(f"--fail-if: {limit.text(verdict)}", file=sys.stderr)
+        print(f"--fail-if: {limit.describe(verdict)}", file=sys.stderr)
     return EXIT_FAILED if failed or not is_written else 0
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from ...units import figure, figure_unit
 from ..measure.metrics import Breakdown, of_steps
 
-_ALIKE = 0.02
+_SIMILAR_SHARE = 0.02
 """Ranks are alike if their times differ by at most this part of the step; by more if there is no room for the rows."""
-_BLAMED = 0.25
-"""A rank that caused this part of all waiting has a row of its own."""
-_WORTH = 0.01
+_BLAMED_SHARE = 0.25
+"""Part of all waiting that a rank must have caused to get a row of its own."""
+_WAITING_SHARE = 0.01
 """Part of all time: less waiting than this gives no rank a row of its own."""
 
 
@@ -28,50 +28,55 @@ class Fold:
 
     @property
     def label(self) -> str:
-        """The label of the row."""
+        """Label of the row: the drawn rank, or "N like R" for N ranks of which R is drawn."""
         return str(self.drawn) if len(self.ranks) == 1 else f"{len(self.ranks)} like {self.drawn}"
 
 
 def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) -> list[Fold]:
-    """Fold ranks into at most `room` rows (at least one), the ranks that were waited for most first.
+    """Return at most `room` rows of ranks, at least one row; the ranks that were waited for most come first.
 
-    Ranks whose times are alike share a row. The culprits come first, then the
-    others by exposed communication, most first. The difference that counts as alike doubles until there is room. Cost:
-    one pass over the ranks for each doubling, with a look at each row.
+    Ranks whose times are alike share a row. The culprits come first, then the others by exposed communication, most
+    first. The difference that counts as alike doubles until there is room. Cost: for each doubling, each rank is
+    compared with each row.
     """
     wall_ns = max((row.wall_ns for row in of_steps(rows)), default=0) or 1
-    points = {row.rank: _point(row, wall_ns) for row in rows}
+    points = {row.rank: _relative_times(row, wall_ns) for row in rows}
     total_ns = sum(blamed_ns.values())
-    worth = total_ns > _WORTH * sum(row.wall_ns for row in rows)
-    culprits = {rank for rank, ns in blamed_ns.items() if worth and ns >= _BLAMED * total_ns and rank in points}
+    has_waiting = total_ns > _WAITING_SHARE * sum(row.wall_ns for row in rows)
+    culprits = {
+        rank for rank, ns in blamed_ns.items() if has_waiting and ns >= _BLAMED_SHARE * total_ns and rank in points
+    }
     culprits = set(sorted(culprits, key=lambda rank: (-blamed_ns[rank], rank))[: max(room - 1, 0)])
     others = sorted((row for row in rows if row.rank not in culprits), key=lambda row: (-row.exposed_ns, row.rank))
-    alike, groups = _ALIKE, _grouped(others, points, _ALIKE)
+    tolerance, groups = _SIMILAR_SHARE, _group_alike(others, points, _SIMILAR_SHARE)
     while len(groups) > max(room - len(culprits), 1):
-        alike *= 2
-        groups = _grouped(others, points, alike)
+        tolerance *= 2
+        groups = _group_alike(others, points, tolerance)
     first = sorted(culprits, key=lambda rank: (-blamed_ns[rank], rank))
     return [
-        *(_made([rank], points, blamed_ns, culprit=True) for rank in first),
-        *(_made([row.rank for row in group], points, blamed_ns, culprit=False) for group in groups),
+        *(_make_fold([rank], points, blamed_ns, culprit=True) for rank in first),
+        *(_make_fold([row.rank for row in group], points, blamed_ns, culprit=False) for group in groups),
     ]
 
 
-_POINT = ("wall", "compute", "overlapped", "waiting", "wire", "kept", "copy", "queued", "idle")
+_TIME_NAMES = ("wall", "compute", "overlapped", "waiting", "wire", "kept", "copy", "queued", "idle")
 """Times of a rank by which it is like others; the table has them in this order."""
 
 
-def _point(row: Breakdown, wall_ns: int) -> tuple[float, ...]:
-    return tuple(getattr(row, f"{name}_ns") / wall_ns for name in _POINT)
+def _relative_times(row: Breakdown, wall_ns: int) -> tuple[float, ...]:
+    """Return a rank's times as parts of the longest wall time, in the order of `_TIME_NAMES`."""
+    return tuple(getattr(row, f"{name}_ns") / wall_ns for name in _TIME_NAMES)
 
 
-def _grouped(rows: Sequence[Breakdown], points: Mapping[int, tuple[float, ...]], alike: float) -> list[list[Breakdown]]:
-    """Put each rank into the first group with a first rank like it."""
+def _group_alike(
+    rows: Sequence[Breakdown], points: Mapping[int, tuple[float, ...]], tolerance: float
+) -> list[list[Breakdown]]:
+    """Return groups: a rank joins the first group whose first rank differs by at most `tolerance` in each time."""
     groups: list[list[Breakdown]] = []
     for row in rows:
         point = points[row.rank]
         for group in groups:
-            if _apart(point, points[group[0].rank]) <= alike:
+            if _largest_difference(point, points[group[0].rank]) <= tolerance:
                 group.append(row)
                 break
         else:
@@ -79,14 +84,15 @@ def _grouped(rows: Sequence[Breakdown], points: Mapping[int, tuple[float, ...]],
     return groups
 
 
-def _apart(one: Sequence[float], other: Sequence[float]) -> float:
-    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+def _largest_difference(times: Sequence[float], other_times: Sequence[float]) -> float:
+    """Return the largest difference between two ranks' times, as part of the longest wall time."""
+    return max(abs(a - b) for a, b in zip(times, other_times, strict=True))
 
 
-def _made(
+def _make_fold(
     ranks: list[int], points: Mapping[int, tuple[float, ...]], blamed_ns: Mapping[int, int], *, culprit: bool
 ) -> Fold:
-    """Make a fold of ranks that are in order of their exposed communication."""
+    """Return the row of ranks that are sorted by exposed communication: it shows the middle one."""
     spread = max(max(values) - min(values) for values in zip(*(points[rank] for rank in ranks), strict=True))
     blamed = sum(blamed_ns.get(rank, 0) for rank in ranks)
     return Fold(
@@ -94,10 +100,10 @@ def _made(
     )
 
 
-_TIMES = ("wall", "compute", "hidden", "hid%", "wait", "wire", "kept", "copy", "queued", "idle")
+_TABLE_HEADS = ("wall", "compute", "hidden", "hid%", "wait", "wire", "kept", "copy", "queued", "idle")
 
 
-def table(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[str]:
+def table_lines(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[str]:
     """Return the lines of the table under a drawing: for each row the means of its ranks.
 
     Wall is compute (some of which hides communication), waiting, bytes on the wire, time in which a program kept the
@@ -105,8 +111,8 @@ def table(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[
     under the first; a column of zeros is left out where possible.
     """
     unit, unit_ns = figure_unit(max(row.wall_ns for _, ranks in rows for row in ranks))
-    heads = [f"rank/{unit}", *_TIMES, "spread"]
-    columns = [list(column) for column in zip(heads, *(_figures(*row, unit_ns) for row in rows), strict=True)]
+    heads = [f"rank/{unit}", *_TABLE_HEADS, "spread"]
+    columns = [list(column) for column in zip(heads, *(_table_row(*row, unit_ns) for row in rows), strict=True)]
     for name in ("queued", "copy", "kept"):
         if not any(getattr(row, f"{name}_ns") for _, ranks in rows for row in ranks):
             columns.pop(heads.index(name))
@@ -114,23 +120,25 @@ def table(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[
         columns.pop()
     padded = [[text.rjust(max(map(len, column))) for text in column] for column in columns]
     lines: list[str] = []
-    for block in _blocks(padded, width):
+    for block in _column_blocks(padded, width):
         lines += ["  ".join(texts).rstrip() for texts in zip(padded[0], *block, strict=True)]
     return lines
 
 
-def _figures(fold: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str]:
+def _table_row(fold: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str]:
+    """Return the cells of a row of the table: means of its ranks, and their spread if they are several."""
+
     def total_ns(name: str) -> int:
         return sum(getattr(row, f"{name}_ns") for row in ranks)
 
     comm_ns = total_ns("comm")
     hidden = f"{total_ns('overlapped') / comm_ns:.0%}" if comm_ns else "n/a"
-    means = [figure(total_ns(name) / len(ranks), unit_ns) for name in _POINT]
+    means = [figure(total_ns(name) / len(ranks), unit_ns) for name in _TIME_NAMES]
     return [fold.label, *means[:3], hidden, *means[3:], f"{fold.spread:.1%}" if len(ranks) > 1 else ""]
 
 
-def _blocks(padded: list[list[str]], width: int) -> list[list[list[str]]]:
-    """Deal the columns after the first into blocks that fit beside a copy of the first."""
+def _column_blocks(padded: list[list[str]], width: int) -> list[list[list[str]]]:
+    """Divide columns into blocks, each narrow enough to stand in `width` next to a copy of the first column."""
     blocks: list[list[list[str]]] = []
     room = 0
     for column in padded[1:]:

@@ -36,13 +36,13 @@ def ascii_lanes(
 ) -> tuple[list[Piece], list[Piece]]:
     """Draw both lanes with `#`, `%` (event loop kept), `=` (hidden), `!` (wire), `~` (waiting) and `.` (idle)."""
     compute = _paint(window, cells, cover.kept, cover.compute)
-    comm = _translated(_paint(window, cells, *_layers(cover)), b".=~!")
-    return [(_translated(compute, b".%#"), "")], _named([(comm, "")], "~", waits, window, cells)
+    comm = _glyphs(_paint(window, cells, *_comm_layers(cover)), b".=~!")
+    return [(_glyphs(compute, b".%#"), "")], _label_waits([(comm, "")], "~", waits, window, cells)
 
 
 def ascii_row(cover: Coverage, window: Interval, cells: int) -> list[Piece]:
     """Draw one row: `#` compute alone, `=` both, `!` bytes on the wire, `~` waiting, `.` idle."""
-    return [(_translated(_states(cover, window, cells), b".#?=~~!!"), "")]
+    return [(_glyphs(_cell_states(cover, window, cells), b".#?=~~!!"), "")]
 
 
 def block_lanes(
@@ -51,26 +51,27 @@ def block_lanes(
     """Draw a compute and a communication lane with block characters; waits name their rank where it fits."""
     units = cells * _UNITS_PER_CELL
     compute = _paint(window, units, cover.kept, cover.compute)
-    comm = _cells(_paint(window, units, *_layers(cover)), _comm_cell, color=color)
-    return _cells(compute, _compute_cell, color=color), _named(comm, "░", waits, window, cells)
+    comm = _draw_cells(_paint(window, units, *_comm_layers(cover)), _comm_cell, color=color)
+    return _draw_cells(compute, _compute_cell, color=color), _label_waits(comm, "░", waits, window, cells)
 
 
 def stream_lane(
     active: Merged, cover: Coverage, window: Interval, cells: int, *, ascii: bool, color: bool
 ) -> list[Piece]:
     """Draw the communication of one stream: the part of `cover` in the intervals in which the stream was active."""
-    layers = [intersect(layer, active) for layer in _layers(cover)]
+    layers = [intersect(layer, active) for layer in _comm_layers(cover)]
     if ascii:
-        return [(_translated(_paint(window, cells, *layers), b".=~!"), "")]
-    return _cells(_paint(window, cells * _UNITS_PER_CELL, *layers), _comm_cell, color=color)
+        return [(_glyphs(_paint(window, cells, *layers), b".=~!"), "")]
+    return _draw_cells(_paint(window, cells * _UNITS_PER_CELL, *layers), _comm_cell, color=color)
 
 
-def _layers(cover: Coverage) -> tuple[Merged, Merged, Merged]:
+def _comm_layers(cover: Coverage) -> tuple[Merged, Merged, Merged]:
+    """Return hidden, waiting and moving communication, in the order in which later ones cover earlier ones."""
     return cover.overlapped, cover.waiting, cover.wire
 
 
-def _named(pieces: list[Piece], shade: str, waits: Waits, window: Interval, cells: int) -> list[Piece]:
-    """Write the rank that is waited for into shaded runs, where it is mostly one and the run is long enough."""
+def _label_waits(pieces: list[Piece], shade: str, waits: Waits, window: Interval, cells: int) -> list[Piece]:
+    """Write the awaited rank into each shaded run that is long enough, if one rank has half of the waiting there."""
     if not len(waits):
         return pieces
     low, length = window[0], max(window[1] - window[0], 1)
@@ -80,25 +81,26 @@ def _named(pieces: list[Piece], shade: str, waits: Waits, window: Interval, cell
         for run in re.split(f"({shade}+)", text):
             if run.startswith(shade):
                 first_ns, last_ns = (low + length * cell // cells for cell in (offset, offset + len(run)))
-                run = _label(run, whom(waits, first_ns, last_ns))
+                run = _label_run(run, awaited_rank(waits, first_ns, last_ns))
             offset += len(run)
             named.append((run, style))
     return named
 
 
-def whom(waits: Waits, first_ns: int, last_ns: int) -> int | None:
-    """Return the rank that is waited for in at least half of the waiting between two instants."""
+def awaited_rank(waits: Waits, first_ns: int, last_ns: int) -> int | None:
+    """Return the rank that at least half of the waiting between two instants is for; None without such a rank."""
     shared_ns = np.minimum(waits[:, 1], last_ns) - np.maximum(waits[:, 0], first_ns)
-    ranks, of = np.unique(waits[shared_ns > 0, 2], return_inverse=True)
+    ranks, rank_index = np.unique(waits[shared_ns > 0, 2], return_inverse=True)
     if not len(ranks):
         return None
     sums_ns = np.zeros(len(ranks), np.int64)
-    np.add.at(sums_ns, of, shared_ns[shared_ns > 0])
+    np.add.at(sums_ns, rank_index, shared_ns[shared_ns > 0])
     most = int(sums_ns.argmax())  # of several, the lowest rank
     return int(ranks[most]) if 2 * sums_ns[most] >= sums_ns.sum() else None
 
 
-def _label(run: str, rank: int | None) -> str:
+def _label_run(run: str, rank: int | None) -> str:
+    """Return a shaded run with the longest label of a rank that fits, or unchanged if none fits or `rank` is None."""
     for text in (f" waits for rank {rank} ", f" for {rank} ", f"{rank}"):
         if rank is not None and len(text) + 2 <= len(run):
             return text.center(len(run), run[0])
@@ -108,10 +110,10 @@ def _label(run: str, rank: int | None) -> str:
 def block_row(cover: Coverage, window: Interval, cells: int, *, color: bool) -> list[Piece]:
     """Draw one row of half blocks: compute above, communication below."""
     table = _ROW_COLOR if color else _ROW_PLAIN
-    return _joined([table[state] for state in _states(cover, window, cells)])
+    return _join_styles([table[state] for state in _cell_states(cover, window, cells)])
 
 
-# Indexed by `_states`: compute alone is the upper half, bytes alone the lower, both in one cell by chance a diagonal.
+# By `_cell_states`: compute alone is the upper half, bytes alone the lower, both by chance in one cell a diagonal.
 _ROW_PLAIN: Sequence[Piece] = [(" ", ""), ("▀", ""), ("▄", ""), ("█", ""), ("░", ""), ("░", ""), ("▄", ""), ("▞", "")]
 _ROW_COLOR: Sequence[Piece] = [
     (" ", ""),
@@ -125,10 +127,10 @@ _ROW_COLOR: Sequence[Piece] = [
 ]
 
 
-def _states(cover: Coverage, window: Interval, cells: int) -> bytes:
-    """One byte a cell: 1 if computing, plus 2 for hidden communication, 4 for waiting or 6 for bytes on the wire."""
+def _cell_states(cover: Coverage, window: Interval, cells: int) -> bytes:
+    """Return one byte a cell: 1 if computing, plus 2 for hidden communication, 4 for waiting or 6 for moving bytes."""
     compute = _paint(window, cells, cover.compute)
-    comm = _paint(window, cells, *_layers(cover))
+    comm = _paint(window, cells, *_comm_layers(cover))
     return bytes(busy + 2 * kind for busy, kind in zip(compute, comm, strict=True))
 
 
@@ -146,17 +148,19 @@ def _paint(window: Interval, units: int, *layers: Merged) -> bytes:
     return row.tobytes()
 
 
-def _translated(row: bytes, glyphs: bytes) -> str:
+def _glyphs(row: bytes, glyphs: bytes) -> str:
+    """Return a lane in ASCII: `glyphs` has the character of each value."""
     return row.translate(glyphs.ljust(256)).decode("ascii")
 
 
-def _cells(row: bytes, cell: Callable[[bytes, bool], Piece], *, color: bool) -> list[Piece]:
+def _draw_cells(row: bytes, cell: Callable[[bytes, bool], Piece], *, color: bool) -> list[Piece]:
+    """Return a lane of cells, each drawn from its eight units by `cell`, with neighbours of one style joined."""
     starts = range(0, len(row), _UNITS_PER_CELL)
-    return _joined([cell(row[at : at + _UNITS_PER_CELL], color) for at in starts])
+    return _join_styles([cell(row[at : at + _UNITS_PER_CELL], color) for at in starts])
 
 
-def _joined(cells: Sequence[Piece]) -> list[Piece]:
-    """Join neighbours of one style: few pieces print fast."""
+def _join_styles(cells: Sequence[Piece]) -> list[Piece]:
+    """Join neighbouring cells of one style into one piece: few pieces print fast."""
     pieces: list[Piece] = []
     text, style = "", ""
     for glyph, ink in cells:
@@ -169,31 +173,34 @@ def _joined(cells: Sequence[Piece]) -> list[Piece]:
 
 @cache
 def _compute_cell(units: bytes, color: bool) -> Piece:
+    """Return a cell of a compute lane: shaded if mostly a kept loop, or else a bar of the computing units."""
     kept, busy = units.count(1), units.count(2)
     if kept > busy:
         return "▒", WAITING if color else ""
-    return _solid(busy, COMPUTE, "", right=_leans_right(units, 2), color=color) if busy else (" ", "")
+    return _full_bar(busy, COMPUTE, "", right=_leans_right(units, 2), color=color) if busy else (" ", "")
 
 
 @cache
 def _comm_cell(units: bytes, color: bool) -> Piece:
+    """Return a cell of a communication lane: waiting if that exceeds moving, else moving if any, else hidden."""
     hidden, waiting, exposed = units.count(1), units.count(2), units.count(3)
     if waiting > exposed:
         return "░", WAITING if color else ""
     if exposed:
         idle = _UNITS_PER_CELL - exposed - hidden - waiting
         rest = HIDDEN if hidden > idle + waiting else WAITING if waiting > idle + hidden else ""
-        return _solid(exposed, EXPOSED, rest, right=_leans_right(units, 3), color=color)
-    return (_low(units[:4].count(1), units[4:].count(1)), HIDDEN if color else "") if hidden else (" ", "")
+        return _full_bar(exposed, EXPOSED, rest, right=_leans_right(units, 3), color=color)
+    return (_half_bar(units[:4].count(1), units[4:].count(1)), HIDDEN if color else "") if hidden else (" ", "")
 
 
 def _leans_right(units: bytes, value: int) -> bool:
+    """Whether the right half of a cell has more units of a value than the left half."""
     half = len(units) // 2
     return units[half:].count(value) > units[:half].count(value)
 
 
-def _solid(eighths: int, ink: str, rest: str, *, right: bool, color: bool) -> Piece:
-    """A full-height bar that fills part of a cell from the left or from the right."""
+def _full_bar(eighths: int, ink: str, rest: str, *, right: bool, color: bool) -> Piece:
+    """Return a full-height bar of some eighths of a cell, from the left or the right; `rest` colours what is left."""
     if eighths == _UNITS_PER_CELL:
         return "█", ink if color else ""
     if not color:
@@ -204,8 +211,8 @@ def _solid(eighths: int, ink: str, rest: str, *, right: bool, color: bool) -> Pi
     return _EIGHTHS[8 - eighths], f"{rest} on {ink}" if rest else f"reverse {ink}"
 
 
-def _low(left: int, right: int) -> str:
-    """A half-height bar over the left half, the right half, or both; a half with less than two units stays empty."""
+def _half_bar(left: int, right: int) -> str:
+    """Return a half-height bar over the left half, the right half, or both if each has two units or more."""
     if min(left, right) >= 2:
         return "▄"
     return "▖" if left >= right else "▗"

@@ -7,14 +7,14 @@ import json
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 
-from ..files.events import Json, deal
+from ..files.events import Json, assign_rows
 from ..measure.intervals import Interval, Merged, clip, merge
 from ..measure.metrics import windows_of
 from ..span import Span
 from ..spans import Timeline
 from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 
-SPANS_AT_MOST = 200_000
+MAX_PAGE_SPANS = 200_000
 """More spans make a browser slow; the longest are kept, and the page says so."""
 
 
@@ -59,9 +59,9 @@ def page_data(timeline: Timeline, *, step: int | None = None, ranks: Iterable[in
         for span in timeline.spans
         if span.rank in chosen and span.kind != "step" and span.end_ns > first_ns and span.start_ns < last_ns
     ]
-    left_out = max(len(selected) - SPANS_AT_MOST, 0)
+    left_out = max(len(selected) - MAX_PAGE_SPANS, 0)
     if left_out:
-        selected = sorted(selected, key=lambda span: -span.duration_ns)[:SPANS_AT_MOST]
+        selected = sorted(selected, key=lambda span: -span.duration_ns)[:MAX_PAGE_SPANS]
     lanes: dict[tuple[int, bool, str], list[Span]] = {}
     computed: dict[int, list[Interval]] = {}
     for span in selected:
@@ -73,10 +73,10 @@ def page_data(timeline: Timeline, *, step: int | None = None, ranks: Iterable[in
     rows: list[list[Json]] = []
     for (rank, _, lane), spans in sorted(lanes.items()):
         spans.sort(key=lambda span: span.start_ns)
-        dealt = deal((span.start_ns, span.end_ns) for span in spans)
-        for span, row in zip(spans, dealt, strict=True):
-            rows.append(_row(span, len(names) + row, first_ns, busy.get(span.rank, nothing)))
-        names += [f"{rank} {lane} ({row + 1})" if row else f"{rank} {lane}" for row in range(max(dealt) + 1)]
+        row_numbers = assign_rows((span.start_ns, span.end_ns) for span in spans)
+        for span, row in zip(spans, row_numbers, strict=True):
+            rows.append(_span_row(span, len(names) + row, first_ns, busy.get(span.rank, nothing)))
+        names += [f"{rank} {lane} ({row + 1})" if row else f"{rank} {lane}" for row in range(max(row_numbers) + 1)]
     return {
         "origin_ns": first_ns,
         "length_ns": last_ns - first_ns,
@@ -86,7 +86,8 @@ def page_data(timeline: Timeline, *, step: int | None = None, ranks: Iterable[in
     }
 
 
-def _row(span: Span, lane: int, first_ns: int, busy: Merged) -> list[Json]:
+def _span_row(span: Span, lane: int, first_ns: int, busy: Merged) -> list[Json]:
+    """Return a span's row of the page's data, as `page_data` describes it; `busy` is the rank's computing."""
     info = span.info
     details = f"at {span.call_site}" if span.call_site else ""
     if info is not None:

@@ -55,7 +55,7 @@ _ROW_COLOR = [
 ]
 
 
-def legend(columns: int, *, two_lanes: bool, ascii: bool, color: bool, kept: bool) -> list[list[Piece]]:
+def legend_lines(columns: int, *, two_lanes: bool, ascii: bool, color: bool, kept: bool) -> list[list[Piece]]:
     """Return glyphs and their meaning, on as many lines as they need; `kept`: whether an event loop was kept."""
     if two_lanes:
         entries = _LANES_ASCII if ascii else _LANES_BLOCK

@@ -16,9 +16,9 @@ from ..spans import CUT, ENDED, Timeline
 from ..why.reasons import reasons
 from ..why.verdict import Verdict, judge
 from .axis import ruler
-from .folding import Fold, fold, table
+from .folding import Fold, fold, table_lines
 from .lanes import NO_WAITS, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
-from .theme import Piece, legend
+from .theme import Piece, legend_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -37,7 +37,9 @@ _Line: TypeAlias = list[Piece]
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Layout:
+    """Sizes and style of one picture: cells of the axis, glyphs, lanes, and the drawn window."""
+
     cells: int
     ascii: bool
     color: bool
@@ -81,16 +83,16 @@ class TimelineView:
         all: bool = False,
         rows: int | None = None,
     ) -> None:
-        self._width, self._ascii, self._room = width, ascii, rows
-        self._all = all or ranks is not None
+        self._width, self._ascii, self._most_rows = width, ascii, rows
+        self._shows_all_ranks = all or ranks is not None
         self._covers = {cover.rank: cover for cover in coverage(timeline, step=step, ranks=ranks)}
         self._rows = [cover.breakdown() for cover in self._covers.values()]
         found = reasons(timeline, list(self._covers.values()))
         self.verdict: Verdict = judge(timeline, list(self._covers.values()), found, step=step)
         self._waits = found.waits()
-        self._streams = _streams(timeline, self._covers)
+        self._stream_activity = _stream_activity(timeline, self._covers)
         self.length_ns: int = self.verdict.wall_ns
-        self._title = f"{_title(timeline, step, len(self._covers))}{_uncounted(self._rows)}"
+        self._title = f"{_title_text(timeline, step, len(self._covers))}{_uncounted_note(self._rows)}"
 
     def lines(
         self,
@@ -114,54 +116,64 @@ class TimelineView:
         """
         columns = max(self._width or width, MIN_WIDTH)
         sentence = wrapped(str(self.verdict), columns)
-        folds = self._folded(height, len(sentence))
+        folds = self._choose_rows(height, len(sentence))
         two_lanes = len(folds) <= TWO_LANES_UP_TO
-        lanes = sum(len(self._streams.get(fold.drawn, {})) for fold in folds)
+        lanes = sum(len(self._stream_activity.get(fold.drawn, {})) for fold in folds)
         free = ROWS_WITHOUT_SCREEN * 4 if height is None else height - _LINES_BESIDE_ROWS - len(sentence) - len(folds)
-        streams = two_lanes and self._room is None and lanes + len(folds) <= free
+        streams = two_lanes and self._most_rows is None and lanes + len(folds) <= free
         covers = [self._covers[fold.drawn] for fold in folds]
         start_ns = min(cover.window[0] for cover in covers)
         window = start_ns, max(start_ns + length_ns, *(cover.window[1] for cover in covers))
         wide = max(label, *(len(fold.label) for fold in folds))
         heads = [(f"{fold.label:>{wide}}", cover) for fold, cover in zip(folds, covers, strict=True)]
-        edges = wide + 3 + (len(_names(self._streams, covers, streams)) if two_lanes else 0)
-        look = _Look(columns - edges, ascii or self._ascii, color, two_lanes, window, streams)
-        mark = "|" if look.ascii else "╵"
+        edges = wide + 3 + (len(_widest_name(self._stream_activity, covers, streams)) if two_lanes else 0)
+        layout = _Layout(columns - edges, ascii or self._ascii, color, two_lanes, window, streams)
+        mark = "|" if layout.ascii else "╵"
         return [
-            *_lines(wrapped(f"{self._title}{_note(folds)}", columns), "bold" if color else ""),
-            *(line for head, cover in heads for line in self._drawn(head, cover, look, columns - look.cells - 2)),
-            [(" " * (edges - 1) + ruler(max(window[1] - window[0], 1), look.cells, mark=mark), "")],
-            *legend(
-                columns, two_lanes=two_lanes, ascii=look.ascii, color=color, kept=any(len(each.kept) for each in covers)
+            *_styled_lines(wrapped(f"{self._title}{_folding_note(folds)}", columns), "bold" if color else ""),
+            *(
+                line
+                for head, cover in heads
+                for line in self._draw_rank(head, cover, layout, columns - layout.cells - 2)
+            ),
+            [(" " * (edges - 1) + ruler(max(window[1] - window[0], 1), layout.cells, mark=mark), "")],
+            *legend_lines(
+                columns,
+                two_lanes=two_lanes,
+                ascii=layout.ascii,
+                color=color,
+                kept=any(len(each.kept) for each in covers),
             ),
             [],
-            *_lines(table([(fold, [row for row in self._rows if row.rank in fold.ranks]) for fold in folds], columns)),
+            *_styled_lines(
+                table_lines([(fold, [row for row in self._rows if row.rank in fold.ranks]) for fold in folds], columns)
+            ),
             [],
-            *_lines(sentence),
+            *_styled_lines(sentence),
         ]
 
-    def _folded(self, height: int | None, used_lines: int) -> list[Fold]:
-        """Return the rows to draw."""
+    def _choose_rows(self, height: int | None, used_lines: int) -> list[Fold]:
+        """Return the rows to draw: one for each rank if all are drawn, or else as many as the screen has room for."""
         blamed_ns = {rank: ns for rank, _, ns in self.verdict.blamed() if rank is not None}
-        if self._all:
+        if self._shows_all_ranks:
             return [
                 Fold(ranks=(rank,), drawn=rank, spread=0.0, blamed_ns=blamed_ns.get(rank, 0), culprit=False)
                 for rank in self._covers
             ]
         room = ROWS_WITHOUT_SCREEN if height is None else (height - _LINES_BESIDE_ROWS - used_lines) // _LINES_PER_ROW
-        room = room if self._room is None else self._room
+        room = room if self._most_rows is None else self._most_rows
         return fold(self._rows, blamed_ns, room=max(room, 1))
 
-    def _drawn(self, head: str, cover: Coverage, look: _Look, wide: int) -> list[_Line]:
-        """Draw one rank: its lanes, each with its name and edges."""
-        edge = "|" if look.ascii else "│"
-        bodies = _rank_lanes(cover, look, self._waits.get(cover.rank, NO_WAITS))
-        names = ["compute", "comm"] if look.two_lanes else [""]
-        streams = self._streams.get(cover.rank, {})
-        if look.streams and len(streams) > 1:
+    def _draw_rank(self, head: str, cover: Coverage, layout: _Layout, wide: int) -> list[_Line]:
+        """Return the lines of one rank: its lanes, each with its name before it and an edge on both sides."""
+        edge = "|" if layout.ascii else "│"
+        bodies = _rank_lanes(cover, layout, self._waits.get(cover.rank, NO_WAITS))
+        names = ["compute", "comm"] if layout.two_lanes else [""]
+        streams = self._stream_activity.get(cover.rank, {})
+        if layout.streams and len(streams) > 1:
             names = ["compute", *(name[:9] for name in streams)]
             drawn = [
-                stream_lane(active, cover, look.window, look.cells, ascii=look.ascii, color=look.color)
+                stream_lane(active, cover, layout.window, layout.cells, ascii=layout.ascii, color=layout.color)
                 for active in streams.values()
             ]
             bodies = [bodies[0], *drawn]
@@ -195,17 +207,18 @@ class TimelineView:
 _IN_NOTEBOOKS = '<pre style="line-height: normal; font-family: monospace">{code}</pre>'
 
 
-def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
-    what = "whole run" if step is None else f"step {step}"
+def _title_text(timeline: Timeline, step: int | None, ranks: int) -> str:
+    """Return the first part of the title: the step, how many ranks are drawn, and what the trace lacks."""
+    subject = "whole run" if step is None else f"step {step}"
     clock = ", virtual time" if timeline.clock == "virtual" else ""
     lost = f", {timeline.dropped} older spans not kept" if timeline.dropped else ""
     cut = ", of a file that was cut off" if CUT in timeline.meta else ""
     badly = f", of a run that {timeline.meta[ENDED]}" if ENDED in timeline.meta else ""
-    return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}{cut}{badly}"
+    return f"{subject}: {ranks} of {timeline.world_size} ranks{clock}{lost}{cut}{badly}"
 
 
-def _uncounted(rows: Sequence[Breakdown]) -> str:
-    """Return which ranks are drawn and have no part in the figures of the step."""
+def _uncounted_note(rows: Sequence[Breakdown]) -> str:
+    """Return the part of the title on ranks that mark no steps, and so are drawn but not counted; "" if none."""
     counted = {row.rank for row in of_steps(rows)}
     ranks = [row.rank for row in rows if row.rank not in counted]
     if not ranks:
@@ -214,8 +227,8 @@ def _uncounted(rows: Sequence[Breakdown]) -> str:
     return f"; {words[0]} {listed(ranks)} {words[1]} no steps and {words[2]} not counted"
 
 
-def _note(folds: Sequence[Fold]) -> str:
-    """Return how the rows were chosen, as the end of the title."""
+def _folding_note(folds: Sequence[Fold]) -> str:
+    """Return the end of the title: how the rows are sorted, and how far ranks of one row differ."""
     parts = []
     if len(folds) > 1 and folds[0].culprit:
         parts.append("who is waited for most is first")
@@ -226,14 +239,14 @@ def _note(folds: Sequence[Fold]) -> str:
     return "".join(f"; {text}" for text in parts)
 
 
-def _names(streams: Mapping[int, Mapping[str, Merged]], covers: Sequence[Coverage], shown: bool) -> str:
-    """Return the longest name of a lane, and a blank: the width of all names."""
+def _widest_name(streams: Mapping[int, Mapping[str, Merged]], covers: Sequence[Coverage], shown: bool) -> str:
+    """Return the longest lane name and a blank: names of all lanes get its width."""
     names = ["compute", "comm"] + [name[:9] for c in covers if shown for name in streams.get(c.rank, {})]
     return max(names, key=len) + " "
 
 
-def _streams(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, dict[str, Merged]]:
-    """Return when each stream of a rank was active, for ranks that do not have too many streams."""
+def _stream_activity(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, dict[str, Merged]]:
+    """Return when each stream of each rank was active, by rank and name; ranks with too many streams have none."""
     streams: dict[int, dict[str, Merged]] = {}
     columns = timeline.columns
     for rank, rows in columns.rows_by_rank(columns.is_kind("comm") & np.isin(columns.rank, list(covers))).items():
@@ -248,15 +261,16 @@ def _streams(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, di
     return streams
 
 
-def _rank_lanes(cover: Coverage, look: _Look, waits: Waits) -> Sequence[_Line]:
-    if look.ascii:
-        if look.two_lanes:
-            return ascii_lanes(cover, look.window, look.cells, waits)
-        return [ascii_row(cover, look.window, look.cells)]
-    if look.two_lanes:
-        return block_lanes(cover, look.window, look.cells, waits, color=look.color)
-    return [block_row(cover, look.window, look.cells, color=look.color)]
+def _rank_lanes(cover: Coverage, layout: _Layout, waits: Waits) -> Sequence[_Line]:
+    """Return the lanes of one rank without names: compute and communication, or one row with both."""
+    if layout.ascii:
+        if layout.two_lanes:
+            return ascii_lanes(cover, layout.window, layout.cells, waits)
+        return [ascii_row(cover, layout.window, layout.cells)]
+    if layout.two_lanes:
+        return block_lanes(cover, layout.window, layout.cells, waits, color=layout.color)
+    return [block_row(cover, layout.window, layout.cells, color=layout.color)]
 
 
-def _lines(texts: Iterable[str], style: str = "") -> list[_Line]:
+def _styled_lines(texts: Iterable[str], style: str = "") -> list[_Line]:
     return [[(text, style)] for text in texts]

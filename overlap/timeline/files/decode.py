@@ -23,11 +23,13 @@ VERSION = 1
 
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 _ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES)}
-_INFO = ("seq", "nbytes", "met_ns", "priority", "algorithm", "dtype", "op", "group", "issued_ns", "call_site")
+_OPERATION_FIELDS = (
+    "seq", "nbytes", "met_ns", "priority", "algorithm", "dtype", "op", "group", "issued_ns", "call_site",
+)  # fmt: skip
 """Fields that every operation has."""
 
 
-class _Args(msgspec.Struct):
+class _EventArgs(msgspec.Struct):
     """The fields of all kinds of events; a field that an event does not have is UNSET."""
 
     start_ns: int | UnsetType = UNSET
@@ -51,11 +53,13 @@ class _Args(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
+    """Event of a trace file of ours, as far as it is read; the names of the fields are Chrome's."""
+
     ph: str = ""
     pid: int | UnsetType = UNSET
     cat: str = ""
     name: str | UnsetType = UNSET
-    args: _Args = msgspec.field(default_factory=_Args)
+    args: _EventArgs = msgspec.field(default_factory=_EventArgs)
 
 
 class Document(msgspec.Struct):
@@ -74,35 +78,36 @@ class Document(msgspec.Struct):
         """
         header = file_header(self.overlap)
         events = [event for event in self.events if event.ph == "X" and event.cat != "issue"]
-        columns = _columns_of(events)
+        columns = _decode_columns(events)
         backwards = columns.start_ns > columns.end_ns
         timeline = header.timeline(columns.take(~backwards))
         if backwards.any():
             if backwards.all():
                 raise ValueError("all of its spans end before they start")
-            timeline.meta[LEFT_OUT] = _left_out(columns.take(backwards))
+            timeline.meta[LEFT_OUT] = _describe_left_out(columns.take(backwards))
         return timeline
 
 
-def file_header(told: Json) -> Header:
-    """Return the checked header of a trace file; errors as for `checked_header`."""
-    if not isinstance(told, Mapping):
+def file_header(fields: Json) -> Header:
+    """Return the checked header of a trace file from its field 'overlap'; errors as for `checked_header`."""
+    if not isinstance(fields, Mapping):
         raise ValueError("the field 'overlap' is not an object")
-    return checked_header(told, version=VERSION, origin="written by ")
+    return checked_header(fields, version=VERSION, origin="written by ")
 
 
-def _left_out(columns: SpanColumns) -> str:
-    """Say which spans were not taken because a clock went back."""
+def _describe_left_out(columns: SpanColumns) -> str:
+    """Return text that counts the spans left out because they end before they start, and names the first."""
     many = len(columns) > 1
     which = f"{len(columns)} spans end before they start" if many else "1 span ends before it starts"
     name = columns.texts[columns.name[0]]
     return f"{which} ({'first: ' * many}'{name}' of rank {columns.rank[0]}): shown is the rest"
 
 
-def _columns_of(events: Sequence[_Event]) -> SpanColumns:
+def _decode_columns(events: Sequence[_Event]) -> SpanColumns:
+    """Return the columns of decoded events, one row each, in their order; errors as for `_check_fields`."""
     args = [event.args for event in events]
     is_operation = [fields.seq is not UNSET for fields in args]
-    _check(events, [fields for fields in args if fields.seq is not UNSET])
+    _check_fields(events, [fields for fields in args if fields.seq is not UNSET])
     texts, groups = Table[str](), Table[tuple[str, str | UnsetType, int]]()
     texts[""], groups["", UNSET, 0]
     numbers: dict[str, list[Any]] = {
@@ -121,16 +126,16 @@ def _columns_of(events: Sequence[_Event]) -> SpanColumns:
         numbers[name] = [texts[getattr(fields, name) or ""] for fields in args]
     columns = {name: np.array(column, np.int64) for name, column in numbers.items()}
     known_groups = Table[SpanGroup]()  # one group may be listed in several ways
-    columns["group"] = np.array([known_groups[_group(*group)] for group in groups])[columns["group"]]
-    return SpanColumns.of_named(columns, texts, known_groups)
+    columns["group"] = np.array([known_groups[_decode_group(*group)] for group in groups])[columns["group"]]
+    return SpanColumns.from_named(columns, texts, known_groups)
 
 
-def _group(name: str, ranks: str | UnsetType, tag: int) -> SpanGroup:
+def _decode_group(name: str, ranks: str | UnsetType, tag: int) -> SpanGroup:
     return SpanGroup(name, () if ranks is UNSET else unlisted(ranks), tag)
 
 
-def _check(events: Sequence[_Event], operations: Sequence[_Args]) -> None:
-    """Refuse events that lack a field.
+def _check_fields(events: Sequence[_Event], operations: Sequence[_EventArgs]) -> None:
+    """Refuse events of unknown kinds, and spans and operations that lack a field.
 
     Raises:
         ValueError: One does; the field is named.
@@ -141,8 +146,8 @@ def _check(events: Sequence[_Event], operations: Sequence[_Args]) -> None:
     for name, owners in {"pid": events, "name": events, **dict.fromkeys(("start_ns", "end_ns", "lane"), args)}.items():
         if any(getattr(owner, name) is UNSET for owner in cast(Sequence[object], owners)):
             raise ValueError(f"a span has no {name}")
-    names = {field.name: field.encode_name for field in msgspec.structs.fields(_Args)}
-    for name in _INFO:
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(_EventArgs)}
+    for name in _OPERATION_FIELDS:
         if any(getattr(each, name) is UNSET for each in operations):
             raise ValueError(f"an operation has no {names[name]!r}")
 
@@ -152,7 +157,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 
 def complete_part(text: str) -> Json | None:
-    """Return a document that was cut off with the events that are whole; None if not even its beginning is."""
+    """Return the document of a text that was cut off, with its complete events; None if it has none, or no header."""
     match = _BEGIN.search(text)
     if match is None:
         return None

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..columnar import INDEXES, KINDS, NONE, ROLES, WHOLES, SpanColumns, SpanGroup
+from ..columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NONE, ROLES, SpanColumns, SpanGroup
 from ..ranklist import listed
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -30,13 +30,13 @@ _ISSUE_US = 0.001
 _SAME_SIZE = frozenset({"all_reduce", "all_to_all", "broadcast", "reduce", "permute"})
 """Operations with as many elements going in as coming out."""
 
-_ORDER = {"compute": 0, "comm": 1, "program": 2, "wires": 3, "step": 4}  # of kinds, by tid
+_KIND_ORDER = {"compute": 0, "comm": 1, "program": 2, "wires": 3, "step": 4}  # of kinds, by tid
 
 _Row: TypeAlias = tuple[int, ...]
-"""The numbers of one span, in the order of `WHOLES` and `INDEXES`."""
+"""The numbers of one span, in the order of `INT64_COLUMNS` and `INT32_COLUMNS`."""
 
 _START, _END, _ISSUED, _MET, _NBYTES, _AWAITED, _KIND, _LANE, _NAME, _OP = (
-    (*WHOLES, *INDEXES).index(name)
+    (*INT64_COLUMNS, *INT32_COLUMNS).index(name)
     for name in ("start_ns", "end_ns", "issued_ns", "met_ns", "nbytes", "awaited_ns", "kind", "lane", "name", "op")
 )
 
@@ -49,40 +49,40 @@ def rank_events(columns: SpanColumns, arrows: Iterator[int]) -> Iterator[str]:
         arrows: Numbers for arrows, unique in the file.
     """
     rank = int(columns.rank[0])
-    spans = list(zip(*(getattr(columns, name).tolist() for name in (*WHOLES, *INDEXES)), strict=True))
-    texts = [*map(json_of, columns.texts)]
+    spans = list(zip(*(getattr(columns, name).tolist() for name in (*INT64_COLUMNS, *INT32_COLUMNS)), strict=True))
+    texts = [*map(cached_json, columns.texts)]
     yield f'{{"args":{{"name":"rank {rank}"}},"name":"process_name","ph":"M","pid":{rank},"tid":0}}'
     yield f'{{"args":{{"sort_index":{rank}}},"name":"process_sort_index","ph":"M","pid":{rank},"tid":0}}'
     threads = _threads(columns, spans)
 
     @cache  # by number: to hash a thousand ranks for each span is slow
-    def group_of(number: int) -> tuple[str, str]:
-        return _group(columns.groups[number])
+    def group_fields(number: int) -> tuple[str, str]:
+        return _group_fields(columns.groups[number])
 
     issues = len(threads) + 1
-    waits = _waits(spans, issues + 1)
+    waits = _wait_tids(spans, issues + 1)
     for tid, (title, members) in enumerate(threads, 1):
-        yield from _thread(rank, tid, title, place=tid + 1)
+        yield from _thread_names(rank, tid, title, place=tid + 1)
         for number in members:
             span = spans[number]
-            yield _slice(span, rank, tid, texts, columns, group_of)
+            yield _span_slice(span, rank, tid, texts, columns, group_fields)
             if span[_OP] >= 0 and span[_ISSUED] <= span[_START]:
-                yield from _arrow(span, rank, next(arrows), (issues, tid, waits.get(number)))
+                yield from _arrow_events(span, rank, next(arrows), (issues, tid, waits.get(number)))
     if issued := sorted({span[_ISSUED] for span in spans if span[_OP] >= 0}):
-        yield from _thread(rank, issues, "issue", place=1)
+        yield from _thread_names(rank, issues, "issue", place=1)
         for at_ns in issued:
             yield _plain_slice("issue", at_ns, _ISSUE_US, rank, issues, name='"issue"')
     for tid in sorted(set(waits.values())):
-        yield from _thread(rank, tid, "wait" if tid == issues + 1 else f"wait ({tid - issues})", place=tid + 1)
+        yield from _thread_names(rank, tid, "wait" if tid == issues + 1 else f"wait ({tid - issues})", place=tid + 1)
     for number, tid in sorted(waits.items()):
         span = spans[number]
         length_us = (span[_END] - span[_AWAITED]) / 1000
         yield _plain_slice("issue", span[_AWAITED], length_us, rank, tid, name=texts[span[_NAME]])
-    yield from _in_flight(rank, spans)
+    yield from _bytes_in_flight(rank, spans)
 
 
-def deal(spans: Iterable[tuple[int, int]]) -> list[int]:
-    """Return a row for each interval, as few rows as possible, so that none crosses another in its row.
+def assign_rows(spans: Iterable[tuple[int, int]]) -> list[int]:
+    """Return a row number for each interval: as few rows as possible, and no two intervals of a row overlap.
 
     The intervals, each with its start and end, are in order of start: the first row that is free takes the next one.
     """
@@ -96,47 +96,49 @@ def deal(spans: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def _threads(columns: SpanColumns, spans: Sequence[_Row]) -> list[tuple[str, list[int]]]:
-    """Return the title and the spans of each tid from 1 on: compute, communication streams, steps."""
+    """Return the title and the indices of the spans of each tid from 1 on: compute, streams, program, wires, steps."""
     lanes: dict[tuple[int, str, str], list[int]] = {(0, "compute", "compute"): []}
     for number, span in enumerate(spans):
-        of = KINDS[span[_KIND]]
-        lanes.setdefault((_ORDER[of], of, columns.texts[span[_LANE]]), []).append(number)
+        kind = KINDS[span[_KIND]]
+        lanes.setdefault((_KIND_ORDER[kind], kind, columns.texts[span[_LANE]]), []).append(number)
     threads: list[tuple[str, list[int]]] = []
-    for (_, kind, lane), members in sorted(lanes.items()):
-        dealt = deal((spans[number][_START], spans[number][_END]) for number in members)
-        title = "steps" if kind == "step" else lane
-        for row in range(max(dealt, default=0) + 1):
-            found = [number for number, its_row in zip(members, dealt, strict=True) if its_row == row]
-            threads.append((title if row == 0 else f"{title} ({row + 1})", found))
+    for (_, kind_name, lane), members in sorted(lanes.items()):
+        row_numbers = assign_rows((spans[number][_START], spans[number][_END]) for number in members)
+        title = "steps" if kind_name == "step" else lane
+        for row in range(max(row_numbers, default=0) + 1):
+            in_row = [number for number, at in zip(members, row_numbers, strict=True) if at == row]
+            threads.append((title if row == 0 else f"{title} ({row + 1})", in_row))
     return threads
 
 
-def _waits(spans: Sequence[_Row], first: int) -> dict[int, int]:
-    """Return the tid, from `first` on, of the wait of the program for each operation that it waited for."""
+def _wait_tids(spans: Sequence[_Row], first: int) -> dict[int, int]:
+    """Return, by index of an awaited operation's span, the tid from `first` on that shows the program's wait."""
     waited = [
         (span[_AWAITED], number)
         for number, span in enumerate(spans)
         if span[_OP] >= 0 and span[_AWAITED] != NONE and span[_AWAITED] < span[_END]
     ]
     waited.sort()
-    dealt = deal((awaited_ns, spans[number][_END]) for awaited_ns, number in waited)
-    return {number: first + row for (_, number), row in zip(waited, dealt, strict=True)}
+    row_numbers = assign_rows((awaited_ns, spans[number][_END]) for awaited_ns, number in waited)
+    return {number: first + row for (_, number), row in zip(waited, row_numbers, strict=True)}
 
 
-def _thread(rank: int, tid: int, title: str, *, place: int) -> Iterator[str]:
+def _thread_names(rank: int, tid: int, title: str, *, place: int) -> Iterator[str]:
+    """Yield the metadata events that give a tid its title and its place among the tids of the rank."""
     end = f'"ph":"M","pid":{rank},"tid":{tid}}}'
-    yield f'{{"args":{{"name":{json_of(title)}}},"name":"thread_name",{end}'
+    yield f'{{"args":{{"name":{cached_json(title)}}},"name":"thread_name",{end}'
     yield f'{{"args":{{"sort_index":{place}}},"name":"thread_sort_index",{end}'
 
 
-def _slice(
+def _span_slice(
     span: _Row,
     rank: int,
     tid: int,
     texts: Sequence[str],
     columns: SpanColumns,
-    group_of: Callable[[int], tuple[str, str]],
+    group_fields: Callable[[int], tuple[str, str]],
 ) -> str:
+    """Return the event of one span as JSON: its interval on a tid, and all its fields as integers and texts."""
     # Microseconds as a float round off above 2**53 ns (104 days): the integers are the truth, `ts` is for viewers.
     start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step, awaited_ns, *indexes = span
     kind, lane, name, op, algorithm, dtype, call_site, group, role = indexes
@@ -147,12 +149,13 @@ def _slice(
         issued = "" if issued_ns == NONE else f',"issued_ns":{issued_ns}'
         args = f'{place}"end_ns":{end_ns}{issued},"lane":{texts[lane]},{for_what}"start_ns":{start_ns}{in_step}'
     else:
-        size, ranks = group_of(group)
+        size, ranks = group_fields(group)
         tag = columns.groups[group].tag
         tagged = f',"tag":{tag}' if tag else ""
         awaited = "" if awaited_ns == NONE else f'"awaited_ns":{awaited_ns},'
+        elements = _element_counts(columns.texts[op], columns.texts[dtype], nbytes)
         args = (
-            f'"Collective name":{texts[op]},{size}{_elements(columns.texts[op], columns.texts[dtype], nbytes)}{ranks}'
+            f'"Collective name":{texts[op]},{size}{elements}{ranks}'
             f'"algorithm":{texts[algorithm]},{awaited}"call_site":{texts[call_site]},"dtype":{texts[dtype]},'
             f'"end_ns":{end_ns},"issued_ns":{issued_ns},"lane":{texts[lane]},"last_rank_wait_ns":{met_ns - start_ns},'
             f'"met_ns":{met_ns},"nbytes":{nbytes},"priority":{priority},"queue_wait_ns":{start_ns - issued_ns},'
@@ -169,15 +172,16 @@ def _plain_slice(category: str, at_ns: int, length_us: float, rank: int, tid: in
 
 
 @lru_cache(maxsize=1024)
-def _group(group: SpanGroup) -> tuple[str, str]:
-    """Return the size of a group, and its name and ranks."""
+def _group_fields(group: SpanGroup) -> tuple[str, str]:
+    """Return the JSON fields of a group's size and of its name and ranks, each with a comma at its end."""
     name, ranks, _ = group
     size = f'"Group size":{len(ranks)},' if ranks else ""
     within = f'"Process Group Ranks":"{listed(ranks)}",' if ranks else ""
-    return size, f'"Process Group Name":{json_of(name)},{within}'
+    return size, f'"Process Group Name":{cached_json(name)},{within}'
 
 
-def _elements(op: str, dtype: str, nbytes: int) -> str:
+def _element_counts(op: str, dtype: str, nbytes: int) -> str:
+    """Return the JSON fields of the elements sent and received; "" where the two differ or the dtype is unknown."""
     if op not in _SAME_SIZE or not (itemsize := _itemsize_bytes(dtype)):
         return ""
     return f'"In msg nelems":{nbytes // itemsize},"Out msg nelems":{nbytes // itemsize},'
@@ -185,14 +189,14 @@ def _elements(op: str, dtype: str, nbytes: int) -> str:
 
 @cache
 def _itemsize_bytes(dtype: str) -> int:
-    """Read it off the name: float32 and bfloat16 end in their bits, float8_e4m3fn begins its suffix after them."""
+    """Return the bytes of an element by the dtype's name, in which the bits follow the letters; 0 if none do."""
     if dtype == "bool":
         return 1
     digits = re.match(r"[a-z]+(\d+)", dtype)
     return int(digits[1]) // 8 if digits else 0
 
 
-def _arrow(span: _Row, rank: int, number: int, tids: tuple[int, int, int | None]) -> Iterator[str]:
+def _arrow_events(span: _Row, rank: int, number: int, tids: tuple[int, int, int | None]) -> Iterator[str]:
     """Yield the ends of an arrow from the call over the operation to the wait; all have one number."""
     issues, tid, waits = tids
     begin = f'"cat":"issue","id":{number},"name":"issued","ph":'
@@ -204,8 +208,8 @@ def _arrow(span: _Row, rank: int, number: int, tids: tuple[int, int, int | None]
         yield f'{{"bp":"e",{begin}"f","pid":{rank},"tid":{waits},"ts":{at_us}}}'
 
 
-def _in_flight(rank: int, spans: Sequence[_Row]) -> Iterator[str]:
-    """Count the bytes of the operations that move, whenever that changes."""
+def _bytes_in_flight(rank: int, spans: Sequence[_Row]) -> Iterator[str]:
+    """Yield counter events: the sum of the bytes of all operations that move, at each instant at which it changes."""
     changes: dict[int, int] = {}
     for span in spans:
         if span[_OP] >= 0 and span[_NBYTES] and span[_MET] < span[_END]:
@@ -219,18 +223,18 @@ def _in_flight(rank: int, spans: Sequence[_Row]) -> Iterator[str]:
             yield f'{{"args":{{"bytes":{total}}},{counter}}}'
 
 
-_swift = msgspec.json.Encoder(order="sorted")
+_json_encoder = msgspec.json.Encoder(order="sorted")
 
 
-def dumps(value: Json) -> str:
-    """Return JSON with sorted keys: with escapes where a text has halves of characters, which UTF-8 cannot say."""
+def dump_json(value: Json) -> str:
+    """Return JSON with sorted keys and no blanks; lone surrogates, which UTF-8 cannot encode, become escapes."""
     try:
-        return _swift.encode(value).decode()
+        return _json_encoder.encode(value).decode()
     except UnicodeEncodeError:
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 @lru_cache(maxsize=10_000)
-def json_of(text: str) -> str:
-    """Return a text as JSON; a file has few texts, many times."""
-    return dumps(text)
+def cached_json(text: str) -> str:
+    """Return a text as a JSON string, from a cache: the events of a file repeat few texts."""
+    return dump_json(text)

@@ -12,28 +12,28 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError
-from ..columnar import KINDS, NOBODY, NONE, SpanColumns, SpanGroup, Table
+from ..columnar import KINDS, NO_GROUP, NONE, SpanColumns, SpanGroup, Table
 from ..spans import CUT, LEFT_OUT, ORIGIN, Timeline
-from ..why.windows import messages_of, notes_of, outermost, windows_of, work_of
+from ..why.windows import collective_messages, outermost, recording_notes, select_work, step_windows
 from .profile import RankProfile
 
 PROFILER = "PyTorch profiler"
 """Origin of the timelines that are made here."""
 
 
-def timeline_of(profile: RankProfile) -> Timeline:
+def profile_timeline(profile: RankProfile) -> Timeline:
     """Return the timeline of a profile, one rank of its run.
 
     Raises:
         UsageError: It shows no work.
     """
-    work = work_of(profile)
+    work = select_work(profile)
     if not len(work.rows):
         raise UsageError(f"{profile.path}: no work of a device in it, and no operator of a host: nothing to show")
-    notes = [note for note in notes_of(profile, work) if not profile.cut or "cut off" not in note]
+    notes = [note for note in recording_notes(profile, work) if not profile.cut or "cut off" not in note]
     meta = {ORIGIN: PROFILER, **({CUT: "only what is complete"} if profile.cut else {})}
     compute = work.compute if work.on_device else outermost(profile, work.compute)
-    steps = {step: window for step, window in windows_of(profile, work).items() if step is not None}
+    steps = {step: window for step, window in step_windows(profile, work).items() if step is not None}
     rows = np.concatenate([compute, work.copies, work.comm])
     count, operations = len(rows) + len(steps), slice(len(rows) - len(work.comm), len(rows))
     texts, groups = Table[str]({name: number for number, name in enumerate(profile.names)}), Table[SpanGroup]()
@@ -53,11 +53,11 @@ def timeline_of(profile: RankProfile) -> Timeline:
         "name": np.concatenate([profile.name[rows], [texts[f"ProfilerStep#{step}"] for step in steps]]),
         "start_ns": profile.base_ns + np.concatenate([profile.start_ns[rows], low_ns]),
         "end_ns": profile.base_ns + np.concatenate([profile.end_ns[rows], high_ns]),
-        "op": np.full(count, -1), "group": np.full(count, groups[NOBODY]),
+        "op": np.full(count, -1), "group": np.full(count, groups[NO_GROUP]),
     }  # fmt: skip
     columns["step"][len(rows) :] = list(steps)
     # Streams of one collective have other numbers on other ranks: one lane, for they must be matched.
-    messages = messages_of(profile, work.comm)
+    messages = collective_messages(profile, work.comm)
     columns["op"][operations] = [texts[message.op] for message in messages]
     columns["dtype"][operations] = [texts[message.dtype] for message in messages]
     for name in ("seq", "nbytes"):
@@ -69,6 +69,6 @@ def timeline_of(profile: RankProfile) -> Timeline:
     ]
     for name in ("issued_ns", "met_ns"):
         columns[name][operations] = columns["start_ns"][operations]
-    spans = SpanColumns.of_named(columns, texts, groups)
+    spans = SpanColumns.from_named(columns, texts, groups)
     meta |= {LEFT_OUT: "; ".join(notes)} if notes else {}
     return Timeline.of_columns(spans, world_size=len(world), meta=meta)

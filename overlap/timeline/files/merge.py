@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...collectives.kinds import Collective
 from ...errors import UsageError
-from ..columnar import SpanColumns, SpanGroup, Table, runs
+from ..columnar import SpanColumns, SpanGroup, Table, run_starts
 from ..spans import CUT, STARVED, Timeline
 from .parts import Header, Part
 
@@ -20,8 +20,8 @@ _ERROR = "clock_error_ns"
 """Key in `meta`: how far, at most, any instant may be from the common clock."""
 
 
-def on_clock(timeline: Timeline, *, error_ns: int) -> Timeline:
-    """Note the largest error of the common clock that the timeline will be shifted to."""
+def with_clock_error(timeline: Timeline, *, error_ns: int) -> Timeline:
+    """Return the timeline with the largest error of its clock, against the common clock, noted in `meta`."""
     return replace(timeline, meta=timeline.meta | {_ERROR: str(error_ns)})
 
 
@@ -35,8 +35,10 @@ def merged(timelines: Sequence[Timeline]) -> Timeline:
     """
     header = merged_header([Header.of(timeline) for timeline in timelines])
     meetings = _Meetings()
-    columns = timelines[0].columns if len(timelines) == 1 else SpanColumns.joined(each.columns for each in timelines)
-    return header.timeline(meetings.settled(meetings.note(columns), columns))
+    columns = (
+        timelines[0].columns if len(timelines) == 1 else SpanColumns.concatenate(each.columns for each in timelines)
+    )
+    return header.timeline(meetings.with_meetings(meetings.add_operations(columns), columns))
 
 
 def merged_columns(parts: Sequence[Part]) -> Iterator[SpanColumns]:
@@ -49,14 +51,14 @@ def merged_columns(parts: Sequence[Part]) -> Iterator[SpanColumns]:
     """
     merged_header([part.header for part in parts])
     meetings = _Meetings()
-    noted = {id(part): [meetings.note(columns) for columns in part.columns()] for part in parts}
+    added = {id(part): [meetings.add_operations(columns) for columns in part.columns()] for part in parts}
     for part in sorted(parts, key=lambda part: list(part.header.ranks)):
-        for number, columns in zip(noted[id(part)], part.columns(), strict=True):
-            yield meetings.settled(number, columns)
+        for number, columns in zip(added[id(part)], part.columns(), strict=True):
+            yield meetings.with_meetings(number, columns)
 
 
 def merged_header(headers: Sequence[Header]) -> Header:
-    """Return the header of all parts together.
+    """Return the header of all parts together: their ranks, the sum of dropped spans, and the largest clock error.
 
     Raises:
         UsageError: They cannot be of one run.
@@ -86,44 +88,49 @@ class _Meetings:
 
     def __init__(self) -> None:
         self._kinds = Table[tuple[SpanGroup, str, str]]()  # group, stream and operation
-        self._noted: list[NDArray[np.int64]] = []  # (3, operations): kind, number and start
-        self._of: list[NDArray[np.intp]] = []  # the meeting of each operation, once all are noted
+        self._operations: list[NDArray[np.int64]] = []  # (3, operations): kind, number and start
+        self._meeting_numbers: list[NDArray[np.intp]] = []  # the meeting of each operation, once all are added
         self._last_ns: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._are_all: NDArray[np.bool_] = np.zeros(0, bool)
+        self._is_complete: NDArray[np.bool_] = np.zeros(0, bool)
 
-    def note(self, columns: SpanColumns) -> int:
-        """Add operations of some ranks; return the number that `settled` takes for them."""
+    def add_operations(self, columns: SpanColumns) -> int:
+        """Add the operations of some ranks; return the index by which `with_meetings` finds them again."""
         operations = columns.take(columns.is_operation)
         texts = len(columns.texts)
         group, lane, op = (each.astype(np.int64) for each in (operations.group, operations.lane, operations.op))
-        packed, of = np.unique((group * texts + lane) * texts + op, return_inverse=True)
-        split = ((one // texts**2, one // texts % texts, one % texts) for one in packed.tolist())
-        kinds = [self._kinds[columns.groups[at], columns.texts[on], columns.texts[what]] for at, on, what in split]
-        kind = np.array(kinds, np.int64)[of.reshape(-1)]
-        self._noted.append(np.stack([kind, operations.seq, operations.start_ns]))
-        return len(self._noted) - 1
+        packed_kinds, kind_index = np.unique((group * texts + lane) * texts + op, return_inverse=True)
+        # one number for group, stream and operation together: each distinct one is looked up once
+        split = ((number // texts**2, number // texts % texts, number % texts) for number in packed_kinds.tolist())
+        kinds = [
+            self._kinds[columns.groups[group_at], columns.texts[lane_at], columns.texts[op_at]]
+            for group_at, lane_at, op_at in split
+        ]
+        kind = np.array(kinds, np.int64)[kind_index.reshape(-1)]
+        self._operations.append(np.stack([kind, operations.seq, operations.start_ns]))
+        return len(self._operations) - 1
 
-    def settled(self, noted: int, columns: SpanColumns) -> SpanColumns:
-        """Return spans that were added as `noted`, with the arrival of the last rank, once all are added."""
-        if not self._of:
-            self._meet()
+    def with_meetings(self, added: int, columns: SpanColumns) -> SpanColumns:
+        """Return columns, added before at index `added`, with `met_ns` of each operation whose group is complete."""
+        if not self._meeting_numbers:
+            self._match_operations()
         which = np.flatnonzero(columns.is_operation)
-        of = self._of[noted]
-        which, of = which[self._are_all[of]], of[self._are_all[of]]
+        meeting = self._meeting_numbers[added]
+        which, meeting = which[self._is_complete[meeting]], meeting[self._is_complete[meeting]]
         met_ns = columns.met_ns.copy()
-        last_ns, end_ns = self._last_ns[of], columns.end_ns[which]
+        last_ns, end_ns = self._last_ns[meeting], columns.end_ns[which]
         # A send may end before its receiver comes: it has not waited. No other operation ends before the last rank has
         # come; where clocks say so, they are off by less than their error.
-        left = (last_ns > end_ns) & _sends(columns)[which]
-        met_ns[which] = np.where(left, columns.start_ns[which], np.minimum(last_ns, end_ns))
+        ended_early = (last_ns > end_ns) & _is_send(columns)[which]
+        met_ns[which] = np.where(ended_early, columns.start_ns[which], np.minimum(last_ns, end_ns))
         return replace(columns, met_ns=met_ns)
 
-    def _meet(self) -> None:
-        """Match operations by kind and sequence number."""
-        kind, seq, start_ns = np.concatenate(self._noted, axis=1)
+    def _match_operations(self) -> None:
+        """Number the meetings by kind and sequence number; find the last start of each, and whether all ranks came."""
+        kind, seq, start_ns = np.concatenate(self._operations, axis=1)
         order = np.lexsort((seq, kind))
         kind, seq, start_ns = kind[order], seq[order], start_ns[order]
-        firsts = runs(kind, seq)
+        firsts = run_starts(kind, seq)
+        # The first row of each meeting, in sorted order, counts the number of the meeting up.
         begins = np.zeros(len(order), np.intp)
         begins[firsts] = 1
         numbers = np.empty(len(order), np.intp)
@@ -131,12 +138,12 @@ class _Meetings:
         if len(firsts):
             sizes = np.array([len(ranks) for (_, ranks, _), _, _ in self._kinds])
             came = np.diff(np.append(firsts, len(order)))
-            self._are_all = came == sizes[kind[firsts]]
+            self._is_complete = came == sizes[kind[firsts]]
             self._last_ns = np.maximum.reduceat(start_ns, firsts)
-        self._of = np.split(numbers, np.cumsum([each.shape[1] for each in self._noted])[:-1])
+        self._meeting_numbers = np.split(numbers, np.cumsum([each.shape[1] for each in self._operations])[:-1])
 
 
-def _sends(columns: SpanColumns) -> NDArray[np.bool_]:
+def _is_send(columns: SpanColumns) -> NDArray[np.bool_]:
     """Whether each span is the sender's end of a message."""
     sources = np.array([group.ranks[0] if group.ranks else -1 for group in columns.groups], np.int64)
     message = [number for number, text in enumerate(columns.texts) if text == Collective.P2P.text]

@@ -48,8 +48,8 @@ class Message:
     seq: int | None = None
 
 
-def operation(name: str) -> str:
-    """Return the operation that the name of an event shows; NCCL sends all-to-alls as sends and receives."""
+def operation_name(name: str) -> str:
+    """Return the operation in an event's name, else its first 60 characters; "send_recv" of NCCL is an all-to-all."""
     short = name.partition(":")[2] if name.startswith(("gloo:", "overlap:")) else ""
     return short or next((op for op, pattern in _KERNEL_OPS if pattern.search(name)), name.split("(")[0][:60])
 
@@ -59,8 +59,8 @@ def collective_name(name: str) -> str:
     return _OPS.get(name.lower(), name)
 
 
-def bytes_of(args: Mapping[str, Any]) -> int:
-    """Return the larger of the bytes that go in and that come out."""
+def message_bytes(args: Mapping[str, Any]) -> int:
+    """Return the larger of the bytes sent and received, from counts or shapes in the arguments; 0 if none are there."""
     counts = [n for name in ("In msg nelems", "Out msg nelems") if isinstance(n := args.get(name), int)]
     if counts:
         return max(counts) * _WIDTHS.get(str(args.get("dtype", "")).lower(), 4)

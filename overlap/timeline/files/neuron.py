@@ -26,7 +26,7 @@ def from_neuron(events: Sequence[Json]) -> Timeline:
         ValueError: A field is no number, or all events end before they start.
     """
     known = [event for event in events if isinstance(event, Mapping) and str(event.get("name")) in _KINDS]
-    spans = [_span(event) for event in known]
+    spans = [_read_span(event) for event in known]
     backwards = [event for event, span in zip(known, spans, strict=True) if span.duration_ns < 0]
     spans = [span for span in spans if span.duration_ns >= 0]
     if backwards and not spans:
@@ -34,20 +34,22 @@ def from_neuron(events: Sequence[Json]) -> Timeline:
     if not spans:
         raise UsageError("no compute or communication of a NeuronCore in it")
     world = max(span.rank for span in spans) + 1
-    meta = {ORIGIN: "Neuron system profile", **({LEFT_OUT: _left_out(backwards)} if backwards else {})}
+    meta = {ORIGIN: "Neuron system profile", **({LEFT_OUT: _describe_left_out(backwards)} if backwards else {})}
     return Timeline(spans=spans, world_size=world, meta=meta)
 
 
-def _span(event: Mapping[str, Json]) -> Span:
+def _read_span(event: Mapping[str, Json]) -> Span:
+    """Return the span of a hardware event; errors as for `_read_ns`."""
     kind = _KINDS[str(event["name"])]
-    start_ns, length_ns = _ns(event, "timestamp"), _ns(event, "duration")
+    start_ns, length_ns = _read_ns(event, "timestamp"), _read_ns(event, "duration")
     return Span(
-        rank=_rank(event), kind=kind, lane=kind, name=str(event["name"]), start_ns=start_ns,
+        rank=_read_rank(event), kind=kind, lane=kind, name=str(event["name"]), start_ns=start_ns,
         end_ns=start_ns + length_ns,
     )  # fmt: skip
 
 
-def _rank(event: Mapping[str, Json]) -> int:
+def _read_rank(event: Mapping[str, Json]) -> int:
+    """Return the rank of an event: the first of its numbers `worker_gid`, `nc_idx` and `lnc_idx`, or else 0."""
     for field in ("worker_gid", "nc_idx", "lnc_idx"):
         value = event.get(field)
         if value is not None and str(value).isdecimal():
@@ -55,14 +57,15 @@ def _rank(event: Mapping[str, Json]) -> int:
     return 0
 
 
-def _ns(event: Mapping[str, Json], field: str) -> int:
+def _read_ns(event: Mapping[str, Json], field: str) -> int:
+    """Return a field as whole nanoseconds; raise ValueError if it is no finite number."""
     value = event.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise ValueError(f"{field} is {value!r}, not a number of nanoseconds")
     return round(value)
 
 
-def _left_out(events: Sequence[Mapping[str, Json]]) -> str:
-    """Return which events were left out, as text."""
+def _describe_left_out(events: Sequence[Mapping[str, Json]]) -> str:
+    """Return text that counts the events left out because they end before they start, and names the first."""
     which = "1 event ends before it starts" if len(events) == 1 else f"{len(events)} events end before they start"
     return f"{which} ({'first: ' * (len(events) > 1)}'{events[0].get('name', '')}'): shown is the rest"

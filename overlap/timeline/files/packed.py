@@ -11,15 +11,15 @@ from typing import BinaryIO
 from ...errors import UsageError
 
 
-def beginning(path: Path) -> bytes:
-    """Return the first bytes of a file's text; nothing if it cannot be read.
+def read_beginning(path: Path) -> bytes:
+    """Return the first bytes of a file's unpacked text; b"" if the file cannot be read.
 
     Raises:
         UsageError: It is an archive of several files.
     """
     try:
         with open(path, "rb") as raw:
-            begin = next_piece(unpacked(raw), _BEGIN_BYTES)[0]
+            begin = read_piece(open_unpacked(raw), _BEGIN_BYTES)[0]
     except OSError:
         return b""
     if begin[257:262] == b"ustar":
@@ -28,12 +28,12 @@ def beginning(path: Path) -> bytes:
 
 
 def is_profile(begin: bytes) -> bool:
-    """Whether a text begins as PyTorch's profiler writes it."""
+    """Whether the first bytes of a text are those of a file of PyTorch's profiler, and not of our trace files."""
     return b'"traceEvents"' in begin and not _OWN.search(begin) and any(mark in begin for mark in _MARKS)
 
 
-def unpacked(raw: BinaryIO) -> BinaryIO:
-    """Return a file's text, if it is packed unpacked."""
+def open_unpacked(raw: BinaryIO) -> BinaryIO:
+    """Return a file that reads the text: through gzip if the file begins as gzip does, or else the file itself."""
     packed = raw.read(2) == b"\x1f\x8b"
     raw.seek(0)
     return gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[return-value]
@@ -47,8 +47,8 @@ _MARKS = (
 )  # fmt: skip
 
 
-def next_piece(file: BinaryIO, most_bytes: int) -> tuple[bytes, bool]:
-    """Return the next bytes of a file, and whether a packed file was cut off or damaged after them."""
+def read_piece(file: BinaryIO, most_bytes: int) -> tuple[bytes, bool]:
+    """Return up to `most_bytes` next bytes of a file, and whether a gzip file is cut off or damaged after them."""
     pieces: list[bytes] = []
     while most_bytes > 0:
         try:

@@ -30,7 +30,7 @@ import numpy as np
 import xxhash
 
 from ...errors import UsageError
-from ..columnar import INDEXES, KINDS, ROLES, TEXTS, WHOLES, SpanColumns, SpanGroup
+from ..columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, ROLES, TEXTS, SpanColumns, SpanGroup
 from ..span import Clock
 from ..spans import Timeline
 
@@ -38,10 +38,10 @@ Data: TypeAlias = bytes | mmap
 
 MAGIC = b"OVSPANS1"
 BLOCK_BYTES = 256 << 20
-"""Of one rank, unpacked: 2.5 million spans. A recorder keeps 20,000 unless it is told otherwise."""
+"""Bytes of an unpacked block of one rank, at most: 2.5 million spans. A recorder keeps 20,000 by default."""
 _VERSION = 3
-_SPAN_BYTES = 8 * len(WHOLES) + 4 * len(INDEXES)
-_END = b',"columns":'
+_SPAN_BYTES = 8 * len(INT64_COLUMNS) + 4 * len(INT32_COLUMNS)
+_END_KEY = b',"columns":'
 _PIECE_BYTES = 1 << 24
 
 
@@ -72,7 +72,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked_header(fields: object, *, version: int, origin: str) -> Header:
-    """Return the header that was read.
+    """Return a header from decoded fields, each checked.
 
     Raises:
         UsageError: A newer version than `version` has written it; the message begins with `origin`.
@@ -88,18 +88,19 @@ def checked_header(fields: object, *, version: int, origin: str) -> Header:
 
 
 def pack_part(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
-    """Return the timeline as a part; `offset_ns` takes it to the common clock when it is read."""
-    blocks = [_measured(_deflated(columns)) for columns in timeline.columns.by_rank().values()]
-    return b"".join([_packed_header(timeline, offset_ns), *blocks])
+    """Return the timeline as a part; readers add `offset_ns` to its instants to get the common clock."""
+    blocks = [_with_length(_compress_columns(columns)) for columns in timeline.columns.by_rank().values()]
+    return b"".join([_pack_header(timeline, offset_ns), *blocks])
 
 
-def _packed_header(timeline: Timeline, offset_ns: int) -> bytes:
-    """Pack a header; names are the program's, and may have halves of characters, which no file can hold."""
-    told = msgspec.structs.asdict(Header.of(timeline, offset_ns=offset_ns))
-    return _measured(zlib.compress(msgpack.packb(told, unicode_errors="replace"), 1))
+def _pack_header(timeline: Timeline, offset_ns: int) -> bytes:
+    """Return the header of a timeline, packed, after its length; lone surrogates in names become question marks."""
+    fields = msgspec.structs.asdict(Header.of(timeline, offset_ns=offset_ns))
+    return _with_length(zlib.compress(msgpack.packb(fields, unicode_errors="replace"), 1))
 
 
-def _measured(packed: bytes) -> bytes:
+def _with_length(packed: bytes) -> bytes:
+    """Return bytes after their length, 4 bytes in network order."""
     return len(packed).to_bytes(4, "big") + packed
 
 
@@ -130,22 +131,24 @@ class Part:
             self._file.seek(at)
             data = _read_block(self._file)
             at = self._file.tell()
-            yield _columns(rank, data).shifted(self.header.offset_ns)
+            yield _unpack_columns(rank, data).shifted(self.header.offset_ns)
 
 
 def _read_header(file: BinaryIO) -> Header:
+    """Read the header of a part or a stream; raise UsageError if it is damaged or of a newer version."""
     try:
-        told = msgpack.unpackb(_read_block(file))
-        return checked_header(told, version=_VERSION, origin="part of a trace: of ")
+        fields = msgpack.unpackb(_read_block(file))
+        return checked_header(fields, version=_VERSION, origin="part of a trace: of ")
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise UsageError(f"damaged part of a trace: {error!r}") from error
 
 
 def _read_block(file: BinaryIO) -> bytes:
+    """Read a block after its length, decompressed; raise UsageError if it is damaged or larger than `BLOCK_BYTES`."""
     length_bytes = int.from_bytes(file.read(4), "big")
     if not 0 < length_bytes <= BLOCK_BYTES:
         raise UsageError(f"damaged part of a trace: a block of {length_bytes} bytes")
-    return _inflated(file.read(length_bytes))
+    return _decompress(file.read(length_bytes))
 
 
 # -- streams -------------------------------------------------------------------------------------------------------
@@ -153,12 +156,14 @@ def _read_block(file: BinaryIO) -> bytes:
 
 def begin_stream(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
     """Return the beginning of a stream: the header of a run, and none of its spans."""
-    return MAGIC + _packed_header(timeline, offset_ns)
+    return MAGIC + _pack_header(timeline, offset_ns)
 
 
 def stream_block(columns: SpanColumns) -> bytes:
-    """Return some spans of one rank, at least one, for a stream."""
-    return int(columns.rank[0]).to_bytes(8, "big") + _measured(_deflated(columns.canonical(), errors="surrogatepass"))
+    """Return a block of a stream that holds spans of one rank; there must be at least one."""
+    return int(columns.rank[0]).to_bytes(8, "big") + _with_length(
+        _compress_columns(columns.with_sorted_tables(), errors="surrogatepass")
+    )
 
 
 def read_stream(data: bytes) -> Timeline:
@@ -169,62 +174,65 @@ def read_stream(data: bytes) -> Timeline:
     """
     file = BytesIO(data[len(MAGIC) :])
     header = _read_header(file)
-    return header.timeline(SpanColumns.joined(_stream_blocks(file)).shifted(header.offset_ns))
+    return header.timeline(SpanColumns.concatenate(_stream_blocks(file)).shifted(header.offset_ns))
 
 
 def _stream_blocks(file: BytesIO) -> Iterator[SpanColumns]:
-    """Yield the blocks that are whole."""
+    """Yield the columns of each complete block of a stream, and stop at the first that is cut off."""
     while len(head := file.read(12)) == 12:
         rank, length_bytes = int.from_bytes(head[:8], "big"), int.from_bytes(head[8:], "big")
         if len(packed := file.read(length_bytes)) < length_bytes:
             return
         if rank >= 1 << 31:
             raise UsageError(f"damaged part of a trace: rank {rank}")
-        yield _columns(rank, _inflated(packed))
+        yield _unpack_columns(rank, _decompress(packed))
 
 
 # -- ends of trace files -------------------------------------------------------------------------------------------
 
 
-def with_end(pieces: Iterable[bytes], ranks: Sequence[tuple[int, str]]) -> Iterator[bytes]:
+def append_end(pieces: Iterable[bytes], ranks: Sequence[tuple[int, str]]) -> Iterator[bytes]:
     """Yield the text of a trace file, then its end, before the last brace of the file.
 
     Args:
         pieces: The text before the end.
-        ranks: `rank_at_end` of each rank, complete when all pieces have been taken.
+        ranks: `pack_end_block` of each rank, complete when all pieces have been taken.
     """
     digest = xxhash.xxh3_128()
     for piece in pieces:
         digest.update(piece)
         yield piece
-    yield b'%s{"digest":"%s","ranks":[' % (_END, digest.hexdigest().encode())
+    yield b'%s{"digest":"%s","ranks":[' % (_END_KEY, digest.hexdigest().encode())
     yield ",".join(f'\n[{rank},"{text}"]' for rank, text in ranks).encode()
     yield b'\n],"version":%d}}\n' % _VERSION
 
 
-def rank_at_end(columns: SpanColumns) -> tuple[int, str]:
-    """Return the spans of one rank, at least one, for the end of a trace file."""
-    return int(columns.rank[0]), b64encode(_deflated(columns.canonical(), errors="surrogatepass")).decode()
+def pack_end_block(columns: SpanColumns) -> tuple[int, str]:
+    """Return the rank and its spans, packed as base64, for the end of a trace file; at least one span."""
+    return int(columns.rank[0]), b64encode(
+        _compress_columns(columns.with_sorted_tables(), errors="surrogatepass")
+    ).decode()
 
 
 def read_end(data: Data) -> tuple[bytes, SpanColumns] | None:
-    """Return a trace file's beginning up to its events, and all its spans; None if its end does not say so.
+    """Return a trace file's text up to its events, and all its spans; None if its end is missing or does not match.
 
     Cost: the digest of the file, and a tenth of a microsecond a span.
     """
-    at = data.rfind(_END)
+    at = data.rfind(_END_KEY)
     try:
-        told = json.loads(data[at + len(_END) :].rstrip().removesuffix(b"}")) if at >= 0 else {}
-        if told["version"] != _VERSION or told["digest"] != _digest(data, at):
+        fields = json.loads(data[at + len(_END_KEY) :].rstrip().removesuffix(b"}")) if at >= 0 else {}
+        if fields["version"] != _VERSION or fields["digest"] != _hex_digest(data, at):
             return None
-        blocks = ((rank, _inflated(b64decode(text, validate=True))) for rank, text in told["ranks"])
-        columns = SpanColumns.joined(_columns(rank, block) for rank, block in blocks)
+        blocks = ((rank, _decompress(b64decode(text, validate=True))) for rank, text in fields["ranks"])
+        columns = SpanColumns.concatenate(_unpack_columns(rank, block) for rank, block in blocks)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, NoBase64, UsageError):
         return None
     return bytes(data[: data.find(b"[")]), columns
 
 
-def _digest(data: Data, end: int) -> str:
+def _hex_digest(data: Data, end: int) -> str:
+    """Return the XXH3 digest of the first `end` bytes, as hexadecimal text."""
     digest = xxhash.xxh3_128()
     for at in range(0, end, _PIECE_BYTES):
         digest.update(data[at : min(at + _PIECE_BYTES, end)])
@@ -234,24 +242,25 @@ def _digest(data: Data, end: int) -> str:
 # -- blocks --------------------------------------------------------------------------------------------------------
 
 
-def _deflated(columns: SpanColumns, *, errors: str = "replace") -> bytes:
-    """Return the spans of one rank, compressed; equal canonical columns give equal bytes.
+def _compress_columns(columns: SpanColumns, *, errors: str = "replace") -> bytes:
+    """Return the spans of one rank as a block, compressed; equal canonical columns give equal bytes.
 
     With "surrogatepass" all texts survive. What processes send each other has none of their halves of characters.
     """
-    columns = SpanColumns.joined([columns])  # its own texts only
-    told = {
+    columns = SpanColumns.concatenate([columns])  # its own texts only
+    fields = {
         "count": len(columns),
         "texts": columns.texts,
         "groups": [group if group.tag else group[:2] for group in columns.groups],
     }
-    header = msgpack.packb(told, unicode_errors=errors)
-    wholes = [getattr(columns, name).astype("<i8", copy=False).tobytes() for name in WHOLES]
-    indexes = [getattr(columns, name).astype("<i4", copy=False).tobytes() for name in INDEXES]
-    return zlib.compress(b"".join([_measured(header), *wholes, *indexes]), 1)
+    header = msgpack.packb(fields, unicode_errors=errors)
+    wholes = [getattr(columns, name).astype("<i8", copy=False).tobytes() for name in INT64_COLUMNS]
+    indexes = [getattr(columns, name).astype("<i4", copy=False).tobytes() for name in INT32_COLUMNS]
+    return zlib.compress(b"".join([_with_length(header), *wholes, *indexes]), 1)
 
 
-def _inflated(packed: bytes) -> bytes:
+def _decompress(packed: bytes) -> bytes:
+    """Return the content of a compressed block; raise UsageError if it is damaged or larger than `BLOCK_BYTES`."""
     try:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(packed, BLOCK_BYTES)
@@ -263,29 +272,33 @@ def _inflated(packed: bytes) -> bytes:
 
 
 class _BlockHeader(msgspec.Struct):
+    """Header of a block: the number of its spans, and the tables of its texts and groups."""
+
     count: int
     texts: list[str]
     groups: list[SpanGroup]
 
 
-def _columns(rank: int, data: bytes) -> SpanColumns:
-    """Return the spans of a rank that a block holds."""
+def _unpack_columns(rank: int, data: bytes) -> SpanColumns:
+    """Return the columns of the spans of a rank from a block's content; raise UsageError if it is damaged."""
     try:
         end = 4 + int.from_bytes(data[:4], "big")
         block = msgspec.convert(msgpack.unpackb(data[4:end], unicode_errors="surrogatepass"), _BlockHeader)
         if block.count < 0 or len(data) - end != block.count * _SPAN_BYTES:
             raise ValueError("columns that do not fit")
-        wholes = np.frombuffer(data, "<i8", len(WHOLES) * block.count, end).reshape(len(WHOLES), block.count)
-        indexes = np.frombuffer(data, "<i4", len(INDEXES) * block.count, end + wholes.nbytes)
-        table: list[Any] = [*wholes, *indexes.reshape(len(INDEXES), block.count)]
-        found = SpanColumns.of_table(rank, table, block.texts, block.groups)
-        _check(found)
+        shapes = (len(INT64_COLUMNS), block.count), (len(INT32_COLUMNS), block.count)
+        int64s = np.frombuffer(data, "<i8", len(INT64_COLUMNS) * block.count, end)
+        int32s = np.frombuffer(data, "<i4", len(INT32_COLUMNS) * block.count, end + int64s.nbytes)
+        table: list[Any] = [*int64s.reshape(shapes[0]), *int32s.reshape(shapes[1])]
+        found = SpanColumns.from_table(rank, table, block.texts, block.groups)
+        _check_indexes(found)
         return found
     except (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException) as error:
         raise UsageError(f"damaged part of a trace: {error!r}") from error
 
 
-def _check(columns: SpanColumns) -> None:
+def _check_indexes(columns: SpanColumns) -> None:
+    """Raise IndexError if an index is not in its table, and ValueError if a span ends before it starts."""
     if not len(columns):
         return
     limits = {"kind": len(KINDS), "role": len(ROLES), "group": len(columns.groups)} | dict.fromkeys(

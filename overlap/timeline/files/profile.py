@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ..columnar import Table
-from .messages import Message, bytes_of, collective_name
-from .packed import next_piece, unpacked
+from .messages import Message, collective_name, message_bytes
+from .packed import open_unpacked, read_piece
 
 PIECE_BYTES = 4 << 20
-MOST_PIECE_BYTES = 256 << 20
+MAX_PIECE_BYTES = 256 << 20
 """Text without the end of an event in it: more than this is no trace."""
-MOST_NAME = 2_000
+MAX_NAME_CHARS = 2_000
 """Characters of a name that are kept."""
-MOST_RANKS = 10_000_000
+MAX_RANKS = 10_000_000
 _MOST_US, _MOST_BASE_NS = 3e15, 1 << 61  # the sum of two such times and the base has 63 bits of nanoseconds
-_CUTS = 32  # places tried in a piece before it is decoded event by event
+_MAX_CUTS_TRIED = 32  # places tried in a piece before it is decoded event by event
 _TRAILER_BYTES = 16 << 20
 
 KERNEL, COPY, SET, RUNTIME, OPERATOR, NOTE, PYTHON, DEVICE_NOTE = range(8)
@@ -45,13 +45,15 @@ _KINDS = {
     "user_annotation": NOTE, "python_function": PYTHON, "gpu_user_annotation": DEVICE_NOTE,
 }  # fmt: skip
 
-Wholes = NDArray[np.int64]
+Int64s = NDArray[np.int64]
 
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class _ProfilerArgs(msgspec.Struct, gc=False):
+    """Arguments of an event of PyTorch's profiler that are read; None for a null."""
+
     correlation: _Int64 | None = -1
     sequence: _Int64 | None = msgspec.field(default=-1, name="Sequence number")
     op: str | None = msgspec.field(default=None, name="Collective name")
@@ -67,6 +69,8 @@ class _ProfilerArgs(msgspec.Struct, gc=False):
 
 
 class _ProfilerEvent(msgspec.Struct, gc=False):
+    """Event of PyTorch's profiler; times are microseconds, and the names of the fields are Chrome's."""
+
     ph: str = ""
     cat: str = ""
     name: str = ""
@@ -89,11 +93,11 @@ class RankProfile:
     header: dict[str, Any]
     kind: NDArray[np.int8]
     name: NDArray[np.int32]  # index in `names`
-    start_ns: Wholes
-    end_ns: Wholes
+    start_ns: Int64s
+    end_ns: Int64s
     thread: NDArray[np.int32]  # index in `threads`
-    correlation: Wholes  # of a launch and its work on the device; -1 without one
-    sequence: Wholes  # of a forward operator and its backward; -1 without one
+    correlation: Int64s  # of a launch and its work on the device; -1 without one
+    sequence: Int64s  # of a forward operator and its backward; -1 without one
     names: list[str]
     threads: list[tuple[object, object]]  # (process or device, thread or stream)
     messages: dict[int, Message] = field(default_factory=dict)  # by row
@@ -109,8 +113,8 @@ class RankProfile:
 
     @property
     def named_rank(self) -> int | None:
-        """Rank that the file names."""
-        rank = self._distributed.get("rank")
+        """Rank that the file names; None if it names none."""
+        rank = self._distributed_info.get("rank")
         return rank if isinstance(rank, int) and rank >= 0 else None
 
     @property
@@ -121,18 +125,18 @@ class RankProfile:
     @property
     def world_size(self) -> int:
         """Number of ranks of the run, as far as the file shows it."""
-        world = self._distributed.get("world_size")
-        return max(world if isinstance(world, int) and world < MOST_RANKS else 1, self.rank + 1)
+        world = self._distributed_info.get("world_size")
+        return max(world if isinstance(world, int) and world < MAX_RANKS else 1, self.rank + 1)
 
     @property
     def has_groups(self) -> bool:
         """Whether the job has groups of several, but not all, of its ranks."""
-        groups = self._distributed.get("pg_config")
+        groups = self._distributed_info.get("pg_config")
         sizes = [each.get("pg_size") for each in groups if isinstance(each, dict)] if isinstance(groups, list) else []
         return any(isinstance(size, int) and 1 < size < self.world_size for size in sizes)
 
     @property
-    def _distributed(self) -> Mapping[str, Any]:
+    def _distributed_info(self) -> Mapping[str, Any]:
         info = self.header.get("distributedInfo")
         return info if isinstance(info, dict) else {}
 
@@ -140,23 +144,23 @@ class RankProfile:
         """Return the rows of some kinds of events, in order of start."""
         return np.flatnonzero(np.isin(self.kind, kinds))
 
-    def matching(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-        """Return for each name whether a pattern is found in it."""
+    def names_matching(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+        """Return a mask over `names`: whether the pattern is found in each name."""
         return np.fromiter((bool(pattern.search(name)) for name in self.names), bool, len(self.names))
 
 
-class _Names(Table[str]):
-    """Numbers of names, which are cut at `MOST_NAME` characters."""
+class _NameNumbers(Table[str]):
+    """Numbers of names, which are cut at `MAX_NAME_CHARS` characters."""
 
     def __missing__(self, item: str) -> int:
-        return super().__missing__(item) if len(item) <= MOST_NAME else self[item[:MOST_NAME]]
+        return super().__missing__(item) if len(item) <= MAX_NAME_CHARS else self[item[:MAX_NAME_CHARS]]
 
 
 @dataclass(slots=True)
-class _Columns:
+class _ColumnBuilder:
     """Columns that grow by a piece at a time."""
 
-    names: _Names = field(default_factory=_Names)
+    names: _NameNumbers = field(default_factory=_NameNumbers)
     threads: Table[tuple[object, object]] = field(default_factory=Table[tuple[object, object]])
     pieces: list[list[NDArray[Any]]] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
@@ -167,7 +171,7 @@ class _Columns:
     unreadable: int = 0
 
     def add(self, events: list[_ProfilerEvent]) -> None:
-        """Append the complete events of known kinds."""
+        """Append the complete events of known kinds; count those left out by reason."""
         kind_of = _KINDS.get
         kind = np.array([kind_of(event.cat, -1) if event.ph == "X" else -1 for event in events], np.int8)
         chosen = list(compress(events, (kind >= 0).tolist()))
@@ -190,14 +194,14 @@ class _Columns:
         has_args = kind != PYTHON  # functions, which are most of a file, have none that count
         rows = np.flatnonzero(has_args).tolist()
         args = [event.args or _NO_ARGS for event in compress(chosen, has_args.tolist())]
-        correlation[has_args] = _numbers([fields.correlation for fields in args])
-        sequence[has_args] = _numbers([fields.sequence for fields in args])
+        correlation[has_args] = _encode_optional([fields.correlation for fields in args])
+        sequence[has_args] = _encode_optional([fields.sequence for fields in args])
         end_ns = start_ns + np.rint(times_us[1] * 1000).astype(np.int64)
         thread = np.array([threads[event.pid, event.tid] for event in chosen], np.int32)
         self.pieces.append([kind, name, start_ns, end_ns, thread, correlation, sequence])
         is_call = np.isin(name[has_args], list(self.calls)).tolist()
         self.messages |= {
-            self.count + row: _message(chosen[row].name, fields)
+            self.count + row: _build_message(chosen[row].name, fields)
             for row, fields, calls in zip(rows, args, is_call, strict=True)
             if fields.op is not None or (calls and fields.dims)
         }
@@ -207,14 +211,16 @@ class _Columns:
 _NO_ARGS = _ProfilerArgs()
 
 
-def _numbers(found: list[int | None]) -> Wholes:
+def _encode_optional(values: list[int | None]) -> Int64s:
+    """Return numbers as a column of 64 bits, with -1 for None."""
     try:
-        return np.array(found, np.int64)
+        return np.array(values, np.int64)
     except TypeError:  # null
-        return np.array([-1 if number is None else number for number in found], np.int64)
+        return np.array([-1 if number is None else number for number in values], np.int64)
 
 
-def _message(name: str, args: _ProfilerArgs) -> Message:
+def _build_message(name: str, args: _ProfilerArgs) -> Message:
+    """Return the message that an event's arguments describe; without its operation there, the event's name has it."""
     ranks = args.ranks if isinstance(args.ranks, list) else re.findall(r"\d+", args.ranks or "")
     fields: dict[str, Any] = {"In msg nelems": args.in_count, "Out msg nelems": args.out_count, "dtype": args.dtype}
     if args.dims and args.types:
@@ -224,7 +230,7 @@ def _message(name: str, args: _ProfilerArgs) -> Message:
         group=args.group or "",
         group_size=args.group_size or 0,
         ranks=tuple(map(int, ranks)),
-        nbytes=bytes_of(fields),
+        nbytes=message_bytes(fields),
         dtype=args.dtype or "",
         seq=args.seq,
     )
@@ -242,7 +248,7 @@ def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] |
     """
     try:
         with open(path, "rb") as raw:
-            return _read(str(path), unpacked(raw), progress or (lambda _: None))
+            return _read_events(str(path), open_unpacked(raw), progress or (lambda _: None))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (OverflowError, FloatingPointError) as error:
@@ -255,55 +261,57 @@ _EVENT_END = re.compile(rb"\}\s*,\s*(?=\{)")
 _LEAD = re.compile(rb"[ \r\n\t,]*")
 
 
-class _Text:
+class _TextReader:
     """Text of a file that is not decoded yet."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.data, self.ended, self.cut, self.bytes_read = file, b"", False, False, 0
 
-    def more(self) -> bool:
-        """Read a piece, longer ones while no event ends; False at the end of the file, also if it was cut off there."""
-        piece, self.cut = next_piece(self._file, max(PIECE_BYTES, len(self.data)))
+    def read_more(self) -> bool:
+        """Append a piece of the file, as long as the text so far or longer; return False at the end of the file."""
+        piece, self.cut = read_piece(self._file, max(PIECE_BYTES, len(self.data)))
         self.data += piece
         self.bytes_read += len(piece)
         self.ended = not piece
-        if len(self.data) > MOST_PIECE_BYTES:
-            raise UsageError(f"no event ends within {MOST_PIECE_BYTES >> 20} MiB: not a trace file, or damaged")
+        if len(self.data) > MAX_PIECE_BYTES:
+            raise UsageError(f"no event ends within {MAX_PIECE_BYTES >> 20} MiB: not a trace file, or damaged")
         return bool(piece)
 
 
-def _read(path: str, file: BinaryIO, progress: Callable[[int], None]) -> RankProfile:
-    text, columns = _Text(file), _Columns()
+def _read_events(path: str, file: BinaryIO, progress: Callable[[int], None]) -> RankProfile:
+    """Read all pieces of a profile and return its events; raise UsageError if the text has no list of events."""
+    text, columns = _TextReader(file), _ColumnBuilder()
     match = None
-    while match is None and text.more():
+    while match is None and text.read_more():
         match = _BEGIN.search(text.data)
     if match is None:
         raise UsageError(f"{path}: not a trace file: no list 'traceEvents' in it")
-    header = _object(text.data[: match.start()].rstrip().removesuffix(b",") + b"}")
+    header = _parse_object(text.data[: match.start()].rstrip().removesuffix(b",") + b"}")
     text.data, closed = text.data[match.end() :], False
     while not closed:
-        if _lead(text.data) == len(text.data) and not text.more():
+        if _separator_length(text.data) == len(text.data) and not text.read_more():
             break
-        cut = _decoded_piece(text.data, columns)
+        cut = _decode_piece(text.data, columns)
         if cut:
             text.data = text.data[cut:]
             progress(text.bytes_read)
             if len(text.data) < PIECE_BYTES:
-                text.more()
+                text.read_more()
             continue
-        used, closed = _decoded_singly(text.data, columns)
+        used, closed = _decode_singly(text.data, columns)
         text.data = text.data[used:]
         progress(text.bytes_read)
-        if not closed and not text.more() and not used:
+        if not closed and not text.read_more() and not used:
             break
     if closed:
-        while len(text.data) < _TRAILER_BYTES and text.more():
+        while len(text.data) < _TRAILER_BYTES and text.read_more():
             pass
-        header |= _object(b"{" + text.data.lstrip(b" \r\n\t,"))
-    return _finished(path, header, columns, cut=text.cut or not closed)
+        header |= _parse_object(b"{" + text.data.lstrip(b" \r\n\t,"))
+    return _build_profile(path, header, columns, cut=text.cut or not closed)
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _parse_object(data: bytes) -> dict[str, Any]:
+    """Return a JSON object; {} if the bytes are something else."""
     try:
         found = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
@@ -311,15 +319,15 @@ def _object(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _lead(data: bytes) -> int:
+def _separator_length(data: bytes) -> int:
     """Return the length of the separators of events at the beginning of a text."""
     return cast("re.Match[bytes]", _LEAD.match(data)).end()
 
 
-def _decoded_piece(data: bytes, columns: _Columns) -> int:
-    """Decode up to the last event that ends in a piece of text; return the length of that, or 0 if none is found."""
-    begin, end = _lead(data), len(data)
-    for _ in range(_CUTS):
+def _decode_piece(data: bytes, columns: _ColumnBuilder) -> int:
+    """Add the events of a piece of text up to the last complete one; return the bytes used, 0 if no end is found."""
+    begin, end = _separator_length(data), len(data)
+    for _ in range(_MAX_CUTS_TRIED):
         end = data.rfind(b"}", 0, end)
         if end <= 0:
             return 0
@@ -337,8 +345,8 @@ def _decoded_piece(data: bytes, columns: _Columns) -> int:
     return 0
 
 
-def _decoded_singly(data: bytes, columns: _Columns) -> tuple[int, bool]:
-    """Decode event by event; return the bytes that are used, and whether the list ended there."""
+def _decode_singly(data: bytes, columns: _ColumnBuilder) -> tuple[int, bool]:
+    """Add events one by one, as far as they are complete; return the bytes used, and whether the list ended there."""
     text, begin, decoder = data.decode("utf-8", "surrogateescape"), 0, json.JSONDecoder()
     events: list[_ProfilerEvent] = []
     closed = False
@@ -352,15 +360,15 @@ def _decoded_singly(data: bytes, columns: _Columns) -> tuple[int, bool]:
             found, begin = decoder.raw_decode(text, begin)
         except (ValueError, RecursionError):
             break
-        event = _lenient(found)
+        event = _decode_leniently(found)
         columns.unreadable += event is None
         events += [event] if event is not None else []
     columns.add(events)
     return len(text[:begin].encode("utf-8", "surrogateescape")), closed
 
 
-def _lenient(item: object) -> _ProfilerEvent | None:
-    """Return an event as far as its fields are readable; None if it is no event."""
+def _decode_leniently(item: object) -> _ProfilerEvent | None:
+    """Return an event with its readable fields, without arguments if these are not readable; None if it is no event."""
     if not isinstance(item, Mapping):
         return None
     without = {name: value for name, value in item.items() if name != "args"}
@@ -380,16 +388,19 @@ def _with_whole_characters(fields: Mapping[str, object]) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool) -> RankProfile:
+def _build_profile(path: str, header: dict[str, Any], columns: _ColumnBuilder, *, cut: bool) -> RankProfile:
+    """Return the profile of all events, sorted by start, the longest first; raise UsageError if there are none."""
     parts = [list(part) for part in zip(*columns.pieces, strict=True)]
     columns.pieces.clear()  # so that memory holds one column twice, not all
-    joined: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
+    joined_columns: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
     if not columns.count:
         raise UsageError(f"{path}: no event of PyTorch's profiler in it" + " before it was cut off" * cut)
-    order = np.lexsort((-joined[3], joined[2]))
+    order = np.lexsort((-joined_columns[3], joined_columns[2]))
     position = np.empty(len(order), np.intp)
     position[order] = np.arange(len(order))
-    kind, name, start_ns, end_ns, thread, correlation, sequence = (joined.pop(0)[order] for _ in range(len(joined)))
+    kind, name, start_ns, end_ns, thread, correlation, sequence = (
+        joined_columns.pop(0)[order] for _ in range(len(joined_columns))
+    )
     return RankProfile(
         path=path, header=header, kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, thread=thread,
         correlation=correlation, sequence=sequence, names=list(columns.names),

@@ -21,12 +21,12 @@ from ...errors import UsageError
 from ..columnar import SpanColumns
 from ..spans import CUT, Timeline
 from .decode import VERSION, Document, complete_part, file_header
-from .events import Json, dumps, rank_events
-from .kineto import timeline_of
+from .events import Json, dump_json, rank_events
+from .kineto import profile_timeline
 from .merge import merged_columns, merged_header
 from .neuron import from_neuron
-from .packed import beginning, is_profile
-from .parts import MAGIC, Header, Part, rank_at_end, read_end, read_stream, with_end
+from .packed import is_profile, read_beginning
+from .parts import MAGIC, Header, Part, append_end, pack_end_block, read_end, read_stream
 from .profile import read_profile
 
 _PIECE_BYTES = 1 << 20
@@ -46,7 +46,7 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: It cannot be written there.
     """
-    _write(Header.of(timeline), timeline.columns.by_rank().values(), path)
+    _write_file(Header.of(timeline), timeline.columns.by_rank().values(), path)
 
 
 def write_merged(parts: Sequence[Part], path: str | os.PathLike[str]) -> None:
@@ -55,30 +55,32 @@ def write_merged(parts: Sequence[Part], path: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: It cannot be written there, or they are not parts of one run.
     """
-    _write(merged_header([part.header for part in parts]), merged_columns(parts), path)
+    _write_file(merged_header([part.header for part in parts]), merged_columns(parts), path)
 
 
-def _write(header: Header, ranks: Iterable[SpanColumns], path: str | os.PathLike[str]) -> None:
+def _write_file(header: Header, ranks: Iterable[SpanColumns], path: str | os.PathLike[str]) -> None:
+    """Write a trace file by way of a temporary file in its folder, or directly into a pipe or device."""
     target = Path(os.path.realpath(path))
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    pieces = _encoded(header, ranks)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    pieces = _encode_file(header, ranks)
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # itself: what a link to a pipe names is no path
             with open(path, "wb") as file:
-                _put(pieces, file, packed=Path(path).suffix == ".gz")
+                _write_pieces(pieces, file, packed=Path(path).suffix == ".gz")
             return
         try:
-            with open(beside, "wb") as file:
-                _put(pieces, file, packed=Path(path).suffix == ".gz")
-            beside.replace(target)
+            with open(temporary, "wb") as file:
+                _write_pieces(pieces, file, packed=Path(path).suffix == ".gz")
+            temporary.replace(target)
         finally:  # when it could not be, or was interrupted
             with suppress(OSError):
-                beside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"trace: cannot write {path}: {error.strerror}") from error
 
 
-def _put(pieces: Iterable[bytes], file: BinaryIO, *, packed: bool) -> None:
+def _write_pieces(pieces: Iterable[bytes], file: BinaryIO, *, packed: bool) -> None:
+    """Write pieces of text into a file, through gzip if `packed`."""
     if not packed:
         file.writelines(pieces)
         return
@@ -96,16 +98,16 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         UsageError: If the file is missing, damaged, unpacks to more than a trace does, or shows neither compute nor
             communication.
     """
-    if os.path.isfile(path) and is_profile(beginning(Path(path))):
-        return timeline_of(read_profile(path))
+    if os.path.isfile(path) and is_profile(read_beginning(Path(path))):
+        return profile_timeline(read_profile(path))
     try:
-        with _opened(Path(path)) as (data, is_complete):
+        with _open_data(Path(path)) as (data, is_complete):
             if data[: len(MAGIC)] == MAGIC:
-                return _stream(bytes(data))
+                return _stream_timeline(bytes(data))
             found = read_end(data) if is_complete else None
             if found is not None:
-                return _with_columns(*found)
-            timeline, cut = _parsed(bytes(data), complete=is_complete)
+                return _timeline_from_columns(*found)
+            timeline, cut = _parse_timeline(bytes(data), complete=is_complete)
         return replace(timeline, meta=timeline.meta | {CUT: "only what is complete"}) if cut else timeline
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
@@ -115,48 +117,49 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         raise UsageError(f"{path}: damaged trace file: {error}") from error
 
 
-def _stream(data: bytes) -> Timeline:
-    """Return the timeline that a process left when it was killed before it wrote its trace."""
+def _stream_timeline(data: bytes) -> Timeline:
+    """Return the timeline of the stream that a process left when it was killed before it wrote its trace."""
     timeline = read_stream(data)
     if not timeline.spans:
         raise UsageError("the run was killed before it had recorded anything")
     return replace(timeline, meta=timeline.meta | {CUT: "what was recorded before the run was killed"})
 
 
-def _with_columns(beginning: bytes, columns: SpanColumns) -> Timeline:
-    """Return the timeline of columns, and of a file up to its events."""
-    told = json.loads(beginning.rstrip().removesuffix(b'"traceEvents":').rstrip(b",") + b"}")
-    return file_header(told["overlap"]).timeline(columns)
+def _timeline_from_columns(beginning: bytes, columns: SpanColumns) -> Timeline:
+    """Return the timeline of columns, with the header from a trace file's text before its events."""
+    fields = json.loads(beginning.rstrip().removesuffix(b'"traceEvents":').rstrip(b",") + b"}")
+    return file_header(fields["overlap"]).timeline(columns)
 
 
-def _encoded(header: Header, ranks: Iterable[SpanColumns]) -> Iterator[bytes]:
-    """Yield the text of a trace file, in pieces of one rank."""
+def _encode_file(header: Header, ranks: Iterable[SpanColumns]) -> Iterator[bytes]:
+    """Yield the text of a trace file: the header, the events of each rank, then its end."""
     at_end: list[tuple[int, str]] = []
-    return with_end(_events(header, ranks, at_end), at_end)
+    return append_end(_event_pieces(header, ranks, at_end), at_end)
 
 
-def _events(header: Header, ranks: Iterable[SpanColumns], at_end: list[tuple[int, str]]) -> Iterator[bytes]:
-    told: Json = {
+def _event_pieces(header: Header, ranks: Iterable[SpanColumns], at_end: list[tuple[int, str]]) -> Iterator[bytes]:
+    """Yield the header, then the events of each rank in one piece; add the end block of each rank to `at_end`."""
+    fields: Json = {
         "version": VERSION, "world_size": header.world_size, "clock": header.clock, "dropped": header.dropped,
         "meta": header.meta,
     }  # fmt: skip
-    yield f'{{"displayTimeUnit":"ns","overlap":{dumps(told)},"traceEvents":[\n'.encode()
+    yield f'{{"displayTimeUnit":"ns","overlap":{dump_json(fields)},"traceEvents":[\n'.encode()
     arrows, between = count(1), ""
     for columns in ranks:
         if len(columns):
-            at_end.append(rank_at_end(columns))
+            at_end.append(pack_end_block(columns))
             yield f"{between}{','.join(rank_events(columns, arrows))}".encode()  # a line for each rank
             between = ",\n"
     yield b"\n]"
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
-    """Open a file for reading, unpacked, and tell whether that is all of it."""
+def _open_data(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
+    """Open a file for reading: yield its content, unpacked, and whether that is complete; raise UsageError."""
     try:
         with open(path, "rb") as file:
             if file.read(2) == b"\x1f\x8b":
-                yield _unpacked(path.read_bytes())
+                yield _unpack_gzip(path.read_bytes())
             elif os.path.isfile(path) and os.path.getsize(path):
                 with mmap(file.fileno(), 0, access=ACCESS_READ) as data:  # of a large one little is looked at
                     yield data, True
@@ -169,14 +172,14 @@ def _opened(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
         raise UsageError(f"cannot be read: {error.strerror}") from error
 
 
-def _parsed(data: bytes, *, complete: bool) -> tuple[Timeline, bool]:
-    """Return the timeline of a document, and whether the document was cut off."""
+def _parse_timeline(data: bytes, *, complete: bool) -> tuple[Timeline, bool]:
+    """Return the timeline of JSON text, of ours or of Neuron, and whether the text was cut off."""
     if b'"overlap"' in data:  # of others nothing is known, so that they cannot be checked as they are decoded
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
             document = _decoder.decode(data)
             if document.overlap is not None:
                 return document.timeline(), not complete
-    content, cut = _loaded(data, complete=complete)
+    content, cut = _load_json(data, complete=complete)
     if isinstance(content, dict) and isinstance(hardware := content.get("trace_events"), list):
         return from_neuron(hardware), cut
     events = content.get("traceEvents") if isinstance(content, dict) and "overlap" in content else None
@@ -189,8 +192,8 @@ def _parsed(data: bytes, *, complete: bool) -> tuple[Timeline, bool]:
 _decoder = msgspec.json.Decoder(Document)
 
 
-def _loaded(data: bytes, *, complete: bool) -> tuple[Json, bool]:
-    """Return the content of JSON, or its complete part, and whether the document was cut off."""
+def _load_json(data: bytes, *, complete: bool) -> tuple[Json, bool]:
+    """Return parsed JSON, or its complete events if it was cut off, and whether it was cut off."""
     try:
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
             return cast(Json, msgspec.json.decode(data)), not complete
@@ -201,8 +204,8 @@ def _loaded(data: bytes, *, complete: bool) -> tuple[Json, bool]:
         raise UsageError(f"not JSON, or cut off before its first event: {error}") from error
 
 
-def _unpacked(data: bytes) -> tuple[bytes, bool]:
-    """Return the unpacked content of a compressed file as far as it goes, and whether that is all."""
+def _unpack_gzip(data: bytes) -> tuple[bytes, bool]:
+    """Return the content of gzip data as far as it goes, and whether it is complete; raise UsageError if too large."""
     limit_bytes = max(UNPACKED_BYTES, UNPACKED_RATIO * len(data))
     text = bytearray()
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
@@ -214,5 +217,5 @@ def _unpacked(data: bytes) -> tuple[bytes, bool]:
             if not piece:
                 return bytes(text), True
             text += piece
-    told = f"its {len(data)} bytes unpack to more than {limit_bytes}, which no trace does"
-    raise UsageError(f"{told}; if it is one, unpack it with gunzip first")
+    problem = f"its {len(data)} bytes unpack to more than {limit_bytes}, which no trace does"
+    raise UsageError(f"{problem}; if it is one, unpack it with gunzip first")

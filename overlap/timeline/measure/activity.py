@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..columnar import Mask, Rows, SpanColumns, Wholes, runs
+from ..columnar import Int64s, Mask, Rows, SpanColumns, run_starts
 from ..spans import Timeline
-from .intervals import Interval, Merged, inside, outside, subtract, union
+from .intervals import Interval, Merged, complement, intersect_each, subtract, union
 from .meetings import last_rows
 
 COMPUTE, PROGRAM, WIRE, WAITING = range(4)
@@ -18,10 +18,10 @@ COMPUTE, PROGRAM, WIRE, WAITING = range(4)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActivityPieces:
-    """Columns of n pieces of a rank's time: `doing` is one of the numbers above, `row` is that of the span."""
+    """Columns of n pieces of a rank's time: `doing` is `COMPUTE`, `PROGRAM`, `WIRE` or `WAITING`; `row` of a span."""
 
-    start_ns: Wholes
-    end_ns: Wholes
+    start_ns: Int64s
+    end_ns: Int64s
     doing: NDArray[np.int64]
     row: Rows
 
@@ -29,11 +29,11 @@ class ActivityPieces:
         return len(self.row)
 
     def take(self, which: Rows | Mask) -> ActivityPieces:
-        """Return the pieces selected by a mask or by row numbers."""
+        """Return some pieces: a mask keeps their order, row numbers give the order."""
         return ActivityPieces(self.start_ns[which], self.end_ns[which], self.doing[which], self.row[which])
 
     @classmethod
-    def joined(cls, parts: Sequence[ActivityPieces]) -> ActivityPieces:
+    def concatenate(cls, parts: Sequence[ActivityPieces]) -> ActivityPieces:
         """Return the pieces of several parts, one after the other."""
         columns = [(part.start_ns, part.end_ns, part.doing, part.row) for part in parts]
         start_ns, end_ns, doing, row = (np.concatenate(column) for column in zip(*columns, strict=True))
@@ -41,7 +41,7 @@ class ActivityPieces:
 
 
 class Activity:
-    """The activity of every rank in a window; that of one rank is computed on its first use.
+    """Activity of every rank in a window, computed for each rank on first use.
 
     Args:
         timeline: The run.
@@ -61,12 +61,12 @@ class Activity:
         does = columns.is_kind("compute") | columns.is_kind("comm") | columns.is_kind("program")
         self._rows = columns.rows_by_rank(does & (columns.end_ns > window[0]) & (columns.start_ns < window[1]))
         self._moved_ns, self._called_ns = columns.moved_ns, columns.called_ns
-        self._keepers = keepers(columns)
+        self._keepers = keeper_rows(columns)
         self._pieces: dict[int, ActivityPieces] = {}
 
-    def oldest(self, rank: int, where: Merged) -> ActivityPieces:
-        """Return for every instant in `where` the oldest operation that moves bytes, or else the oldest that waits."""
-        return self._oldest(self._rows.get(rank, _NOTHING), where)
+    def oldest_operations(self, rank: int, where: Merged) -> ActivityPieces:
+        """Return, for each instant in `where`, the oldest operation that moves bytes, or else the oldest that waits."""
+        return self._oldest_pieces(self._rows.get(rank, _NOTHING), where)
 
     def pieces(self, rank: int) -> ActivityPieces:
         """Return all that a rank did, in order and without overlaps: a gap is time in which only its program can run.
@@ -74,23 +74,25 @@ class Activity:
         A rank computes before its event loop is kept, and that before it moves bytes, and moves bytes before it waits.
         """
         if rank not in self._pieces:
-            self._pieces[rank] = self._activity(self._rows.get(rank, _NOTHING))
+            self._pieces[rank] = self._rank_pieces(self._rows.get(rank, _NOTHING))
         return self._pieces[rank]
 
-    def _activity(self, rows: Rows) -> ActivityPieces:
+    def _rank_pieces(self, rows: Rows) -> ActivityPieces:
+        """Compute the pieces of a rank from the rows of its spans: compute, then kept loops, then operations."""
         columns = self.columns
-        compute = _disjoint(columns, columns.of_kind("compute", rows), COMPUTE)
-        program = _disjoint(columns, columns.of_kind("program", rows), PROGRAM)
-        at, start_ns, end_ns = inside(program.start_ns, program.end_ns, outside(_covered(compute)))
-        known = ActivityPieces.joined(
+        compute = _disjoint_pieces(columns, columns.of_kind("compute", rows), COMPUTE)
+        program = _disjoint_pieces(columns, columns.of_kind("program", rows), PROGRAM)
+        at, start_ns, end_ns = intersect_each(program.start_ns, program.end_ns, complement(_union(compute)))
+        local = ActivityPieces.concatenate(
             [compute, ActivityPieces(start_ns, end_ns, program.doing[at], self._keepers[program.row[at]])]
         )
         comm = columns.of_kind("comm", rows)
         active = union(columns.start_ns[comm], columns.end_ns[comm])
-        found = ActivityPieces.joined([known, self._oldest(rows, subtract(active, _covered(known)))])
-        return found.take(np.argsort(found.start_ns, kind="stable"))
+        pieces = ActivityPieces.concatenate([local, self._oldest_pieces(rows, subtract(active, _union(local)))])
+        return pieces.take(np.argsort(pieces.start_ns, kind="stable"))
 
-    def _oldest(self, rows: Rows, where: Merged) -> ActivityPieces:
+    def _oldest_pieces(self, rows: Rows, where: Merged) -> ActivityPieces:
+        """Compute `oldest_operations` from the rows of a rank's spans, in pieces in which no operation changes."""
         columns = self.columns
         comm = columns.of_kind("comm", rows)
         comm = comm[columns.start_ns[comm] < columns.end_ns[comm]]
@@ -101,21 +103,27 @@ class Activity:
         by_age = np.argsort(self._called_ns[comm], kind="stable")
         instants = np.sort(np.concatenate([start_ns, moved_ns, end_ns, where.start_ns, where.end_ns]), kind="stable")
         instants = instants[np.append(True, instants[1:] != instants[:-1])]
+        # Ranges of units (from an instant to the next), by age: the first that covers a unit is the oldest operation.
         starts, meets, ends = (np.searchsorted(instants, each[by_age]) for each in (start_ns, moved_ns, end_ns))
-        moving, waiting = _first(meets, ends, len(instants) - 1), _first(starts, meets, len(instants) - 1)
-        who = np.where(moving < len(comm), moving, waiting)
-        of = np.searchsorted(where.start_ns, instants[:-1], "right") - 1
-        found = np.flatnonzero((of >= 0) & (instants[:-1] < where.end_ns[of]) & (who < len(comm)))
+        moving, waiting = (
+            _first_covering(meets, ends, len(instants) - 1),
+            _first_covering(starts, meets, len(instants) - 1),
+        )
+        oldest = np.where(moving < len(comm), moving, waiting)  # index by age; len(comm) for none
+        at = np.searchsorted(where.start_ns, instants[:-1], "right") - 1
+        found = np.flatnonzero((at >= 0) & (instants[:-1] < where.end_ns[at]) & (oldest < len(comm)))
         doing = np.where(moving < len(comm), WIRE, WAITING)[found]
-        return _joined(ActivityPieces(instants[found], instants[found + 1], doing, comm[by_age[who[found]]]))
+        return _merge_equal_neighbours(
+            ActivityPieces(instants[found], instants[found + 1], doing, comm[by_age[oldest[found]]])
+        )
 
 
 _NOTHING: Rows = np.zeros(0, np.intp)
 NO_PIECES = ActivityPieces(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), _NOTHING)
 
 
-def keepers(columns: SpanColumns) -> Rows:
-    """Return, for each span of an event loop that was kept, the row of the span of the rank that kept it.
+def keeper_rows(columns: SpanColumns) -> Rows:
+    """Return, for each span, the row of the span of the rank that kept the event loop; its own row for other spans.
 
     One turn of a loop has a span on each rank of the process, on the lane "program" of the rank that kept it.
     """
@@ -126,24 +134,25 @@ def keepers(columns: SpanColumns) -> Rows:
         columns.start_ns[rows].tolist(), columns.end_ns[rows].tolist(), columns.name[rows].tolist(), strict=True
     )
     keys = list(turns)
-    kept = {key: row for key, row, mine in zip(keys, rows.tolist(), lane.tolist(), strict=True) if mine}
-    keeper[rows] = [kept.get(key, row) for key, row in zip(keys, rows.tolist(), strict=True)]
+    keeper_of_turn = {key: row for key, row, mine in zip(keys, rows.tolist(), lane.tolist(), strict=True) if mine}
+    keeper[rows] = [keeper_of_turn.get(key, row) for key, row in zip(keys, rows.tolist(), strict=True)]
     return keeper
 
 
-def _covered(pieces: ActivityPieces) -> Merged:
+def _union(pieces: ActivityPieces) -> Merged:
+    """Return the instants that pieces cover."""
     return union(pieces.start_ns, pieces.end_ns)
 
 
-def _disjoint(columns: SpanColumns, rows: Rows, doing: int) -> ActivityPieces:
-    """Return spans in order, each beginning where the spans before it have ended."""
+def _disjoint_pieces(columns: SpanColumns, rows: Rows, doing: int) -> ActivityPieces:
+    """Return pieces of spans, in order of start, each cut where a span before it ends; covered spans have none."""
     rows = rows[np.lexsort((columns.end_ns[rows], columns.start_ns[rows]))]
     start_ns, end_ns = columns.start_ns[rows], columns.end_ns[rows]
     start_ns[1:] = np.maximum(start_ns[1:], np.maximum.accumulate(end_ns)[:-1])
     return ActivityPieces(start_ns, end_ns, np.full(len(rows), doing), rows).take(start_ns < end_ns)
 
 
-def _first(begin: Rows, end: Rows, units: int) -> Rows:
+def _first_covering(begin: Rows, end: Rows, units: int) -> Rows:
     """Return, for each unit, the first of n ranges of units that contains it; n where none does.
 
     Two ranges whose length is a power of two cover each range; such a range is split into halves, level by level.
@@ -162,9 +171,9 @@ def _first(begin: Rows, end: Rows, units: int) -> Rows:
     return first
 
 
-def _joined(pieces: ActivityPieces) -> ActivityPieces:
-    """Join pieces that follow each other and are alike and of one span."""
+def _merge_equal_neighbours(pieces: ActivityPieces) -> ActivityPieces:
+    """Join pieces that touch, with the same activity of the same span."""
     begins = np.append(True, pieces.start_ns[1:] != pieces.end_ns[:-1])[: len(pieces)]
-    begins[runs(pieces.doing, pieces.row)] = True
+    begins[run_starts(pieces.doing, pieces.row)] = True
     ends = np.append(begins[1:], True)[: len(pieces)]
     return ActivityPieces(pieces.start_ns[begins], pieces.end_ns[ends], pieces.doing[begins], pieces.row[begins])

@@ -29,7 +29,7 @@ class PathLink:
 
     @property
     def duration_ns(self) -> int:
-        """Length of the part."""
+        """Length of this part of the path, in nanoseconds."""
         return self.end_ns - self.start_ns
 
     def __str__(self) -> str:
@@ -51,20 +51,20 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
     last = max(covers, key=lambda cover: (cover.window[1], _busy_until(activity, cover.rank), -cover.rank))
     path: list[PathLink] = []
     rank, at_ns, first_ns = last.rank, last.window[1], last.window[0]
-    passed: set[int] = set()
+    visited_ranks: set[int] = set()
     while at_ns > first_ns:
         pieces = activity.pieces(rank)
         index = int(np.searchsorted(pieces.start_ns, at_ns, "left")) - 1
         if index < 0 or pieces.end_ns[index] < at_ns:
             start_ns = first_ns if index < 0 else max(int(pieces.end_ns[index]), first_ns)
             path.append(PathLink(rank=rank, start_ns=start_ns, end_ns=at_ns, doing="program", name="", call_site=""))
-            at_ns, passed = start_ns, set()
+            at_ns, visited_ranks = start_ns, set()
             continue
         row, doing = int(pieces.row[index]), int(pieces.doing[index])
-        further = int(columns.rank[last_of[row]]) if last_of[row] >= 0 else rank
-        if doing == WAITING and further != rank and further not in passed:
-            passed.add(rank)
-            rank = further
+        last_rank = int(columns.rank[last_of[row]]) if last_of[row] >= 0 else rank
+        if doing == WAITING and last_rank != rank and last_rank not in visited_ranks:
+            visited_ranks.add(rank)
+            rank = last_rank
             continue
         start_ns = max(int(pieces.start_ns[index]), first_ns)
         name, site = columns.texts[columns.name[row]], columns.texts[columns.call_site[row]]
@@ -73,12 +73,13 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
         path.append(
             PathLink(rank=rank, start_ns=start_ns, end_ns=at_ns, doing=_DOING[doing], name=name, call_site=site)
         )
-        at_ns, passed = start_ns, set()
+        at_ns, visited_ranks = start_ns, set()
         if doing == WIRE and start_ns <= columns.met_ns[row]:
-            rank = further
+            rank = last_rank
     return path[::-1]
 
 
 def _busy_until(activity: Activity, rank: int) -> int:
+    """Return the instant at which the last piece of a rank ends; 0 if it did nothing."""
     pieces = activity.pieces(rank)
     return int(pieces.end_ns[-1]) if len(pieces) else 0

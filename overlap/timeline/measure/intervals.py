@@ -78,25 +78,27 @@ def intersect(left: Merged, right: Merged) -> Merged:
     """Return the intersection of two unions. O(n log m)."""
     if not len(left) or not len(right):
         return Merged(left.start_ns[:0], left.end_ns[:0])
-    _, start_ns, end_ns = inside(left.start_ns, left.end_ns, right)
+    _, start_ns, end_ns = intersect_each(left.start_ns, left.end_ns, right)
     return Merged(start_ns, end_ns)
 
 
-def inside(start_ns: Instants, end_ns: Instants, merged: Merged) -> tuple[NDArray[np.intp], Instants, Instants]:
+def intersect_each(start_ns: Instants, end_ns: Instants, merged: Merged) -> tuple[NDArray[np.intp], Instants, Instants]:
     """Return the parts of n non-empty intervals that a union covers: the row, the start and the end of each part."""
+    # The intervals of the union that touch an interval follow each other: from `first` up to `stop`.
     first = np.searchsorted(merged.end_ns, start_ns, "right")
     stop = np.searchsorted(merged.start_ns, end_ns, "left")
-    at, other = counted(first, stop)
+    at, other = expand_ranges(first, stop)
     return at, np.maximum(start_ns[at], merged.start_ns[other]), np.minimum(end_ns[at], merged.end_ns[other])
 
 
 def covered_ns(start_ns: Instants, end_ns: Instants, merged: Merged) -> Instants:
-    """Return how much of each of n non-empty intervals a union covers. O(n log m), however many parts that has."""
+    """Return how much of each of n non-empty intervals a union of m intervals covers. O(n log m)."""
     if not len(merged):
         return np.zeros(len(start_ns), np.int64)
     before_ns = np.cumsum(merged.end_ns - merged.start_ns)
 
     def until(at_ns: Instants) -> Instants:
+        """Return the covered length before each of some instants."""
         begun = np.searchsorted(merged.start_ns, at_ns, "right") - 1  # last interval with a start until then
         ahead_ns = np.maximum(merged.end_ns[begun] - at_ns, 0)
         return np.where(begun < 0, 0, before_ns[begun] - ahead_ns)
@@ -104,22 +106,23 @@ def covered_ns(start_ns: Instants, end_ns: Instants, merged: Merged) -> Instants
     return until(end_ns) - until(start_ns)
 
 
-def counted(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return every number from `first` up to `stop` of n ranges, none shorter than 0, and before it the range of each.
+def expand_ranges(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return, for n ranges `first` to `stop`, every number in them, and before it the index of its range.
 
-    `counted([4, 7], [6, 8])` is `[0, 0, 1], [4, 5, 7]`.
+    `expand_ranges([4, 7], [6, 8])` is `[0, 0, 1], [4, 5, 7]`.
     """
     many = stop - first
+    # The offset of a number in its range is its position in the result, less that of the range's first number.
     at = np.repeat(np.arange(len(first)), many)
     return at, np.arange(len(at)) + np.repeat(first - (np.cumsum(many) - many), many)
 
 
 def subtract(left: Merged, right: Merged) -> Merged:
     """Return the instants that `left` covers and `right` does not. O(n log m)."""
-    return intersect(left, outside(right)) if len(left) and len(right) else left
+    return intersect(left, complement(right)) if len(left) and len(right) else left
 
 
-def outside(merged: Merged) -> Merged:
+def complement(merged: Merged) -> Merged:
     """Return the complement of a union, from the first instant of 64 bits to the last."""
     return Merged(np.append(_EVER.min, merged.end_ns), np.append(merged.start_ns, _EVER.max))
 
@@ -134,5 +137,5 @@ def clip(merged: Merged, window: Interval) -> Merged:
 
 
 def length(merged: Merged) -> int:
-    """Return the total length that a union covers."""
+    """Return the total length that a union covers, in nanoseconds."""
     return int((merged.end_ns - merged.start_ns).sum())

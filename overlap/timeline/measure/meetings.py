@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..columnar import Rows, SpanColumns, Wholes, runs
+from ..columnar import Int64s, Rows, SpanColumns, run_starts
 
 PAIRED = frozenset({"send", "recv", "send/recv"})
 """Operations between two ranks, whose sequence numbers do not match a whole group."""
@@ -19,15 +19,17 @@ def meetings(columns: SpanColumns) -> Rows:
     rows = np.flatnonzero(columns.is_operation)
     numbers = np.full(len(columns), -1, np.intp)
     if len(rows):
-        keys = _keys(columns.take(rows))
+        keys = _match_keys(columns.take(rows))
         order = np.lexsort(keys)
+        # The first row of each operation, in sorted order, counts the number of the operation up.
         first = np.zeros(len(rows), np.intp)
-        first[runs(*(key[order] for key in keys))] = 1
+        first[run_starts(*(key[order] for key in keys))] = 1
         numbers[rows[order]] = np.cumsum(first) - 1
     return numbers
 
 
-def _keys(operations: SpanColumns) -> list[Wholes]:
+def _match_keys(operations: SpanColumns) -> list[Int64s]:
+    """Return the sort keys of operations, equal for spans of one operation; those of messages include their instant."""
     texts = len(operations.texts) + 1
     paired = [number for number, text in enumerate(operations.texts) if text in PAIRED]
     met_ns = np.where(np.isin(operations.op, paired), operations.met_ns, 0)
@@ -47,8 +49,9 @@ def last_rows(columns: SpanColumns) -> Rows:
     if not len(rows):
         return last_row
     rows = rows[np.argsort(meeting[rows], kind="stable")]
-    meeting, firsts = meeting[rows], runs(meeting[rows])
+    meeting, firsts = meeting[rows], run_starts(meeting[rows])
     start_ns, rank = columns.start_ns[rows], columns.rank[rows]
+    # Per operation: ranks with the latest start, of these the lowest one, and the row of its span.
     is_last = start_ns == np.maximum.reduceat(start_ns, firsts)[meeting]
     lowest = np.minimum.reduceat(np.where(is_last, rank, np.iinfo(np.int64).max), firsts)
     is_last &= rank == lowest[meeting]

@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from ...errors import UsageError
-from ..columnar import NONE, Mask, SpanColumns, Wholes, runs
+from ..columnar import NONE, Int64s, Mask, SpanColumns, run_starts
 from ..ranklist import listed
 from ..span import Kind
 from ..spans import Timeline
@@ -43,12 +43,12 @@ class Breakdown:
 
     @property
     def compute_only_ns(self) -> int:
-        """Computing, not communicating."""
+        """Time in which the rank computed and no operation was active."""
         return self.compute_ns - self.overlapped_ns
 
     @property
     def exposed_ns(self) -> int:
-        """Communicating, not computing: the time that overlap can remove."""
+        """Time in which an operation was active and the rank did not compute: the time that overlap can remove."""
         return self.comm_ns - self.overlapped_ns
 
     @property
@@ -58,17 +58,17 @@ class Breakdown:
 
     @property
     def idle_ns(self) -> int:
-        """Nothing was busy, and nothing had been called: the program did something else, or slept."""
+        """Time in which nothing was busy and no operation had been called: the program did something else, or slept."""
         return self.wall_ns - self.compute_ns - self.exposed_ns - self.kept_ns - self.copy_ns - self.queued_ns
 
     @property
     def overlap_ratio(self) -> float | None:
-        """overlapped / comm, from 0 to 1; None without communication."""
+        """Overlapped time as part of communication, from 0 to 1; None without communication."""
         return self.overlapped_ns / self.comm_ns if self.comm_ns else None
 
     @property
     def ideal_wall_ns(self) -> int:
-        """Wall time if no rank was late, and the shorter of compute and transfer hid entirely behind the longer."""
+        """Wall time if no rank was late and the shorter of compute and transfer ran wholly under the longer."""
         return self.wall_ns - self.compute_ns - self.exposed_ns + max(self.compute_ns, self.transfer_ns)
 
     @property
@@ -93,12 +93,12 @@ class Coverage:
 
     @property
     def overlapped(self) -> Merged:
-        """Where both lanes are busy."""
+        """Where an operation is active while the rank computes."""
         return intersect(self.comm, self.compute)
 
     @property
     def exposed(self) -> Merged:
-        """Where only communication is busy."""
+        """Where an operation is active and the rank does not compute."""
         return subtract(self.comm, self.compute)
 
     @property
@@ -113,7 +113,7 @@ class Coverage:
 
     @property
     def queued(self) -> Merged:
-        """Where nothing is busy, and yet an operation has been called."""
+        """Where the rank neither computes nor communicates, although an operation has been called and not ended."""
         return subtract(subtract(self.called, self.comm), self.compute)
 
     def within(self, window: Interval) -> Coverage:
@@ -126,7 +126,7 @@ class Coverage:
         )
 
     def breakdown(self) -> Breakdown:
-        """Measure the intervals."""
+        """Return the lengths of these intervals, in nanoseconds."""
         comm_ns, exposed = length(self.comm), self.exposed
         return Breakdown(
             rank=self.rank,
@@ -147,7 +147,7 @@ Measured = TypeVar("Measured", Breakdown, Coverage)
 
 
 def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Coverage]:
-    """Merge the spans of each rank and clip them to its window.
+    """Return the merged intervals of each rank, clipped to its window.
 
     The window of a step is the rank's own step span (the latest one, if an index was used twice). A program that is
     ahead of its computes leaves a step before they have run: its window ends with the last compute that was issued in
@@ -165,7 +165,7 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
         UsageError: If the timeline is empty, no rank recorded that step, or `ranks` is empty or has one without spans.
     """
     windows = windows_of(timeline, step)
-    chosen = _chosen_ranks(sorted(windows), ranks)
+    chosen = _select_ranks(sorted(windows), ranks)
     window = min(windows[rank][0] for rank in chosen), max(windows[rank][1] for rank in chosen)
     marked = set(timeline.columns.rank[timeline.columns.is_kind("step")].tolist())
     spans = timeline.columns.near(window) & np.isin(timeline.columns.rank, chosen)
@@ -174,10 +174,12 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
     moved_ns, called_ns, nothing = columns.moved_ns, columns.called_ns, np.zeros(0, np.intp)
 
     def cover(rank: int) -> Coverage:
-        of, window = rows.get(rank, nothing), windows[rank]
+        """Return the merged intervals of one rank inside its window."""
+        rank_rows, window = rows.get(rank, nothing), windows[rank]
 
-        def inside(start_ns: Wholes, kind: Kind) -> Merged:
-            on = columns.of_kind(kind, of) if window[0] < window[1] else nothing
+        def inside(start_ns: Int64s, kind: Kind) -> Merged:
+            """Return the union of the rank's spans of a kind, from `start_ns` on, inside its window."""
+            on = columns.of_kind(kind, rank_rows) if window[0] < window[1] else nothing
             return clip(union(start_ns[on], columns.end_ns[on]), window)
 
         compute = inside(columns.start_ns, "compute")
@@ -202,7 +204,7 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
 
 
 def breakdowns(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Breakdown]:
-    """Measure each rank; arguments and errors as for `coverage`."""
+    """Return the times of each rank by activity; arguments and errors as for `coverage`."""
     return [covered.breakdown() for covered in coverage(timeline, step=step, ranks=ranks)]
 
 
@@ -215,7 +217,7 @@ def of_steps(measured: Sequence[Measured]) -> list[Measured]:
 
 
 def median_step(timeline: Timeline) -> int | None:
-    """Return the step of median wall time (its longest rank's); None without steps. Of two, the shorter.
+    """Return the step of median wall time of its longest rank; None without steps. Of two, the shorter.
 
     Of three and more the first one is left out: caches are cold in it, and whatever is made once is made there.
     """
@@ -229,17 +231,18 @@ def median_step(timeline: Timeline) -> int | None:
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
-def _chosen_ranks(known: list[int], ranks: Iterable[int] | None) -> list[int]:
-    chosen = known if ranks is None else sorted(set(ranks))
+def _select_ranks(recorded: list[int], ranks: Iterable[int] | None) -> list[int]:
+    """Return the chosen ranks, ascending, all known ones by default; raise UsageError for none, or unknown ones."""
+    chosen = recorded if ranks is None else sorted(set(ranks))
     if not chosen:
         raise UsageError("ranks: an empty selection shows nothing")
-    if missing := sorted(set(chosen) - set(known)):
-        raise UsageError(f"ranks: {listed(missing)} not recorded here; recorded are {listed(known)}")
+    if missing := sorted(set(chosen) - set(recorded)):
+        raise UsageError(f"ranks: {listed(missing)} not recorded here; recorded are {listed(recorded)}")
     return chosen
 
 
 def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
-    """Return the window of each rank; meaning and errors as for `coverage`."""
+    """Return, by rank, the window of a step or of the whole run; windows and errors as for `coverage`."""
     if not timeline.spans:
         raise UsageError("the timeline has no spans: nothing was computed, communicated or marked as a step")
     if step is None:
@@ -254,26 +257,27 @@ def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
 
 
 def issued_in(timeline: Timeline, windows: Mapping[int, Interval], step: int | None) -> Mask:
-    """Return which spans are operations that the ranks of some windows issued in a step, whenever these ran.
+    """Return a mask over spans: operations that ranks with a window issued in a step, whenever they ran.
 
     Of a rank whose operations have no step, and without a step, those count that begin in its window.
     """
     columns = timeline.columns
     ranks = np.array(sorted(windows), np.int64)
     low_ns, high_ns = np.array([windows[rank] for rank in ranks.tolist()], np.int64).reshape(-1, 2).T
+    # For each span, the position of its rank among the ranks with a window; others get a wrong one, and are masked.
     index = np.minimum(np.searchsorted(ranks, columns.rank), len(ranks) - 1)
-    ours = columns.is_operation & (ranks[index] == columns.rank)
-    begins_inside: Mask = ours & (low_ns[index] <= columns.start_ns) & (columns.start_ns < high_ns[index])
+    is_chosen = columns.is_operation & (ranks[index] == columns.rank)
+    begins_inside: Mask = is_chosen & (low_ns[index] <= columns.start_ns) & (columns.start_ns < high_ns[index])
     if step is None:
         return begins_inside
-    blocks, labelled = _blocks(columns), ours & (columns.step != NONE)
+    blocks, labelled = _step_blocks(columns), is_chosen & (columns.step != NONE)
     begun_ns = np.array([blocks.get(rank, {}).get(step, windows[rank])[0] for rank in ranks.tolist()], np.int64)
     issued = labelled & (columns.step == step) & (columns.called_ns >= begun_ns[index])
     return np.where(np.isin(columns.rank, columns.rank[labelled]), issued, begins_inside)
 
 
-def _blocks(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
-    """Return from when to when each rank was in each step; the latest time, if an index was used twice."""
+def _step_blocks(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
+    """Return, by rank and step, the interval of the step span; the latest, if an index was used twice."""
     blocks: dict[int, dict[int, Interval]] = {}
     marked = columns.take(columns.is_kind("step") & (columns.step != NONE))
     rows = (marked.rank, marked.step, marked.start_ns, marked.end_ns)
@@ -283,18 +287,18 @@ def _blocks(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
 
 
 def _step_windows(timeline: Timeline) -> dict[int, dict[int, Interval]]:
-    """Return the window of every step, by rank."""
+    """Return the window of each step, by rank and step, as `coverage` defines it."""
     columns = timeline.columns
-    blocks = _blocks(columns)
-    computed = _computed(columns)
-    return {rank: _windows(steps, computed.get(rank, {})) for rank, steps in blocks.items()}
+    blocks = _step_blocks(columns)
+    computed = _compute_intervals(columns)
+    return {rank: _rank_step_windows(steps, computed.get(rank, {})) for rank, steps in blocks.items()}
 
 
-def _computed(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
-    """Return the interval in which each rank ran the computes that were issued in each step."""
+def _compute_intervals(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
+    """Return, by rank and step, the interval from first to last compute that was issued in the step."""
     issued = columns.take(columns.is_kind("compute") & (columns.step != NONE))
     issued = issued.take(np.lexsort((issued.step, issued.rank)))
-    firsts = runs(issued.rank, issued.step)
+    firsts = run_starts(issued.rank, issued.step)
     intervals: dict[int, dict[int, Interval]] = {}
     if len(firsts):
         start_ns = np.minimum.reduceat(issued.start_ns, firsts)
@@ -305,8 +309,8 @@ def _computed(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
     return intervals
 
 
-def _windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -> dict[int, Interval]:
-    """Return the windows of one rank's steps; computes run in the order in which they were issued."""
+def _rank_step_windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -> dict[int, Interval]:
+    """Return the windows of one rank's steps, from step spans and computes; computes run in the order of issue."""
     free_ns = sorted(end_ns for _, end_ns in computed.values())
     windows: dict[int, Interval] = {}
     for step, (start_ns, end_ns) in blocks.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...collectives.kinds import Collective
-from ..columnar import Rows, SpanColumns, runs
+from ..columnar import Rows, SpanColumns, run_starts
 from ..spans import ORIGIN, Timeline
 from .activity import WAITING, Activity
 from .metrics import coverage, issued_in, of_steps
@@ -39,18 +39,18 @@ class Operations:
 
     @property
     def algbw_bytes_per_s(self) -> float:
-        """Bytes of an operation by the time in which they moved."""
+        """Bytes of the operations by the time in which they moved; 0.0 if that is 0."""
         return self.nbytes / (self.transfer_ns / 1e9) if self.transfer_ns else 0.0
 
     @property
     def busbw_bytes_per_s(self) -> float:
-        """Bandwidth of the wires as nccl-tests defines it."""
+        """Algorithm bandwidth times the bus factor of the operation, as nccl-tests defines it."""
         kind = _COLLECTIVES.get(self.op)
         return self.algbw_bytes_per_s * (kind.bus_factor(self.ranks) if kind and self.ranks else 1.0)
 
 
 def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Operations]:
-    """Add up the costs of the operations that ranks issued in a step, the most exposed first.
+    """Return the sums over operations that ranks issued in a step, by line, the most exposed first.
 
     Exposed time is that inside the windows, so that it adds up to what the verdict says: also that of operations of the
     same line that another step has issued. If none of the operations of a
@@ -59,38 +59,38 @@ def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
     """
     covers = of_steps(coverage(timeline, step=step, ranks=ranks))
     activity = Activity(timeline, (min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)))
-    exposed_ns = np.zeros((2, len(activity.columns)), np.int64)
+    exposed_ns = np.zeros((2, len(activity.columns)), np.int64)  # by row: all, and waiting
     for cover in covers:
-        pieces = activity.oldest(cover.rank, cover.exposed)
+        pieces = activity.oldest_operations(cover.rank, cover.exposed)
         lengths_ns, waits = pieces.end_ns - pieces.start_ns, pieces.doing == WAITING
         np.add.at(exposed_ns[0], pieces.row, lengths_ns)
         np.add.at(exposed_ns[1], pieces.row[waits], lengths_ns[waits])
     (under_way,) = np.nonzero(exposed_ns[0])
     sized = ORIGIN in timeline.meta
-    exposed = _lines(activity.columns, under_way[activity.columns.is_operation[under_way]], sized=sized)
+    exposed = _rows_by_line(activity.columns, under_way[activity.columns.is_operation[under_way]], sized=sized)
     windows = {cover.rank: cover.window for cover in covers}
-    issued = _lines(timeline.columns, np.flatnonzero(issued_in(timeline, windows, covers[0].step)), sized=sized)
-    told = []
+    issued = _rows_by_line(timeline.columns, np.flatnonzero(issued_in(timeline, windows, covers[0].step)), sized=sized)
+    sums = []
     for line, rows in (exposed | issued).items():
         spans = (timeline if line in issued else activity).columns.take(rows)
         sums_ns = exposed_ns[:, exposed[line]].sum(axis=1).tolist() if line in exposed else [0, 0]
-        told.append(_added(spans, *sums_ns))
-    return sorted(told, key=lambda one: (-one.exposed_ns, -one.transfer_ns, one.op, one.call_site, one.algorithm))
+        sums.append(_sum_operations(spans, *sums_ns))
+    return sorted(sums, key=lambda one: (-one.exposed_ns, -one.transfer_ns, one.op, one.call_site, one.algorithm))
 
 
-def _lines(columns: SpanColumns, rows: Rows, *, sized: bool) -> dict[tuple[int, ...], Rows]:
-    """Return the rows by operation, place and algorithm, and by size if desired."""
+def _rows_by_line(columns: SpanColumns, rows: Rows, *, sized: bool) -> dict[tuple[int, ...], Rows]:
+    """Return rows by operation, call site and algorithm, and by size if `sized`; the keys are column values."""
     kinds = [each.astype(np.int64) for each in (columns.op, columns.call_site, columns.algorithm)]
     kinds += [columns.nbytes] if sized else []
     rows = rows[np.lexsort([each[rows] for each in reversed(kinds)])]
     keys = [each[rows] for each in kinds]
-    firsts = runs(*keys)
+    firsts = run_starts(*keys)
     lines = zip(*(key[firsts].tolist() for key in keys), strict=True)
     return dict(zip(lines, np.split(rows, firsts[1:]), strict=False))
 
 
-def _added(spans: SpanColumns, exposed_ns: int, exposed_waiting_ns: int) -> Operations:
-    """Add up operations that are alike."""
+def _sum_operations(spans: SpanColumns, exposed_ns: int, exposed_waiting_ns: int) -> Operations:
+    """Return the sums over spans of one line; the exposed times, which no span has, are given."""
     return Operations(
         op=spans.texts[spans.op[0]],
         call_site=spans.texts[spans.call_site[0]],

@@ -12,14 +12,23 @@ from typing import TypeAlias
 
 from ...defaults import DEFAULT_WINDOW
 from ...errors import UsageError
-from ..why.verdict import LITTLE, OFTEN
-from .copies import boundaries, pack, update_together
-from .graph import Graph, Node, input_of, release
+from ..why.verdict import MANY_STEP_CALLS, SMALL_CALL_BYTES
+from .copies import add_packing, boundaries, update_together
+from .graph import Graph, Node, input_compute, release_window_wait
 from .machine import ReplayMachine
-from .transfers import Fit, fits, kind_of, most_at_once, nbytes_of, streams_of, take_turns, window_ns
+from .transfers import (
+    Fit,
+    fit_transfers,
+    most_at_once,
+    take_turns,
+    transfer_bytes,
+    transfer_kind,
+    transfers_by_stream,
+    window_ns,
+)
 
-_Alike: TypeAlias = tuple[int, int | None, str]  # rank, step and name of computes
-_Step: TypeAlias = tuple[int, int | None]  # of a rank
+_ComputeKind: TypeAlias = tuple[int, int | None, str]  # rank, step and name of computes
+_RankStep: TypeAlias = tuple[int, int | None]  # of a rank
 _Prices: TypeAlias = Callable[[int], tuple[float, float]]  # from bytes to work, and what of it another may hide
 
 
@@ -34,46 +43,50 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     Raises:
         UsageError: If there are no all-reduces.
     """
-    take_turns(graph, streams_of(graph, ("all_reduce",)))
-    fitting = fits(graph)
-    series = series_of(graph)
+    take_turns(graph, transfers_by_stream(graph, ("all_reduce",)))
+    fitting = fit_transfers(graph)
+    series = bucket_series(graph)
     if not series:
         raise UsageError("there are no all-reduces that could be buckets")
-    ours = {key: boundaries(graph, nodes, nbytes) for key, nodes in series.items()}
-    bounds = {key: ours[key] or _even(nodes, nbytes) for key, nodes in series.items()}
-    series = {key: nodes for key, nodes in series.items() if bounds[key] != _ends_now(nodes)}
+    library_bounds = {key: boundaries(graph, nodes, nbytes) for key, nodes in series.items()}
+    bounds = {key: library_bounds[key] or _even_ends(nodes, nbytes) for key, nodes in series.items()}
+    series = {key: nodes for key, nodes in series.items() if bounds[key] != _current_ends(nodes)}
     if not series:
         raise UsageError("the all-reduces are buckets of that size already")
-    gone: set[Node] = set()
-    joined: list[Node] = []
+    old_transfers: set[Node] = set()
+    new_transfers: list[Node] = []
     ends: dict[Node, list[Node]] = {}
     for node in graph.nodes:
         if node.kind == "end":
             ends.setdefault(node.after[0][0], []).append(node)
-    makers = _Makers(graph)
-    cut: dict[_Step, tuple[int, int]] = {}
+    makers = _GradientComputes(graph)
+    counts: dict[_RankStep, tuple[int, int]] = {}
     computes = graph.computes()
-    for of_series, nodes in series.items():
-        shared, step = _shared_out(nodes, bounds[of_series]), nodes[0].span.step
-        if ours[of_series] is not None:
-            pack(graph, shared)
-        if ours[of_series] is not None and step is not None:
+    for series_key, nodes in series.items():
+        by_bucket, step = _by_bucket(nodes, bounds[series_key]), nodes[0].span.step
+        if library_bounds[series_key] is not None:
+            add_packing(graph, by_bucket)
+        if library_bounds[series_key] is not None and step is not None:
             for rank in nodes[0].ranks:
-                there = [[end for node in each for end in ends[node] if end.ranks == (rank,)] for each in shared]
-                update_together(computes.get((rank, step + 1), ()), there)
-        buckets = _cut(nodes, bounds[of_series], _prices(graph, nodes, fitting[kind_of(nodes[0])]), ends, makers)
+                bucket_ends = [
+                    [end for node in bucket for end in ends[node] if end.ranks == (rank,)] for bucket in by_bucket
+                ]
+                update_together(computes.get((rank, step + 1), ()), bucket_ends)
+        buckets = _cut_buckets(
+            nodes, bounds[series_key], _bucket_prices(graph, nodes, fitting[transfer_kind(nodes[0])]), ends, makers
+        )
         for rank in nodes[0].ranks:
-            of = rank, nodes[0].span.step
-            before, after = cut.get(of, (0, 0))
-            cut[of] = before + len(nodes), after + len(buckets)
-        joined += buckets
-        gone.update(nodes)
-    _issue_less(graph, gone, cut)
+            key = rank, nodes[0].span.step
+            before, after = counts.get(key, (0, 0))
+            counts[key] = before + len(nodes), after + len(buckets)
+        new_transfers += buckets
+        old_transfers.update(nodes)
+    _shorten_issues(graph, old_transfers, counts)
     graph.recut = True
-    graph.nodes = [node for node in graph.nodes if node not in gone] + joined
+    graph.nodes = [node for node in graph.nodes if node not in old_transfers] + new_transfers
 
 
-def series_of(graph: Graph) -> dict[tuple[object, ...], list[Node]]:
+def bucket_series(graph: Graph) -> dict[tuple[object, ...], list[Node]]:
     """Return the all-reduces that could share buckets, in order: of a step, group, stream and dtype.
 
     Those of two lines can if one of them begins before one of the other has ended. A loss that is summed once the
@@ -86,50 +99,52 @@ def series_of(graph: Graph) -> dict[tuple[object, ...], list[Node]]:
             key = node.span.step, info.group, node.ranks, node.span.lane, info.dtype
             series.setdefault(key, []).append(node)
     return {
-        (*key, number): sorted(nodes, key=lambda node: (window_ns(node)[0], nbytes_of(node)))
+        (*key, number): sorted(nodes, key=lambda node: (window_ns(node)[0], transfer_bytes(node)))
         for key, every in series.items()
-        for number, nodes in enumerate(_of_lines(every))
+        for number, nodes in enumerate(_separate_lines(every))
     }
 
 
-def _of_lines(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Part operations by the lines that issue them, except lines with several operations under way at one time."""
-    beside: dict[str, set[str]] = {}  # by line, all that belong with it
+def _separate_lines(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Divide operations by the line that issues them; lines whose operations overlap in time stay together."""
+    related_lines: dict[str, set[str]] = {}  # by line, all that belong with it
     until: dict[str, int] = {}  # by line, when the last of its operations so far has ended
     for node in sorted(nodes, key=_issued_ns):
-        line = _line(node)
-        lines = beside.setdefault(line, {line})
+        line = _call_site(node)
+        lines = related_lines.setdefault(line, {line})
         for other, end_ns in until.items():
             if end_ns > _issued_ns(node) and other not in lines:
-                lines |= beside[other]
-                beside.update(dict.fromkeys(lines, lines))
+                lines |= related_lines[other]
+                related_lines.update(dict.fromkeys(lines, lines))
         until[line] = max(until.get(line, 0), window_ns(node)[1])
     parts: dict[int, list[Node]] = {}
     for node in nodes:
-        parts.setdefault(id(beside[_line(node)]), []).append(node)
+        parts.setdefault(id(related_lines[_call_site(node)]), []).append(node)
     return list(parts.values())
 
 
-def _line(node: Node) -> str:
+def _call_site(node: Node) -> str:
     return node.info.call_site if node.info else ""
 
 
 def _issued_ns(node: Node) -> int:
+    """Return when the first rank issued an operation."""
     return min(span.start_ns for span in node.spans)
 
 
-def _even(nodes: Sequence[Node], nbytes: int) -> list[int]:
-    """Return where buckets of exactly `nbytes` end that carry the bytes of some operations, from their begin."""
-    total = sum(map(nbytes_of, nodes))
+def _even_ends(nodes: Sequence[Node], nbytes: int) -> list[int]:
+    """Return the offsets at which buckets of `nbytes` end that carry the bytes of some operations."""
+    total = sum(map(transfer_bytes, nodes))
     return [*range(nbytes, total, nbytes), total]
 
 
-def _ends_now(nodes: Sequence[Node]) -> list[int]:
-    return [*accumulate(map(nbytes_of, nodes))]
+def _current_ends(nodes: Sequence[Node]) -> list[int]:
+    """Return the offsets at which the operations end if each is a bucket of its own, as now."""
+    return [*accumulate(map(transfer_bytes, nodes))]
 
 
-def _issue_less(graph: Graph, gone: Collection[Node], cut: Mapping[_Step, tuple[int, int]]) -> None:
-    """Shorten the time that programs spend on many small operations, by as much as there are fewer of them.
+def _shorten_issues(graph: Graph, old_transfers: Collection[Node], counts: Mapping[_RankStep, tuple[int, int]]) -> None:
+    """Shorten the time that programs spend on many small operations, as far as there are fewer of them.
 
     That is the time in which the lines of the operations kept an event loop, and the time that passes before each
     operation, and before each compute that every operation has: those called at least as often in the step. The time
@@ -137,116 +152,126 @@ def _issue_less(graph: Graph, gone: Collection[Node], cut: Mapping[_Step, tuple[
 
     Args:
         graph: Holds all nodes.
-        gone: The operations before they were cut anew.
-        cut: How many of them a rank had in a step, and how many it has now.
+        old_transfers: The operations before they were cut.
+        counts: Number of operations of a rank in a step, before and now.
     """
-    sizes: dict[_Step, list[int]] = {}
-    for node in gone:
+    sizes: dict[_RankStep, list[int]] = {}
+    for node in old_transfers:
         for rank in node.ranks:
-            sizes.setdefault((rank, node.span.step), []).append(nbytes_of(node))
+            sizes.setdefault((rank, node.span.step), []).append(transfer_bytes(node))
     shares = {
         step: after / before
-        for step, (before, after) in cut.items()
-        if before >= OFTEN and after < before and sum(sizes[step]) < LITTLE * before
+        for step, (before, after) in counts.items()
+        if before >= MANY_STEP_CALLS and after < before and sum(sizes[step]) < SMALL_CALL_BYTES * before
     }
     sources: list[Node] = [
-        arrival for node in gone for arrival, _ in node.after
-        if arrival.kind == "arrival" and _step_of(arrival) in shares
+        arrival for node in old_transfers for arrival, _ in node.after
+        if arrival.kind == "arrival" and _rank_step(arrival) in shares
     ]  # fmt: skip
     for step, computes in graph.computes().items():
         if step in shares:
             often = Counter(node.span.name for node in computes)
-            sources += [node for node in computes if often[node.span.name] >= cut[step][0]]
-    issues = {node.after[0][0]: shares[_step_of(node)] for node in sources}
+            sources += [node for node in computes if often[node.span.name] >= counts[step][0]]
+    issues = {node.after[0][0]: shares[_rank_step(node)] for node in sources}
     places = {
-        site: shares[_step_of(node)]
+        site: shares[_rank_step(node)]
         for node in sources
         if (site := node.info.call_site if node.info else node.span.call_site)
     }
     for node in sources:
-        _hasten(node, shares[_step_of(node)])
+        _scale_delays(node, shares[_rank_step(node)])
     for issue, share in issues.items():
         if any(before in issues for before, _ in issue.after):
-            _hasten(issue, share)
+            _scale_delays(issue, share)
     for loop in graph.kept_loops():
         loop.work_ns *= places.get(loop.span.name, 1.0)
 
 
-def _step_of(node: Node) -> _Step:
+def _rank_step(node: Node) -> _RankStep:
     return node.ranks[0], node.span.step
 
 
-def _hasten(node: Node, share: float) -> None:
+def _scale_delays(node: Node, share: float) -> None:
+    """Multiply the delays after all waits of a node by a factor."""
     node.after = [(before, delay_ns * share) for before, delay_ns in node.after]
 
 
 def least_bytes(graph: Graph) -> int:
-    """Return the bytes of the largest gradient, as far as a run shows it: no bucket can be smaller.
+    """Return the bytes of the largest gradient that a run shows: no bucket can be smaller; 0 without all-reduces.
 
     Gradients that came from several computes are several. What came from one compute, or from the program, may be one
     array.
     """
-    makers, least = _Makers(graph), 0
+    makers, least = _GradientComputes(graph), 0
     transfers = [node for node in graph.nodes if node.kind == "transfer" and node.info]
     for node in sorted(transfers, key=window_ns):
         if node.info and node.info.op == "all_reduce":
             arrival = next(each for each, _ in node.after if each.kind == "arrival")
-            least = max(least, nbytes_of(node) // len(makers.of(arrival)))
+            least = max(least, transfer_bytes(node) // len(makers.take(arrival)))
     return least
 
 
-def _prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
-    """Return the prices of buckets: fitted to several measured sizes, or from the model of the machine."""
-    info, hidden_share = nodes[0].info, _share(nodes)
+def _bucket_prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
+    """Return the function from bytes to a bucket's work: fitted to measured sizes, or by the model of the machine."""
+    info, hidden_share = nodes[0].info, _hidden_share(nodes)
     with suppress(UsageError):
         machine = ReplayMachine(graph.meta, graph.world_size)
-        if fit.sizes == 1 and graph.latency_share is None and info and (seen := machine.taken(info, None)):
+        if fit.sizes == 1 and graph.latency_share is None and info and (recorded_price := machine.price(info, None)):
             alone_ns = fit.work_ns(info.nbytes)
-            alone = _repriced(seen.alone_s, alone_ns, info.nbytes)
-            behind = _repriced(seen.behind_s, (1 - hidden_share) * alone_ns, info.nbytes)
+            alone_price = _rescaled_price(recorded_price.alone_s, alone_ns, info.nbytes)
+            behind_price = _rescaled_price(recorded_price.behind_s, (1 - hidden_share) * alone_ns, info.nbytes)
             if graph.virtual and machine.chooses(info):
-                alone = behind = _in_ns  # the model's own: most transfers of a stream show what they took behind others
+                alone_price = behind_price = (
+                    _seconds_to_ns  # the model's own: most transfers of a stream show what they took behind others
+                )
             graph.modelled = True
 
-            def modelled(nbytes: int) -> tuple[float, float]:
-                told = machine.taken(info, None, nbytes=nbytes) or seen
-                work_ns = alone(told.alone_s)
-                return work_ns, max(work_ns - behind(told.behind_s), 0.0)
+            def modelled_price(nbytes: int) -> tuple[float, float]:
+                """Return a bucket's work, and the part of it that another may hide, in nanoseconds by the model."""
+                planned = machine.price(info, None, nbytes=nbytes) or recorded_price
+                work_ns = alone_price(planned.alone_s)
+                return work_ns, max(work_ns - behind_price(planned.behind_s), 0.0)
 
-            return modelled
+            return modelled_price
     return lambda nbytes: (fit.work_ns(nbytes), hidden_share * fit.work_ns(nbytes))
 
 
-def _repriced(planned_s: float, measured_ns: float, nbytes: int) -> Callable[[float], float]:
-    """Return the function from a planned time to one as in this run, where one size took longer or less than planned.
+def _rescaled_price(planned_s: float, measured_ns: float, nbytes: int) -> Callable[[float], float]:
+    """Return the function from planned seconds to nanoseconds as in this run, from the measured time of one size.
 
     Small operations take the same excess at any size; longer ones as many times their plan.
     """
     beyond_ns = measured_ns - planned_s * 1e9
-    if nbytes < LITTLE and beyond_ns > 0:
+    if nbytes < SMALL_CALL_BYTES and beyond_ns > 0:
         return lambda seconds: seconds * 1e9 + beyond_ns
     return lambda seconds: seconds * measured_ns / planned_s
 
 
-def _in_ns(seconds: float) -> float:
+def _seconds_to_ns(seconds: float) -> float:
     return seconds * 1e9
 
 
-def _share(nodes: Sequence[Node]) -> float:
+def _hidden_share(nodes: Sequence[Node]) -> float:
+    """Return the part of the work of some transfers that others hide, from 0 to 1."""
     return sum(node.hidden_ns for node in nodes) / max(sum(node.work_ns for node in nodes), 1.0)
 
 
-def _shared_out(nodes: Sequence[Node], bounds: Sequence[int]) -> list[list[Node]]:
-    """Return the operations that end in each bucket."""
+def _by_bucket(nodes: Sequence[Node], bounds: Sequence[int]) -> list[list[Node]]:
+    """Return, for each bucket, the operations whose last byte is in it."""
     shared: list[list[Node]] = [[] for _ in bounds]
-    for node, end in zip(nodes, _ends_now(nodes), strict=True):
+    for node, end in zip(nodes, _current_ends(nodes), strict=True):
         shared[bisect_left(bounds, end)].append(node)
     return shared
 
 
-def _cut(
-    nodes: Sequence[Node], bounds: Sequence[int], prices: _Prices, ends: Mapping[Node, Sequence[Node]], makers: _Makers
+def _cut_buckets(
+    nodes: Sequence[Node],
+    bounds: Sequence[int],
+    prices: _Prices,
+    ends: Mapping[Node, Sequence[Node]],
+    makers: _GradientComputes,
 ) -> list[Node]:
+    """Return the transfers of new buckets: each waits for the gradients in it, and an operation ends with its last."""
     buckets = []
     for start, stop in pairwise((0, *bounds)):
         work_ns, hidden_ns = prices(stop - start)
@@ -256,41 +281,41 @@ def _cut(
         bucket.after.append((before, 0))
     offset = 0
     for node in nodes:
-        first, final = bisect_right(bounds, offset), bisect_left(bounds, offset + nbytes_of(node))
-        sources = [makers.of(each) if each.kind == "arrival" else [each] for each, _ in node.after]
+        first, final = bisect_right(bounds, offset), bisect_left(bounds, offset + transfer_bytes(node))
+        sources = [makers.take(each) if each.kind == "arrival" else [each] for each, _ in node.after]
         for arrival, _ in node.after:
-            release(arrival)  # or a bucket could wait for its own end
+            release_window_wait(arrival)  # or a bucket could wait for its own end
         for number in range(first, final + 1):
             buckets[number].spans += node.spans
             buckets[number].urgency = (*node.urgency, number)  # its last gradient's
-            share = min((bounds[number] - offset) / max(nbytes_of(node), 1), 1.0)
+            share = min((bounds[number] - offset) / max(transfer_bytes(node), 1), 1.0)
             whole = number == final
             buckets[number].after += node.after if whole else [(by[ceil(share * len(by)) - 1], 0.0) for by in sources]
-        offset += nbytes_of(node)
+        offset += transfer_bytes(node)
         for end in ends.get(node, ()):
             end.after[0] = (buckets[final], end.after[0][1])
     return buckets
 
 
-class _Makers:
-    """Finds the computes that have made the bytes of an all-reduce."""
+class _GradientComputes:
+    """Finds the computes that made the bytes of an all-reduce: those since the all-reduce before."""
 
     def __init__(self, graph: Graph) -> None:
-        self._alike: dict[_Alike, list[Node]] = {}  # the computes of a rank, step and name
-        self._places: dict[Node, int] = {}  # of each among those that are alike
-        self._used: dict[_Alike, int] = {}  # how many of them made what earlier all-reduces carry
+        self._by_kind: dict[_ComputeKind, list[Node]] = {}  # the computes of a rank, step and name
+        self._positions: dict[Node, int] = {}  # of each among those that are alike
+        self._used_counts: dict[_ComputeKind, int] = {}  # how many of them made what earlier all-reduces carry
         for (rank, step), nodes in graph.computes().items():
             for node in nodes:
-                alike = self._alike.setdefault((rank, step, node.span.name), [])
-                self._places[node] = len(alike)
+                alike = self._by_kind.setdefault((rank, step, node.span.name), [])
+                self._positions[node] = len(alike)
                 alike.append(node)
 
-    def of(self, arrival: Node) -> list[Node]:
-        """Return the computes of an all-reduce on one rank, in their order; the arrival itself if none show."""
-        last = input_of(arrival)
+    def take(self, arrival: Node) -> list[Node]:
+        """Return the computes since the last call that made an all-reduce's bytes on a rank, or else the arrival."""
+        last = input_compute(arrival)
         if last is None:
             return [arrival]
-        of = last.ranks[0], last.span.step, last.span.name
-        first, until = self._used.get(of, 0), self._places[last] + 1
-        self._used[of] = until
-        return self._alike[of][first:until] or [arrival]
+        key = last.ranks[0], last.span.step, last.span.name
+        first, until = self._used_counts.get(key, 0), self._positions[last] + 1
+        self._used_counts[key] = until
+        return self._by_kind[key][first:until] or [arrival]

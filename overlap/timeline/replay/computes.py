@@ -22,14 +22,14 @@ from typing import TypeAlias
 from ..span import Span
 from ..spans import Timeline
 
-Call: TypeAlias = "tuple[int, int]"
+RecordedCall: TypeAlias = "tuple[int, int]"
 """The time between a compute and the one before it, and the time that it takes, in nanoseconds."""
 
-Which: TypeAlias = "tuple[int, str, str]"
+ComputeKey: TypeAlias = "tuple[int, str, str]"
 """A rank, a lane, and the name of computes."""
 
 _Pair: TypeAlias = "tuple[str, str]"
-_Followed: TypeAlias = "tuple[Span, _Pair | None, int, int]"
+_MeasuredCompute: TypeAlias = "tuple[Span, _Pair | None, int, int]"
 """A compute; its name after that of the one before it on its lane, or None if that was over before the compute was
 issued; how long after the end of the one before, and after the last end of anything on its rank, it began."""
 
@@ -38,36 +38,36 @@ issued; how long after the end of the one before, and after the last end of anyt
 class Replayed:
     """Computes of a recorded run, call by call."""
 
-    calls: Mapping[Which, tuple[Call, ...]]  # in the order of their starts
+    calls: Mapping[ComputeKey, tuple[RecordedCall, ...]]  # in the order of their starts
     between_ns: int  # the median of the time between two computes of a stream if the second does not wait
 
     @classmethod
     def of(cls, timeline: Timeline) -> Replayed:
-        """Take the computes of a timeline."""
-        met = [each for spans in timeline.by_rank().values() for each in _followed(spans)]
+        """Return the calls of a timeline's computes, by rank, lane and name."""
+        measured = [each for spans in timeline.by_rank().values() for each in _measure_gaps(spans)]
         waits: Counter[_Pair] = Counter()
-        for _, pair, after_ns, late_ns in met:
+        for _, pair, after_ns, late_ns in measured:
             if pair is not None:
                 waits[pair] += 1 if late_ns < after_ns else -1
         at_once = {pair for pair, more in waits.items() if more < 0}
-        calls: defaultdict[Which, list[Call]] = defaultdict(list)
-        for span, pair, after_ns, late_ns in met:
+        calls: defaultdict[ComputeKey, list[RecordedCall]] = defaultdict(list)
+        for span, pair, after_ns, late_ns in measured:
             before_ns = after_ns if pair in at_once else late_ns
             calls[span.rank, span.lane, span.name].append((before_ns, span.duration_ns))
-        between_ns = median_low([after_ns for _, pair, after_ns, _ in met if pair in at_once] or [0])
-        return cls(calls={which: tuple(found) for which, found in calls.items()}, between_ns=between_ns)
+        between_ns = median_low([after_ns for _, pair, after_ns, _ in measured if pair in at_once] or [0])
+        return cls(calls={key: tuple(calls_of_key) for key, calls_of_key in calls.items()}, between_ns=between_ns)
 
-    def player(self) -> Callable[[Which, int], Call]:
+    def player(self) -> Callable[[ComputeKey, int], RecordedCall]:
         """Return a function that gives the next call of some computes, beginning with the first.
 
         Its second argument is how long such a compute usually takes, for calls that the recorded run did not have.
         """
-        left: dict[Which, Iterator[Call]] = {which: iter(calls) for which, calls in self.calls.items()}
-        return lambda which, usual_ns: next(left.get(which, iter(())), (self.between_ns, usual_ns))
+        remaining: dict[ComputeKey, Iterator[RecordedCall]] = {key: iter(calls) for key, calls in self.calls.items()}
+        return lambda key, usual_ns: next(remaining.get(key, iter(())), (self.between_ns, usual_ns))
 
 
-def _followed(spans: list[Span]) -> Iterator[_Followed]:
-    """Yield the computes of one rank in the order of their starts."""
+def _measure_gaps(spans: list[Span]) -> Iterator[_MeasuredCompute]:
+    """Yield the computes of one rank in order of start, each with its gaps to earlier ends."""
     ends = sorted(span.end_ns for span in spans if span.kind in ("comm", "compute"))
     last: dict[str, Span] = {}
     for span in spans:

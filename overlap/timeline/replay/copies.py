@@ -12,15 +12,15 @@ from contextlib import suppress
 
 from ...defaults import FIRST_BUCKET_BYTES
 from ...errors import UsageError
-from .graph import Graph, Node, input_of
+from .graph import Graph, Node, input_compute
 from .machine import ReplayMachine
-from .transfers import nbytes_of
+from .transfers import transfer_bytes
 
-_PASSES = 2  # A copy reads each byte and writes it
+_COPY_PASSES = 2  # A copy reads each byte and writes it
 
 
 def boundaries(graph: Graph, nodes: Sequence[Node], nbytes: int) -> list[int] | None:
-    """Return where buckets of `overlap.parallel` end that carry the bytes of some all-reduces, from their begin.
+    """Return the offsets at which buckets of `overlap.parallel` end that carry the bytes of some all-reduces.
 
     A bucket is full with the gradient that makes it `nbytes` or more, and the first one with a MiB: no gradient is cut.
 
@@ -28,18 +28,20 @@ def boundaries(graph: Graph, nodes: Sequence[Node], nbytes: int) -> list[int] | 
         None where that is unknown: other programs made them, or gradients that share one would have to part.
     """
     each_ns = _ns_per_byte(graph)
-    if any(not _packing(node) or (nbytes_of(node) > nbytes and _packed(node, each_ns)) for node in nodes):
+    if any(
+        not _packing_computes(node) or (transfer_bytes(node) > nbytes and _was_packed(node, each_ns)) for node in nodes
+    ):
         return None
     ends, begin, offset = list[int](), 0, 0
     for node in nodes:
-        offset += nbytes_of(node)
+        offset += transfer_bytes(node)
         if offset - begin >= (nbytes if ends else min(FIRST_BUCKET_BYTES, nbytes)):
             ends.append(offset)
             begin = offset
     return ends if begin == offset else [*ends, offset]
 
 
-def pack(graph: Graph, buckets: Iterable[Sequence[Node]]) -> None:
+def add_packing(graph: Graph, buckets: Iterable[Sequence[Node]]) -> None:
     """Let gradients be packed that travelled alone, and now share a bucket: the compute before the last one does it.
 
     Args:
@@ -48,14 +50,14 @@ def pack(graph: Graph, buckets: Iterable[Sequence[Node]]) -> None:
     """
     each_ns = _ns_per_byte(graph)
     for nodes in buckets:
-        alone = [node for node in nodes if not _packed(node, each_ns)] if len(nodes) > 1 else []
-        nbytes = sum(map(nbytes_of, alone))
-        for packing in _packing(nodes[-1]):
-            packing.work_ns += _PASSES * nbytes * each_ns
+        alone = [node for node in nodes if not _was_packed(node, each_ns)] if len(nodes) > 1 else []
+        nbytes = sum(map(transfer_bytes, alone))
+        for packing in _packing_computes(nodes[-1]):
+            packing.work_ns += _COPY_PASSES * nbytes * each_ns
 
 
 def update_together(computes: Sequence[Node], buckets: Sequence[Sequence[Node]]) -> None:
-    """Let the parameters of a bucket be updated at once, when the first of them is wanted and the bucket is there.
+    """Let one compute update a bucket's parameters once the bucket is there; nothing if their numbers differ.
 
     Args:
         computes: Of a rank in the step after. Each parameter that travelled alone had an update of its own; forward
@@ -74,31 +76,33 @@ def update_together(computes: Sequence[Node], buckets: Sequence[Sequence[Node]])
             together[0].after.append((ends[-1], 0.0))
 
 
-def convert(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Let gradients be narrowed before they travel and widened afterwards, as hooks do."""
+def add_conversions(graph: Graph, nodes: Iterable[Node]) -> None:
+    """Add the computes that narrow gradients before they travel, and the delays that widen them afterwards."""
     each_ns, added = _ns_per_byte(graph), dict[Node, float]()
     for node in nodes:
-        for packing in _packing(node):
-            packing.work_ns += _PASSES * nbytes_of(node) * each_ns
-            added[node] = _PASSES * nbytes_of(node) * each_ns
+        for packing in _packing_computes(node):
+            packing.work_ns += _COPY_PASSES * transfer_bytes(node) * each_ns
+            added[node] = _COPY_PASSES * transfer_bytes(node) * each_ns
     for end in graph.nodes:
         if end.kind == "end":
             end.after = [(each, delay_ns + added.get(each, 0.0)) for each, delay_ns in end.after]
 
 
-def _packing(node: Node) -> list[Node]:
-    """Return the computes that packed the bytes of an all-reduce, of each rank; none if the program did it itself."""
-    inputs = [input_of(each) for each, _ in node.after if each.kind == "arrival"]
+def _packing_computes(node: Node) -> list[Node]:
+    """Return the computes that packed an all-reduce's bytes, one of each rank; none if the program packed them."""
+    inputs = [input_compute(each) for each, _ in node.after if each.kind == "arrival"]
     return [each for each in inputs if each is not None and each.span.role == "pack"]
 
 
-def _packed(node: Node, each_ns: float) -> bool:
-    """Whether gradients were copied into the bucket: that takes the time of the copy, and nothing otherwise."""
-    return any(2 * each.span.duration_ns >= _PASSES * nbytes_of(node) * each_ns for each in _packing(node))
+def _was_packed(node: Node, each_ns: float) -> bool:
+    """Whether gradients were copied into the bucket, as their packing computes took at least half a copy's time."""
+    return any(
+        2 * each.span.duration_ns >= _COPY_PASSES * transfer_bytes(node) * each_ns for each in _packing_computes(node)
+    )
 
 
 def _ns_per_byte(graph: Graph) -> float:
-    """Return the time of a byte of a rank's memory; 0 where the machine is not known."""
+    """Return the nanoseconds that a byte of a rank's memory takes; 0.0 where the machine is unknown."""
     with suppress(UsageError):
         return ReplayMachine(graph.meta, graph.world_size).memory_ns_per_byte
     return 0.0

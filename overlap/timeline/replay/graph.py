@@ -57,7 +57,7 @@ class Graph:
     # small, nothing where they are not
     latency_share: float | None = None
     modelled: bool = False  # Whether the model of the machine has priced transfers that the trace could not
-    recut: bool = False  # Whether operations are other ones than the spans tell of
+    recut: bool = False  # Whether operations differ from those of the spans
     awaits_later: bool = False  # Whether it could only run because programs await some operations later than they did
     # By lane: how many transfers it works on at once; no more may be under way
     windows: dict[object, int] = field(default_factory=dict)
@@ -81,29 +81,30 @@ class Graph:
         return by_step
 
 
-_FOLLOWED = 10_000  # calls of a program in one instant
+_MAX_INSTANTS = 10_000  # calls of a program in one instant
 
 
-def waited_for_room(arrival: Node) -> bool:
-    """Whether an operation seems to have begun because another operation of its stream was over."""
-    return any(_is_before(each, arrival) for each, _ in arrival.after)
+def waited_for_window(arrival: Node) -> bool:
+    """Whether an operation seems to have begun because another one of its stream ended and left it a place."""
+    return any(_ends_on_stream(each, arrival) for each, _ in arrival.after)
 
 
-def release(arrival: Node) -> float:
-    """Let an operation no longer wait for room in its stream; return how long after there was room it began."""
-    late_ns = max((delay_ns for each, delay_ns in arrival.after if _is_before(each, arrival)), default=0.0)
-    arrival.after = [(each, delay_ns) for each, delay_ns in arrival.after if not _is_before(each, arrival)]
+def release_window_wait(arrival: Node) -> float:
+    """Remove an operation's waits for a place in its stream; return its delay after it had one, 0.0 without waits."""
+    late_ns = max((delay_ns for each, delay_ns in arrival.after if _ends_on_stream(each, arrival)), default=0.0)
+    arrival.after = [(each, delay_ns) for each, delay_ns in arrival.after if not _ends_on_stream(each, arrival)]
     return late_ns
 
 
-def _is_before(each: Node, arrival: Node) -> bool:
-    return each.kind == "end" and each.span.lane == arrival.span.lane and each.span is not arrival.span
+def _ends_on_stream(node: Node, arrival: Node) -> bool:
+    """Whether a node is the end of another operation on the stream of an arrival."""
+    return node.kind == "end" and node.span.lane == arrival.span.lane and node.span is not arrival.span
 
 
-def input_of(arrival: Node) -> Node | None:
-    """Return the compute that an operation began after, or that its program awaited before the call; None: neither."""
+def input_compute(arrival: Node) -> Node | None:
+    """Return the compute that an operation began after, or that its program awaited before the call; or None."""
     node: Node | None = arrival
-    for _ in range(_FOLLOWED):
+    for _ in range(_MAX_INSTANTS):
         if node is None:
             return None
         if (found := next((each for each, _ in node.after if each.kind == "compute"), None)) is not None:

@@ -18,14 +18,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..measure.activity import keepers
+from ..measure.activity import keeper_rows
 from ..measure.meetings import meetings
 from ..span import Span
 from ..spans import Timeline
 from .graph import Graph, Node
 from .transfers import measured_ns, window_ns
 
-_LOOKED_AT = 64
+_MAX_LATER_COMPUTES = 64
 """Computes after an operation that are searched for the first that may need its result."""
 
 _FETCHES = frozenset({"all_gather", "all_to_all", "broadcast", "scatter"})
@@ -35,7 +35,7 @@ _Ends: TypeAlias = "tuple[list[int], list[Node]]"
 
 def graph_of(timeline: Timeline) -> Graph:
     """Return the graph of a recorded run. Cost: a sort, and a look at some neighbours of each span."""
-    timeline = _trimmed(timeline)
+    timeline = _trim_loops(timeline)
     ranks = timeline.by_rank()
     loops = _kept_loops(timeline)
     transfers = _transfers(timeline, loops)
@@ -43,15 +43,15 @@ def graph_of(timeline: Timeline) -> Graph:
     steps: list[tuple[Node, Node, Span]] = []
     start_ns = min((span.called_ns for span in timeline.spans), default=0)
     for rank, spans in ranks.items():
-        _Rank(rank, spans, transfers, loops, start_ns).infer(nodes, steps)
+        _RankInference(rank, spans, transfers, loops, start_ns).infer(nodes, steps)
     return Graph(
         nodes=nodes, steps=steps, start_ns=start_ns, world_size=timeline.world_size,
         virtual=timeline.clock == "virtual", meta=timeline.meta,
     )  # fmt: skip
 
 
-def _trimmed(timeline: Timeline) -> Timeline:
-    """End kept loops where programs of other ranks did something: samples saw the change of rank a little later."""
+def _trim_loops(timeline: Timeline) -> Timeline:
+    """Return the timeline with kept loops cut where programs of other ranks acted; samples see a change late."""
     columns = timeline.columns
     loops = np.flatnonzero(columns.is_kind("program"))
     if not len(loops):
@@ -61,7 +61,7 @@ def _trimmed(timeline: Timeline) -> Timeline:
     at_ns = np.concatenate([columns.called_ns[called], columns.end_ns[marked]])
     ranks = np.concatenate([columns.rank[called], columns.rank[marked]])
     start_ns, end_ns = columns.start_ns.copy(), columns.end_ns.copy()
-    keeper = keepers(columns)
+    keeper = keeper_rows(columns)
     for row in np.unique(keeper[loops]).tolist():
         turn = loops[keeper[loops] == row]
         first, last = int(columns.start_ns[row]), int(columns.end_ns[row])
@@ -76,10 +76,10 @@ def _trimmed(timeline: Timeline) -> Timeline:
 
 
 def _kept_loops(timeline: Timeline) -> dict[int, Node]:
-    """Return the compute behind each span of an event loop that was kept, by the identity of the span."""
+    """Return, by identity of each span of a kept event loop, the compute that kept it."""
     rows = np.flatnonzero(timeline.columns.is_kind("program"))
     spans: dict[int, list[Span]] = {}
-    for row, keeper in zip(rows.tolist(), keepers(timeline.columns)[rows].tolist(), strict=True):
+    for row, keeper in zip(rows.tolist(), keeper_rows(timeline.columns)[rows].tolist(), strict=True):
         spans.setdefault(keeper, []).append(timeline.spans[row])
     nodes: dict[int, Node] = {}
     for keeper, members in spans.items():
@@ -90,8 +90,8 @@ def _kept_loops(timeline: Timeline) -> dict[int, Node]:
     return nodes
 
 
-def _hold_up(nodes: Sequence[Node], loops: Sequence[Node]) -> None:
-    """Let transfers wait for event loops that were kept while they moved, and were free again before their end."""
+def _add_loop_waits(nodes: Sequence[Node], loops: Sequence[Node]) -> None:
+    """Let transfers wait for event loops that were kept while they moved, and were free before they ended."""
     loops = sorted(loops, key=lambda loop: loop.span.end_ns)
     ends_ns = [loop.span.end_ns for loop in loops]
     ranks = [{span.rank for span in loop.spans} for loop in loops]
@@ -104,7 +104,7 @@ def _hold_up(nodes: Sequence[Node], loops: Sequence[Node]) -> None:
 
 
 def _transfers(timeline: Timeline, loops: dict[int, Node]) -> dict[int, Node]:
-    """Return the transfer of each span of communication, by the identity of the span."""
+    """Return, by identity of each span of communication, its transfer, with the work that it measured."""
     met: dict[int, list[Span]] = {}
     numbers = meetings(timeline.columns).tolist()
     for row, (span, number) in enumerate(zip(timeline.spans, numbers, strict=True)):
@@ -114,7 +114,7 @@ def _transfers(timeline: Timeline, loops: dict[int, Node]) -> dict[int, Node]:
         Node("transfer", 0.0, tuple(sorted({span.rank for span in members})), tuple(members))
         for members in met.values()
     ]
-    _hold_up(nodes, list(dict.fromkeys(loops.values())))
+    _add_loop_waits(nodes, list(dict.fromkeys(loops.values())))
     early = [(span, number) for number, node in enumerate(nodes) for span in node.spans if span.end_ns < _last_ns(node)]
     work_ns, done_ns = measured_ns(nodes, [(span.end_ns, number) for span, number in early])
     for node, each_ns in zip(nodes, work_ns, strict=True):
@@ -125,10 +125,11 @@ def _transfers(timeline: Timeline, loops: dict[int, Node]) -> dict[int, Node]:
 
 
 def _last_ns(transfer: Node) -> int:
+    """Return when the last rank had all of a transfer."""
     return max(span.end_ns for span in transfer.spans)
 
 
-class _Rank:
+class _RankInference:
     """The nodes of one rank, while they are inferred from its spans."""
 
     def __init__(
@@ -147,14 +148,14 @@ class _Rank:
         over += [(span.end_ns, loop) for span, loop in kept_loops]
         over += [(span.end_ns, self.ends[id(span)]) for span in self.comm]
         over.sort(key=lambda each: each[0])
-        self.over: _Ends = [at for at, _ in over], [node for _, node in over]
+        self.nodes_by_end: _Ends = [at for at, _ in over], [node for _, node in over]
 
     def infer(self, nodes: list[Node], steps: list[tuple[Node, Node, Span]]) -> None:
         """Add the nodes of this rank, each with its waits."""
-        issued = self._program(nodes, steps)
-        self._compute(issued)
-        self._communicate(issued)
-        self._likely(steps)
+        issued = self._chain_program(nodes, steps)
+        self._add_compute_waits(issued)
+        self._add_communication(issued)
+        self._add_likely_waits(steps)
         nodes += [*self.computes.values(), *self.arrivals.values(), *self.ends.values()]
 
     def _last_over(
@@ -164,7 +165,7 @@ class _Rank:
 
         Of several at that instant, take a node that was issued in time to be waited for, if there is one.
         """
-        times, nodes = self.over
+        times, nodes = self.nodes_by_end
         last: tuple[Node, int] | None = None
         for index in range(bisect_right(times, until_ns) - 1, bisect_right(times, after_ns) - 1, -1):
             if last is not None and times[index] < last[1]:
@@ -177,15 +178,15 @@ class _Rank:
         return last
 
     def _last_awaited(self, after_ns: int, until_ns: int) -> tuple[Node, int] | None:
-        """Return the last operation that ended between two instants and that the program waited for."""
-        times, nodes = self.over
+        """Return the last awaited operation that ended between two instants, and when it ended; None without one."""
+        times, nodes = self.nodes_by_end
         for index in range(bisect_right(times, until_ns) - 1, bisect_right(times, after_ns) - 1, -1):
             if _awaited_by(nodes[index], until_ns):
                 return nodes[index], times[index]
         return None
 
-    def _program(self, nodes: list[Node], steps: list[tuple[Node, Node, Span]]) -> dict[int, Node]:
-        """Chain the instants of the program: it continues after its own work, or when an awaited node is over."""
+    def _chain_program(self, nodes: list[Node], steps: list[tuple[Node, Node, Span]]) -> dict[int, Node]:
+        """Add the program's instants, each waiting for the one before or an awaited node; return issues by span."""
         events: list[tuple[int, int, Span]] = []
         for span in self.spans:
             if span.kind == "step":
@@ -197,11 +198,11 @@ class _Rank:
         begins: dict[int, Node] = {}
         before: Node | None = None
         before_ns = self.start_ns
-        own = sorted(self.own_loops, key=lambda loop: loop.span.end_ns, reverse=True)
+        own_loops = sorted(self.own_loops, key=lambda loop: loop.span.end_ns, reverse=True)
         for at_ns, kind, span in events:
             node = Node("program", 0, (self.rank,))
-            while own and own[-1].span.end_ns <= at_ns:
-                node.after.append((own.pop(), 0))
+            while own_loops and own_loops[-1].span.end_ns <= at_ns:
+                node.after.append((own_loops.pop(), 0))
             woken = self._last_over(before_ns, at_ns, issued_by_ns=before_ns)
             if woken and woken[0].kind == "end" and not _awaited_by(woken[0], at_ns):
                 woken = self._last_awaited(before_ns, at_ns) or woken
@@ -221,24 +222,28 @@ class _Rank:
                 steps.append((begins[id(span)], node, span))
         return issued
 
-    def _compute(self, issued: dict[int, Node]) -> None:
+    def _add_compute_waits(self, issued: dict[int, Node]) -> None:
+        """Add the waits of computes: for their issue, for the compute before on their stream, and for inputs."""
         lanes: dict[str, tuple[Node, int]] = {}
         for span in sorted((s for s in self.spans if id(s) in self.computes), key=lambda s: (s.start_ns, s.end_ns)):
             node, at_ns = self.computes[id(span)], span.called_ns
             before = lanes.get(span.lane)
             ready_ns = at_ns if before is None else max(at_ns, before[1])
-            self._begin(node, issued[id(span)], before, ready_ns, span.start_ns)
+            self._add_waits(node, issued[id(span)], before, ready_ns, span.start_ns)
             lanes[span.lane] = node, span.end_ns
 
-    def _communicate(self, issued: dict[int, Node]) -> None:
+    def _add_communication(self, issued: dict[int, Node]) -> None:
+        """Add the waits of operations: arrivals for issues, transfers for arrivals, and ends for transfers."""
         for span in self.comm:
             arrival, end, transfer = self.arrivals[id(span)], self.ends[id(span)], self.transfers[id(span)]
-            self._begin(arrival, issued[id(span)], None, span.called_ns, span.start_ns)
+            self._add_waits(arrival, issued[id(span)], None, span.called_ns, span.start_ns)
             transfer.after.append((arrival, 0))
             end.after.append((transfer, span.end_ns - _last_ns(transfer)))
 
-    def _begin(self, node: Node, issue: Node, before: tuple[Node, int] | None, ready_ns: int, start_ns: int) -> None:
-        """Add the waits of a node: for its issue, the node before it, and the node that seems to have woken it."""
+    def _add_waits(
+        self, node: Node, issue: Node, before: tuple[Node, int] | None, ready_ns: int, start_ns: int
+    ) -> None:
+        """Add the waits of a node: for its issue, the node before it, and the last node that ended before it began."""
         woken = None
         if start_ns > ready_ns:
             woken = self._last_over(ready_ns, start_ns, issued_by_ns=node.span.called_ns, but=node)
@@ -250,31 +255,32 @@ class _Rank:
         elif start_ns > ready_ns:
             node.after = [(each, start_ns - ready_ns) for each, _ in node.after]
 
-    def _likely(self, steps: list[tuple[Node, Node, Span]]) -> None:
-        """Add probable waits, which never showed because they were always over in time."""
-        mine = [(end, span) for _, end, span in steps if span.rank == self.rank]
+    def _add_likely_waits(self, steps: list[tuple[Node, Node, Span]]) -> None:
+        """Add probable waits, which the trace does not show because they were always over in time."""
+        own_steps = [(end, span) for _, end, span in steps if span.rank == self.rank]
         by_step: dict[int | None, list[Span]] = {}
         for span in self.comm:
             by_step.setdefault(span.step, []).append(span)
-        in_time = all(s.end_ns <= step.end_ns for _, step in mine for s in by_step.get(step.step, ()))
-        for end, step in mine if in_time else ():
+        in_time = all(s.end_ns <= step.end_ns for _, step in own_steps for s in by_step.get(step.step, ()))
+        for end, step in own_steps if in_time else ():
             end.likely += [self.ends[id(span)] for span in by_step.get(step.step, ())]
         # The next compute needs what was gathered; sums of gradients are needed where they are awaited.
         some = [span for span in self.comm if not in_time or (span.info and span.info.op in _FETCHES)]
         for span, later in self._first_users(some):
             self.computes[id(later)].likely.append(self.ends[id(span)])
 
-    def _first_users(self, some: Sequence[Span]) -> list[tuple[Span, Span]]:
+    def _first_users(self, operations: Sequence[Span]) -> list[tuple[Span, Span]]:
         """Return, for each operation, the first compute issued after it that began before its end in no step."""
         computes = sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (s.called_ns, s.start_ns))
         times = [span.called_ns for span in computes]
         follow: dict[tuple[str, str, int], list[tuple[Span, list[Span]]]] = {}
         numbers: dict[tuple[str, str, int | None], int] = {}
-        for span in some:
+        for span in operations:
             site = span.info.call_site if span.info else ""
             number = numbers[span.name, site, span.step] = numbers.get((span.name, site, span.step), -1) + 1
             first = bisect_left(times, span.called_ns)
-            follow.setdefault((span.name, site, number), []).append((span, computes[first : first + _LOOKED_AT]))
+            later = computes[first : first + _MAX_LATER_COMPUTES]
+            follow.setdefault((span.name, site, number), []).append((span, later))
         users = []
         for same in follow.values():
             for place in range(min(len(later) for _, later in same)):

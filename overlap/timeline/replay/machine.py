@@ -14,11 +14,11 @@ from ...errors import ScheduleError, UsageError
 from ..span import CollectiveInfo
 from ..spans import Timeline
 from .graph import Graph
-from .transfers import streams_of, take_turns
+from .transfers import take_turns, transfers_by_stream
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class OperationPrice:
     """Price of an operation: alone, and behind another of its stream, where only its own bytes count."""
 
     alone_s: float
@@ -54,16 +54,16 @@ class ReplayMachine:
         except TopologyError as error:
             raise UsageError(f"the machine of the trace is not known here: {error}") from error
         self._peer_direct = meta.get("peer direct") != "no"
-        self._known: dict[tuple[object, ...], Taken | None] = {}
+        self._prices: dict[tuple[object, ...], OperationPrice | None] = {}
 
-    def taken(self, info: CollectiveInfo, algorithm: str | None, *, nbytes: int | None = None) -> Taken | None:
-        """Return the price of an operation with an algorithm, or the best, and a size; None if there is none."""
+    def price(self, info: CollectiveInfo, algorithm: str | None, *, nbytes: int | None = None) -> OperationPrice | None:
+        """Return the price of an operation by algorithm, or the best one, and bytes; None if it cannot be planned."""
         size = info.nbytes if nbytes is None else nbytes
         key = info.op, size, info.dtype, info.ranks, algorithm
-        if key not in self._known:
-            found = self.planned(info, algorithm, nbytes=size)
-            self._known[key] = None if found is None else _taken(found)
-        return self._known[key]
+        if key not in self._prices:
+            found = self.plan_operation(info, algorithm, nbytes=size)
+            self._prices[key] = None if found is None else _price_plan(found)
+        return self._prices[key]
 
     @property
     def memory_ns_per_byte(self) -> float:
@@ -72,11 +72,11 @@ class ReplayMachine:
         return 1e9 / rate if rate else 0.0
 
     def chooses(self, info: CollectiveInfo) -> bool:
-        """Whether an operation had the algorithm that is the best."""
-        best = self.planned(info, None)
+        """Whether the algorithm of a recorded operation is the cheapest one on this machine."""
+        best = self.plan_operation(info, None)
         return best is not None and best.algorithm == info.algorithm
 
-    def planned(self, info: CollectiveInfo, algorithm: str | None, *, nbytes: int | None = None) -> Plan | None:
+    def plan_operation(self, info: CollectiveInfo, algorithm: str | None, *, nbytes: int | None = None) -> Plan | None:
         """Return the plan of an operation, with an algorithm or the best one; None if there is none."""
         size = info.nbytes if nbytes is None else nbytes
         if not info.ranks or (algorithm is not None and algorithm not in (DIRECT, *GENERATORS[info.op])):
@@ -90,10 +90,10 @@ class ReplayMachine:
             return None
 
 
-def _taken(found: Plan) -> Taken | None:
-    """Behind another operation only wires count: its own path, or the wire that all operations need most."""
-    busy_s = max(found.breakdown.wire_s, found.busiest.busy_s if found.busiest else 0.0)
-    return Taken(found.predicted_s, min(busy_s, found.predicted_s)) if busy_s else None
+def _price_plan(cheapest: Plan) -> OperationPrice | None:
+    """Return the price of a plan: behind another operation, only its busiest wire counts; None if it uses no wire."""
+    busy_s = max(cheapest.breakdown.wire_s, cheapest.busiest.busy_s if cheapest.busiest else 0.0)
+    return OperationPrice(cheapest.predicted_s, min(busy_s, cheapest.predicted_s)) if busy_s else None
 
 
 def use_algorithm(graph: Graph, algorithm: str) -> None:
@@ -106,7 +106,7 @@ def use_algorithm(graph: Graph, algorithm: str) -> None:
         UsageError: The machine is not known, or no operation could become the algorithm.
     """
     machine = ReplayMachine(graph.meta, graph.world_size)
-    streams = streams_of(graph, GENERATORS)
+    streams = transfers_by_stream(graph, GENERATORS)
     if not streams:
         raise UsageError(f"there are no operations that could become {algorithm!r}")
     unseen = take_turns(graph, streams)
@@ -115,7 +115,7 @@ def use_algorithm(graph: Graph, algorithm: str) -> None:
         info = node.info
         assert info is not None
         supported.add(info.algorithm)
-        now, then = machine.taken(info, info.algorithm), machine.taken(info, algorithm)
+        now, then = machine.price(info, info.algorithm), machine.price(info, algorithm)
         if info.algorithm == algorithm or now is None or then is None:
             continue
         behind_ns = node.work_ns * now.behind_s / now.alone_s if node in unseen else node.work_ns - node.hidden_ns
@@ -139,7 +139,7 @@ def best_algorithm(timeline: Timeline) -> str | None:
         return None
     _, info = max(longest.values(), key=lambda each: each[0])
     try:
-        best = ReplayMachine(timeline.meta, timeline.world_size).planned(info, None)
+        best = ReplayMachine(timeline.meta, timeline.world_size).plan_operation(info, None)
     except UsageError:
         return None
     return None if best is None or best.algorithm == info.algorithm else best.algorithm

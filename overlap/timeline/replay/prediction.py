@@ -18,13 +18,13 @@ from ..measure.critical_path import critical_path
 from ..measure.metrics import breakdowns, median_step, windows_of
 from ..spans import ORIGIN, Timeline
 from ..why.verdict import Verdict, verdict_of
-from .buckets import least_bytes, series_of
+from .buckets import bucket_series, least_bytes
 from .changes import Change, apply_changes, parse_change
 from .graph import Graph, Node
 from .inference import graph_of
 from .machine import best_algorithm
 from .simulation import run_graph
-from .transfers import fits, nbytes_of
+from .transfers import fit_transfers, transfer_bytes
 from .updates import hold_ups
 
 
@@ -46,25 +46,25 @@ class Prediction:
 
     @property
     def gain_ns(self) -> int:
-        """Time by which the step gets shorter."""
+        """Time by which the changes make the step shorter; negative if it gets longer."""
         return self.replayed.wall_ns - self.predicted.wall_ns
 
     @property
     def gain_share(self) -> float:
-        """Gain as part of the step."""
+        """Gain as part of the replayed step without changes; 0.0 for an empty step."""
         return self.gain_ns / self.replayed.wall_ns if self.replayed.wall_ns else 0.0
 
     def __str__(self) -> str:
         unit, unit_ns = figure_unit(self.measured.wall_ns)
         texts = [figure(ns, unit_ns) for ns in (self.measured.wall_ns, self.predicted.wall_ns)]
-        between = f" ({span})" if (span := self.span(unit_ns)) else ""
+        between = f" ({span})" if (span := self.range_text(unit_ns)) else ""
         return (
             f"with {', '.join(change.text for change in self.changes)} a step would take {texts[1]} {unit}{between} "
             f"instead of {texts[0]} {unit}: {-self.gain_share:+.1%}{f'; {AWAITS_LATER}' if self.awaits_later else ''}"
         )
 
-    def span(self, unit_ns: int) -> str:
-        """Return "from the shortest to the longest step" in a unit; nothing if both read the same."""
+    def range_text(self, unit_ns: int) -> str:
+        """Return text such as "from 3.1 to 3.4" for the bounds of the step in a unit; "" if both read the same."""
         least, most = (figure(ns, unit_ns) for ns in (self.least_ns, self.most_ns))
         return f"from {least} to {most}" if least != most else ""
 
@@ -88,7 +88,7 @@ class Baseline:
         self.step: int | None = median_step(timeline) if step is None else step
         self.measured: Verdict = verdict_of(timeline, step=self.step)
         graph = graph_of(timeline)
-        alike = [fit for fit in fits(graph).values() if fit.sizes == 1]
+        alike = [fit for fit in fit_transfers(graph).values() if fit.sizes == 1]
         # Part of a transfer that may be latency, where a trace leaves that open. Of small ones nearly all is: at the
         # pace of their bytes a large one would take minutes
         shares = ((1.0,) if fit.latency_ns else (0.0, 1.0) for fit in alike)
@@ -101,10 +101,10 @@ class Baseline:
         Raises:
             UsageError: If a change finds nothing to change.
         """
-        return self.replayed.wall_ns - self.wall_ns(_changed(self.timeline, changes), likely=True)
+        return self.replayed.wall_ns - self.wall_ns(_changed_graph(self.timeline, changes), likely=True)
 
-    def graph(self) -> Graph:
-        """Return the graph of the run, which nothing has changed."""
+    def new_graph(self) -> Graph:
+        """Return a new graph of the run without changes."""
         return graph_of(self.timeline)
 
     def wall_ns(self, graph: Graph, *, likely: bool) -> int:
@@ -116,7 +116,7 @@ class Baseline:
 def predict(
     timeline: Timeline, changes: Sequence[Change], *, step: int | None = None, base: Baseline | None = None
 ) -> Prediction:
-    """Replay a run with changes.
+    """Return the verdicts on a run and on its replay with changes, and the bounds of the changed step.
 
     Args:
         timeline: The recorded run.
@@ -129,11 +129,11 @@ def predict(
     """
     base = base or Baseline(timeline, step)
     measured, replayed, base_step = base.measured, base.replayed, base.step
-    graph = _changed(timeline, changes)
+    graph = _changed_graph(timeline, changes)
     careful = run_graph(graph, timeline, likely=True)
     others_ns = [base.wall_ns(graph, likely=False)]
     for share in () if graph.modelled else base.latency_shares:
-        others_ns.append(base.wall_ns(_changed(timeline, changes, latency_share=share), likely=True))
+        others_ns.append(base.wall_ns(_changed_graph(timeline, changes, latency_share=share), likely=True))
     predicted = verdict_of(careful, step=base_step)
     if graph.recut:
         predicted = replace(predicted, small=None)  # the spans are still those of the operations before
@@ -151,24 +151,25 @@ def predict(
     )
 
 
-def _changed(timeline: Timeline, changes: Sequence[Change], *, latency_share: float | None = None) -> Graph:
+def _changed_graph(timeline: Timeline, changes: Sequence[Change], *, latency_share: float | None = None) -> Graph:
+    """Return the graph of a run after some changes; a latency share replaces what the trace leaves open."""
     graph = graph_of(timeline)
     graph.latency_share = latency_share
     apply_changes(graph, changes)
     return graph
 
 
-_BUCKETS_AT_MOST = 128
+_MAX_BUCKETS = 128
 """Buckets in a step at most: more are not tried, because each is a message that has to be started."""
 _STEPS_AROUND = 4
-"""Steps that are replayed before the one that is looked at, and after it, ..."""
-_SPANS_AT_MOST = 20_000
-"""... and only as many of these as have so many spans altogether: to infer and run those takes a second or two."""
-_CLOSER = 3
-"""To look closer at a change takes so many times as long as to try it: it is replayed up to three times."""
-BEST = 5
+"""Steps that are replayed before the shown one, and as many after it, at most."""
+_MAX_SPANS = 20_000
+"""Spans of the replayed steps together, at most: to infer and run these takes a second or two."""
+_CLOSER_LOOK_FACTOR = 3
+"""Time to predict a change, as a multiple of the time to try it: a prediction has up to three replays."""
+MAX_PREDICTIONS = 5
 """Pieces of advice that are given at most."""
-_WORTH = 0.005
+_WORTH_SHARE = 0.005
 """Part of a step: less is no gain."""
 _SIZES = ("256KiB", "1MiB", "4MiB", "8MiB", "25MiB", "100MiB")
 _WINDOWS = ("8", "2", "32")  # of those that are alike, the one that streams have by default
@@ -194,10 +195,10 @@ def advise(
     Raises:
         UsageError: If the timeline is empty.
     """
-    tell, begun_s = progress or (lambda done, total, what: None), monotonic()
+    report, begun_s = progress or (lambda done, total, what: None), monotonic()
     shown_step = median_step(timeline) if step is None else step
     timeline = neighbours(timeline, shown_step)
-    tell(0, 0, f"replaying {_named(shown_step, timeline)} as it was")
+    report(0, 0, f"replaying {_name_steps(shown_step, timeline)} as it was")
     base = Baseline(timeline, shown_step)
     results: dict[str, tuple[int, Change, float]] = {}  # with how long it took to try
     candidates = list(_candidates(timeline, base))
@@ -207,25 +208,25 @@ def advise(
             untried = ", ".join(candidate.text for candidate in candidates[number:])
             notify(f"after {within_s * 2 / 3:.0f} s, these are not tried; --what-if tries one: {untried}")
             break
-        tell(number, len(candidates) + BEST, f"replaying it with {change.text}")
+        report(number, len(candidates) + MAX_PREDICTIONS, f"replaying it with {change.text}")
         with suppress(UsageError):  # the run has nothing of this kind to change
             gain_ns = base.gain_ns([change])
             kind = change.text.partition("=")[0]
             if gain_ns > _bound_ns(timeline, shown_step, kind):
                 continue
-            if gain_ns >= _WORTH * base.replayed.wall_ns and (kind not in results or gain_ns > results[kind][0]):
+            if gain_ns >= _WORTH_SHARE * base.replayed.wall_ns and (kind not in results or gain_ns > results[kind][0]):
                 results[kind] = gain_ns, change, monotonic() - since_s
-    best = sorted(results.values(), key=lambda candidate: (-candidate[0], candidate[1].text))[:BEST]
+    best = sorted(results.values(), key=lambda candidate: (-candidate[0], candidate[1].text))[:MAX_PREDICTIONS]
     predictions: list[Prediction] = []
     for number, (_, change, tried_s) in enumerate(best):
-        if predictions and monotonic() - begun_s + _CLOSER * tried_s > within_s:
+        if predictions and monotonic() - begun_s + _CLOSER_LOOK_FACTOR * tried_s > within_s:
             untried = ", ".join(candidate.text for _, candidate, _ in best[number:])
             notify(
                 f"after {monotonic() - begun_s:.0f} s, these gain less and are left out; --what-if tries one: {untried}"
             )
             break
-        tell(len(candidates) + number, len(candidates) + len(best), f"how sure the gain of {change.text} is")
-        with suppress(UsageError):  # without probable waits, it cannot be told
+        report(len(candidates) + number, len(candidates) + len(best), f"how sure the gain of {change.text} is")
+        with suppress(UsageError):  # without probable waits it is undecidable
             predictions.append(predict(timeline, [change], base=base))
     return predictions
 
@@ -244,7 +245,8 @@ def _bound_ns(timeline: Timeline, step: int | None, kind: str) -> float:
 _NOT_OF_COMMUNICATION = ("compute", "stragglers", "loop", "ranks")
 
 
-def _named(step: int | None, timeline: Timeline) -> str:
+def _name_steps(step: int | None, timeline: Timeline) -> str:
+    """Return the replayed steps and their number of spans as text."""
     spans = f"{len(timeline.spans):,} spans"
     if step is None:
         return f"the whole run ({spans})"
@@ -253,12 +255,12 @@ def _named(step: int | None, timeline: Timeline) -> str:
 
 
 def neighbours(timeline: Timeline, step: int | None) -> Timeline:
-    """Return the steps around one that advice and predictions of it look at."""
-    return around(timeline, step, most_spans=_SPANS_AT_MOST, steps=_STEPS_AROUND)
+    """Return the steps around one, as many as advice and predictions on it replay."""
+    return steps_around(timeline, step, most_spans=_MAX_SPANS, steps=_STEPS_AROUND)
 
 
-def around(timeline: Timeline, step: int | None, *, most_spans: int, steps: int) -> Timeline:
-    """Return the steps around one: to replay all of a long run would take minutes.
+def steps_around(timeline: Timeline, step: int | None, *, most_spans: int, steps: int) -> Timeline:
+    """Return the part of a long run around one step, because replays of all steps would take minutes.
 
     Args:
         timeline: The run.
@@ -270,13 +272,13 @@ def around(timeline: Timeline, step: int | None, *, most_spans: int, steps: int)
     if step not in recorded:
         return timeline
     spans = dict(zip(*(found.tolist() for found in np.unique(columns.step, return_counts=True)), strict=True))
-    place, beside = recorded.index(step), min(steps, len(recorded))
+    place, reach = recorded.index(step), min(steps, len(recorded))
     while True:
-        first = max(min(place - beside, len(recorded) - 2 * beside - 1), 0)
-        chosen_steps = recorded[first : first + 2 * beside + 1]
-        if not beside or sum(spans[each] for each in chosen_steps) <= most_spans:
+        first = max(min(place - reach, len(recorded) - 2 * reach - 1), 0)
+        chosen_steps = recorded[first : first + 2 * reach + 1]
+        if not reach or sum(spans[each] for each in chosen_steps) <= most_spans:
             break
-        beside -= 1
+        reach -= 1
     if len(chosen_steps) == len(recorded):
         return timeline
     inside = np.isin(columns.step, chosen_steps)
@@ -286,40 +288,42 @@ def around(timeline: Timeline, step: int | None, *, most_spans: int, steps: int)
 
 
 def _candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
-    """Return the changes to try; changes of buckets first where a step has many small operations."""
-    kinds = (_buckets, _others) if base.measured.small else (_others, _buckets)
+    """Yield the changes to try; changes of buckets come first where a step has many small operations."""
+    kinds = (_bucket_candidates, _other_candidates) if base.measured.small else (_other_candidates, _bucket_candidates)
     for kind in kinds:
         yield from kind(timeline, base)
 
 
-def _buckets(timeline: Timeline, base: Baseline) -> Iterator[Change]:
-    graph = base.graph()
-    if reduced := _reduced(graph, base.step, timeline.ranks()[0]):
-        total = sum(map(nbytes_of, reduced))
-        least = max(least_bytes(graph), total / _BUCKETS_AT_MOST)
+def _bucket_candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
+    """Yield changes of the bucket size, ascending, up to one bucket for each step; none without all-reduces."""
+    graph = base.new_graph()
+    if reduced := _largest_series(graph, base.step, timeline.ranks()[0]):
+        total = sum(map(transfer_bytes, reduced))
+        least = max(least_bytes(graph), total / _MAX_BUCKETS)
         for size in _SIZES:
             nbytes = parse_bytes(size, argument="size")
             if nbytes >= least:
                 become = f"become{'s' * (len(reduced) == 1)} buckets in the order of the gradients"
-                yield _described(f"bucket_bytes={size}", f"{_spoken(reduced)} {become}")
+                yield _described_change(f"bucket_bytes={size}", f"{_describe_all_reduces(reduced)} {become}")
             if nbytes >= total:
                 return  # of all that are larger, a step has one bucket as well
 
 
-def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
+def _other_candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
+    """Yield the changes to try that are not of buckets, some described by their cause in this run."""
     step, verdict = base.step, base.measured
     kept = verdict.kept
     late = [f"rank {rank} is late: {cause}" for rank, cause, _ in verdict.blamed() if rank is not None]
-    yield _described("stragglers=none", late[0] if late else "")
+    yield _described_change("stragglers=none", late[0] if late else "")
     off = [f"rank {cause.rank} computes at {cause.call_site} beside the event loop" for cause in kept[:1]]
-    yield _described("loop=free", off[0] if off else "")
-    barriers = _barriers(timeline, step)
-    yield _described("barriers=none", f"no rank waits at the barrier at {barriers}" if barriers else "")
+    yield _described_change("loop=free", off[0] if off else "")
+    barriers = _barrier_line(timeline, step)
+    yield _described_change("barriers=none", f"no rank waits at the barrier at {barriers}" if barriers else "")
     if not _in_pipeline(timeline, step):
         yield parse_change("awaits=late")
     if not verdict.torch:  # whose programs have no means of these
-        held = hold_ups(base.graph())
-        yield _described("updates=late", held[0].advice if held else "")
+        held = hold_ups(base.new_graph())
+        yield _described_change("updates=late", held[0].advice if held else "")
         yield parse_change("order=forward")
         yield parse_change("streams=apart")
     if (better := best_algorithm(timeline)) is not None:
@@ -327,7 +331,7 @@ def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     if timeline.clock == "virtual":  # elsewhere, what operations take from each other is not known well enough
         for window in _WINDOWS:
             yield parse_change(f"window={window}")
-    if not _moves_little(timeline):
+    if not _moves_mostly_16_bit(timeline):
         yield parse_change("bytes=0.5x")
     longest: dict[str, int] = {}
     for link in critical_path(timeline, step=step):
@@ -337,22 +341,22 @@ def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
         yield parse_change(f"compute '{name}'=0.5x")
 
 
-def _described(text: str, what: str) -> Change:
-    """Return a change, described in the words of this run."""
+def _described_change(text: str, what: str) -> Change:
+    """Return a change, described by `what` unless that is ""."""
     change = parse_change(text)
     return replace(change, what=what) if what else change
 
 
-def _reduced(graph: Graph, at: int | None, first: int) -> list[Node]:
-    """Return the all-reduces of a rank in a step, or in all of the run, that could share buckets and carry most."""
-    every = (nodes for nodes in series_of(graph).values() if first in nodes[0].ranks)
+def _largest_series(graph: Graph, at: int | None, first: int) -> list[Node]:
+    """Return the all-reduces of a rank in a step that could share buckets, of those that carry most bytes; or none."""
+    every = (nodes for nodes in bucket_series(graph).values() if first in nodes[0].ranks)
     mine = (nodes for nodes in every if at is None or nodes[0].span.step == at)
-    return max(mine, key=lambda nodes: sum(map(nbytes_of, nodes)), default=[])
+    return max(mine, key=lambda nodes: sum(map(transfer_bytes, nodes)), default=[])
 
 
-def _spoken(nodes: Sequence[Node]) -> str:
-    """Return "32 all_reduces of 1 MiB at train.py:14": of how many bytes at most, if some are far smaller."""
-    sizes, places = [*map(nbytes_of, nodes)], dict[str, int]()
+def _describe_all_reduces(nodes: Sequence[Node]) -> str:
+    """Return text such as "32 all_reduces of 1 MiB at train.py:14": the mean size, or the largest if they differ."""
+    sizes, places = [*map(transfer_bytes, nodes)], dict[str, int]()
     for node, nbytes in zip(nodes, sizes, strict=True):
         place = node.info.call_site if node.info else ""
         places[place] = places.get(place, 0) + nbytes
@@ -362,8 +366,8 @@ def _spoken(nodes: Sequence[Node]) -> str:
     return f"{len(nodes):,} all_reduce{'s' * (len(nodes) != 1)} of {size} at {place}"
 
 
-def _barriers(timeline: Timeline, at: int | None) -> str:
-    """Return the line of most barriers of the first rank in a step, or in all of the run; "" if there are none."""
+def _barrier_line(timeline: Timeline, at: int | None) -> str:
+    """Return the line with most barriers of the first rank in a step, or in the whole run; "" without barriers."""
     mine = timeline.columns.is_kind("comm") & (timeline.columns.rank == timeline.ranks()[0])
     infos = [span.info for span in timeline.chosen(mine) if span.info and (at is None or span.step == at)]
     places = Counter(info.call_site or "an unknown place" for info in infos if info.op == "barrier")
@@ -371,13 +375,13 @@ def _barriers(timeline: Timeline, at: int | None) -> str:
 
 
 def _in_pipeline(timeline: Timeline, at: int | None) -> bool:
-    """Whether a step has messages between the stages of a `Pipeline`: the program cannot move their waits."""
+    """Whether a step has messages between the stages of a `Pipeline`, whose waits the program cannot move."""
     messages = timeline.chosen(timeline.columns.is_kind("comm"))
     return any(span.role == "stage" for span in messages if at is None or span.step == at)
 
 
-def _moves_little(timeline: Timeline) -> bool:
-    """Whether nearly all bytes travel as 16-bit numbers already."""
+def _moves_mostly_16_bit(timeline: Timeline) -> bool:
+    """Whether at least half of the bytes already travel as 16-bit numbers."""
     columns = timeline.columns
     short = np.isin(columns.dtype, [number for number, text in enumerate(columns.texts) if text in _SHORT])
     return bool(columns.nbytes[short].sum() >= columns.nbytes.sum() / 2)

@@ -12,9 +12,9 @@ from ...collectives.generators import GENERATORS
 from ...defaults import DEFAULT_WINDOW
 from ...errors import UsageError
 from ..span import Span
-from .graph import Graph, Node, release, waited_for_room
+from .graph import Graph, Node, release_window_wait, waited_for_window
 from .machine import ReplayMachine
-from .transfers import most_at_once, priority_of, streams_of, take_turns
+from .transfers import most_at_once, operation_priority, take_turns, transfers_by_stream
 
 _Lane: TypeAlias = tuple[int, object]
 """A rank, and what names one of its streams."""
@@ -26,11 +26,11 @@ def change_window(graph: Graph, window: int) -> None:
     Raises:
         UsageError: If there are no operations, or they would begin when they did.
     """
-    arrivals = _arrivals(graph)
-    if arrivals and not any(_begin_at_other_times(nodes, window) for nodes in arrivals.values()):
+    arrivals = _stream_arrivals(graph)
+    if arrivals and not any(_window_matters(nodes, window) for nodes in arrivals.values()):
         raise UsageError("streams work on as many operations at once already, or on all that there are")
-    late_ns = _released(graph)
-    _bound(graph, {lane: (nodes, window) for lane, nodes in arrivals.items()}, late_ns)
+    late_ns = _release_windows(graph)
+    _limit_by_window(graph, {lane: (nodes, window) for lane, nodes in arrivals.items()}, late_ns)
 
 
 def part_streams(graph: Graph) -> None:
@@ -39,28 +39,28 @@ def part_streams(graph: Graph) -> None:
     Raises:
         UsageError: If there are no operations, or they have one already.
     """
-    arrivals = _arrivals(graph)
-    windows = {lane: _window(nodes) for lane, nodes in arrivals.items()}
-    mixed = {lane for lane, nodes in arrivals.items() if len({_site(node) for node in nodes}) > 1}
+    arrivals = _stream_arrivals(graph)
+    windows = {lane: _observed_window(nodes) for lane, nodes in arrivals.items()}
+    mixed = {lane for lane, nodes in arrivals.items() if len({_call_site(node) for node in nodes}) > 1}
     if arrivals and not mixed:
         raise UsageError("the operations of each line have a stream of their own already")
-    late_ns = _released(graph)
+    late_ns = _release_windows(graph)
     for node in graph.nodes:
         if node.kind == "transfer" and node.lane is not None:
-            node.lane = node.lane, _site(node)
+            node.lane = node.lane, _call_site(node)
     parted: dict[tuple[_Lane, str], tuple[list[Node], int | None]] = {}
     for lane, nodes in arrivals.items():
         for node in nodes:
-            parted.setdefault((lane, _site(node)), ([], windows[lane]))[0].append(node)
-    _bound(graph, parted, late_ns)
+            parted.setdefault((lane, _call_site(node)), ([], windows[lane]))[0].append(node)
+    _limit_by_window(graph, parted, late_ns)
 
 
-def _site(node: Node) -> str:
+def _call_site(node: Node) -> str:
     return node.info.call_site if node.info else ""
 
 
-def _arrivals(graph: Graph) -> dict[_Lane, list[Node]]:
-    """Return the arrivals at each stream of each rank, in order of issue."""
+def _stream_arrivals(graph: Graph) -> dict[_Lane, list[Node]]:
+    """Return, by rank and stream, the arrivals of collectives in the order of their issue."""
     arrivals: dict[_Lane, list[Node]] = {}
     for node in graph.nodes:
         info = node.info if node.kind == "arrival" else None
@@ -72,52 +72,55 @@ def _arrivals(graph: Graph) -> dict[_Lane, list[Node]]:
 
 
 def _issue_order(node: Node) -> tuple[int, int, int]:
+    """Return the sort key that puts arrivals in the order of their issue."""
     info = node.info
     assert info is not None
     return info.issued_ns, info.start_ns, info.seq
 
 
-def _window(nodes: Sequence[Node]) -> int | None:
-    """Return how many operations were active at once, if others waited for room meanwhile; None if that does not show.
+def _observed_window(nodes: Sequence[Node]) -> int | None:
+    """Return a stream's window: the most operations active at once, if others waited for a place; None if unknown.
 
     Where no step has more operations than were active at once, another reason held those up that seem to have waited.
     """
     most = most_at_once(nodes)
     several = max(Counter(node.span.step for node in nodes).values()) > most
-    return most if several and any(waited_for_room(node) for node in nodes) else None
+    return most if several and any(waited_for_window(node) for node in nodes) else None
 
 
-def _begin_at_other_times(nodes: Sequence[Node], window: int) -> bool:
-    """Whether another window lets some operations of a stream begin sooner, or later."""
-    now = _window(nodes)
+def _window_matters(nodes: Sequence[Node], window: int) -> bool:
+    """Whether another window would let some operations of a stream begin sooner or later."""
+    now = _observed_window(nodes)
     return window < most_at_once(nodes) if now is None else window != now
 
 
-def _released(graph: Graph) -> dict[Node, float]:
-    """Let operations wait for their input only, not for room in their streams, and have the wires in turn.
+def _release_windows(graph: Graph) -> dict[Node, float]:
+    """Let operations wait for their input only, not for a place in their streams, and have the wires in turn.
 
     Returns:
         The arrivals that had waited for room, and how long after there was some they began.
     """
-    streams = streams_of(graph, GENERATORS)
+    streams = transfers_by_stream(graph, GENERATORS)
     if not streams:
         raise UsageError("there are no operations on streams")
     fresh = [[node for node in nodes if node.lane is None] for nodes in streams.values()]
     unseen = take_turns(graph, streams)
     for nodes in fresh:
-        _model(graph, nodes, unseen)
+        _model_hidden(graph, nodes, unseen)
     computes, late_ns = graph.computes(), dict[Node, float]()
-    for (rank, _), nodes in _arrivals(graph).items():
-        for step, arrivals in _by_step(nodes if _window(nodes) else ()).items():
+    for (rank, _), nodes in _stream_arrivals(graph).items():
+        for step, arrivals in _by_step(nodes if _observed_window(nodes) else ()).items():
             for place, node in enumerate(arrivals):
-                if waited_for_room(node):
-                    late_ns[node] = release(node)
-                    node.after += [(each, 0.0) for each in _inputs(computes.get((rank, step), []), arrivals, place)]
+                if waited_for_window(node):
+                    late_ns[node] = release_window_wait(node)
+                    node.after += [
+                        (each, 0.0) for each in _likely_input(computes.get((rank, step), []), arrivals, place)
+                    ]
     return late_ns
 
 
-def _model(graph: Graph, nodes: Sequence[Node], unseen: set[Node]) -> None:
-    """Complete the parts that the trace does not show, with the model of the machine.
+def _model_hidden(graph: Graph, nodes: Sequence[Node], unseen: set[Node]) -> None:
+    """Complete what the trace does not show, by the model of the machine; nothing if the machine is unknown.
 
     That is the part of an operation that others hide, and the time of an operation that never had the wires.
     """
@@ -127,23 +130,24 @@ def _model(graph: Graph, nodes: Sequence[Node], unseen: set[Node]) -> None:
         for node in sorted(nodes, key=lambda node: node.urgency):
             end_ns = max(span.end_ns for span in node.spans)
             info = node.info
-            if info is not None and (taken := machine.taken(info, info.algorithm or None)):
+            if info is not None and (price := machine.price(info, info.algorithm or None)):
                 if end_ns <= ended_ns:
-                    node.work_ns = taken.alone_s * 1e9
+                    node.work_ns = price.alone_s * 1e9
                 if node in unseen or end_ns <= ended_ns:
-                    node.hidden_ns = node.work_ns * (1 - taken.behind_s / taken.alone_s)
+                    node.hidden_ns = node.work_ns * (1 - price.behind_s / price.alone_s)
             ended_ns = max(ended_ns, end_ns)
 
 
 def _by_step(nodes: Iterable[Node]) -> dict[int | None, list[Node]]:
+    """Return nodes by step, each in the given order."""
     found: dict[int | None, list[Node]] = {}
     for node in nodes:
         found.setdefault(node.span.step, []).append(node)
     return found
 
 
-def _inputs(computes: Sequence[Node], arrivals: Sequence[Node], position: int) -> list[Node]:
-    """Return the compute that was called last before an operation, where the trace does not show its input.
+def _likely_input(computes: Sequence[Node], arrivals: Sequence[Node], position: int) -> list[Node]:
+    """Return the compute that was probably the input of an operation, as a list; empty if none can be named.
 
     Where a program calls all of a step at one instant, as in virtual time, take the computes named like the input of
     the step's first operation: the one that is as far behind that input as the operation is behind the first operation.
@@ -166,7 +170,7 @@ def _inputs(computes: Sequence[Node], arrivals: Sequence[Node], position: int) -
     return [alike[alike.index(first) + position * (len(alike) - alike.index(first)) // len(arrivals)]]
 
 
-def _bound(
+def _limit_by_window(
     graph: Graph, streams: Mapping[Any, tuple[Sequence[Node], int | None]], late_ns: Mapping[Node, float]
 ) -> None:
     """Let each operation of a stream wait for the end of the operation that is a window before it."""
@@ -191,41 +195,47 @@ def forward_first(graph: Graph) -> None:
     Raises:
         UsageError: If no gradients are reduced, or all are in such an order already.
     """
-    streams = streams_of(graph, ("all_reduce", "reduce_scatter"))
+    streams = transfers_by_stream(graph, ("all_reduce", "reduce_scatter"))
     if not streams:
         raise UsageError("there are no gradients that could change their order")
-    plain = {lane: nodes for lane, nodes in streams.items() if len({priority_of(node) for node in nodes}) == 1}
+    plain = {lane: nodes for lane, nodes in streams.items() if len({operation_priority(node) for node in nodes}) == 1}
     if not plain:
         raise UsageError("all gradients have priorities already")
     take_turns(graph, plain)
-    ends = _ends(graph, {node for nodes in plain.values() for node in nodes})
+    ends = _transfer_ends(graph, {node for nodes in plain.values() for node in nodes})
     computes = {key: [node for node in nodes if node.work_ns] for key, nodes in graph.computes().items()}
     until_ns = {(span.rank, span.step): span.end_ns for _, _, span in graph.steps}
     for lane, nodes in plain.items():
-        if not any(each.kind == "arrival" and waited_for_room(each) for node in nodes for each, _ in node.after):
+        if not any(each.kind == "arrival" and waited_for_window(each) for node in nodes for each, _ in node.after):
             graph.windows[lane] = max(DEFAULT_WINDOW, most_at_once(nodes))
-        for step, in_step in _by_step(sorted(nodes, key=lambda node: (node.span.called_ns, _seq(node)))).items():
+        for step, in_step in _by_step(
+            sorted(nodes, key=lambda node: (node.span.called_ns, _sequence_number(node)))
+        ).items():
             for position, node in enumerate(reversed(in_step)):
                 node.urgency = (position, *node.urgency[1:])
             for rank in in_step[0].ranks:
                 later = [] if step is None else computes.get((rank, step + 1), [])
-                if later and max(span.end_ns for span in _on(rank, in_step)) > until_ns.get((rank, step), math.inf):
-                    forward = _forward(computes.get((rank, step), ()), _on(rank, in_step))
+                if later and max(span.end_ns for span in _rank_spans(rank, in_step)) > until_ns.get(
+                    (rank, step), math.inf
+                ):
+                    forward = _forward_length(computes.get((rank, step), ()), _rank_spans(rank, in_step))
                     for position, node in enumerate(reversed(in_step)):
                         needed_by = later[min(int(position * forward / len(in_step)), len(later) - 1)]
                         needed_by.likely.append(ends.get((node, rank), node))  # a piece of a cut bucket has no end
 
 
-def _seq(node: Node) -> int:
+def _sequence_number(node: Node) -> int:
+    """Return the sequence number of an operation; 0 if it is unknown."""
     return node.info.seq if node.info else 0
 
 
-def _on(rank: int, nodes: Iterable[Node]) -> list[Span]:
+def _rank_spans(rank: int, nodes: Iterable[Node]) -> list[Span]:
+    """Return the spans of one rank among those of some nodes."""
     return [span for node in nodes for span in node.spans if span.rank == rank]
 
 
-def _ends(graph: Graph, transfers: Collection[Node]) -> dict[tuple[Node, int], Node]:
-    """Return the end of each transfer on each rank, for which no compute probably waits any more.
+def _transfer_ends(graph: Graph, transfers: Collection[Node]) -> dict[tuple[Node, int], Node]:
+    """Return, by transfer and rank, its end; computes lose their probable waits for these ends.
 
     What seemed likely was inferred from another order.
     """
@@ -241,8 +251,8 @@ def _ends(graph: Graph, transfers: Collection[Node]) -> dict[tuple[Node, int], N
     return ends
 
 
-def _forward(computes: Sequence[Node], gradients: Sequence[Span]) -> float:
-    """Return how many computes a forward pass has: all before the first gradient, without its own backward."""
+def _forward_length(computes: Sequence[Node], gradients: Sequence[Span]) -> float:
+    """Return how many computes a forward pass has: those before the first gradient, without its own backward."""
     starts_ns = [span.start_ns for span in gradients]
     begun_ns = [node.span.start_ns for node in computes]
     before = sum(at_ns < min(starts_ns) for at_ns in begun_ns)

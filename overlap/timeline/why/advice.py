@@ -15,23 +15,36 @@ from statistics import median
 
 from ...units import format_bytes, format_ns
 from . import causes
-from .places import BACKWARD, ProgramPlace, common, operators_of, top_places
-from .rank import TINY_NS, RankReport
-from .ranks import Late, Traffic
+from .places import BACKWARD, ProgramPlace, common_place, list_operators, top_places
+from .rank import TINY_KERNEL_NS, RankReport
+from .ranks import LateRank, Traffic
 from .report import Advice
 
-MOST = 5
-WORTH = 0.05
-"""Part of a step: less is not worth a change; twice that without a gain that steps show."""
-FEW_STEPS = 2
+MAX_ADVICE = 5
+"""Pieces of advice at most."""
+WORTH_SHARE = 0.05
+"""Part of a step that a cause must cost to be worth a change; twice that where steps show no gain."""
+MIN_STEPS = 2
 """Steps from which a range of gains can be computed."""
-PROGRAMS = 0.5
-"""Least part of a recorded collection without objects that the profiler loads (torch, 300,000 lists: 115 of 165 ms)."""
-SMALL_BYTES = 64 * 1024
-SMALL_NS = 15_000
-LARGE_BYTES, SLOW = 16 << 20, 0.1
+GC_WITHOUT_PROFILER = 0.5
+"""Part of a recorded garbage collection that remains, at least, without the profiler and its objects.
+
+Measured with torch and 300,000 lists: 115 of 165 ms.
+"""
+SMALL_BYTES, SMALL_NS = 64 * 1024, 15_000
+"""Bytes or time of a collective that is mostly latency."""
+LARGE_BYTES, SLOW_SHARE = 16 << 20, 0.1
+"""Bytes of a collective that should reach the bandwidth of its links, and the part of that which is slow."""
+MOSTLY_GRAPHS = 0.5
+"""Part of kernels launched by graphs from which on a step is one of graphs."""
+LOOP_SHARE = 0.2
+"""Part of a step that a loop of small operators must take to be named."""
+MORE_THAN_OTHERS = 1.5
+"""A rank has more to do than others if its time is longer than theirs by this factor."""
+KERNEL_BOUND, SOFTMAX_SHARE, ELEMENTWISE_SHARE = 0.6, 0.2, 0.4
+"""Part of a step that computes from which on kernels are judged; parts of the time of kernels that are worth advice."""
 _UPDATE = re.compile(r"AccumulateGrad|^Optimizer\.| Optimizer\.|_foreach_")
-SHORT_NS, MANY_OPERATORS = 50_000, 500
+SHORT_OPERATOR_NS, MANY_OPERATORS = 50_000, 500
 """Operators of a host that are shorter, and that many in one function, are called in a loop."""
 MANY_CALLS = 50
 """Collectives of a step that are so many and small should be joined."""
@@ -39,20 +52,20 @@ MANY_CALLS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts about a job that advice rests on; the shown step's are of one rank, that which loses most."""
+    """Facts about a job that advice rests on; places, traffic and report are those of the rank that loses most."""
 
     report: RankReport
     step: int | None
     steps: Mapping[int | None, Mapping[str, int]]  # causes of each step, means of the ranks
     ranks: Mapping[int | None, Sequence[Mapping[str, int]]]  # causes of each step, of each rank
     places: Mapping[str, Sequence[tuple[ProgramPlace, int, int]]]
-    late: Sequence[Late]
-    last: Mapping[int | None, Late]  # rank that others waited for most, of each step
+    late: Sequence[LateRank]
+    last: Mapping[int | None, LateRank]  # rank that others waited for most, of each step
     traffic: Sequence[Traffic]
 
     @property
     def step_ns(self) -> int:
-        """Length of the shown step."""
+        """Length of the shown step: the sum of its causes, mean of the ranks, in nanoseconds."""
         return sum(self.steps[self.step].values())
 
     def cost_ns(self, *names: str) -> int:
@@ -61,29 +74,29 @@ class Facts:
 
 
 def advice(facts: Facts) -> list[Advice]:
-    """Return at most five changes, that with the largest cause first."""
+    """Return at most `MAX_ADVICE` changes, that with the largest cause first."""
     items = [
         (ns, item)
         for rule in _RULES
         for ns, item in rule(facts)
-        if item.gain_least_ns is not None or ns >= 2 * WORTH * facts.step_ns or len(facts.steps) < FEW_STEPS
+        if item.gain_least_ns is not None or ns >= 2 * WORTH_SHARE * facts.step_ns or len(facts.steps) < MIN_STEPS
     ]
-    return [item for _, item in sorted(items, key=lambda each: -each[0])[:MOST]]
+    return [item for _, item in sorted(items, key=lambda each: -each[0])[:MAX_ADVICE]]
 
 
-def gain(facts: Facts, *names: str) -> tuple[int | None, int | None, str]:
-    """Return the bounds of a gain and their text; None and a reason where they cannot be told."""
+def gain_bounds(facts: Facts, *names: str) -> tuple[int | None, int | None, str]:
+    """Return the least and most gain without some causes, and their text; None, None and a reason if undecidable."""
     gains = [_shorter_ns(facts, step, names) for step in facts.steps]
     if causes.GC in names:
-        gains += [round(PROGRAMS * ns) for ns in gains]
+        gains += [round(GC_WITHOUT_PROFILER * ns) for ns in gains]
     walls = [sum(costs.values()) for costs in facts.steps.values()]
-    if len(walls) < FEW_STEPS:
+    if len(walls) < MIN_STEPS:
         return None, None, f"not given: one step is recorded, and it has {format_ns(gains[0])} of it"
-    return bounds(gains, walls)
+    return bound_gains(gains, walls)
 
 
-def bounds(gains: Sequence[int], walls: Sequence[int]) -> tuple[int | None, int | None, str]:
-    """Return the bounds of the gains of some steps and their text; no bounds if the lengths of steps differ by more."""
+def bound_gains(gains: Sequence[int], walls: Sequence[int]) -> tuple[int | None, int | None, str]:
+    """Return the least and most of the gains of some steps and their text; None, None if steps differ by more."""
     noise_ns = (max(walls) - min(walls)) / 2
     least, most = min(gains), max(gains)
     if least <= noise_ns:
@@ -104,12 +117,13 @@ def _shorter_ns(facts: Facts, step: int | None, names: Sequence[str]) -> int:
     return max(own) - max(left)
 
 
-Found = Iterator[tuple[float, Advice]]
-Rule = Callable[[Facts], Found]
+AdviceItems = Iterator[tuple[float, Advice]]
+Rule = Callable[[Facts], AdviceItems]
 
 
-def _item(facts: Facts, names: Sequence[str], change: str, place: str, evidence: str) -> tuple[float, Advice]:
-    least, most, text = gain(facts, *names)
+def _gain_item(facts: Facts, names: Sequence[str], change: str, place: str, evidence: str) -> tuple[float, Advice]:
+    """Return the time of some causes in the shown step, and the advice on the first of them, with the gain of all."""
+    least, most, text = gain_bounds(facts, *names)
     return facts.cost_ns(*names), Advice(
         cause=names[0], change=change, place=place, evidence=evidence, gain_least_ns=least, gain_most_ns=most,
         gain_text=text,
@@ -117,7 +131,8 @@ def _item(facts: Facts, names: Sequence[str], change: str, place: str, evidence:
 
 
 def _is_worth(facts: Facts, *names: str) -> bool:
-    return facts.cost_ns(*names) >= WORTH * facts.step_ns
+    """Whether some causes together cost at least the part `WORTH_SHARE` of the shown step."""
+    return facts.cost_ns(*names) >= WORTH_SHARE * facts.step_ns
 
 
 def top_place(facts: Facts, cause: str) -> str:
@@ -127,15 +142,16 @@ def top_place(facts: Facts, cause: str) -> str:
 
 def is_launch_bound(facts: Facts) -> bool:
     """Whether kernels are shorter than launches, and are launched one by one."""
-    return facts.report.graph_share < 0.5 and 0 < facts.report.kernel_median_ns[facts.step] < TINY_NS
+    return facts.report.graph_share < MOSTLY_GRAPHS and 0 < facts.report.kernel_median_ns[facts.step] < TINY_KERNEL_NS
 
 
-def _launch(facts: Facts) -> Found:
+def _advise_launches(facts: Facts) -> AdviceItems:
+    """Advise on a device that is idle because the host launches its kernels too slowly; nothing on a host alone."""
     if not facts.report.on_device or not _is_worth(facts, causes.LAUNCH):
         return
     count, median_ns = facts.report.kernels[facts.step], facts.report.kernel_median_ns[facts.step]
     evidence = f"{count} kernels of {format_ns(median_ns)} (median); the queue of the device is empty"
-    if facts.report.graph_share >= 0.5:
+    if facts.report.graph_share >= MOSTLY_GRAPHS:
         change = "let graphs hold more of the step, and do less on the host between them (in serving: plan ahead)"
     elif not is_launch_bound(facts):
         change = "give the host less to do between launches (profile it), or torch.compile the model"
@@ -143,7 +159,7 @@ def _launch(facts: Facts) -> Found:
         change = "run with CUDA graphs: without --enforce-eager, and with cudagraph capture sizes that fit the batch"
     else:
         change = 'torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch'
-    yield _item(facts, [causes.LAUNCH], change, top_place(facts, causes.LAUNCH), evidence)
+    yield _gain_item(facts, [causes.LAUNCH], change, top_place(facts, causes.LAUNCH), evidence)
 
 
 _SYNC_CHANGES = (
@@ -162,14 +178,15 @@ _SYNC_CHANGES = (
 )
 
 
-def _sync(facts: Facts) -> Found:
+def _advise_device_waits(facts: Facts) -> AdviceItems:
+    """Advise on the place at which the host waited longest for the device; the operator there selects the change."""
     if not _is_worth(facts, causes.SYNC):
         return
     place, *_ = next(iter(facts.places.get(causes.SYNC, ())), (ProgramPlace(),))
     change = next((text for pattern, text in _SYNC_CHANGES if pattern.search(place.operator)), "")
     change = change or "do not wait for the device there (synchronize, .item(), .cpu()), or less often"
     evidence = "the device is idle after the host has waited for it, as nothing is queued by then"
-    yield _item(facts, [causes.SYNC], change, top_place(facts, causes.SYNC), evidence)
+    yield _gain_item(facts, [causes.SYNC], change, top_place(facts, causes.SYNC), evidence)
 
 
 _CHANGES = {
@@ -189,15 +206,16 @@ _CHANGES = {
 """Changes, and the evidence, where the cause alone shows what to do."""
 
 
-def _of_cause(facts: Facts) -> Found:
+def _advise_by_cause(facts: Facts) -> AdviceItems:
+    """Advise on waits for events, on the data loader and on garbage collection, where they cost enough."""
     for cause, (change, evidence) in _CHANGES.items():
         if _is_worth(facts, cause):
             if cause == causes.DATA and facts.report.has_workers:
                 change, evidence = "more num_workers, or less work for each item", "its processes are too slow"
-            yield _item(facts, [cause], change, top_place(facts, cause), evidence)
+            yield _gain_item(facts, [cause], change, top_place(facts, cause), evidence)
 
 
-def _optimizer(facts: Facts) -> Found:
+def _advise_optimizer(facts: Facts) -> AdviceItems:
     """Advise on an optimizer that updates parameters one by one."""
     parts = [
         (cause, place, ns, count)
@@ -206,7 +224,7 @@ def _optimizer(facts: Facts) -> Found:
         if place.phase.startswith("Optimizer.step")
     ]
     ns, calls = sum(ns for _, _, ns, _ in parts), sum(count for cause, *_, count in parts if cause == causes.COMPUTE)
-    if ns < 0.2 * facts.step_ns or calls < MANY_OPERATORS:
+    if ns < LOOP_SHARE * facts.step_ns or calls < MANY_OPERATORS:
         return
     sums: Counter[str] = Counter()
     for cause, _, of_it, _ in parts:
@@ -218,7 +236,8 @@ def _optimizer(facts: Facts) -> Found:
     )  # fmt: skip
 
 
-def _python(facts: Facts) -> Found:
+def _advise_python(facts: Facts) -> AdviceItems:
+    """Advise on Python between operators, unless half of it is in the optimizer, which has advice of its own."""
     updates = sum(
         ns for place, ns, _ in facts.places.get(causes.PYTHON, ()) if place.phase.startswith("Optimizer.step")
     )
@@ -227,30 +246,34 @@ def _python(facts: Facts) -> Found:
         change = "take the work out of the loop, or do it in another process"
         if not any(place.frame for place, _, _ in facts.places.get(causes.PYTHON, ())):
             change = "record with with_stack=True to see which function it is; then take it out of the loop"
-        yield _item(facts, [causes.PYTHON], change, where, "no operator runs in that time")
+        yield _gain_item(facts, [causes.PYTHON], change, where, "no operator runs in that time")
 
 
-_ONCE = (causes.STARTUP, causes.ALLOCATOR, causes.COMPILE, causes.CAPTURE)
+_ONE_TIME_CAUSES = (causes.STARTUP, causes.ALLOCATOR, causes.COMPILE, causes.CAPTURE)
 
 
-def _start(facts: Facts) -> Found:
-    if not _is_worth(facts, *_ONCE):
+def _advise_startup(facts: Facts) -> AdviceItems:
+    """Advise on allocation and compilation if several steps have them, or else on recording later."""
+    if not _is_worth(facts, *_ONE_TIME_CAUSES):
         return
-    cause = max(_ONCE, key=facts.cost_ns)
-    often = sum(costs.get(cause, 0) >= WORTH * sum(costs.values()) for costs in facts.steps.values())
+    cause = max(_ONE_TIME_CAUSES, key=facts.cost_ns)
+    often = sum(costs.get(cause, 0) >= WORTH_SHARE * sum(costs.values()) for costs in facts.steps.values())
     if cause == causes.ALLOCATOR and often > 1:
         change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and no torch.cuda.empty_cache() in the loop"
-        yield _item(facts, [cause], change, top_place(facts, cause), f"memory is allocated in {often} steps")
+        yield _gain_item(facts, [cause], change, top_place(facts, cause), f"memory is allocated in {often} steps")
     elif cause == causes.COMPILE and often > 1:
         change = "find what is compiled again: TORCH_LOGS=recompiles; mark sizes with torch._dynamo.mark_dynamic"
-        yield _item(facts, [cause], change, top_place(facts, cause), f"{often} steps compile")
+        yield _gain_item(facts, [cause], change, top_place(facts, cause), f"{often} steps compile")
     else:
         change = "record later: torch.profiler.schedule(wait=1, warmup=3, active=3); a start says nothing of the rest"
         evidence = "the recording contains the start of the program"
-        yield _item(facts, sorted(_ONCE, key=facts.cost_ns, reverse=True), change, top_place(facts, cause), evidence)
+        yield _gain_item(
+            facts, sorted(_ONE_TIME_CAUSES, key=facts.cost_ns, reverse=True), change, top_place(facts, cause), evidence
+        )
 
 
-def _copies(facts: Facts) -> Found:
+def _advise_copies(facts: Facts) -> AdviceItems:
+    """Advise on the most expensive copy that no kernel runs in parallel to; its kinds of memory select the change."""
     if not _is_worth(facts, causes.COPY):
         return
     place, *_ = next(iter(facts.places.get(causes.COPY, ())), (ProgramPlace(),))
@@ -260,18 +283,21 @@ def _copies(facts: Facts) -> Found:
         change = "avoid the copy: clone, contiguous, or another memory format (channels_last) for the whole model"
     else:
         change = "copy less, or on a stream of its own, with non_blocking=True"
-    yield _item(facts, [causes.COPY], change, top_place(facts, causes.COPY), "copies run with no kernel in parallel")
+    yield _gain_item(
+        facts, [causes.COPY], change, top_place(facts, causes.COPY), "copies run with no kernel in parallel"
+    )
 
 
-def _waiting(facts: Facts) -> Found:
+def _advise_late_rank(facts: Facts) -> AdviceItems:
+    """Advise on the rank that others wait for most; nothing if it varies by step and no gain shows."""
     if _is_worth(facts, causes.WAIT) and facts.late:
         worst = max(facts.late, key=lambda late: late.waited_ns)
-        alike = [one for one in facts.last.values() if (one.rank, one.cause) == (worst.rank, worst.cause)]
+        same_cause = [one for one in facts.last.values() if (one.rank, one.cause) == (worst.rank, worst.cause)]
         mine_ns, others_ns = (
             round(median(each.get(worst.cause, 0) for each in costs))
-            for costs in ([one.costs_ns for one in alike], [one.others_ns for one in alike])
+            for costs in ([one.costs_ns for one in same_cause], [one.others_ns for one in same_cause])
         )
-        varies = 2 * len(alike) <= len(facts.last)
+        varies = 2 * len(same_cause) <= len(facts.last)
         evidence = f"other ranks wait {format_ns(worst.waited_ns)} for it in this step, added up"
         if worst.cause in causes.WORDING:
             what = causes.WORDING[worst.cause]
@@ -279,21 +305,22 @@ def _waiting(facts: Facts) -> Found:
         if "not yet recorded" in worst.cause:
             change = "record three steps or more: recordings do not begin together, and this wait may be due to that"
         elif varies:
-            often = f"rank {worst.rank} is the last, for this reason, in {len(alike)} of {len(facts.last)} steps"
+            often = f"rank {worst.rank} is the last, for this reason, in {len(same_cause)} of {len(facts.last)} steps"
             change = f"look for what varies, such as shapes or other programs: {often}"
-        elif worst.cause == causes.COMPUTE and mine_ns > 1.5 * others_ns:
+        elif worst.cause == causes.COMPUTE and mine_ns > MORE_THAN_OTHERS * others_ns:
             change = f"give rank {worst.rank} as much work as others: compare shapes, then what else its device runs"
-        elif worst.cause in causes.HOST and mine_ns > 1.5 * others_ns:
+        elif worst.cause in causes.HOST and mine_ns > MORE_THAN_OTHERS * others_ns:
             change = f"take that work from rank {worst.rank}, or divide it among the ranks"
         else:
             change = f"look at rank {worst.rank}, which comes last to {next(iter(worst.ops), 'collectives')}"
-        ns, item = _item(facts, [causes.WAIT], change, f"rank {worst.rank}, which was {worst.doing}", evidence)
+        ns, item = _gain_item(facts, [causes.WAIT], change, f"rank {worst.rank}, which was {worst.doing}", evidence)
         if varies and item.gain_least_ns is None:
             return
         yield ns, item
 
 
-def _communication(facts: Facts) -> Found:
+def _advise_communication(facts: Facts) -> AdviceItems:
+    """Advise on many small collectives, or else on the most exposed kind, with its bandwidth and longest call."""
     if not _is_worth(facts, causes.COMM, causes.WIRE) or not facts.traffic:
         return
     small = [each for each in facts.traffic if each.calls >= MANY_CALLS and _is_small(each)]
@@ -326,61 +353,64 @@ def _communication(facts: Facts) -> Found:
     where = str(longest.place)
     if str(longest.waiter):
         evidence += f"; for the longest waits {longest.waiter}"
-    yield _item(facts, sorted((causes.COMM, causes.WIRE), key=facts.cost_ns, reverse=True), change, where, evidence)
+    yield _gain_item(
+        facts, sorted((causes.COMM, causes.WIRE), key=facts.cost_ns, reverse=True), change, where, evidence
+    )
 
 
-def _is_slow(each: Traffic) -> bool:
+def _is_slow(traffic: Traffic) -> bool:
     """Whether large messages have a tenth of the links' bandwidth, or less; a quarter is usual for 16 MiB."""
-    large = each.nbytes // each.calls >= LARGE_BYTES
-    return large and each.link_gb_s is not None and (each.bus_gb_s or 0) < SLOW * each.link_gb_s
+    large = traffic.nbytes // traffic.calls >= LARGE_BYTES
+    return large and traffic.link_gb_s is not None and (traffic.bus_gb_s or 0) < SLOW_SHARE * traffic.link_gb_s
 
 
-def _is_small(each: Traffic) -> bool:
-    if each.nbytes:
-        return each.nbytes // each.calls < SMALL_BYTES
-    return each.total_ns // each.calls < SMALL_NS
+def _is_small(traffic: Traffic) -> bool:
+    """Whether calls carry less than `SMALL_BYTES` on average, or take less than `SMALL_NS` if their size is unknown."""
+    if traffic.nbytes:
+        return traffic.nbytes // traffic.calls < SMALL_BYTES
+    return traffic.total_ns // traffic.calls < SMALL_NS
 
 
-def _operators(facts: Facts) -> Found:
+def _advise_operator_loops(facts: Facts) -> AdviceItems:
     """Advise on a loop that calls an operator on a host for each of many small parts."""
     if facts.report.on_device:
         return
     tiny: dict[str, list[tuple[ProgramPlace, int, int]]] = {}
     for called, ns, count in facts.places.get(causes.COMPUTE, ()):
-        if ns < SHORT_NS * count and not _UPDATE.search(f"{called.operator} {called.phase}"):
+        if ns < SHORT_OPERATOR_NS * count and not _UPDATE.search(f"{called.operator} {called.phase}"):
             function = called.frame or called.module or ("" if facts.report.has_python else called.operator)
             tiny.setdefault(function, []).append((called, ns, count))
-    between = [(called, ns) for called, ns, _ in facts.places.get(causes.PYTHON, ())]
+    python_places = [(called, ns) for called, ns, _ in facts.places.get(causes.PYTHON, ())]
     for function, places in tiny.items():
         calls, ns = sum(count for _, _, count in places), sum(part_ns for _, part_ns, _ in places)
-        loop_ns = ns + sum(of_it for called, of_it in between if function == (called.frame or called.module))
-        if not function or calls < MANY_OPERATORS or loop_ns < 0.2 * facts.step_ns:
+        loop_ns = ns + sum(of_it for called, of_it in python_places if function == (called.frame or called.module))
+        if not function or calls < MANY_OPERATORS or loop_ns < LOOP_SHARE * facts.step_ns:
             continue
         sums = [(called, part_ns) for called, part_ns, _ in places]
-        where = common(sums)
+        where = common_place(sums)
         yield (
             loop_ns,
             Advice(
                 cause=causes.COMPUTE,
                 place=f"{where} ({format_ns(loop_ns)} with the Python between them)",
                 change="replace the loop by operators on the whole batch (or torch.vmap, torch.compile)",
-                evidence=f"{calls} calls of {operators_of(sums)}, {format_ns(ns / calls)} each",
+                evidence=f"{calls} calls of {list_operators(sums)}, {format_ns(ns / calls)} each",
                 gain_text="not decidable: a profile does not show how long operators on the whole batch would take",
             ),
         )
 
 
-def _kernels(facts: Facts) -> Found:
+def _advise_kernels(facts: Facts) -> AdviceItems:
     """Advise on kernels where the device is busy; a profile does not show how fast others would be."""
     classes = facts.report.kernel_classes_ns
     total_ns = sum(classes.values())
-    if not facts.report.on_device or not total_ns or facts.cost_ns(causes.COMPUTE) < 0.6 * facts.step_ns:
+    if not facts.report.on_device or not total_ns or facts.cost_ns(causes.COMPUTE) < KERNEL_BOUND * facts.step_ns:
         return
     unknown = "not decidable: a profile does not show how long the other kernels would take"
-    if classes.get("softmax", 0) > 0.2 * total_ns and classes.get("matmul", 0):
+    if classes.get("softmax", 0) > SOFTMAX_SHARE * total_ns and classes.get("matmul", 0):
         share, change = classes["softmax"] / total_ns, "torch.nn.functional.scaled_dot_product_attention"
         evidence = f"{share:.0%} of the kernels' time is softmax"
-    elif (share := classes.get("elementwise", 0) / total_ns) > 0.4:
+    elif (share := classes.get("elementwise", 0) / total_ns) > ELEMENTWISE_SHARE:
         change = "torch.compile(model), which fuses elementwise kernels, reductions and copies"
         evidence = f"{share:.0%} of the kernels' time is in elementwise, reducing and concatenating kernels"
     else:
@@ -392,5 +422,6 @@ def _kernels(facts: Facts) -> Found:
 
 
 _RULES: tuple[Rule, ...] = (
-    _optimizer, _launch, _sync, _of_cause, _python, _start, _copies, _waiting, _communication, _operators, _kernels,
+    _advise_optimizer, _advise_launches, _advise_device_waits, _advise_by_cause, _advise_python, _advise_startup,
+    _advise_copies, _advise_late_rank, _advise_communication, _advise_operator_loops, _advise_kernels,
 )  # fmt: skip

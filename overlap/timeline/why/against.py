@@ -9,7 +9,7 @@ from ...units import format_ns
 from .causes import WORDING
 from .report import Why
 
-FEWEST = 3
+MIN_STEPS = 3
 """Steps on each side; with fewer, chance gives any order of them too often."""
 
 
@@ -22,26 +22,25 @@ class Comparison:
 
 
 def compare(new: Why, old: Why) -> Comparison:
-    """Compare the steps of two jobs.
+    """Compare the steps of two jobs: regression, improvement, noise, or undecided.
 
     A difference counts if every step of one is longer than every step of the other: by chance that has a probability
     of 1 in 10 with three steps each, and of 1 in 126 with five. Else it is noise. Cost: the steps.
     """
-    ours, theirs = sorted(new.per_step().values()), sorted(old.per_step().values())
-    if not ours or not theirs:
+    new_ns, old_ns = sorted(new.per_step().values()), sorted(old.per_step().values())
+    if not new_ns or not old_ns:
         return Comparison(judgement="undecided", sentence="one of them has no steps")
-    before_ns, after_ns = median(theirs), median(ours)
+    before_ns, after_ns = median(old_ns), median(new_ns)
     change = f"{format_ns(before_ns)} before, {format_ns(after_ns)} now ({after_ns / before_ns - 1:+.1%})"
-    counts = f"{len(theirs)} and {len(ours)} steps"
-    if min(len(ours), len(theirs)) < FEWEST:
+    counts = f"{len(old_ns)} and {len(new_ns)} steps"
+    if min(len(new_ns), len(old_ns)) < MIN_STEPS:
         return Comparison(
             judgement="undecided",
-            sentence=f"cannot be told: a step takes {change}, but {counts} are too few: record {FEWEST} or more",
+            sentence=f"cannot be told: a step takes {change}, but {counts} are too few: record {MIN_STEPS} or more",
         )
-    if ours[0] <= theirs[-1] and theirs[0] <= ours[-1]:
-        spread = (
-            f"{format_ns(theirs[0])} to {format_ns(theirs[-1])} before, {format_ns(ours[0])} to {format_ns(ours[-1])}"
-        )
+    if new_ns[0] <= old_ns[-1] and old_ns[0] <= new_ns[-1]:
+        old_range = f"{format_ns(old_ns[0])} to {format_ns(old_ns[-1])} before"
+        spread = f"{old_range}, {format_ns(new_ns[0])} to {format_ns(new_ns[-1])}"
         return Comparison(
             judgement="noise", sentence=f"noise: a step takes {change}, and steps overlap ({spread} now; {counts})"
         )
@@ -49,19 +48,21 @@ def compare(new: Why, old: Why) -> Comparison:
     sign = 1 if after_ns > before_ns else -1
     return Comparison(
         judgement=judgement,
-        sentence=f"{judgement}: a step takes {change}{_most(new, old, sign)}; {counts}, none overlap",
+        sentence=f"{judgement}: a step takes {change}{_largest_change(new, old, sign)}; {counts}, none overlap",
     )
 
 
-def _most(new: Why, old: Why, sign: int) -> str:
-    """Return which cause changed most in the direction of the whole."""
+def _largest_change(new: Why, old: Why, sign: int) -> str:
+    """Return the cause that changed most in the direction of the whole, as text with its place; "" if none did."""
     causes = {cause for why in (new, old) for _, _, cause, _ in why.costs}
     changes = {
         cause: sign * (median(new.per_step(cause).values()) - median(old.per_step(cause).values())) for cause in causes
     }
-    most = max(changes, key=lambda cause: changes[cause], default="")
-    if not most or changes[most] <= 0:
+    largest = max(changes, key=lambda cause: changes[cause], default="")
+    if not largest or changes[largest] <= 0:
         return ""
-    places = next((each.places for why in (new, old) for each in why.causes if each.cause == most and each.places), ())
+    places = next(
+        (each.places for why in (new, old) for each in why.causes if each.cause == largest and each.places), ()
+    )
     where = f" at {places[0]}" if places else ""
-    return f", of which {format_ns(changes[most])} {'more' if sign > 0 else 'less'} is {WORDING[most]}{where}"
+    return f", of which {format_ns(changes[largest])} {'more' if sign > 0 else 'less'} is {WORDING[largest]}{where}"

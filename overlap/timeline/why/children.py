@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from ...errors import UsageError
 from .rank import RankReport, measure_file
 
-AT_ONCE = 2
+MAX_PROCESSES = 2
 """Each needs some 200 MB for 250 MB of text."""
 SMALL_BYTES = 32 << 20
 """Files that together have fewer bytes are read faster than a process starts."""
@@ -35,18 +35,18 @@ Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
 
-def measured(files: Sequence[Path], progress: Progress) -> list[RankReport]:
-    """Measure each file; large ones in processes.
+def measure_files(files: Sequence[Path], progress: Progress) -> list[RankReport]:
+    """Measure each file, several or large files in processes of their own; `progress` gets the files read so far.
 
     Raises:
         UsageError: A file cannot be read.
     """
     if len(files) == 1 or sum(file.stat().st_size for file in files) < SMALL_BYTES or not sys.executable:
-        found = []
+        measured = []
         for number, file in enumerate(files):
             progress(number, len(files))
-            found.append(measure_file(file))
-        return found
+            measured.append(measure_file(file))
+        return measured
     reports = in_children(measure_file, [[file] for file in files], progress)
     if refusal := next((each for each in reports if isinstance(each, UsageError)), None):
         raise refusal
@@ -62,9 +62,10 @@ def in_children(
         UsageError: A process has ended before it had read its files.
     """
     children: list[subprocess.Popen[bytes]] = []
-    pool = ThreadPoolExecutor(AT_ONCE)
+    pool = ThreadPoolExecutor(MAX_PROCESSES)
     try:
-        results = [pool.submit(_child, f"{read.__module__}:{read.__name__}", batch, children) for batch in batches]
+        function = f"{read.__module__}:{read.__name__}"
+        results = [pool.submit(_read_in_child, function, batch, children) for batch in batches]
         for number, _ in enumerate(as_completed(results)):
             if progress is not None:
                 progress(number, len(batches))
@@ -76,7 +77,8 @@ def in_children(
         pool.shutdown()
 
 
-def _child(function: str, files: Sequence[Path], children: list[subprocess.Popen[bytes]]) -> list[Any]:
+def _read_in_child(function: str, files: Sequence[Path], children: list[subprocess.Popen[bytes]]) -> list[Any]:
+    """Run a process that reads files with a function; return its results. The process is added to `children`."""
     command = [sys.executable, "-m", __name__, function, *map(str, files)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | _ENVIRONMENT) as child:
         children.append(child)
@@ -89,7 +91,8 @@ def _child(function: str, files: Sequence[Path], children: list[subprocess.Popen
     return [UsageError(each) if isinstance(each, str) else each for each in results]
 
 
-def _main(function: str, files: Sequence[str]) -> None:
+def _write_results(function: str, files: Sequence[str]) -> None:
+    """Read files with a function, and write the pickled results to standard output; a UsageError is its text."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()  # data of files has no cycles, and a search for them takes a quarter of the time
     module, _, name = function.partition(":")
@@ -103,6 +106,8 @@ def _main(function: str, files: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    from overlap.timeline.why.children import _main as main  # so that reports are of classes that the parent has
+    from overlap.timeline.why.children import (
+        _write_results as main,  # so that reports are of classes that the parent has
+    )
 
     main(sys.argv[1], sys.argv[2:])

@@ -9,38 +9,38 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...errors import UsageError
-from ..files.packed import beginning, is_profile
-from .children import Progress, measured
+from ..files.packed import is_profile, read_beginning
+from .children import Progress, measure_files
 from .judgement import judge
 from .rank import RankReport
 from .report import SCHEMA, Why, from_json
 
-MOST_REPORT_BYTES = 64 << 20
+MAX_REPORT_BYTES = 64 << 20
 _RANK = re.compile(r"(?:rank|worker|TP)[-_ ]?(\d+)", re.IGNORECASE)
-ENDINGS = (".json", ".json.gz", ".gz", ".pickle", ".pkl")
+TRACE_SUFFIXES = (".json", ".json.gz", ".gz", ".pickle", ".pkl")
 
 
 def explain(
     paths: Sequence[str | os.PathLike[str]], *, step: int | None = None, progress: Progress | None = None
 ) -> Why:
-    """Judge the traces of a job.
+    """Return the report on the traces of a job, or a report that was written before.
 
     Raises:
         UsageError: A file cannot be read, or files are not of one job.
     """
-    files = [file for path in paths for file in _inside(Path(path))]
-    if len(files) == 1 and (report := _report(files[0])) is not None:
+    files = [file for path in paths for file in _trace_files(Path(path))]
+    if len(files) == 1 and (report := _read_report(files[0])) is not None:
         return report
     profiles = []
     for file in files:
-        profiles += [file] if is_profile(beginning(file)) else []
-    rest = [file for file in files if file not in profiles]
-    named = [file for file in rest if file in map(Path, paths) or b'"traceEvents"' in beginning(file)]
+        profiles += [file] if is_profile(read_beginning(file)) else []
+    other_files = [file for file in files if file not in profiles]
+    named = [file for file in other_files if file in map(Path, paths) or b'"traceEvents"' in read_beginning(file)]
     if profiles and not named:
-        reports = measured(profiles, progress or (lambda done, count: None))
-        found = judge(reports if len(reports) == 1 else [_ranked(report) for report in reports], step=step)
-        note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in rest)}"
-        return replace(found, notes=(*found.notes, note)) if rest else found
+        reports = measure_files(profiles, progress or (lambda done, count: None))
+        found = judge(reports if len(reports) == 1 else [_with_named_rank(report) for report in reports], step=step)
+        note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in other_files)}"
+        return replace(found, notes=(*found.notes, note)) if other_files else found
     if profiles:
         raise UsageError(
             f"why: {named[0]} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"
@@ -50,7 +50,7 @@ def explain(
     return judge_timeline(files, step=step)
 
 
-def _inside(path: Path) -> list[Path]:
+def _trace_files(path: Path) -> list[Path]:
     """Return the files of a folder that may be traces, or a file itself.
 
     Raises:
@@ -63,19 +63,20 @@ def _inside(path: Path) -> list[Path]:
             raise UsageError(f"why: {path} is no regular file, and is read more than once: save it, and name that")
         return [path]
     inside = sorted(path.iterdir())
-    files = [each for each in inside if each.is_file() and each.name.endswith(ENDINGS)]
+    files = [each for each in inside if each.is_file() and each.name.endswith(TRACE_SUFFIXES)]
     folders = [each for each in inside if each.is_dir()]
     if not files and len(folders) == 1:  # as archives are unpacked
-        return _inside(folders[0])
+        return _trace_files(folders[0])
     if not files:
-        raise UsageError(f"why: no trace and no dump in {path}: expected files that end in {', '.join(ENDINGS[:3])}")
+        suffixes = ", ".join(TRACE_SUFFIXES[:3])
+        raise UsageError(f"why: no trace and no dump in {path}: expected files that end in {suffixes}")
     return files
 
 
-def _report(path: Path) -> Why | None:
-    """Return a report that was written before; None if a file is something else."""
+def _read_report(path: Path) -> Why | None:
+    """Return a report that `overlap why --json` has written; None if a file is something else or larger than one."""
     try:
-        if path.stat().st_size > MOST_REPORT_BYTES:
+        if path.stat().st_size > MAX_REPORT_BYTES:
             return None
         data = path.read_bytes()
     except OSError as error:
@@ -83,8 +84,8 @@ def _report(path: Path) -> Why | None:
     return from_json(data) if f'"schema": "{SCHEMA}"'.encode() in data and b'"traceEvents"' not in data else None
 
 
-def _ranked(report: RankReport) -> RankReport:
-    """Return a report with the rank that the name of its file shows, if the file itself does not show it."""
+def _with_named_rank(report: RankReport) -> RankReport:
+    """Return a report with the rank in its file's name; unchanged if the file has a rank or the name has none."""
     found = _RANK.search(Path(report.path).name)
     if report.has_rank or not found:
         return report

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, RankProfile, Wholes
-from ..measure.intervals import Merged, clip, covered_ns, inside, intersect, subtract, union
+from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Int64s, RankProfile
+from ..measure.intervals import Merged, clip, covered_ns, intersect, intersect_each, subtract, union
 from . import causes
-from .windows import GRAPH, STEP, Rows, WorkRows, joined, lost_launches, merged, outermost
+from .windows import GRAPH, STEP, Rows, WorkRows, lost_launches, outermost, rows_union, union_all
 
 QUEUED_NS = 20_000
 """A device begins queued work within this time of the end of the last."""
@@ -57,15 +57,15 @@ _INSTANTIATE = re.compile(r"GraphInstantiate")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapPieces:
-    """Pieces of gaps: disjoint intervals with one cause each, and the instant of a thread that has their place."""
+    """Columns of disjoint pieces of gaps: each has one cause, and the place of an instant of a thread."""
 
-    start_ns: Wholes
-    end_ns: Wholes
+    start_ns: Int64s
+    end_ns: Int64s
     cause: NDArray[np.int8]  # index in `causes.NAMES`
-    thread: Wholes  # -1 without one
-    instant_ns: Wholes
+    thread: Int64s  # -1 without one
+    instant_ns: Int64s
 
-    def order(self) -> GapPieces:
+    def sort_by_start(self) -> GapPieces:
         """Return the pieces in order of start."""
         if (self.start_ns[1:] >= self.start_ns[:-1]).all():
             return self
@@ -76,8 +76,8 @@ class GapPieces:
 _COLUMNS = ("start_ns", "end_ns", "cause", "thread", "instant_ns")
 
 
-class _Found:
-    """Pieces as they are found."""
+class _GapCollector:
+    """Collector of pieces of gaps, in any order."""
 
     def __init__(self) -> None:
         self._parts: list[GapPieces] = []
@@ -87,10 +87,10 @@ class _Found:
         cause: str,
         where: Merged,
         *,
-        thread: Wholes | int = -1,
-        instant_ns: Wholes | None = None,
+        thread: Int64s | int = -1,
+        instant_ns: Int64s | None = None,
     ) -> None:
-        """Append pieces with one cause."""
+        """Append intervals as pieces of one cause; a piece's place is that of its middle, or of `instant_ns`."""
         if len(where):
             self._parts.append(GapPieces(
                 start_ns=where.start_ns, end_ns=where.end_ns,
@@ -100,9 +100,10 @@ class _Found:
             ))  # fmt: skip
 
     def pieces(self) -> GapPieces:
-        """Return them in order."""
+        """Return the pieces added since the last call, in order of start."""
         parts, self._parts = [_NO_PIECES, *self._parts], []
-        return GapPieces(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}).order()
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        return GapPieces(**columns).sort_by_start()
 
 
 _EVER, _NONE = np.iinfo(np.int64), np.empty(0, np.int64)
@@ -111,23 +112,24 @@ _NO_PIECES = GapPieces(start_ns=_NONE, end_ns=_NONE, cause=_NONE.astype(np.int8)
 
 def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged) -> GapPieces:
     """Divide the gaps of a device; the pieces add up to the gaps."""
-    rows, result = work.rows, _Found()
+    rows, result = work.rows, _GapCollector()
+    # For each gap: the work that ends it, the launch of that work, and the work whose end began it.
     following = np.searchsorted(profile.start_ns[rows], gaps.end_ns, "left")
     ended = following < len(rows)
-    row: Wholes = np.where(ended, rows[np.minimum(following, len(rows) - 1)], -1).astype(np.int64)
+    row: Int64s = np.where(ended, rows[np.minimum(following, len(rows) - 1)], -1).astype(np.int64)
     launch = np.where(ended, work.launch[row], -1)
     has_launch = launch >= 0
     begin_ns = profile.start_ns[launch]
     call_ns = profile.end_ns[launch] - begin_ns
     until_ns = np.where(call_ns > LONG_CALL_NS, profile.end_ns[launch], begin_ns)
     until_ns = np.where(has_launch, np.clip(until_ns, gaps.start_ns, gaps.end_ns), gaps.start_ns)
-    rest = Merged(until_ns, gaps.end_ns)  # the device's part; may be empty
-    length_ns = rest.end_ns - rest.start_ns
+    device_part = Merged(until_ns, gaps.end_ns)  # the device's part; may be empty
+    length_ns = device_part.end_ns - device_part.start_ns
     late = has_launch & (begin_ns > gaps.start_ns)
     last = np.maximum.accumulate(profile.end_ns[rows])
     newest = np.maximum.accumulate(np.where(profile.end_ns[rows] == last, np.arange(len(rows)), 0))
     before = rows[newest[np.maximum(np.minimum(following, len(rows)) - 1, 0)]]  # the work whose end began the gap
-    graphs = profile.matching(GRAPH)[profile.name[launch]]
+    graphs = profile.names_matching(GRAPH)[profile.name[launch]]
     in_graph = has_launch & graphs & (profile.correlation[before] == profile.correlation[row])
     limit_ns = np.where(late | (graphs & ~in_graph), LATENCY_NS, QUEUED_NS)
     is_short = has_launch & (length_ns <= limit_ns)
@@ -138,7 +140,7 @@ def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged
         (causes.UNKNOWN, ~is_short & ~is_event),
     ):  # fmt: skip
         chosen = chosen & (length_ns > 0)
-        where = Merged(rest.start_ns[chosen], rest.end_ns[chosen])
+        where = Merged(device_part.start_ns[chosen], device_part.end_ns[chosen])
         launches = launch[chosen]
         thread = np.where(launches >= 0, profile.thread[launches], -1)
         result.add(cause, where, thread=thread, instant_ns=profile.start_ns[launches])
@@ -147,12 +149,12 @@ def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged
     for thread in launchers.tolist():
         launches = host & (profile.thread[launch] == thread)
         parts = Merged(gaps.start_ns[launches], until_ns[launches])
-        _divide(profile, work, result, parts, thread, launchers, busy)
+        _divide_host_gaps(profile, work, result, parts, thread, launchers, busy)
     return result.pieces()
 
 
-def computing(profile: RankProfile, work: WorkRows, compute: Merged) -> tuple[GapPieces, Rows]:
-    """Divide the time of computing among kernels, or operators of a host, and return the row of each piece.
+def compute_pieces(profile: RankProfile, work: WorkRows, compute: Merged) -> tuple[GapPieces, Rows]:
+    """Return the time of computing, divided among kernels or operators of a host, and the row of each piece.
 
     An instant at which several run belongs to the one that began first.
     """
@@ -162,7 +164,7 @@ def computing(profile: RankProfile, work: WorkRows, compute: Merged) -> tuple[Ga
     low_ns = np.concatenate([low_ns[:1], np.maximum(low_ns[1:], reach_ns[:-1])])
     is_first = low_ns < profile.end_ns[rows]
     rows, low_ns = rows[is_first], low_ns[is_first]
-    at, start_ns, end_ns = inside(low_ns, profile.end_ns[rows], compute)
+    at, start_ns, end_ns = intersect_each(low_ns, profile.end_ns[rows], compute)
     rows = rows[at]
     source = work.launch[rows] if work.on_device else rows
     thread = np.where(source >= 0, profile.thread[source], -1).astype(np.int64)
@@ -174,28 +176,31 @@ def computing(profile: RankProfile, work: WorkRows, compute: Merged) -> tuple[Ga
 
 
 def _follows_event_wait(profile: RankProfile, launch: Rows) -> NDArray[np.bool_]:
-    """Return which launches have a wait of their stream for an event as the call before them on their thread."""
+    """Return a mask over launches: the call before, on its thread, lets a stream wait for an event."""
     calls = profile.rows(RUNTIME)
     calls = calls[np.lexsort((profile.start_ns[calls], profile.thread[calls]))]
-    waits = profile.matching(_EVENT_WAIT)[profile.name[calls]]
+    waits = profile.names_matching(_EVENT_WAIT)[profile.name[calls]]
     follows = np.zeros(len(profile.kind), bool)
     follows[calls[1:]] = waits[:-1] & (profile.thread[calls[1:]] == profile.thread[calls[:-1]])
     found: NDArray[np.bool_] = follows[launch] & (launch >= 0)
     return found
 
 
-def _divide(
-    profile: RankProfile, work: WorkRows, result: _Found, parts: Merged, thread: int,
-    launchers: Wholes, busy: Merged,
+def _divide_host_gaps(
+    profile: RankProfile, work: WorkRows, result: _GapCollector, parts: Merged, thread: int,
+    launchers: Int64s, busy: Merged,
 ) -> None:  # fmt: skip
-    """Divide the host's parts of gaps that a thread ended; earlier classes have precedence."""
-    calls = _on(profile, profile.rows(RUNTIME), thread)
-    lost = _lost(profile, work, calls)
+    """Add the host's parts of gaps that launches of a thread ended, by cause; earlier causes have precedence."""
+    calls = _rows_of_thread(profile, profile.rows(RUNTIME), thread)
+    lost = _unrecorded_work(profile, work, calls)
     result.add(causes.UNKNOWN, intersect(parts, lost))
     parts = subtract(parts, lost)
-    syncs = calls[_waits(profile, work, calls)]
+    syncs = calls[_is_device_wait(profile, work, calls)]
     blocked_ns = covered_ns(profile.start_ns[syncs], profile.end_ns[syncs], busy)
-    for cause, cover in [*_classes(profile, thread, calls, syncs), (causes.SYNC, _after(profile, syncs, blocked_ns))]:
+    for cause, cover in [
+        *_late_host_causes(profile, thread, calls, syncs),
+        (causes.SYNC, _delayed_by_waits(profile, syncs, blocked_ns)),
+    ]:
         where = intersect(parts, cover)
         if cause == causes.SYNC and len(syncs):
             last = np.maximum(np.searchsorted(profile.start_ns[syncs], where.end_ns, "left") - 1, 0)
@@ -204,19 +209,20 @@ def _divide(
             result.add(cause, where, thread=thread)
         parts = subtract(parts, cover)
     operators = profile.rows(OPERATOR)
-    if len(_on(profile, operators, thread)):
+    if len(_rows_of_thread(profile, operators, thread)):
         others = operators[np.isin(profile.thread[operators], launchers)]
-        idle = subtract(parts, merged(profile, np.concatenate([others, calls])))
+        idle = subtract(parts, rows_union(profile, np.concatenate([others, calls])))
         is_long = idle.end_ns - idle.start_ns >= PYTHON_NS
         idle = Merged(idle.start_ns[is_long], idle.end_ns[is_long])
         result.add(causes.PYTHON, idle, thread=thread)
         parts = subtract(parts, idle)
-        parts = _cut(profile, parts, outermost(profile, _on(profile, operators, thread)))
+        parts = _cut_at_operators(profile, parts, outermost(profile, _rows_of_thread(profile, operators, thread)))
     result.add(causes.LAUNCH, parts, thread=thread)
 
 
-def _cut(profile: RankProfile, parts: Merged, rows: Rows) -> Merged:
-    """Return parts that are cut where some rows begin and end, so that each has one place."""
+def _cut_at_operators(profile: RankProfile, parts: Merged, rows: Rows) -> Merged:
+    """Return intervals cut where some operators begin and end, so that each part has one place."""
+    # A bound strictly inside an interval is the end of one part and the start of the next.
     bounds_ns = np.unique(np.concatenate([profile.start_ns[rows], profile.end_ns[rows]]))
     at = np.searchsorted(parts.end_ns, bounds_ns, "left")
     at, bounds_ns = at[at < len(parts)], bounds_ns[at < len(parts)]
@@ -224,24 +230,25 @@ def _cut(profile: RankProfile, parts: Merged, rows: Rows) -> Merged:
     return Merged(*(np.sort(np.concatenate([each, bounds_ns])) for each in (parts.start_ns, parts.end_ns)))
 
 
-def _lost(profile: RankProfile, work: WorkRows, calls: Rows) -> Merged:
-    """Return the times from launches without recorded work to the next launches: the device may be busy."""
+def _unrecorded_work(profile: RankProfile, work: WorkRows, calls: Rows) -> Merged:
+    """Return the times from launches without recorded work to the next launch with it: the device may be busy."""
     known = np.isin(calls, work.launch[work.rows])
     lost = lost_launches(profile, work, calls)
     begins_ns = np.append(profile.start_ns[calls[known]], profile.end_ns.max())
     return union(profile.start_ns[lost], begins_ns[np.searchsorted(begins_ns[:-1], profile.start_ns[lost], "right")])
 
 
-def _on(profile: RankProfile, rows: Rows, thread: int) -> Rows:
+def _rows_of_thread(profile: RankProfile, rows: Rows, thread: int) -> Rows:
+    """Return the rows among `rows` that are events of one thread."""
     found: Rows = rows[profile.thread[rows] == thread]
     return found
 
 
-def _waits(profile: RankProfile, work: WorkRows, calls: Rows) -> NDArray[np.bool_]:
-    """Return which calls wait for the device: synchronisations, and long copies to the host."""
-    sync = profile.matching(_SYNC)[profile.name[calls]]
-    copy = profile.matching(_ASYNC_COPY)[profile.name[calls]]
-    to_host = profile.matching(re.compile(r"DtoH|Device -> (Pageable|Pinned|Host)"))
+def _is_device_wait(profile: RankProfile, work: WorkRows, calls: Rows) -> NDArray[np.bool_]:
+    """Return a mask over calls: synchronisations with the device, and long copies to the host."""
+    sync = profile.names_matching(_SYNC)[profile.name[calls]]
+    copy = profile.names_matching(_ASYNC_COPY)[profile.name[calls]]
+    to_host = profile.names_matching(re.compile(r"DtoH|Device -> (Pageable|Pinned|Host)"))
     copies = work.copies[to_host[profile.name[work.copies]]]
     launches = work.launch[copies]
     is_long = profile.end_ns[calls] - profile.start_ns[calls] >= BLOCKING_COPY_NS
@@ -249,60 +256,61 @@ def _waits(profile: RankProfile, work: WorkRows, calls: Rows) -> NDArray[np.bool
     return found
 
 
-def _after(profile: RankProfile, syncs: Rows, blocked_ns: Wholes) -> Merged:
-    """Return the times in which waits made the host late: without a wait it had been ahead by its busy part."""
+def _delayed_by_waits(profile: RankProfile, syncs: Rows, blocked_ns: Int64s) -> Merged:
+    """Return the times in which waits made the host late: each wait, and as long again as the device was busy in it."""
     return union(profile.start_ns[syncs], profile.end_ns[syncs] + blocked_ns)
 
 
-def _classes(profile: RankProfile, thread: int, calls: Rows, syncs: Rows) -> Iterator[tuple[str, Merged]]:
+def _late_host_causes(profile: RankProfile, thread: int, calls: Rows, syncs: Rows) -> Iterator[tuple[str, Merged]]:
     """Yield causes of a late host, and when they held on a thread, in order of precedence."""
-    around = _on(profile, profile.rows(OPERATOR, NOTE, PYTHON), thread)
+    events = _rows_of_thread(profile, profile.rows(OPERATOR, NOTE, PYTHON), thread)
 
-    def chosen(rows: Rows, pattern: re.Pattern[str]) -> Rows:
-        return rows[profile.matching(pattern)[profile.name[rows]]]
+    def rows_named(rows: Rows, pattern: re.Pattern[str]) -> Rows:
+        """Return the rows whose names a pattern matches."""
+        return rows[profile.names_matching(pattern)[profile.name[rows]]]
 
-    yield causes.GC, merged(profile, chosen(around, _GC))
-    begins, ends = chosen(calls, _BEGIN_CAPTURE), chosen(calls, _END_CAPTURE)
+    yield causes.GC, rows_union(profile, rows_named(events, _GC))
+    begins, ends = rows_named(calls, _BEGIN_CAPTURE), rows_named(calls, _END_CAPTURE)
     after = np.searchsorted(profile.start_ns[ends], profile.start_ns[begins], "left")
     whole = after < len(ends)
     captures = union(profile.start_ns[begins[whole]], profile.end_ns[ends[after[whole]]])
-    yield causes.CAPTURE, joined(captures, merged(profile, chosen(calls, _INSTANTIATE)))
-    yield causes.COMPILE, merged(profile, chosen(around, _COMPILE))
-    allocations = chosen(calls, _ALLOCATOR)
-    yield causes.ALLOCATOR, merged(profile, allocations)
+    yield causes.CAPTURE, union_all(captures, rows_union(profile, rows_named(calls, _INSTANTIATE)))
+    yield causes.COMPILE, rows_union(profile, rows_named(events, _COMPILE))
+    allocations = rows_named(calls, _ALLOCATOR)
+    yield causes.ALLOCATOR, rows_union(profile, allocations)
     took_ns = profile.end_ns[calls] - profile.start_ns[calls]
     other = ~np.isin(calls, np.concatenate([allocations, syncs]))
-    loads = profile.matching(_LOADS)[profile.name[calls]]
-    yield causes.STARTUP, merged(profile, calls[other & (loads | (took_ns >= STARTUP_NS))])
-    yield causes.DATA, merged(profile, chosen(around, _DATA))
-    copies = profile.matching(_ASYNC_COPY)[profile.name[calls]]
-    yield causes.COPY, merged(profile, calls[other & copies & (took_ns >= BLOCKING_COPY_NS)])
+    loads = profile.names_matching(_LOADS)[profile.name[calls]]
+    yield causes.STARTUP, rows_union(profile, calls[other & (loads | (took_ns >= STARTUP_NS))])
+    yield causes.DATA, rows_union(profile, rows_named(events, _DATA))
+    copies = profile.names_matching(_ASYNC_COPY)[profile.name[calls]]
+    yield causes.COPY, rows_union(profile, calls[other & copies & (took_ns >= BLOCKING_COPY_NS)])
 
 
-def delays(profile: RankProfile) -> list[tuple[str, Merged]]:
+def delay_causes(profile: RankProfile) -> list[tuple[str, Merged]]:
     """Return causes that delay a host also while operators run, and when they held on any thread, by precedence."""
     around = profile.rows(OPERATOR, NOTE, PYTHON)
     names = profile.name[around]
     patterns = ((causes.DATA, _DATA), (causes.GC, _GC), (causes.COMPILE, _COMPILE))
-    return [(cause, merged(profile, around[profile.matching(pattern)[names]])) for cause, pattern in patterns]
+    return [(cause, rows_union(profile, around[profile.names_matching(pattern)[names]])) for cause, pattern in patterns]
 
 
-def host_gaps(profile: RankProfile, gaps: Merged, held: Sequence[tuple[str, Merged]], *, unknown: bool) -> GapPieces:
-    """Divide the time in which a host that has no device ran no operator.
+def host_gaps(profile: RankProfile, gaps: Merged, delays: Sequence[tuple[str, Merged]], *, unknown: bool) -> GapPieces:
+    """Divide the time in which a host without a device ran no operator; the pieces add up to the gaps.
 
     Args:
         profile: The events.
         gaps: Times without computes and communication.
-        held: Causes that hold while operators run, too, and when.
+        delays: Causes that also hold while operators run, each with its times, by precedence.
         unknown: Whether a device was at work whose events are not recorded.
     """
-    result, parts = _Found(), gaps
-    thread, events = _program(profile)
-    for cause, cover in held:
+    result, parts = _GapCollector(), gaps
+    thread, events = _program_thread(profile)
+    for cause, cover in delays:
         where = intersect(parts, cover)
         result.add(cause, where, thread=thread)
         parts = subtract(parts, cover)
-    silent = merged(profile, silent_modules(profile))
+    silent = rows_union(profile, silent_modules(profile))
     result.add(causes.UNKNOWN, intersect(parts, silent))
     parts = subtract(parts, silent)
     low_ns = high_ns = _EVER.max  # of the thread's events
@@ -314,7 +322,7 @@ def host_gaps(profile: RankProfile, gaps: Merged, held: Sequence[tuple[str, Merg
     return result.pieces()
 
 
-def _program(profile: RankProfile) -> tuple[int, Rows]:
+def _program_thread(profile: RankProfile) -> tuple[int, Rows]:
     """Return the thread of the program, and its functions, or operators if no function is recorded.
 
     It marks the steps, or else has the most operators: functions of other threads may run all the time.
@@ -323,17 +331,18 @@ def _program(profile: RankProfile) -> tuple[int, Rows]:
     events = functions if len(functions) else operators
     if not len(events):
         return -1, events
-    marks = notes[profile.matching(STEP)[profile.name[notes]]]
+    marks = notes[profile.names_matching(STEP)[profile.name[notes]]]
+    # Score of a thread: its time in operators, or infinite if it marks the steps.
     took_ns = (profile.end_ns - profile.start_ns)[operators].astype(np.float64)
     score = np.bincount(profile.thread[operators], took_ns, len(profile.threads)).astype(np.float64)
     score[profile.thread[marks]] = np.inf
     threads = np.unique(profile.thread[events])
     thread = int(threads[score[threads].argmax()])
-    return thread, _on(profile, events, thread)
+    return thread, _rows_of_thread(profile, events, thread)
 
 
 def silent_modules(profile: RankProfile) -> Rows:
-    """Return the modules that run on threads of which no operator is recorded."""
+    """Return the rows of modules that run on threads without any recorded operator."""
     functions = profile.rows(PYTHON)
-    modules = functions[profile.matching(_MODULE)[profile.name[functions]]]
+    modules = functions[profile.names_matching(_MODULE)[profile.name[functions]]]
     return modules[~np.isin(profile.thread[modules], profile.thread[profile.rows(OPERATOR)])]

@@ -39,12 +39,13 @@ def serve(requests: IO[str], answers: IO[str], why: Callable[..., Any]) -> None:
         else:
             if not isinstance(request, dict) or "id" not in request:  # a notification
                 continue
-            answer = _answer(request, why)
+            answer = _answer_request(request, why)
         print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), file=answers, flush=True)
 
 
-def _answer(request: Mapping[str, Any], why: Callable[..., Any]) -> dict[str, Any]:
-    method, params = request.get("method"), _fields(request.get("params"))
+def _answer_request(request: Mapping[str, Any], why: Callable[..., Any]) -> dict[str, Any]:
+    """Return the result or the error of one request, as JSON-RPC fields; `why` is called for "tools/call"."""
+    method, params = request.get("method"), _as_mapping(request.get("params"))
     if method == "initialize":
         about = {"name": "overlap", "version": version()}
         return {"result": {"protocolVersion": PROTOCOL, "capabilities": {"tools": {}}, "serverInfo": about}}
@@ -54,7 +55,7 @@ def _answer(request: Mapping[str, Any], why: Callable[..., Any]) -> dict[str, An
         return {"result": {"tools": [_TOOL]}}
     if method != "tools/call" or params.get("name") != "why":
         return {"error": {"code": _NO_METHOD, "message": f"no method or tool {params.get('name', method)!r}"}}
-    given = _fields(params.get("arguments"))
+    given = _as_mapping(params.get("arguments"))
     try:
         text, failed = json.dumps(why(str(given.get("path", "")), step=given.get("step")).as_dict()), False
     except UsageError as error:
@@ -62,5 +63,5 @@ def _answer(request: Mapping[str, Any], why: Callable[..., Any]) -> dict[str, An
     return {"result": {"content": [{"type": "text", "text": text}], "isError": failed}}
 
 
-def _fields(value: object) -> Mapping[str, Any]:
+def _as_mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}

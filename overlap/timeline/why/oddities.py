@@ -11,16 +11,16 @@ from ..spans import LEFT_OUT, ORIGIN, Timeline
 def oddities(timeline: Timeline) -> str:
     """Return the faults of a timeline in one line, and how they are shown; "" without faults."""
     columns, ours = timeline.columns, ORIGIN not in timeline.meta
-    found = [timeline.meta.get(LEFT_OUT, "")]
+    faults = [timeline.meta.get(LEFT_OUT, "")]
     if ours:  # a compute of another tool may be many kernels at once
-        found += [_twice_at_once(columns), _before_their_call(columns)]
+        faults += [_crossing_computes(columns), _starts_before_call(columns)]
     if columns.rank.size and timeline.world_size <= int(columns.rank.max()):
-        found.append(f"the file says {timeline.world_size} ranks, and has rank {columns.rank.max()}; all are shown")
-    return "; ".join(filter(None, found))
+        faults.append(f"the file says {timeline.world_size} ranks, and has rank {columns.rank.max()}; all are shown")
+    return "; ".join(filter(None, faults))
 
 
-def _twice_at_once(columns: SpanColumns) -> str:
-    """Find crossing computes: a lane of issued computes is one thread; spans that programs record may cross."""
+def _crossing_computes(columns: SpanColumns) -> str:
+    """Return text on issued computes that overlap on one lane, where only one can run at a time; "" if none do."""
     issued = columns.is_kind("compute") & (columns.issued_ns != NONE)
     compute = columns.take(issued & (columns.end_ns > columns.start_ns))
     thread = compute.rank * len(compute.texts) + compute.lane
@@ -32,22 +32,23 @@ def _twice_at_once(columns: SpanColumns) -> str:
     (span,) = compute.take(order[crossing[:1] + 1]).spans()
     verb = "begins" if len(crossing) == 1 else "begin"
     return (
-        f"{_spans(len(crossing))} on a lane of computes {verb} before the one before has ended "
+        f"{_span_count(len(crossing))} on a lane of computes {verb} before the one before has ended "
         f"(first: '{span.name}' of rank {span.rank} on '{span.lane}'), which counts once"
     )
 
 
-def _before_their_call(columns: SpanColumns) -> str:
+def _starts_before_call(columns: SpanColumns) -> str:
+    """Return text on spans that begin before their call; "" if none do."""
     called = (columns.issued_ns != NONE) & (columns.issued_ns > columns.start_ns)
     if not (count := int(called.sum())):
         return ""
     (span,) = columns.take(np.flatnonzero(called)[:1]).spans()
     verbs = ("begins before it was", "it is") if count == 1 else ("begin before they were", "they are")
     return (
-        f"{_spans(count)} {verbs[0]} called (first: '{span.name}' of rank {span.rank}): a clock went back; "
+        f"{_span_count(count)} {verbs[0]} called (first: '{span.name}' of rank {span.rank}): a clock went back; "
         f"{verbs[1]} shown as not queued"
     )
 
 
-def _spans(count: int) -> str:
+def _span_count(count: int) -> str:
     return f"{count} span{'s' * (count != 1)}"

@@ -10,39 +10,41 @@ from ...units import figure, figure_unit
 from .report import Advice, Why
 
 LINES = 24
-WHOLE = 3
+WRAPPED_CAUSES = 3
 """Causes whose places are wrapped to a second line; those of others are cut."""
 _SMALL = 0.01
 """Part of a step: causes with less share a line."""
 
 
-def text(why: Why, width: int = 100) -> list[str]:
-    """Return the page: the sentence, causes, advice, and open questions; omitted advice is counted."""
+def page_lines(why: Why, width: int = 100) -> list[str]:
+    """Return the page as lines: the sentence, causes, advice, and open questions; omitted advice is counted."""
     if why.hang is not None:
         return [printable(line) for line in why.hang["page"]]
     head = textwrap.wrap(printable(why.verdict), width, max_lines=4, placeholder=" ...")
-    tail = [_cut(f"cannot be told: {each}", width) for each in why.undecided]
-    notes = [_cut(each, width) for each in why.notes]
+    tail = [_shorten(f"cannot be told: {each}", width) for each in why.undecided]
+    notes = [_shorten(each, width) for each in why.notes]
     lines = [*head, ""]
-    for number, line in enumerate(_causes(why)):
-        lines += _wrapped(line, width, indent=21) if number < WHOLE else [_cut(line, width)]
+    for number, line in enumerate(_cause_lines(why)):
+        lines += _wrap(line, width, indent=21) if number < WRAPPED_CAUSES else [_shorten(line, width)]
     room = LINES - len(lines) - min(len(tail), 2) - 1
     for number, item in enumerate(why.advice, 1):
-        found = _advice(number, item, width)
-        if len(found) + (number == 1) > room:
+        advice_lines = _advice_lines(number, item, width)
+        if len(advice_lines) + (number == 1) > room:
             lines.append(f"and {len(why.advice) - number + 1} more: --json")
             break
-        lines += [""] * (number == 1) + found
-        room -= len(found) + (number == 1)
+        lines += [""] * (number == 1) + advice_lines
+        room -= len(advice_lines) + (number == 1)
     return [*lines, *[*tail, *notes][: LINES - len(lines)]]
 
 
-def _cut(line: str, width: int) -> str:
+def _shorten(line: str, width: int) -> str:
+    """Return a text as one line of at most `width` characters; longer texts end in "..."."""
     line = printable(line)
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
-def _causes(why: Why) -> Iterator[str]:
+def _cause_lines(why: Why) -> Iterator[str]:
+    """Yield a line for each cause with its time, share and place; causes below `_SMALL` share the last line."""
     unit, unit_ns = figure_unit(why.step_ns)
     small = [cause for cause in why.causes if cause.share < _SMALL]
     for cause in why.causes:
@@ -54,37 +56,38 @@ def _causes(why: Why) -> Iterator[str]:
         yield f"{figure(ns, unit_ns):>9} {unit} {share:4.0%}  {', '.join(cause.cause for cause in small)}"
 
 
-def _advice(number: int, item: Advice, width: int) -> list[str]:
+def _advice_lines(number: int, item: Advice, width: int) -> list[str]:
+    """Return the lines of one piece of advice: the change with its place, then evidence and gain."""
     where = f" (at {item.place})" if item.place else ""
     return [
-        *_wrapped(f"{number}. {item.change}{where}", width, indent=3),
-        *_wrapped(f"   {item.evidence}; gain {item.gain_text}", width, indent=3),
+        *_wrap(f"{number}. {item.change}{where}", width, indent=3),
+        *_wrap(f"   {item.evidence}; gain {item.gain_text}", width, indent=3),
     ]
 
 
-def _wrapped(line: str, width: int, *, indent: int) -> list[str]:
-    """Return a line as at most two."""
+def _wrap(line: str, width: int, *, indent: int) -> list[str]:
+    """Return a text as at most two lines, the second one indented; longer texts end in " ..."."""
     return textwrap.wrap(printable(line), width, max_lines=2, placeholder=" ...", subsequent_indent=" " * indent)
 
 
 def markdown(why: Why) -> str:
-    """Return the report as Markdown."""
+    """Return the report as Markdown: verdict, a table of causes, advice and open questions."""
     if why.hang is not None:
-        return "\n".join([f"**{_escaped(why.verdict)}**", "", "```", *why.hang["page"], "```", ""])
+        return "\n".join([f"**{_escape(why.verdict)}**", "", "```", *why.hang["page"], "```", ""])
     unit, unit_ns = figure_unit(why.step_ns)
-    lines = [f"**{_escaped(why.verdict)}**", "", f"| {unit} | part | cause | where |", "|--:|--:|---|---|"]
+    lines = [f"**{_escape(why.verdict)}**", "", f"| {unit} | part | cause | where |", "|--:|--:|---|---|"]
     for cause in why.causes:
-        where = _escaped(cause.places[0]) if cause.places else ""
+        where = _escape(cause.places[0]) if cause.places else ""
         lines.append(f"| {figure(cause.duration_ns, unit_ns)} | {cause.share:.0%} | {cause.text} | {where} |")
     lines += [""] * bool(why.advice)
     for number, item in enumerate(why.advice, 1):
-        where = f" ({_escaped(item.place)})" if item.place else ""
-        lines.append(f"{number}. {_escaped(item.change)}{where}. {_escaped(item.evidence)}; gain {item.gain_text}.")
-    rest = [f"- Cannot be told: {_escaped(each)}" for each in why.undecided]
-    rest += [f"- {_escaped(each)}" for each in why.notes]
+        where = f" ({_escape(item.place)})" if item.place else ""
+        lines.append(f"{number}. {_escape(item.change)}{where}. {_escape(item.evidence)}; gain {item.gain_text}.")
+    rest = [f"- Cannot be told: {_escape(each)}" for each in why.undecided]
+    rest += [f"- {_escape(each)}" for each in why.notes]
     return "\n".join([*lines, *([""] if rest else []), *rest, ""])
 
 
-def _escaped(name: str) -> str:
+def _escape(name: str) -> str:
     """Return a text with the characters of Markdown escaped that names of kernels and ranks contain."""
     return "".join(f"\\{each}" if each in "\\`*_|<>[]" else each for each in printable(name))

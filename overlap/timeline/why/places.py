@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...units import format_ns
-from ..columnar import runs
-from ..files.profile import NOTE, OPERATOR, PYTHON, RankProfile, Wholes
-from ..measure.intervals import counted
+from ..columnar import run_starts
+from ..files.profile import NOTE, OPERATOR, PYTHON, Int64s, RankProfile
+from ..measure.intervals import expand_ranges
 from .windows import Rows, is_outermost
 
 BACKWARD = "backward"
 """Phase of operators of the backward pass; their places are those of their forward."""
 _DEPTH, _PRIME = 200, np.uint64(0x100000001B3)
-PLACES = 3
+MAX_PLACES = 3
 """Places of a cause that are named."""
 _NAME = 80
 """Characters of an operator, module or note that are shown."""
 _DUNDER = re.compile(r"^__(?!init__|next__|iter__|getitem__)\w+__$|^<")
 _FRAME = re.compile(r"^(?P<path>[^()]+\.py)\((?P<line>\d+)\): (?P<name>.+)$")
 _LIBRARY = re.compile(r"(^|/)(torch|torchvision|numpy|triton|importlib|<frozen)(/|$)|^<|^threading\.py|/lib/python3")
-_MOSTLY = 0.9
-"""Part of the time of a place from which on an operator is said to have it."""
+_MAIN_OPERATOR_SHARE = 0.9
+"""Part of the time of a place from which on it counts as one operator's."""
 _INSTANCE = re.compile(r"_\d+$")
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function: ")
 _NOT_A_PLACE = re.compile(r"^(ProfilerStep#|PyTorch Profiler|enumerate\(DataLoader\)|gloo:|overlap:|nccl:)")
@@ -46,7 +46,7 @@ class ProgramPlace:
 
     @property
     def frame(self) -> str:
-        """Innermost function of the program."""
+        """Innermost function of the program, as "file.py:line (function)"; "" without one."""
         return self.frames[-1] if self.frames else ""
 
     def __str__(self) -> str:
@@ -62,11 +62,12 @@ class ProgramPlace:
         return f"{text} in {where}" if text and where else text or where
 
 
-def common(places: Sequence[tuple[ProgramPlace, int]]) -> ProgramPlace:
-    """Return the common place of places, each with its time: the parts that hold for most of the time."""
+def common_place(places: Sequence[tuple[ProgramPlace, int]]) -> ProgramPlace:
+    """Return the operator, module, function and phase that hold for more than half of the time of some places."""
     total_ns = sum(ns for _, ns in places)
 
-    def most(texts: Iterable[tuple[str, int]]) -> str:
+    def prevailing(texts: Iterable[tuple[str, int]]) -> str:
+        """Return the text that has more than half of the time; "" if none has."""
         times: dict[str, int] = {}
         for text, ns in texts:
             times[text] = times.get(text, 0) + ns
@@ -75,12 +76,12 @@ def common(places: Sequence[tuple[ProgramPlace, int]]) -> ProgramPlace:
 
     modules = [(place.module, ns) for place, ns in places]
     return ProgramPlace(
-        operator=most((place.operator, ns) for place, ns in places),
-        module=most(modules) or most((_INSTANCE.sub("", name), ns) for name, ns in modules),
+        operator=prevailing((place.operator, ns) for place, ns in places),
+        module=prevailing(modules) or prevailing((_INSTANCE.sub("", name), ns) for name, ns in modules),
         frames=tuple(
-            filter(None, [most((frame, ns) for place, ns in places for frame in dict.fromkeys(place.frames))])
+            filter(None, [prevailing((frame, ns) for place, ns in places for frame in dict.fromkeys(place.frames))])
         ),
-        phase=most((place.phase, ns) for place, ns in places),
+        phase=prevailing((place.phase, ns) for place, ns in places),
     )
 
 
@@ -98,32 +99,33 @@ def top_places(
             name = next(filter(None, (place.frame, place.module, *parts) if by_function else parts))
             groups.setdefault(f"{place.phase == BACKWARD}{name}", []).append((place, ns))
     sums = sorted(
-        ((sum(ns for _, ns in group), common(group), group) for group in groups.values()), key=lambda each: -each[0]
+        ((sum(ns for _, ns in group), common_place(group), group) for group in groups.values()),
+        key=lambda each: -each[0],
     )
     return [
-        f"{_described(place, group)} ({format_ns(ns)}{rank}{operators_of(group, ': ') * _is_of_several(group)})"
-        for ns, place, group in sums[:PLACES]
+        f"{_describe_group(place, group)} ({format_ns(ns)}{rank}{list_operators(group, ': ') * _has_several(group)})"
+        for ns, place, group in sums[:MAX_PLACES]
         if ns >= 0.01 * step_ns
     ]
 
 
-def _is_of_several(places: Sequence[tuple[ProgramPlace, int]]) -> bool:
-    """Whether operators that are not the most expensive one have a part of the time that counts."""
+def _has_several(places: Sequence[tuple[ProgramPlace, int]]) -> bool:
+    """Whether no operator alone has nearly all (`_MAIN_OPERATOR_SHARE`) of the time of some places."""
     sums: Counter[str] = Counter()
     for place, ns in places:
         sums[place.operator] += ns
-    return max(sums.values()) < _MOSTLY * sum(sums.values())
+    return max(sums.values()) < _MAIN_OPERATOR_SHARE * sum(sums.values())
 
 
-def _described(place: ProgramPlace, group: Sequence[tuple[ProgramPlace, int]]) -> str:
-    """Return the common place as text; several operators of one function are listed after it."""
-    if place.frame and _is_of_several(group):
+def _describe_group(place: ProgramPlace, group: Sequence[tuple[ProgramPlace, int]]) -> str:
+    """Return the common place of a group as text, without the operator if a function has several."""
+    if place.frame and _has_several(group):
         return str(replace(place, operator="", module="" if place.operator else place.module))
     return str(place)
 
 
-def operators_of(places: Sequence[tuple[ProgramPlace, int]], lead: str = "") -> str:
-    """Return the most expensive operators of a function as text after a lead; "" if there are none."""
+def list_operators(places: Sequence[tuple[ProgramPlace, int]], lead: str = "") -> str:
+    """Return at most four operators, the most expensive first, as text after `lead`; "" if none has a name."""
     sums: Counter[str] = Counter()
     for place, ns in places:
         sums[place.operator] += ns
@@ -137,55 +139,61 @@ class Places:
     def __init__(self, profile: RankProfile) -> None:
         self._profile = profile
         self._rows = profile.rows(OPERATOR, NOTE, PYTHON)
-        self._backward = profile.matching(_BACKWARD)
-        self._no_place = profile.matching(_NOT_A_PLACE)
-        self._forward = self._forwards()
+        self._backward = profile.names_matching(_BACKWARD)
+        self._no_place = profile.names_matching(_NOT_A_PLACE)
+        self._forward = self._forward_rows()
         self._levels: dict[int, list[Rows]] = {}
         self.has_python: bool = bool((profile.kind[self._rows] == PYTHON).any())
 
-    def _forwards(self) -> dict[int, int]:
+    def _forward_rows(self) -> dict[int, int]:
         """Return the row of the last forward operator of each sequence number: operators without a node share it."""
         profile = self._profile
         forwards: dict[int, int] = {}
         rows = self._rows[(profile.sequence[self._rows] >= 0) & (profile.kind[self._rows] == OPERATOR)]
         backward = re.compile(r"Backward\d*$|^autograd::")
-        is_backward = profile.matching(backward)
+        is_backward = profile.names_matching(backward)
         for row in rows[~is_backward[profile.name[rows]]].tolist():
             forwards[int(profile.sequence[row])] = row
         return forwards
 
-    def of(self, threads: Sequence[int], instants_ns: Wholes) -> list[ProgramPlace]:
+    def find(self, threads: Sequence[int], instants_ns: Int64s) -> list[ProgramPlace]:
         """Return the place of each instant of a thread; a backward operator has the place of its forward."""
-        places, number = self.numbered(np.array(threads, np.int32), instants_ns)
+        places, number = self.find_numbered(np.array(threads, np.int32), instants_ns)
         return [places[each] for each in number.tolist()]
 
-    def numbered(self, threads: NDArray[np.int32], instants_ns: Wholes) -> tuple[list[ProgramPlace], NDArray[np.intp]]:
-        """Return some places, and for each instant the index of its own; equal chains of names are looked up once."""
-        keys, backward = self._keys(threads, instants_ns)
+    def find_numbered(
+        self, threads: NDArray[np.int32], instants_ns: Int64s
+    ) -> tuple[list[ProgramPlace], NDArray[np.intp]]:
+        """Return distinct places, and for each instant of a thread the index of its place among them."""
+        keys, backward = self._chain_keys(threads, instants_ns)
+        # The key of a backward operator also covers its forward operator, so that equal keys have one place.
         at = np.flatnonzero(backward >= 0)
         forward = np.array([self._forward.get(number, -1) for number in self._profile.sequence[backward[at]].tolist()])
         at, forward = at[forward >= 0], forward[forward >= 0].astype(np.intp)
-        keys[at] += _PRIME * self._keys(self._profile.thread[forward], self._profile.start_ns[forward])[0]
+        keys[at] += _PRIME * self._chain_keys(self._profile.thread[forward], self._profile.start_ns[forward])[0]
         _, first, number = np.unique(keys, return_index=True, return_inverse=True)
-        return self._looked_up(threads[first], instants_ns[first]), number
+        return self._build_places(threads[first], instants_ns[first]), number
 
-    def _keys(self, threads: NDArray[np.int32], instants_ns: Wholes) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
-        """Return a number for the names around each instant, and the row of a backward operator among them, or -1."""
+    def _chain_keys(
+        self, threads: NDArray[np.int32], instants_ns: Int64s
+    ) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+        """Return a hash of the names around each instant, and the row of the outermost backward operator, or -1."""
         profile = self._profile
+        # A rolling hash of names, extended level by level from the outermost.
         keys, backward = threads.astype(np.uint64), np.full(len(threads), -1, np.intp)
         for thread in np.unique(threads).tolist():
-            asked = np.flatnonzero(threads == thread)
-            at_ns = instants_ns[asked]
-            for outer in self._levels_of(thread):
+            queries = np.flatnonzero(threads == thread)
+            at_ns = instants_ns[queries]
+            for outer in self._nested_levels(thread):
                 at = np.searchsorted(profile.start_ns[outer], at_ns, "right") - 1
                 inside = (at >= 0) & (at_ns < profile.end_ns[outer[at]]) & ~self._no_place[profile.name[outer[at]]]
-                row, mine = outer[at[inside]], asked[inside]
+                row, mine = outer[at[inside]], queries[inside]
                 keys[mine] = keys[mine] * _PRIME + profile.name[row].astype(np.uint64) + np.uint64(1)
                 is_backward = self._backward[profile.name[row]] & (backward[mine] < 0)
                 backward[mine[is_backward]] = row[is_backward]
         return keys, backward
 
-    def _levels_of(self, thread: int) -> list[Rows]:
+    def _nested_levels(self, thread: int) -> list[Rows]:
         """Return the rows of a thread in levels, the outermost first; rows of one level do not overlap."""
         if thread not in self._levels:
             profile, rows = self._profile, self._rows[self._profile.thread[self._rows] == thread]
@@ -195,7 +203,7 @@ class Places:
             )
             by_depth = np.argsort(depth, kind="stable")
             levels: list[Rows] = []
-            for level in np.split(rows[by_depth], runs(depth[by_depth])[1:]):
+            for level in np.split(rows[by_depth], run_starts(depth[by_depth])[1:]):
                 while len(level) and len(levels) < _DEPTH:
                     is_outer = is_outermost(profile, level)  # rows that cross others may share their depth
                     levels.append(level[is_outer])
@@ -203,27 +211,29 @@ class Places:
             self._levels[thread] = levels
         return self._levels[thread]
 
-    def _looked_up(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[ProgramPlace]:
-        chains = self._chains(threads, instants_ns)
-        places = [self._place(chain) for chain in chains]
-        forwards = [self._forward_of(chain) for chain in chains]
+    def _build_places(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[ProgramPlace]:
+        """Return the place of each instant of a thread; a backward operator has the place of its forward operator."""
+        chains = self._enclosing_rows(threads, instants_ns)
+        places = [self._build_place(chain) for chain in chains]
+        forwards = [self._forward_row(chain) for chain in chains]
         known = [at for at, row in enumerate(forwards) if row is not None]
         rows = np.array([forwards[at] for at in known], np.intp)
-        around = self._chains(self._profile.thread[rows], self._profile.start_ns[rows]) if known else []
+        around = self._enclosing_rows(self._profile.thread[rows], self._profile.start_ns[rows]) if known else []
         for at, chain in zip(known, around, strict=True):
-            forward = self._place(chain)
+            forward = self._build_place(chain)
             places[at] = ProgramPlace(
                 operator=forward.operator, module=forward.module, frames=forward.frames, phase=BACKWARD
             )
         return places
 
-    def _forward_of(self, chain: list[int]) -> int | None:
+    def _forward_row(self, chain: list[int]) -> int | None:
+        """Return the forward operator of the first backward operator in a chain; None if there is none."""
         for row in chain:
             if self._backward[self._profile.name[row]]:
                 return self._forward.get(int(self._profile.sequence[row]))
         return None
 
-    def _chains(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[list[int]]:
+    def _enclosing_rows(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[list[int]]:
         """Return the rows that are around each instant, the outermost first."""
         profile = self._profile
         chains: list[list[int]] = [[] for _ in instants_ns]
@@ -233,12 +243,13 @@ class Places:
             rows = self._rows[profile.thread[self._rows] == thread]
             first = np.searchsorted(instants_ns[queries], profile.start_ns[rows], "left")
             stop = np.searchsorted(instants_ns[queries], profile.end_ns[rows], "left")
-            row, query = counted(first, np.maximum(stop, first))  # rows are in order of start, the longest first
+            row, query = expand_ranges(first, np.maximum(stop, first))  # rows are in order of start, the longest first
             for each, at in zip(rows[row].tolist(), queries[query].tolist(), strict=True):
                 chains[at].append(each)
         return chains
 
-    def _place(self, chain: list[int]) -> ProgramPlace:
+    def _build_place(self, chain: list[int]) -> ProgramPlace:
+        """Return the place that a chain of rows, the outermost first, describes."""
         profile = self._profile
         operator = module = phase = ""
         frames: list[str] = []
@@ -250,24 +261,25 @@ class Places:
                 phase = name
             elif name.startswith("nn.Module: "):
                 module = name.removeprefix("nn.Module: ")
-            elif kind == PYTHON and (match := _frame(profile.names[profile.name[row]])):
+            elif kind == PYTHON and (match := _program_frame(profile.names[profile.name[row]])):
                 frames.append(f"{match['path']}:{match['line']} ({match['name']})")
         return ProgramPlace(operator=operator, module=module, frames=tuple(frames), phase=phase)
 
 
 @lru_cache(maxsize=1 << 16)
-def _frame(name: str) -> re.Match[str] | None:
+def _program_frame(name: str) -> re.Match[str] | None:
     """Return the parts of the name of a Python function of the program; None for a library's, or a mere protocol's."""
     match = _FRAME.match(name)
     return match if match and not _is_library(match["path"]) and not _DUNDER.match(match["name"]) else None
 
 
 def _is_library(path: str) -> bool:
+    """Whether a path belongs to PyTorch, NumPy, or Python's own library."""
     first = path.split("/", 1)[0].removesuffix(".py")
     return bool(_LIBRARY.search(path)) or first in sys.stdlib_module_names
 
 
-def threads_of(profile: RankProfile, rows: Rows) -> list[int]:
-    """Return the threads of some rows."""
+def row_threads(profile: RankProfile, rows: Rows) -> list[int]:
+    """Return the thread of each row."""
     found: list[int] = profile.thread[rows].tolist()
     return found

@@ -16,15 +16,26 @@ from ...units import format_ns
 from ..files.profile import RankProfile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
 from .causes import COMM, COPY, NAMES, UNKNOWN
-from .host import LATENCY_NS, GapPieces, computing, delays, device_gaps, host_gaps, silent_modules
-from .places import Places, ProgramPlace, threads_of
-from .windows import GRAPH, Rows, WorkRows, issues_of, joined, merged, messages_of, notes_of, windows_of, work_of
+from .host import LATENCY_NS, GapPieces, compute_pieces, delay_causes, device_gaps, host_gaps, silent_modules
+from .places import Places, ProgramPlace, row_threads
+from .windows import (
+    GRAPH,
+    Rows,
+    WorkRows,
+    collective_messages,
+    issuing_calls,
+    recording_notes,
+    rows_union,
+    select_work,
+    step_windows,
+    union_all,
+)
 
 EARLY_NS = 1_000_000
 """A launch within this time of the first event was perhaps not the first of its step."""
-MOST_PIECES = 3_000
+MAX_PIECES = 3_000
 """Pieces, the longest first, that show what a late rank did."""
-TINY_NS = 20_000
+TINY_KERNEL_NS = 20_000
 """A kernel that is shorter takes less time than its launch."""
 
 _WORKERS = re.compile(r"_MultiProcessingDataLoaderIter")
@@ -88,21 +99,21 @@ def measure_file(path: str | os.PathLike[str], progress: Callable[[int], None] |
     Raises:
         UsageError: It is none.
     """
-    return measure(read_profile(path, progress))
+    return measure_profile(read_profile(path, progress))
 
 
-def measure(profile: RankProfile) -> RankReport:
-    """Measure a profile."""
-    work = work_of(profile)
-    windows = windows_of(profile, work)
-    comm, compute = merged(profile, np.concatenate([work.comm, work.calls])), merged(profile, work.compute)
-    copies = merged(profile, work.copies)
-    held = [] if work.on_device else delays(profile)
+def measure_profile(profile: RankProfile) -> RankReport:
+    """Return the report on a profile: costs of each step by cause and place, collectives, and facts on kernels."""
+    work = select_work(profile)
+    windows = step_windows(profile, work)
+    comm, compute = rows_union(profile, np.concatenate([work.comm, work.calls])), rows_union(profile, work.compute)
+    copies = rows_union(profile, work.copies)
+    held = [] if work.on_device else delay_causes(profile)
     for _, cover in held:
         compute = subtract(compute, cover)
     exposed = subtract(comm, compute)
     alone = subtract(subtract(copies, compute), comm)
-    busy = joined(compute, comm, copies)
+    busy = union_all(compute, comm, copies)
     every = union(np.array([low for low, _ in windows.values()]), np.array([high for _, high in windows.values()]))
     gaps = subtract(every, busy)
     if work.on_device:
@@ -110,13 +121,13 @@ def measure(profile: RankProfile) -> RankReport:
     else:
         pieces = host_gaps(profile, gaps, held, unknown=bool(profile.header.get("deviceProperties")))
     places = Places(profile)
-    report = _described(profile, work, windows)
+    report = _describe_rank(profile, work, windows)
     report.has_python = places.has_python
-    report.has_workers = bool(profile.matching(_WORKERS).any())
-    report.calls = _calls(profile, work, windows, exposed, places)
+    report.has_workers = bool(profile.names_matching(_WORKERS).any())
+    report.calls = _collective_calls(profile, work, windows, exposed, places)
     base_ns = profile.base_ns
     report.exposed = [(base_ns + low, base_ns + high) for low, high in exposed]
-    report.notes += [*_middle(profile, pieces), *notes_of(profile, work)]
+    report.notes += [*_mid_recording_note(profile, pieces), *recording_notes(profile, work)]
     if not work.on_device and len(modules := silent_modules(profile)):
         count = len(np.unique(profile.thread[modules]))
         report.notes.append(
@@ -124,19 +135,19 @@ def measure(profile: RankProfile) -> RankReport:
             "experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True) records them"
         )
     sums = []
-    for some, rows in ((pieces, None), computing(profile, work, compute)):
-        shown, number = _places_of(profile, places, some, rows)
-        sums.append(_Costs(some, shown, number))
-        longest = np.argsort(some.start_ns - some.end_ns, kind="stable")[:MOST_PIECES].tolist()
-        instants = ((base_ns + int(some.start_ns[at]), base_ns + int(some.end_ns[at])) for at in longest)
+    for part_pieces, rows in ((pieces, None), compute_pieces(profile, work, compute)):
+        shown, number = _piece_places(profile, places, part_pieces, rows)
+        sums.append(_PieceCosts(part_pieces, shown, number))
+        longest = np.argsort(part_pieces.start_ns - part_pieces.end_ns, kind="stable")[:MAX_PIECES].tolist()
+        instants = ((base_ns + int(part_pieces.start_ns[at]), base_ns + int(part_pieces.end_ns[at])) for at in longest)
         report.pieces += [
-            (*span, NAMES[some.cause[at]], shown[number[at]]) for at, span in zip(longest, instants, strict=True)
+            (*span, NAMES[part_pieces.cause[at]], shown[number[at]]) for at, span in zip(longest, instants, strict=True)
         ]
     for step, window in windows.items():
         costs: dict[str, int] = {}
         step_places: dict[str, list[tuple[ProgramPlace, int, int]]] = {}
         for part in sums:
-            part.add(window, costs, step_places)
+            part.add_window(window, costs, step_places)
         fixed = {COMM: exposed, COPY: alone}
         for cause, cover in fixed.items():
             costs[cause] = costs.get(cause, 0) + length(clip(cover, window))
@@ -148,8 +159,8 @@ def measure(profile: RankProfile) -> RankReport:
     return report
 
 
-def _middle(profile: RankProfile, pieces: GapPieces) -> list[str]:
-    """Return that recording began in the middle, where gaps end with work that was launched as it began."""
+def _mid_recording_note(profile: RankProfile, pieces: GapPieces) -> list[str]:
+    """Return a note if gaps end with work launched as recording began; no note if these gaps are short."""
     early = (pieces.thread >= 0) & (pieces.instant_ns < profile.start_ns.min() + EARLY_NS)
     early &= pieces.cause == NAMES.index(UNKNOWN)
     if (ns := int((pieces.end_ns - pieces.start_ns)[early].sum())) < EARLY_NS:
@@ -160,10 +171,10 @@ def _middle(profile: RankProfile, pieces: GapPieces) -> list[str]:
     ]
 
 
-def _places_of(
+def _piece_places(
     profile: RankProfile, places: Places, pieces: GapPieces, rows: Rows | None
 ) -> tuple[list[ProgramPlace], Rows]:
-    """Return places, and for each piece the index of its own; without one, a kernel is its own place.
+    """Return places, and for each piece the index of its own; a kernel without one is its own place.
 
     Args:
         profile: The events.
@@ -171,25 +182,26 @@ def _places_of(
         pieces: Pieces of time.
         rows: Kernels or operators of the pieces; None for gaps.
     """
+    # Pieces without a thread have no place; kernels without one get a label of their own, by name.
     known = np.flatnonzero(pieces.thread >= 0)
-    found, of_known = places.numbered(pieces.thread[known].astype(np.int32), pieces.instant_ns[known])
+    found, of_known = places.find_numbered(pieces.thread[known].astype(np.int32), pieces.instant_ns[known])
     number, labels = np.full(len(pieces.thread), len(found), np.intp), [*found, _NOWHERE]
     number[known] = of_known
     if rows is not None:
         is_empty = np.array([not str(place) for place in labels])[number]
         names, index = np.unique(profile.name[rows[is_empty]], return_inverse=True)
         number[is_empty] = len(labels) + index
-        labels += [ProgramPlace(operator=_short(profile.names[each])) for each in names.tolist()]
+        labels += [ProgramPlace(operator=_short_kernel_name(profile.names[each])) for each in names.tolist()]
     return labels, number
 
 
-def _short(kernel: str) -> str:
+def _short_kernel_name(kernel: str) -> str:
     """Return the name of a kernel without its return type, template parameters and arguments."""
     name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
     return re.split(r"[<(]", name, maxsplit=1)[0] or kernel[:80]
 
 
-class _Costs:
+class _PieceCosts:
     """Sums of pieces by cause and place."""
 
     def __init__(self, pieces: GapPieces, places: list[ProgramPlace], number: Rows) -> None:
@@ -198,12 +210,13 @@ class _Costs:
         self._kind = kind.astype(np.int32)
         self._kinds = [(NAMES[each // len(places)], places[each % len(places)]) for each in kinds.tolist()]
 
-    def add(
+    def add_window(
         self, window: Interval, costs: dict[str, int], places: dict[str, list[tuple[ProgramPlace, int, int]]]
     ) -> None:
         """Add the costs of a window by cause, and by place, the most expensive first."""
         low, high = window
         start_ns, end_ns = self._start_ns, self._end_ns
+        # Pieces are disjoint and sorted: those that touch the window follow each other.
         part = slice(np.searchsorted(end_ns, low, "right"), np.searchsorted(start_ns, high, "left"))
         ns = np.minimum(end_ns[part], high) - np.maximum(start_ns[part], low)
         sums_ns = np.bincount(self._kind[part], ns, len(self._kinds)).astype(np.int64)
@@ -221,6 +234,7 @@ _NOWHERE = ProgramPlace()
 def _copy_places(
     profile: RankProfile, work: WorkRows, places: Places, alone: Merged, window: Interval
 ) -> list[tuple[ProgramPlace, int, int]]:
+    """Return the places of copies that run alone in a window, with time and count, the most expensive first."""
     low, high = window
     rows = work.copies[(profile.start_ns[work.copies] >= low) & (profile.start_ns[work.copies] < high)]
     took_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], alone)
@@ -236,27 +250,28 @@ def _copy_places(
 
 
 def _launch_places(profile: RankProfile, work: WorkRows, places: Places, rows: Rows) -> list[ProgramPlace]:
+    """Return the place of the launch of each row; an empty place for row -1, or without a recorded launch."""
     launches = np.where(rows >= 0, work.launch[rows], -1)
     known = launches[launches >= 0]
-    found = iter(places.of(threads_of(profile, known), profile.start_ns[known]))
+    found = iter(places.find(row_threads(profile, known), profile.start_ns[known]))
     return [next(found) if launch >= 0 else _NOWHERE for launch in launches.tolist()]
 
 
-def _calls(
+def _collective_calls(
     profile: RankProfile, work: WorkRows, windows: dict[int | None, Interval], exposed: Merged, places: Places
 ) -> list[ProfiledCollective]:
     """Return the collectives of all steps, each with the step in which it began."""
     rows, base_ns = work.comm, profile.base_ns
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
-    messages = messages_of(profile, rows)
+    messages = collective_messages(profile, rows)
     where = _launch_places(profile, work, places, rows)
     if not work.on_device:
-        calls = issues_of(profile, work, messages)
+        calls = issuing_calls(profile, work, messages)
         known = np.flatnonzero(calls >= 0)
-        around = places.of(threads_of(profile, calls[known]), profile.start_ns[calls[known]])
+        around = places.find(row_threads(profile, calls[known]), profile.start_ns[calls[known]])
         for at, place in zip(known.tolist(), around, strict=True):
             where[at] = place
-    waiters = _launch_places(profile, work, places, _waiters(profile, work, rows))
+    waiters = _launch_places(profile, work, places, _waiting_computes(profile, work, rows))
     result = []
     for row, ns, place, waiter, message in zip(
         rows.tolist(), exposed_ns.tolist(), where, waiters, messages, strict=True
@@ -272,8 +287,8 @@ def _calls(
     return result
 
 
-def _waiters(profile: RankProfile, work: WorkRows, comm: Rows) -> Rows:
-    """Return for each row of communication the compute that waited for its end, or -1."""
+def _waiting_computes(profile: RankProfile, work: WorkRows, comm: Rows) -> Rows:
+    """Return, for each row of communication, the queued compute that began just after its end, or -1."""
     waiters = np.full(len(comm), -1, np.intp)
     if not len(work.compute):
         return waiters
@@ -287,7 +302,8 @@ def _waiters(profile: RankProfile, work: WorkRows, comm: Rows) -> Rows:
     return waiters
 
 
-def _described(profile: RankProfile, work: WorkRows, windows: dict[int | None, Interval]) -> RankReport:
+def _describe_rank(profile: RankProfile, work: WorkRows, windows: dict[int | None, Interval]) -> RankReport:
+    """Return a report with the rank, its device and its kernels, but no costs, places or calls yet."""
     header = profile.header
     properties = header.get("deviceProperties")
     first = properties[0] if isinstance(properties, list) and properties else {}
@@ -300,7 +316,7 @@ def _described(profile: RankProfile, work: WorkRows, windows: dict[int | None, I
         name = profile.names[number]
         kind = next((kind for kind, pattern in _KERNEL_CLASSES if pattern.search(name)), "other")
         classes[kind] = classes.get(kind, 0) + int(sums[number])
-    graphs = profile.matching(GRAPH)[profile.name[work.launch[rows]]] & (work.launch[rows] >= 0)
+    graphs = profile.names_matching(GRAPH)[profile.name[work.launch[rows]]] & (work.launch[rows] >= 0)
     counts, medians = {}, {}
     for step, (low, high) in windows.items():
         mine = rows[(profile.start_ns[rows] >= low) & (profile.start_ns[rows] < high)]

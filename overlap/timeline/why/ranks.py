@@ -22,7 +22,7 @@ _OUT_OF_ORDER = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
-class Late:
+class LateRank:
     """A rank that others waited for in a step."""
 
     rank: int
@@ -36,7 +36,7 @@ class Late:
 
     @property
     def cause(self) -> str:
-        """Activity of the rank for most of the time."""
+        """Name of the rank's main activity while others waited for it; "" if it is unknown."""
         return self.did.most_common(1)[0][0] if self.did else ""
 
     @property
@@ -54,27 +54,27 @@ class Late:
 
 @dataclass(slots=True, kw_only=True)
 class MatchedRanks:
-    """Matches of the collectives of several ranks. It divides their exposed communication: see `divide`."""
+    """Matches of the collectives of several ranks. It divides their exposed communication: see `divide_exposed`."""
 
     reports: list[RankReport]
-    late: dict[tuple[int, int | None], Late] = field(default_factory=dict)
+    late: dict[tuple[int, int | None], LateRank] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
     def missing(self) -> list[int]:
-        """Ranks of the world that have no file."""
+        """Ranks of the world that have no file, ascending."""
         world = max(report.world_size for report in self.reports)
         return sorted(set(range(world)) - {report.rank for report in self.reports})
 
-    def divide(self) -> None:
+    def divide_exposed(self) -> None:
         """Divide the exposed communication of each rank and step into waiting and wire, where it can be known."""
         if len(self.reports) < 2:
             return
-        matches = self._matches()
+        matches = self._match_collectives()
         if not matches:
             self.notes.append("collectives of the ranks cannot be matched: waiting and wire cannot be told apart")
             return
-        offsets = self._offsets(matches)
+        offsets = self._clock_offsets(matches)
         waits: dict[int, dict[int, list[Interval]]] = {report.rank: {} for report in self.reports}
         judged: dict[int, list[Interval]] = {report.rank: [] for report in self.reports}
         lateness: list[tuple[int, str, int, int]] = []  # the late rank, the operation, and from when to when it was
@@ -101,8 +101,8 @@ class MatchedRanks:
             self._divide_rank(report, waits[report.rank], merge(judged[report.rank]))
         self._describe_late(lateness, offsets)
 
-    def _matches(self) -> list[dict[int, ProfiledCollective]]:
-        """Return synchronising collectives with all members of their group recorded."""
+    def _match_collectives(self) -> list[dict[int, ProfiledCollective]]:
+        """Return synchronising collectives that all members of the group recorded, by rank, with fitting sizes."""
         world = max(report.world_size for report in self.reports)
         by_key: dict[tuple[str, str, int], dict[int, ProfiledCollective]] = {}
         several = any(report.has_groups for report in self.reports)
@@ -122,8 +122,8 @@ class MatchedRanks:
             self.notes.append(f"{len(complete) - len(same)} collectives differ in size between ranks: left out")
         return same
 
-    def _offsets(self, matches: Sequence[dict[int, ProfiledCollective]]) -> dict[int, int]:
-        """Return by how much the clock of each rank is ahead of that of the first."""
+    def _clock_offsets(self, matches: Sequence[dict[int, ProfiledCollective]]) -> dict[int, int]:
+        """Return, by rank, how far its clock is ahead of the first rank's, by ends of collectives; adds a note."""
         hosts = {report.host for report in self.reports}
         first = self.reports[0].rank
         if len(hosts) == 1 and "" not in hosts:
@@ -146,29 +146,30 @@ class MatchedRanks:
         return offsets
 
     def _divide_rank(self, report: RankReport, waits: dict[int, list[Interval]], judged: Merged) -> None:
+        """Replace one rank's exposed communication, in its costs, by waiting, wire and undecided time."""
         exposed = merge(report.exposed)
         for step, window in report.windows.items():
-            rest = clip(exposed, window)
-            undecided_ns = length(subtract(rest, judged))
-            rest = intersect(rest, judged)
+            undivided = clip(exposed, window)
+            undecided_ns = length(subtract(undivided, judged))
+            undivided = intersect(undivided, judged)
             waited_ns = 0
             for late, intervals in sorted(waits.items(), key=lambda each: each[0]):
                 cover = merge(intervals)
-                ns = length(intersect(rest, cover))
-                rest = subtract(rest, cover)
+                ns = length(intersect(undivided, cover))
+                undivided = subtract(undivided, cover)
                 waited_ns += ns
                 if ns:
-                    self.late.setdefault((late, step), Late(rank=late, step=step)).waited_ns += ns
+                    self.late.setdefault((late, step), LateRank(rank=late, step=step)).waited_ns += ns
             costs = report.costs_ns[step]
             costs.pop(COMM, None)
-            for cause, ns in ((COMM, undecided_ns), (WAIT, waited_ns), (WIRE, length(rest))):
+            for cause, ns in ((COMM, undecided_ns), (WAIT, waited_ns), (WIRE, length(undivided))):
                 if ns:
                     costs[cause] = ns
 
-    def _describe_late(self, found: Sequence[tuple[int, str, int, int]], offsets: Mapping[int, int]) -> None:
+    def _describe_late(self, lateness: Sequence[tuple[int, str, int, int]], offsets: Mapping[int, int]) -> None:
         """Add the activity of late ranks between the first rank's arrival and their own."""
         reports = {report.rank: report for report in self.reports}
-        for late, op, first_ns, met_ns in found:
+        for late, op, first_ns, met_ns in lateness:
             report = reports[late]
             step = next((step for step, (low, high) in report.windows.items() if low <= met_ns < high), None)
             entry = self.late.get((late, step))
@@ -204,7 +205,7 @@ class MatchedRanks:
 
 
 def _is_uneven(calls: dict[int, ProfiledCollective]) -> bool:
-    """Whether sizes may differ between ranks."""
+    """Whether sizes of a collective may differ between ranks."""
     return next(iter(calls.values())).op in ("all_to_all", "all_gather", "reduce_scatter")
 
 
@@ -234,19 +235,19 @@ _LINKS_GB_S = (
     (r"MI300X", 448), (r"MI355X", 535.5),
 )  # fmt: skip
 """Links of a device to the others of its host, one direction (vendors' pages; stas00/ml-engineering, network)."""
-ONE_HOST = 8
+MAX_HOST_DEVICES = 8
 """Devices of one host at most: a job with as many ranks, or fewer, is taken to be inside one."""
 
 
 def link_gb_s(device: str, world_size: int) -> float | None:
-    """Return the bandwidth of a device's links to others of its host; None if it is unknown, or there are several."""
-    if world_size > ONE_HOST:
+    """Return the GB/s of a device's links to others of its host; None if unknown, or if the job has several hosts."""
+    if world_size > MAX_HOST_DEVICES:
         return None
     return next((float(speed) for pattern, speed in _LINKS_GB_S if re.search(pattern, device)), None)
 
 
-def traffic(calls: Sequence[ProfiledCollective], exposed: Merged, link: float | None = None) -> list[Traffic]:
-    """Return the calls by operation and group, the most exposed first; calls in parallel are exposed once."""
+def sum_traffic(calls: Sequence[ProfiledCollective], exposed: Merged, link: float | None = None) -> list[Traffic]:
+    """Return sums of calls by operation and group, the most exposed first; calls in parallel are exposed once."""
     kinds: dict[tuple[str, str], list[ProfiledCollective]] = {}
     for call in calls:
         kinds.setdefault((call.op, call.group), []).append(call)
@@ -269,7 +270,7 @@ def traffic(calls: Sequence[ProfiledCollective], exposed: Merged, link: float | 
 
 
 def _least_wait(calls: Sequence[ProfiledCollective]) -> int:
-    """Return by how much calls were longer than the wire can explain: others that carry as much or more were faster.
+    """Return the nanoseconds that calls must have waited at least: calls of as many bytes or more took less time.
 
     A call takes a start, at most as long as the shortest call, and its bytes, at most twice as long for each as in a
     larger call: that is the share of bandwidth of NCCL's protocol for small messages (nccl, src/graph/tuning.cc).
@@ -279,6 +280,7 @@ def _least_wait(calls: Sequence[ProfiledCollective]) -> int:
         return 0
     took = np.array([call.end_ns - call.start_ns for call in sized], np.int64)
     nbytes = np.array([call.nbytes for call in sized], np.int64)
+    # Sorted by bytes, the largest first: the fastest so far bounds the time that the wire needs for the next.
     floor = np.minimum.accumulate(took) if len(took) else took
     if len(took):
         floor = np.minimum(floor, took.min() + 2 * nbytes * np.minimum.accumulate(took / nbytes))

@@ -14,18 +14,18 @@ from ..measure.metrics import Breakdown, breakdowns, median_step
 from ..ranklist import named_ranks
 from ..replay.prediction import Prediction, advise, neighbours, predict
 from ..spans import ORIGIN, STARVED, Timeline
-from .advice import FEW_STEPS, MOST, WORTH, bounds
+from .advice import MAX_ADVICE, MIN_STEPS, WORTH_SHARE, bound_gains
 from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
 from .oddities import oddities
-from .report import Advice, Cause, Why, shares
+from .report import Advice, Cause, Why, mean_costs
 from .verdict import Verdict, verdict_of
 
 ADVICE_S = 20.0
 """Time for replays."""
 REPLAYED_STEPS = 5
-"""Steps of which the range of a gain is."""
-OFF = 0.05
-"""Part of a step by which replays are off, held against changed programs in virtual time (tests: test_replay)."""
+"""Steps that are replayed at most for the range of a gain."""
+REPLAY_ERROR_SHARE = 0.05
+"""Largest error of a replay as part of a step, against changed programs in virtual time (tests: test_replay)."""
 
 _WORDING = WORDING | {
     COPY: "copies and sets of memory", QUEUE: "operations are queued, and nothing runs",
@@ -38,7 +38,7 @@ _CAUSES = {"compute": COMPUTE, "stragglers": WAIT, "barriers": WAIT, "loop": LOO
 
 
 def judge_timeline(files: Sequence[Path], *, step: int | None = None) -> Why:
-    """Judge the trace files of one run.
+    """Return the report on the trace files of one run.
 
     Raises:
         UsageError: They cannot be read, or are not of one run.
@@ -47,21 +47,22 @@ def judge_timeline(files: Sequence[Path], *, step: int | None = None) -> Why:
     timeline = timelines[0] if len(timelines) == 1 else merged(timelines)
     if step is not None and step not in timeline.steps():
         raise UsageError(f"why: no step {step} is recorded")
-    return report_of(timeline, step=median_step(timeline) if step is None else step)
+    return build_report(timeline, step=median_step(timeline) if step is None else step)
 
 
-def report_of(timeline: Timeline, *, step: int | None) -> Why:
-    """Return the report on a step of a timeline, or on the whole run."""
+def build_report(timeline: Timeline, *, step: int | None) -> Why:
+    """Return the report on a step of a timeline, or on the whole run if `step` is None."""
     verdict = verdict_of(timeline, step=step)
     steps: list[int | None] = [*timeline.steps()] or [None]
     rows = {number: breakdowns(timeline, step=number) for number in steps}
     costs = {
-        number: [(row.rank, _costs(row, verdict)) for row in of_step if row.wall_ns] for number, of_step in rows.items()
+        number: [(row.rank, _cost_by_cause(row, verdict)) for row in of_step if row.wall_ns]
+        for number, of_step in rows.items()
     }
-    mean_ns = shares([cost for _, cost in costs.get(step, [])])
+    mean_ns = mean_costs([cost for _, cost in costs.get(step, [])])
     total_ns = sum(mean_ns.values()) or 1
     wording = _WORDING | ({UNKNOWN: WORDING[UNKNOWN]} if verdict.foreign else {})
-    starved = _starved(timeline)
+    starved = _starved_advice(timeline)
     first = "" if starved is None else f"{starved.evidence}: {starved.change}; "
     return Why(
         verdict=f"{first}{verdict}", origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
@@ -72,11 +73,12 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
         },
         causes=tuple(
             Cause(
-                cause=cause, text=wording[cause], duration_ns=ns, share=ns / total_ns, places=_places(verdict, cause)
+                cause=cause, text=wording[cause], duration_ns=ns, share=ns / total_ns,
+                places=_cause_places(verdict, cause)
             )
             for cause, ns in sorted(mean_ns.items(), key=lambda each: -each[1]) if ns
         ),
-        advice=tuple([*([starved] if starved else []), *_advice(timeline, verdict)][:MOST]),
+        advice=tuple([*([starved] if starved else []), *_replay_advice(timeline, verdict)][:MAX_ADVICE]),
         undecided=tuple(filter(None, [oddities(timeline)])),
         costs=tuple(
             (rank, number, cause, ns)
@@ -87,8 +89,8 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
     )  # fmt: skip
 
 
-def _starved(timeline: Timeline) -> Advice | None:
-    """Return the advice for ranks with less than a core for computes; None if all had one, as far as is known."""
+def _starved_advice(timeline: Timeline) -> Advice | None:
+    """Return the advice for ranks whose computes had less than a core; None if none is known to."""
     shares = dict(each.split(":", 1) for each in timeline.meta.get(STARVED, "").split())
     if not shares:
         return None
@@ -103,7 +105,7 @@ def _starved(timeline: Timeline) -> Advice | None:
     )  # fmt: skip
 
 
-def _costs(row: Breakdown, verdict: Verdict) -> dict[str, int]:
+def _cost_by_cause(row: Breakdown, verdict: Verdict) -> dict[str, int]:
     """Return the costs of a rank by cause; they add up to its wall time."""
     exposed = {COMM: row.exposed_ns} if verdict.partial else {WAIT: row.waiting_ns, WIRE: row.wire_ns}
     costs = {
@@ -117,7 +119,8 @@ def _costs(row: Breakdown, verdict: Verdict) -> dict[str, int]:
     return {cause: ns for cause, ns in costs.items() if ns}
 
 
-def _places(verdict: Verdict, cause: str) -> tuple[str, ...]:
+def _cause_places(verdict: Verdict, cause: str) -> tuple[str, ...]:
+    """Return at most three places of a cause from the verdict; none for causes without places."""
     if cause == WAIT:
         return tuple(f"rank {rank} ({did})" for rank, did, _ in verdict.blamed()[:3] if rank is not None)
     if cause in (WIRE, COMM):
@@ -127,39 +130,41 @@ def _places(verdict: Verdict, cause: str) -> tuple[str, ...]:
     return ()
 
 
-def _advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
-    """Return the changes with replays that are shorter by more than replays are off."""
+def _replay_advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
+    """Return the changes whose replays gain enough, as advice; none without steps or ranks."""
     if verdict.step is None or not verdict.ranks:
         return []
     items, begun_s = [], monotonic()
-    for prediction in advise(timeline, step=verdict.step, within_s=ADVICE_S)[:MOST]:
-        if prediction.gain_share >= WORTH:
+    for prediction in advise(timeline, step=verdict.step, within_s=ADVICE_S)[:MAX_ADVICE]:
+        if prediction.gain_share >= WORTH_SHARE:
             text = prediction.changes[0].text
             change = f'{prediction.changes[0].what}: `--what-if "{text}"` of `overlap timeline` shows it'
             cause = next((cause for kind, cause in _CAUSES.items() if text.startswith(kind)), WIRE)
-            least, most, told = _gain(timeline, prediction, verdict.step, until_s=begun_s + ADVICE_S)
+            least, most, gain_text = _gain_bounds(timeline, prediction, verdict.step, until_s=begun_s + ADVICE_S)
             items.append(Advice(
                 cause=cause, change=change, place="", evidence=str(prediction),
-                gain_least_ns=least, gain_most_ns=most, gain_text=told,
+                gain_least_ns=least, gain_most_ns=most, gain_text=gain_text,
             ))  # fmt: skip
     return items
 
 
-def _gain(timeline: Timeline, first: Prediction, step: int, *, until_s: float) -> tuple[int | None, int | None, str]:
-    """Return the bounds of a gain from replays of several steps, and their text."""
+def _gain_bounds(
+    timeline: Timeline, first: Prediction, step: int, *, until_s: float
+) -> tuple[int | None, int | None, str]:
+    """Return the bounds of a change's gain, from replays of several steps, and their text; None, None for one step."""
     replays = [first]
-    others = sorted(
+    other_steps = sorted(
         set(timeline.steps()[1:]) - {step}, key=lambda prediction: (abs(prediction - step), prediction)
     )  # the first is cold
-    for other in others[: REPLAYED_STEPS - 1]:
+    for other_step in other_steps[: REPLAYED_STEPS - 1]:
         if monotonic() > until_s:
             break
         with suppress(UsageError):  # that step has nothing to change
-            replays.append(predict(neighbours(timeline, other), first.changes, step=other))
+            replays.append(predict(neighbours(timeline, other_step), first.changes, step=other_step))
     walls = [prediction.measured.wall_ns for prediction in replays]
-    if len(replays) < FEW_STEPS:
+    if len(replays) < MIN_STEPS:
         return None, None, f"not given: one step is recorded, which would be shorter by {first.gain_share:.0%}"
-    off_ns = round(OFF * max(walls))
+    off_ns = round(REPLAY_ERROR_SHARE * max(walls))
     least = min(prediction.measured.wall_ns - prediction.most_ns for prediction in replays) - off_ns
     most = max(prediction.measured.wall_ns - prediction.least_ns for prediction in replays) + off_ns
-    return bounds([least, most], walls)
+    return bound_gains([least, most], walls)

@@ -65,7 +65,7 @@ class Why:
     hang: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
-        lines: list[str] = import_module(".page", __package__).text(self)
+        lines: list[str] = import_module(".page", __package__).page_lines(self)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -124,13 +124,13 @@ def from_json(data: bytes | str) -> Why:
         raise UsageError(f"why: damaged report: {error}") from error
 
 
-def median_of(steps_ns: Mapping[int | None, int]) -> int | None:
+def median_length_step(steps_ns: Mapping[int | None, int]) -> int | None:
     """Return the step of median length; of two, the shorter."""
     order = sorted(steps_ns, key=lambda step: (steps_ns[step], -1 if step is None else step))
     return order[(len(order) - 1) // 2]
 
 
-def shares(costs_ns: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Return the means over ranks, by cause; their sum is the mean of the sums, rounded down by at most a cause."""
+def mean_costs(costs_ns: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Return the means over ranks, by cause, rounded down; their sum is the mean of the sums, less some nanoseconds."""
     names = sorted({name for costs in costs_ns for name in costs})
     return {name: sum(costs.get(name, 0) for costs in costs_ns) // max(len(costs_ns), 1) for name in names}

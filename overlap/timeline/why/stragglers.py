@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..columnar import SpanColumns, Wholes, runs
+from ..columnar import Int64s, SpanColumns, run_starts
 from ..measure.intervals import covered_ns
 from ..measure.meetings import PAIRED, meetings
 from ..measure.metrics import coverage, issued_in, windows_of
@@ -39,7 +39,7 @@ class Straggler:
 
 
 def arrivals(timeline: Timeline, *, step: int | None = None) -> list[Arrivals]:
-    """Count which rank came last, rank by rank.
+    """Count how often each rank came last to a collective, and the waiting that this caused, rank by rank.
 
     A rank arrives when the operation becomes active there. A collective that only one rank recorded does not count.
     If all ranks arrive in the same nanosecond no rank is last; of several last ranks the lowest is named. With a step,
@@ -50,26 +50,27 @@ def arrivals(timeline: Timeline, *, step: int | None = None) -> list[Arrivals]:
     """
     windows = windows_of(timeline, step)
     ranks = np.array(sorted(windows), np.int64)
-    return _arrivals(ranks, timeline.columns.take(issued_in(timeline, windows, step)))
+    return _count_arrivals(ranks, timeline.columns.take(issued_in(timeline, windows, step)))
 
 
-def _arrivals(ranks: Wholes, found: SpanColumns) -> list[Arrivals]:
-    paired = [number for number, text in enumerate(found.texts) if text in PAIRED]
-    meeting, met = _by_meeting(found.take(~np.isin(found.op, paired)))
-    firsts = runs(meeting)
+def _count_arrivals(ranks: Int64s, operations: SpanColumns) -> list[Arrivals]:
+    """Return the arrivals of each rank at collectives; messages and those that one rank recorded do not count."""
+    paired = [number for number, text in enumerate(operations.texts) if text in PAIRED]
+    meeting, shared = _sort_by_meeting(operations.take(~np.isin(operations.op, paired)))
+    firsts = run_starts(meeting)
     is_shared = np.diff(np.append(firsts, len(meeting))) > 1
-    met, meeting = met.take(is_shared[meeting]), meeting[is_shared[meeting]]
-    firsts = runs(meeting)
-    counts = np.zeros((3, len(ranks)), np.int64)
+    shared, meeting = shared.take(is_shared[meeting]), meeting[is_shared[meeting]]
+    firsts = run_starts(meeting)
+    counts = np.zeros((3, len(ranks)), np.int64)  # by rank: collectives, times last, waiting caused
     if len(firsts):
         begins = np.zeros(len(meeting), np.intp)
         begins[firsts] = 1
         meeting = np.cumsum(begins) - 1
-        late_ns = np.maximum.reduceat(met.start_ns, firsts)
-        candidates = np.where(met.start_ns == late_ns[meeting], met.rank, np.iinfo(np.int64).max)
+        late_ns = np.maximum.reduceat(shared.start_ns, firsts)
+        candidates = np.where(shared.start_ns == late_ns[meeting], shared.rank, np.iinfo(np.int64).max)
         late = np.searchsorted(ranks, np.minimum.reduceat(candidates, firsts))
-        waited_ns = np.add.reduceat(late_ns[meeting] - met.start_ns, firsts)
-        np.add.at(counts[0], np.searchsorted(ranks, met.rank), 1)
+        waited_ns = np.add.reduceat(late_ns[meeting] - shared.start_ns, firsts)
+        np.add.at(counts[0], np.searchsorted(ranks, shared.rank), 1)
         np.add.at(counts[1], late, waited_ns > 0)
         np.add.at(counts[2], late, waited_ns)
     return [
@@ -79,7 +80,7 @@ def _arrivals(ranks: Wholes, found: SpanColumns) -> list[Arrivals]:
 
 
 def straggler(counted: Sequence[Arrivals]) -> Arrivals | None:
-    """Return the rank that cost the others most waiting, or None if no rank did. Of equals, the lowest rank."""
+    """Return the rank that others waited for longest, with its arrivals; None if none waited. Of equals, the lowest."""
     worst = max(counted, key=lambda one: (one.caused_wait_ns, -one.rank), default=None)
     return worst if worst and worst.caused_wait_ns else None
 
@@ -90,29 +91,30 @@ def stragglers(timeline: Timeline, verdict: Verdict, *, step: int | None = None)
     Their operations are those that were issued in the step, and those of other steps for which a rank waited in it with
     nothing to compute, as the verdict counts.
     """
-    ranks, operations = _operations(timeline, step)
+    ranks, operations = _step_operations(timeline, step)
     slow_ns = _slow_ns(ranks, operations)
     blamed = {rank: (ns, str(cause)) for rank, cause, ns in verdict.blamed() if rank is not None}
-    found = []
-    for one in _arrivals(ranks, operations):
+    result = []
+    for one in _count_arrivals(ranks, operations):
         exposed_ns, doing = blamed.get(one.rank, (0, ""))
-        found.append(Straggler(arrivals=one, exposed_ns=exposed_ns, slow_ns=slow_ns.get(one.rank, 0), doing=doing))
-    return sorted(found, key=lambda one: (-one.exposed_ns, -one.slow_ns, one.arrivals.rank))
+        result.append(Straggler(arrivals=one, exposed_ns=exposed_ns, slow_ns=slow_ns.get(one.rank, 0), doing=doing))
+    return sorted(result, key=lambda one: (-one.exposed_ns, -one.slow_ns, one.arrivals.rank))
 
 
-def _slow_ns(ranks: Wholes, operations: SpanColumns) -> dict[int, int]:
-    """Return, by rank, how much longer its bytes moved than the bytes of the fastest rank of each operation."""
-    of, operations = _by_meeting(operations)
-    if not len(of):
+def _slow_ns(ranks: Int64s, operations: SpanColumns) -> dict[int, int]:
+    """Return, by rank, how much longer its bytes moved than those of the fastest rank of each operation, added up."""
+    meeting, operations = _sort_by_meeting(operations)
+    if not len(meeting):
         return {}
     taken_ns = operations.end_ns - operations.met_ns
     slow_ns = np.zeros(len(ranks), np.int64)
-    np.add.at(slow_ns, np.searchsorted(ranks, operations.rank), taken_ns - np.minimum.reduceat(taken_ns, runs(of))[of])
+    fastest_ns = np.minimum.reduceat(taken_ns, run_starts(meeting))[meeting]
+    np.add.at(slow_ns, np.searchsorted(ranks, operations.rank), taken_ns - fastest_ns)
     return dict(zip(ranks.tolist(), slow_ns.tolist(), strict=True))
 
 
-def _operations(timeline: Timeline, step: int | None) -> tuple[Wholes, SpanColumns]:
-    """Return the ranks that are looked at, and the operations that they issued in the step, or waited for in it."""
+def _step_operations(timeline: Timeline, step: int | None) -> tuple[Int64s, SpanColumns]:
+    """Return the ranks looked at, and the operations that they issued in the step or waited for in it."""
     windows, columns = windows_of(timeline, step), timeline.columns
     chosen = issued_in(timeline, windows, step)
     if step is not None:
@@ -122,13 +124,13 @@ def _operations(timeline: Timeline, step: int | None) -> tuple[Wholes, SpanColum
             mine = rows[columns.rank[rows] == cover.rank]
             waited[mine] = covered_ns(columns.start_ns[mine], columns.met_ns[mine], cover.waiting) > 0
         if waited.any():
-            of = meetings(columns)
-            chosen = chosen | np.isin(of, of[waited])
+            meeting = meetings(columns)
+            chosen = chosen | np.isin(meeting, meeting[waited])
     return np.array(sorted(windows), np.int64), columns.take(chosen)
 
 
-def _by_meeting(operations: SpanColumns) -> tuple[Wholes, SpanColumns]:
-    """Return the operations sorted by meeting, and before them the number of the meeting of each."""
-    of = meetings(operations)
-    order = np.argsort(of, kind="stable")
-    return of[order], operations.take(order)
+def _sort_by_meeting(operations: SpanColumns) -> tuple[Int64s, SpanColumns]:
+    """Return operations sorted by meeting, and before them the meeting's number of each."""
+    meeting = meetings(operations)
+    order = np.argsort(meeting, kind="stable")
+    return meeting[order], operations.take(order)

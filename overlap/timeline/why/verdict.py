@@ -15,18 +15,19 @@ from ..measure.metrics import Breakdown, Coverage, coverage, issued_in, of_steps
 from ..spans import ORIGIN, Timeline
 from .reasons import Reason, Reasons, kept_loops, queues, reasons
 
-_NAMED = 0.25
+_NAMED_SHARE = 0.25
 """A rank is named if it alone caused this part of the waiting; the others are counted together."""
-_TOLD = 0.001
-"""Part of the time of all ranks: less waiting is not mentioned beside bytes on the wire."""
+_MENTIONED_SHARE = 0.001
+"""Part of the time of all ranks: less waiting is not mentioned next to bytes on the wire."""
 
-
-_ALIKE = 0.01
+_MENTION_DIVISOR = 20
+"""A loss is mentioned from this part of the time of all ranks on: a twentieth."""
+_SIMILAR_SHARE = 0.01
 """Part of the longest rank's time: means of the ranks that are so near to it add up to it, as far as people read."""
-OFTEN = 50
-"""Calls in a step: from so many on, what they share is worth a word."""
-LITTLE = 64 * 1024
-"""Bytes: on most wires less than this takes as long as nothing."""
+MANY_STEP_CALLS = 50
+"""Calls of one operation in a step from which on they are mentioned, if they are small."""
+SMALL_CALL_BYTES = 64 * 1024
+"""Bytes of a small operation: on most wires, fewer bytes take no less time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +89,11 @@ class Verdict:
 
     def blamed(self) -> list[tuple[int | None, Reason, int]]:
         """Return the ranks that others waited for, their main activity then, and how long; most expensive first."""
-        return _by_rank([cause for cause in self.causes if cause.rank is not None or cause.doing == "unknown"])
+        return _sum_by_rank([cause for cause in self.causes if cause.rank is not None or cause.doing == "unknown"])
 
     def moved(self) -> list[tuple[Reason, int]]:
         """Return the operations with bytes exposed on the wire, by place, most expensive first."""
-        return _by_place(cause for cause in self.causes if cause.doing == "wire" and cause.rank is None)
+        return _sum_by_place(cause for cause in self.causes if cause.doing == "wire" and cause.rank is None)
 
     def __str__(self) -> str:
         """Return the verdict in one line, times in the unit of the step."""
@@ -114,25 +115,34 @@ class Verdict:
             return f"{subject}: nothing was recorded"
         mean = self._mean(self.walls_ns, unit_ns)
         longest = figure(self.wall_ns, unit_ns)
-        alike = self.wall_ns - self.walls_ns / self.ranks < _ALIKE * self.wall_ns
+        alike = self.wall_ns - self.walls_ns / self.ranks < _SIMILAR_SHARE * self.wall_ns
         mean = "" if alike else f" on the longest of {self.ranks} ranks; {mean} on average"
         parts = [f"{subject} {longest} {name}{mean}: compute {self._mean(self.compute_ns, unit_ns)}"]
         if not self.comm_ns:
             copies = [f", copies {self._mean(self.copy_ns, unit_ns)}"] if self.copy_ns else []
-            told = [parts[0], *self._kept(unit_ns), *copies, f", {self._idle} {self._mean(self.idle_ns, unit_ns)}"]
+            short_parts = [
+                parts[0],
+                *self._kept_part(unit_ns),
+                *copies,
+                f", {self._idle_word} {self._mean(self.idle_ns, unit_ns)}",
+            ]
             none = "what was issued in it ran before" if self.issued else "none recorded"
             none = "none while the event loop was free" if self.kept_ns else none
-            return printable(f"{''.join(told)}; communication: {none}")
-        parts += self._kept(unit_ns)
+            return printable(f"{''.join(short_parts)}; communication: {none}")
+        parts += self._kept_part(unit_ns)
         parts.append(f", exposed {self._mean(self.exposed_ns, unit_ns)} ({self.exposed_share:.0%})")
-        waits = self._waits(unit_ns, named) if self.waiting_ns >= _TOLD * self.walls_ns or not self.wire_ns else []
-        if why := [*waits, *self._wires(unit_ns)]:
+        waits = (
+            self._wait_parts(unit_ns, named)
+            if self.waiting_ns >= _MENTIONED_SHARE * self.walls_ns or not self.wire_ns
+            else []
+        )
+        if why := [*waits, *self._wire_parts(unit_ns)]:
             parts.append(f": {', '.join(why)}")
-        if self.small is not None and (self.exposed_ns + self.queued_ns) * 20 >= self.walls_ns:
+        if self.small is not None and (self.exposed_ns + self.queued_ns) * _MENTION_DIVISOR >= self.walls_ns:
             parts.append(f"; {self.small}")
-        for lost, ns in (("copies", self.copy_ns), ("queued", self.queued_ns), (self._idle, self.idle_ns)):
-            if ns * 20 >= self.walls_ns or ns > max(self.compute_ns, self.exposed_ns, self.kept_ns):
-                where = _mostly(self.queues) if lost == "queued" and named > 1 else ""
+        for lost, ns in (("copies", self.copy_ns), ("queued", self.queued_ns), (self._idle_word, self.idle_ns)):
+            if ns * _MENTION_DIVISOR >= self.walls_ns or ns > max(self.compute_ns, self.exposed_ns, self.kept_ns):
+                where = _name_largest(self.queues) if lost == "queued" and named > 1 else ""
                 parts.append(f"; {lost} {self._mean(ns, unit_ns)}{where}")
         if not self.compute_ns:
             parts.append("; no compute is recorded, so nobody can tell what was hidden")
@@ -142,16 +152,17 @@ class Verdict:
         return printable("".join(parts))
 
     @property
-    def _idle(self) -> str:
+    def _idle_word(self) -> str:
         return "idle or not recorded" if self.foreign else "idle"
 
     def _mean(self, sum_ns: int, unit_ns: int) -> str:
+        """Return a rank's mean of a sum over ranks, as text in a unit; tiny means keep one significant digit."""
         mean_ns = sum_ns / self.ranks
         return f"{mean_ns / unit_ns:.1g}" if 0 < 20 * mean_ns < unit_ns else figure(mean_ns, unit_ns)
 
-    def _kept(self, unit_ns: int) -> list[str]:
-        """Name the rank and the line that kept event loops for longest, if that is worth a word."""
-        if self.kept_ns < _TOLD * self.walls_ns or not self.kept:
+    def _kept_part(self, unit_ns: int) -> list[str]:
+        """Return the part on event loops that programs kept, with the worst rank and line; nothing if it was short."""
+        if self.kept_ns < _MENTIONED_SHARE * self.walls_ns or not self.kept:
             return []
         places: dict[tuple[int | None, str], int] = {}
         for cause in self.kept:
@@ -162,37 +173,39 @@ class Verdict:
         share = self.kept_ns / self.walls_ns
         return [f", event loop kept {self._mean(self.kept_ns, unit_ns)} ({share:.0%}): {most}by rank {rank} at {place}"]
 
-    def _waits(self, unit_ns: int, named: int) -> list[str]:
-        parts, rest_ns, rest = [], 0, 0
+    def _wait_parts(self, unit_ns: int, named: int) -> list[str]:
+        """Return the parts on awaited ranks: at most `named` with enough of the waiting by name, then the rest."""
+        parts, rest_ns, rest_count = [], 0, 0
         for place, (rank, cause, ns) in enumerate(self.blamed()):
-            if place and (ns < _NAMED * self.waiting_ns or place >= named):
-                rest_ns, rest = rest_ns + ns, rest + 1
+            if place and (ns < _NAMED_SHARE * self.waiting_ns or place >= named):
+                rest_ns, rest_count = rest_ns + ns, rest_count + 1
             elif rank is None:
                 parts.append(f"{self._mean(ns, unit_ns)} waiting for a rank that is not recorded")
             else:
                 parts.append(f"{self._mean(ns, unit_ns)} waiting for rank {rank} ({cause})")
         if rest_ns:
-            parts.append(f"{self._mean(rest_ns, unit_ns)} for {rest} other{'s' if rest > 1 else ''}")
+            parts.append(f"{self._mean(rest_ns, unit_ns)} for {rest_count} other{'s' if rest_count > 1 else ''}")
         return parts
 
-    def _wires(self, unit_ns: int) -> list[str]:
+    def _wire_parts(self, unit_ns: int) -> list[str]:
+        """Return the part on exposed bytes on the wire, with the largest operation; nothing if none was exposed."""
         moves = [cause for cause in self.causes if cause.doing == "wire" and cause.rank is None]
         where = "on the wire or waiting for a rank that is not in the trace" if self.partial else "on the wire"
-        return [f"{self._mean(self.wire_ns, unit_ns)} {where}{_mostly(moves)}"] if moves else []
+        return [f"{self._mean(self.wire_ns, unit_ns)} {where}{_name_largest(moves)}"] if moves else []
 
 
-def _by_place(causes: Iterable[Reason]) -> list[tuple[Reason, int]]:
-    """Add up causes by name and place, the most expensive first."""
-    found: dict[tuple[str, str], tuple[Reason, int]] = {}
+def _sum_by_place(causes: Iterable[Reason]) -> list[tuple[Reason, int]]:
+    """Return causes summed by name and call site, the most expensive first, each with the first cause of its kind."""
+    sums: dict[tuple[str, str], tuple[Reason, int]] = {}
     for cause in causes:
-        first, ns = found.get((cause.name, cause.call_site), (cause, 0))
-        found[cause.name, cause.call_site] = first, ns + cause.duration_ns
-    return sorted(found.values(), key=lambda each: (-each[1], str(each[0])))
+        first, ns = sums.get((cause.name, cause.call_site), (cause, 0))
+        sums[cause.name, cause.call_site] = first, ns + cause.duration_ns
+    return sorted(sums.values(), key=lambda each: (-each[1], str(each[0])))
 
 
-def _mostly(causes: Iterable[Reason]) -> str:
-    """Name the most expensive of some operations, in brackets; nothing if there are none."""
-    places = _by_place(causes)
+def _name_largest(causes: Iterable[Reason]) -> str:
+    """Return the most expensive operation in brackets, "mostly" if there are others; "" without operations."""
+    places = _sum_by_place(causes)
     return f" ({'mostly ' * (len(places) > 1)}{places[0][0]})" if places else ""
 
 
@@ -219,22 +232,22 @@ def judge(timeline: Timeline, covers: Sequence[Coverage], stretches: Reasons, *,
         causes=tuple(cause for cause in stretches.causes() if cause.victim in counted),
         kept=tuple(kept_loops(timeline, covers)),
         queues=tuple(queues(timeline, covers)),
-        small=_small(timeline, covers),
+        small=_most_frequent_calls(timeline, covers),
         issued=bool(rows) and bool(issued_in(timeline, {each.rank: each.window for each in covers}, step).any()),
         torch="torch" in timeline.meta,
         foreign=ORIGIN in timeline.meta,
         partial=is_partial(timeline),
-        **{name: _sum(rows, name) for name in _SUMMED},
+        **{name: _sum_field(rows, name) for name in _SUMMED},
     )
 
 
 def is_partial(timeline: Timeline) -> bool:
-    """Whether nothing tells when the other ranks came: a trace of another tool without all ranks."""
+    """Whether the trace lacks arrivals of other ranks: it is of another tool, and not of all ranks."""
     return ORIGIN in timeline.meta and len(np.unique(timeline.columns.rank)) < timeline.world_size
 
 
-def _small(timeline: Timeline, covers: Sequence[Coverage]) -> Calls | None:
-    """Return the calls of the operation that is called most, if they are many and carry little."""
+def _most_frequent_calls(timeline: Timeline, covers: Sequence[Coverage]) -> Calls | None:
+    """Return the calls of the operation called most in the step; None if they are few or carry much."""
     columns = timeline.columns
     windows = {cover.rank: cover.window for cover in covers}
     if not windows:
@@ -247,7 +260,7 @@ def _small(timeline: Timeline, covers: Sequence[Coverage]) -> Calls | None:
     counts = np.bincount(kind.reshape(-1))
     most = int(counts.argmax())
     number, nbytes = round(counts[most] / len(windows)), int(operations.nbytes[kind.reshape(-1) == most].mean())
-    if number < OFTEN or nbytes >= LITTLE:
+    if number < MANY_STEP_CALLS or nbytes >= SMALL_CALL_BYTES:
         return None
     op, site = ops[:, most].tolist()
     names = np.unique(operations.name[kind.reshape(-1) == most]).tolist()
@@ -261,12 +274,12 @@ _SUMMED = tuple(
 )
 
 
-def _sum(rows: Sequence[Breakdown], name: str) -> int:
+def _sum_field(rows: Sequence[Breakdown], name: str) -> int:
     return sum(getattr(row, name) for row in rows)
 
 
-def _by_rank(causes: Sequence[Reason]) -> list[tuple[int | None, Reason, int]]:
-    """Add up causes by rank; the most expensive activity of a rank represents it."""
+def _sum_by_rank(causes: Sequence[Reason]) -> list[tuple[int | None, Reason, int]]:
+    """Return causes summed by rank, each with its most expensive reason, the most expensive rank first."""
     totals: dict[int | None, int] = {}
     did: dict[int | None, dict[str, tuple[int, Reason]]] = {}
     for cause in causes:
@@ -305,26 +318,27 @@ class Limit:
     unit: str  # "%", "ns", "us", "ms" or "s"
 
     def holds(self, verdict: Verdict) -> bool:
-        """Whether a verdict meets the condition; a figure that there is not meets none."""
-        return self.is_met(self._value(verdict))
+        """Whether a verdict meets the condition; False if the verdict lacks the figure."""
+        return self.is_met(self._read_figure(verdict))
 
     def is_met(self, value: float | None) -> bool:
         """Whether a value, in percent or nanoseconds as the bound is, meets the condition."""
         return value is not None and (value > self.bound if self.above else value < self.bound)
 
-    def text(self, verdict: Verdict) -> str:
-        """Return the figure of a verdict beside the bound, as text."""
-        return self.described(self._value(verdict))
+    def describe(self, verdict: Verdict) -> str:
+        """Return text with the figure of a verdict and the bound."""
+        return self.describe_value(self._read_figure(verdict))
 
-    def described(self, value: float | None) -> str:
-        """Return a value and the bound as text."""
+    def describe_value(self, value: float | None) -> str:
+        """Return text with a value, in percent or nanoseconds as the bound is, and the bound."""
         if value is None:
             return f"{self.name}: there is none"
         found = f"{value:.3g}%" if self.unit == "%" else format_ns(value)
         bound = f"{self.bound:g}%" if self.unit == "%" else format_ns(self.bound)
         return f"{self.name} is {found}, {'above' if self.above else 'below'} {bound}"
 
-    def _value(self, verdict: Verdict) -> float | None:
+    def _read_figure(self, verdict: Verdict) -> float | None:
+        """Return the limited figure of a verdict, in percent or nanoseconds as the bound is; None if it has none."""
         if self.name == "hidden":
             return None if verdict.hidden_share is None else 100 * verdict.hidden_share
         if self.name == "step":

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files.messages import COMM_KERNEL, Message, operation
-from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, RankProfile, Wholes
+from ..files.messages import COMM_KERNEL, Message, operation_name
+from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, Int64s, RankProfile
 from ..measure.intervals import Interval, Merged, union
 
 Rows = NDArray[np.intp]
@@ -42,16 +42,16 @@ class WorkRows:
 
     @property
     def rows(self) -> Rows:
-        """All work, in order of start."""
+        """Rows of all work: computes, communication and copies, in order of start."""
         return np.sort(np.concatenate([self.compute, self.comm, self.copies]))
 
 
-def work_of(profile: RankProfile) -> WorkRows:
-    """Return the work of the device that did most, or of the host if no work of a device is recorded."""
+def select_work(profile: RankProfile) -> WorkRows:
+    """Return the work of the device that was busy longest, or of the host if no kernel is recorded."""
     device = profile.rows(KERNEL, COPY, SET)
     if len(device):
         processes = np.array([str(process) for process, _ in profile.threads])[profile.thread[device]]
-        took = {each: int(_length(profile, device[processes == each]).sum()) for each in np.unique(processes)}
+        took = {each: int(_lengths_ns(profile, device[processes == each]).sum()) for each in np.unique(processes)}
         device = device[processes == max(took, key=lambda each: took[each])]
     launch = _launches(profile, device)
     if not (profile.kind[device] == KERNEL).any():
@@ -59,32 +59,34 @@ def work_of(profile: RankProfile) -> WorkRows:
     comm_name = np.fromiter((bool(COMM_KERNEL.match(name)) for name in profile.names), bool, len(profile.names))
     is_comm = comm_name[profile.name[device]] | np.isin(device, list(profile.messages))
     is_kernel = profile.kind[device] == KERNEL
-    is_comm |= ~is_kernel & profile.matching(_PEER)[profile.name[device]]
+    is_comm |= ~is_kernel & profile.names_matching(_PEER)[profile.name[device]]
     return WorkRows(
         compute=device[is_kernel & ~is_comm], comm=device[is_comm], copies=device[~is_kernel & ~is_comm],
         on_device=True, launch=launch, calls=device[:0],
     )  # fmt: skip
 
 
-def _length(profile: RankProfile, rows: Rows) -> Wholes:
+def _lengths_ns(profile: RankProfile, rows: Rows) -> Int64s:
     return profile.end_ns[rows] - profile.start_ns[rows]
 
 
 def _host_work(profile: RankProfile, launch: Rows) -> WorkRows:
+    """Return operators as computes, and events of gloo's threads or of our backend as communication."""
     operators, notes = profile.rows(OPERATOR), profile.rows(NOTE)
-    comm = notes[profile.matching(_HOST_COMM)[profile.name[notes]]]
-    compute = operators[~profile.matching(_ENQUEUE)[profile.name[operators]]]
-    calls = operators[profile.matching(_CALL)[profile.name[operators]]]
+    comm = notes[profile.names_matching(_HOST_COMM)[profile.name[notes]]]
+    compute = operators[~profile.names_matching(_ENQUEUE)[profile.name[operators]]]
+    calls = operators[profile.names_matching(_CALL)[profile.name[operators]]]
     return WorkRows(compute=compute, comm=comm, copies=calls[:0], on_device=False, launch=launch, calls=calls)
 
 
 def _launches(profile: RankProfile, device: Rows) -> Rows:
-    """Return the launch of each row; by correlation, which calls of the runtime and work of the device share."""
+    """Return, for each row of the profile, the row of the launch of the same correlation; -1 where none is."""
     calls = profile.rows(RUNTIME)
     calls = calls[profile.correlation[calls] >= 0]
     launch = np.full(len(profile.kind), -1, np.intp)
     if len(calls) and len(device):
         calls = calls[np.argsort(profile.correlation[calls], kind="stable")]
+        # Sorted by correlation: the position of a work's number is that of its launch, if the numbers are equal.
         numbers = profile.correlation[calls]
         at = np.minimum(np.searchsorted(numbers, profile.correlation[device]), len(numbers) - 1)
         same = numbers[at] == profile.correlation[device]
@@ -92,7 +94,7 @@ def _launches(profile: RankProfile, device: Rows) -> Rows:
     return launch
 
 
-def windows_of(profile: RankProfile, work: WorkRows) -> dict[int | None, Interval]:
+def step_windows(profile: RankProfile, work: WorkRows) -> dict[int | None, Interval]:
     """Return the windows of steps: on a device, from the first work that a step launched to that of the next one.
 
     Without steps there is one window, None: from the first to the last work.
@@ -107,13 +109,13 @@ def windows_of(profile: RankProfile, work: WorkRows) -> dict[int | None, Interva
             first_ns, last_ns = where.get(step, (start_ns, end_ns))
             where[step] = min(first_ns, start_ns), max(last_ns, end_ns)
     if not work.on_device:
-        return _numbered(host) or {None: _extent(profile, work.rows if len(work.rows) else slice(None))}
-    found = _increasing(device or _launched(profile, work, host))
-    return _numbered(found) or {None: _whole(profile, work)}
+        return _sort_steps(host) or {None: _rows_extent(profile, work.rows if len(work.rows) else slice(None))}
+    found = _chain_windows(device or _launched_extents(profile, work, host))
+    return _sort_steps(found) or {None: _recording_window(profile, work)}
 
 
-def _increasing(steps: Mapping[int, Interval]) -> dict[int, Interval]:
-    """Return intervals of steps, each of which ends where the next begins; none if they are out of order."""
+def _chain_windows(steps: Mapping[int, Interval]) -> dict[int, Interval]:
+    """Return intervals of steps, each extended to the begin of the next; none if they are out of order."""
     numbers = sorted(steps)
     begins = [steps[number][0] for number in numbers]
     if begins != sorted(begins):
@@ -122,16 +124,17 @@ def _increasing(steps: Mapping[int, Interval]) -> dict[int, Interval]:
     return {number: (steps[number][0], following.get(number, steps[number][1])) for number in numbers}
 
 
-def _numbered(steps: dict[int, Interval]) -> dict[int | None, Interval]:
+def _sort_steps(steps: dict[int, Interval]) -> dict[int | None, Interval]:
     return {step: steps[step] for step in sorted(steps)}
 
 
-def _extent(profile: RankProfile, rows: Rows | slice) -> Interval:
+def _rows_extent(profile: RankProfile, rows: Rows | slice) -> Interval:
     return int(profile.start_ns[rows].min()), int(profile.end_ns[rows].max())
 
 
-def _whole(profile: RankProfile, work: WorkRows) -> Interval:
-    start_ns, end_ns = _extent(profile, work.rows)
+def _recording_window(profile: RankProfile, work: WorkRows) -> Interval:
+    """Return the window of a recording without steps: its work, with the host's lead if that was long."""
+    start_ns, end_ns = _rows_extent(profile, work.rows)
     if (work.launch[work.rows] < 0).all():  # nothing shows which part of the recording the work belongs to
         return int(profile.start_ns.min()), int(profile.end_ns.max())
     if len(before := profile.rows(OPERATOR, RUNTIME)):
@@ -141,56 +144,57 @@ def _whole(profile: RankProfile, work: WorkRows) -> Interval:
     return start_ns, end_ns
 
 
-def _launched(profile: RankProfile, work: WorkRows, host: dict[int, Interval]) -> dict[int, Interval]:
+def _launched_extents(profile: RankProfile, work: WorkRows, host: dict[int, Interval]) -> dict[int, Interval]:
+    """Return, by step, the extent of the work that calls inside the step's mark on the host launched."""
     rows = work.rows
     rows = rows[work.launch[rows] >= 0]
     at_ns = profile.start_ns[work.launch[rows]]
-    found: dict[int, Interval] = {}
+    extents: dict[int, Interval] = {}
     for step, (start_ns, end_ns) in host.items():
         mine = rows[(at_ns >= start_ns) & (at_ns < end_ns)]
         if len(mine):
-            found[step] = _extent(profile, mine)
-    return found
+            extents[step] = _rows_extent(profile, mine)
+    return extents
 
 
-def merged(profile: RankProfile, rows: Rows) -> Merged:
+def rows_union(profile: RankProfile, rows: Rows) -> Merged:
     """Return the union of the intervals of some rows."""
     return union(profile.start_ns[rows], profile.end_ns[rows])
 
 
-def joined(*parts: Merged) -> Merged:
-    """Return the union of unions."""
+def union_all(*parts: Merged) -> Merged:
+    """Return the union of several unions."""
     return union(np.concatenate([each.start_ns for each in parts]), np.concatenate([each.end_ns for each in parts]))
 
 
 def outermost(profile: RankProfile, operators: Rows) -> Rows:
     """Return the operators that are inside no other of their thread."""
-    found = [np.empty(0, np.intp)]
+    parts = [np.empty(0, np.intp)]
     for thread in np.unique(profile.thread[operators]).tolist():
         mine = operators[profile.thread[operators] == thread]
-        found.append(mine[is_outermost(profile, mine)])
-    return np.concatenate(found)
+        parts.append(mine[is_outermost(profile, mine)])
+    return np.concatenate(parts)
 
 
 def is_outermost(profile: RankProfile, rows: Rows) -> NDArray[np.bool_]:
-    """Return which rows of one thread, in order of start and the longest first, are inside no other of them."""
+    """Return a mask over rows of one thread, sorted by start, the longest first: those inside no other."""
     until_ns = np.maximum.accumulate(profile.end_ns[rows])
     return np.concatenate([[True], profile.start_ns[rows][1:] >= until_ns[:-1]])
 
 
-def messages_of(profile: RankProfile, comm: Rows) -> list[Message]:
-    """Return the message of each row of communication, with its number in its kind and group.
+def collective_messages(profile: RankProfile, comm: Rows) -> list[Message]:
+    """Return the message of each row of communication, numbered within its operation and group.
 
     Without fields of the profiler, the name shows the operation; of ours, the call of c10d around it shows the size.
     """
     calls: dict[int, list[int]] = {}
-    if profile.matching(_OURS)[profile.name[comm]].any():
+    if profile.names_matching(_OURS)[profile.name[comm]].any():
         operators = profile.rows(OPERATOR)
-        for row in operators[profile.matching(_CALL)[profile.name[operators]]].tolist():
+        for row in operators[profile.names_matching(_CALL)[profile.name[operators]]].tolist():
             calls.setdefault(int(profile.thread[row]), []).append(row)
     numbers: dict[tuple[str, str], int] = {}
     messages = []
-    sends = not profile.matching(_ALL_TO_ALL).any()  # NCCL has one kernel for messages and all-to-alls
+    sends = not profile.names_matching(_ALL_TO_ALL).any()  # NCCL has one kernel for messages and all-to-alls
     for row in comm.tolist():
         name, message = profile.names[profile.name[row]], profile.messages.get(row)
         if message is None:
@@ -198,7 +202,7 @@ def messages_of(profile: RankProfile, comm: Rows) -> list[Message]:
             at = bisect_right(around, profile.start_ns[row], key=lambda call: profile.start_ns[call]) - 1
             inside = at >= 0 and profile.start_ns[row] <= profile.end_ns[around[at]]
             call = profile.messages.get(around[at]) if inside else None
-            op = "send_recv" if sends and _SEND_RECV.search(name) else operation(name)
+            op = "send_recv" if sends and _SEND_RECV.search(name) else operation_name(name)
             message = replace(call or Message(op=""), op=op)
         key = message.op, message.group
         numbers[key] = numbers.get(key, -1) + 1
@@ -206,15 +210,15 @@ def messages_of(profile: RankProfile, comm: Rows) -> list[Message]:
     return messages
 
 
-def issues_of(profile: RankProfile, work: WorkRows, messages: Sequence[Message]) -> Rows:
-    """Return for each row of a host's communication the call of c10d that issued it, or -1.
+def issuing_calls(profile: RankProfile, work: WorkRows, messages: Sequence[Message]) -> Rows:
+    """Return, for each row of a host's communication, the row of the c10d call that issued it, or -1.
 
     Threads of gloo do not name the call; the last events of an operation belong to its last calls, in their order.
     """
     calls: dict[str, list[int]] = {}
     for row in work.calls.tolist():
         name = profile.names[profile.name[row]].removeprefix("c10d::")
-        calls.setdefault(operation(name).strip("_"), []).append(row)
+        calls.setdefault(operation_name(name).strip("_"), []).append(row)
     issues = np.full(len(messages), -1, np.intp)
     for op, of_op in calls.items():
         events = np.array([at for at, message in enumerate(messages) if message.op == op][-len(of_op) :], np.intp)
@@ -225,15 +229,15 @@ def issues_of(profile: RankProfile, work: WorkRows, messages: Sequence[Message])
 
 
 def lost_launches(profile: RankProfile, work: WorkRows, calls: Rows) -> Rows:
-    """Return which calls launched work that is not recorded; in a graph's capture a launch only records.
+    """Return the calls that launched unrecorded work; a launch inside a graph's capture launches nothing.
 
     A call of the driver inside one of the runtime launches the same work, which names one of them.
     """
     names = profile.name[calls]
-    launches = calls[profile.matching(GRAPH)[names] | profile.matching(_LAUNCH)[names]]
+    launches = calls[profile.names_matching(GRAPH)[names] | profile.names_matching(_LAUNCH)[names]]
     recorded = profile.rows(KERNEL, COPY, SET)  # of other devices, too
     lost = launches[~np.isin(profile.correlation[launches], profile.correlation[recorded])]
-    begins, ends = (calls[profile.matching(pattern)[names]] for pattern in (_BEGIN_CAPTURE, _END_CAPTURE))
+    begins, ends = (calls[profile.names_matching(pattern)[names]] for pattern in (_BEGIN_CAPTURE, _END_CAPTURE))
     captures = np.searchsorted(begins, lost) > np.searchsorted(ends, lost)
     lost = lost[~captures]
     named = launches[np.isin(profile.correlation[launches], profile.correlation[recorded])]
@@ -246,8 +250,8 @@ def lost_launches(profile: RankProfile, work: WorkRows, calls: Rows) -> Rows:
     return np.concatenate(parts)
 
 
-def notes_of(profile: RankProfile, work: WorkRows) -> list[str]:
-    """Return the facts that the file cannot show, and why."""
+def recording_notes(profile: RankProfile, work: WorkRows) -> list[str]:
+    """Return notes on what the recording lacks, each with the reason."""
     notes = []
     if profile.cut:
         notes.append("the file was cut off: only its complete events count")
@@ -263,7 +267,7 @@ def notes_of(profile: RankProfile, work: WorkRows) -> list[str]:
     calls = profile.rows(RUNTIME)
     lost = lost_launches(profile, work, calls) if work.on_device else calls[:0]
     for kind, pattern in (("CUDA graphs", GRAPH), ("kernels", _LAUNCH)):
-        count, every = (int(profile.matching(pattern)[profile.name[rows]].sum()) for rows in (lost, calls))
+        count, every = (int(profile.names_matching(pattern)[profile.name[rows]].sum()) for rows in (lost, calls))
         if count:
             notes.append(f"{count} of {every} launches of {kind} have no recorded kernels: they look idle")
     if work.on_device and len(rows := work.rows):

@@ -103,7 +103,7 @@ def test_long_names_are_shortened(tmp_path):
     rec = recording()
     rec.op("x" * (1 << 20), 10, 20)
     found = read_profile(rec.write(tmp_path / "t.json"))
-    assert max(map(len, found.names)) == module.MOST_NAME
+    assert max(map(len, found.names)) == module.MAX_NAME_CHARS
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from overlap.cli import main
 from overlap.errors import UsageError
 from overlap.timeline import write_trace
 from overlap.timeline.why.against import compare
-from overlap.timeline.why.page import LINES, markdown, text
+from overlap.timeline.why.page import LINES, markdown, page_lines
 from overlap.timeline.why.report import from_json
 from tests.timeline.made import comm, compute, timeline_of
 from tests.timeline.why.profiles import Recording
@@ -60,7 +60,7 @@ def test_a_newer_version_and_other_json_are_refused():
 
 def test_the_page_of_a_profile(tmp_path):
     found = overlap.why(profile(tmp_path, [10_000] * 3))
-    assert text(found) == [
+    assert page_lines(found) == [
         "step 1 takes 10.0 ms: launch-bound: for 9.0 ms (90%) the device is idle, as the host launches its",
         "100 kernels (median 10 us) too slowly, the largest part at aten::add in train.py:12 (step) (9 ms);",
         'try: torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch',
@@ -81,7 +81,7 @@ def test_a_page_has_at_most_24_lines(tmp_path):
     crowded = from_json(json.dumps({
         **found.as_dict(), "advice": [found.as_dict()["advice"][0]] * 5, "undecided": ["this"] * 30,
     }))  # fmt: skip
-    lines = text(crowded)
+    lines = page_lines(crowded)
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= 100
     assert any(line.endswith("more: --json") for line in lines)
