@@ -18,7 +18,7 @@ from .config import ARGUMENT, RunConfig, requested
 from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
 from .hints import suggesting
-from .processes.life import Keeper, alone, among, cluster_of, live
+from .processes.life import Keeper, find_cluster, multi_process_setup, run_ranks, single_process_setup
 from .runtime.ending import ended_by_its_loop
 from .runtime.rank import Rank
 from .runtime.world import World
@@ -201,11 +201,11 @@ async def _live(
                 own_place, main, args, config, keeper, set_world, has_signal=lambda: life.scope.cancel_called
             )
         opened = (
-            alone(config)
+            single_process_setup(config)
             if own_place is None
-            else among(own_place, config.changed(own_place.source, ranks=own_place.world_size))
+            else multi_process_setup(own_place, config.changed(own_place.source, ranks=own_place.world_size))
         )
-        return await live(
+        return await run_ranks(
             opened, own_place, main, args, config, keeper, set_world, has_signal=lambda: life.scope.cancel_called
         )
     raise AssertionError("a world that ends early has raised why")
@@ -222,7 +222,7 @@ def _simulate(
         raise UsageError("transport: nothing travels in virtual time; give the links' figures in a cluster file")
     if config.check is not None and config.virtual.shapes_only:
         raise UsageError("check: with shapes_only, arrays have no data to check; leave out one of them")
-    placed = cluster_of(config.cluster, config.ranks, source=config.origin("ranks", "cluster"))
+    placed = find_cluster(config.cluster, config.ranks, source=config.origin("ranks", "cluster"))
     size, steps = config.ranks or placed.world_size, KeptSteps.given(config.trace_steps)
 
     async def live(
@@ -255,7 +255,7 @@ def _find_own_place(ranks: int | None) -> Place | None:
     """
     if _LAUNCHER_VARIABLES.isdisjoint(os.environ):
         return None
-    from .processes.place import find_place, sized  # and with it all that processes need to meet
+    from .processes.place import find_place, set_rank_count  # and with it all that processes need to meet
 
     own_place = find_place()
-    return None if own_place is None else sized(own_place, ranks)
+    return None if own_place is None else set_rank_count(own_place, ranks)

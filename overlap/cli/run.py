@@ -14,7 +14,7 @@ from ..launch.lifeline import take
 from ..launch.report import report
 from ..notice import write_stderr
 from ..processes.place import find_place
-from ..processes.status import Status, report_to_launcher, status_of
+from ..processes.status import Status, report_to_launcher, status_from_error
 from ..signals import Terminated, handling_signals
 from .engine import on_engine
 from .options import add_settings, given
@@ -125,7 +125,7 @@ def _send_to_launcher(error: BaseException) -> int:
     with redirect_stderr(StringIO()) as text:
         code = report(error)
     local = place.ranks if place else range(sys.maxsize)
-    if not report_to_launcher(status_of(error, local=local, text=text.getvalue(), code=code)):
+    if not report_to_launcher(status_from_error(error, local=local, text=text.getvalue(), code=code)):
         write_stderr(text.getvalue())
     return code
 

@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..hints import suggesting
 from ..kernel_facts import process_identity
 from ..processes.connect import JOIN_TIMEOUT_S
-from ..processes.life import Keeper, alone, among, live
+from ..processes.life import Keeper, multi_process_setup, run_ranks, single_process_setup
 from ..processes.place import LONGEST_JOB, Place
 from ..processes.secret import strong_secret
 from ..runtime.rank import Rank
@@ -112,15 +112,15 @@ def _open_connection(
     keeper = Keeper(run_config)
 
     async def run_world(on_start: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
-        process_place, setup = None, alone(run_config)
+        process_place, setup = None, single_process_setup(run_config)
         if meeting is not None:
             machine = getattr(run_config.cluster, "name", run_config.cluster or "local")
             detail = f"overlap.connect, {machine}, ranks on {meeting[1]} node{'s' * (meeting[1] != 1)}"
             config = replace(meeting[0], detail=detail, process=process_identity(), timeout_s=timeout_s, ranks_each=1)
-            process_place = Place.of(config, source="overlap.connect", nodes=meeting[1])
-            setup = among(process_place, run_config, meeting=config)
+            process_place = Place.from_config(config, source="overlap.connect", nodes=meeting[1])
+            setup = multi_process_setup(process_place, run_config, meeting=config)
         with keeper.noting():
-            await live(setup, process_place, main, (), run_config, keeper, on_start)
+            await run_ranks(setup, process_place, main, (), run_config, keeper, on_start)
         keeper.warn()
 
     connection = Connection(rank, size, run_world)

@@ -113,12 +113,12 @@ class ControlPlane:
         return self._communicators
 
     @asynccontextmanager
-    async def attached(self, world: World) -> AsyncIterator[None]:
+    async def exchanging_reports(self, world: World) -> AsyncIterator[None]:
         """Exchange reports with the other processes for the length of an ``async with``."""
         self._world = world
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._listen)
-            nursery.start_soon(self._watch)
+            nursery.start_soon(self._handle_messages)
+            nursery.start_soon(self._send_periodically)
             yield
             nursery.cancel_scope.cancel(reason="the world has ended")
 
@@ -135,20 +135,20 @@ class ControlPlane:
         """Give the other processes a moment to name the culprit."""
         with trio.move_on_after(_VERDICT_S, shield=True):
             while self._world.ending.failure is None:
-                await self._next_news()
+                await self._wait_for_report()
 
     async def standings(self, standings_here: Sequence[Standing]) -> list[Standing]:
         """Give the other processes a moment to report their stopped ranks; return the standings of all ranks."""
         with trio.move_on_after(_VERDICT_S, shield=True):
             while not self._standings.all_stopped:
-                await self._next_news()
+                await self._wait_for_report()
         return self._standings.at_stop(standings_here, self._communicators.left)
 
     def quiet(self) -> dict[int, Standing]:
         """Return the standings of ranks elsewhere that make no progress."""
         return self._standings.without_progress(self._communicators.left)
 
-    async def _next_news(self) -> None:
+    async def _wait_for_report(self) -> None:
         self._news = trio.Event()
         await self._news.wait()
 
@@ -271,7 +271,8 @@ class ControlPlane:
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
+    async def _send_periodically(self) -> None:
+        """Send the stored reports every `_WATCH_S`, and fail ends with a broken wire whose delay is over."""
         while True:
             await trio.sleep(_WATCH_S)
             self._send_announced()
@@ -283,13 +284,13 @@ class ControlPlane:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
-        """Report operations that wait for long; in a function of its own, because `_watch` would keep the variables."""
+        """Report operations that wait for long; a method of its own, or the caller would keep these variables."""
         before_ns = perf_counter_ns() - _LONG_NS
         for communicator in self._communicators.spanning.values():
             for seq, report in communicator.waiting(before_ns):
                 self.send_call(communicator.id, (seq,), report)
 
-    async def _listen(self) -> None:
+    async def _handle_messages(self) -> None:
         """Act on the notices and losses of other processes, in their order."""
         async for message in self._membership.messages():
             if isinstance(message, MemberLost):
@@ -314,14 +315,14 @@ class ControlPlane:
         """Act on an event of another process; if it is invalid, that process has failed."""
         member = notice.member
         try:
-            self._apply(member, decode_event(notice.body))
+            self._apply_event(member, decode_event(notice.body))
         except OverlapError as error:
             failure = OverlapError(
                 f"process {member} sent an invalid event: {error}; this is a bug in overlap, please report it"
             )
             self._world.fail_elsewhere(self._placement[member][0], failure, [])
 
-    def _apply(self, member: int, event: RankEvent) -> None:
+    def _apply_event(self, member: int, event: RankEvent) -> None:
         """Act on an event of the ranks of a process.
 
         Raises:
@@ -349,7 +350,7 @@ class ControlPlane:
             case Disagreed():
                 self._standings.check_ranks(event.ranks)
                 if (communicator := communicators.spanning.get(event.channel)) is not None:
-                    communicator.fail_here(event.seq, codec.mismatch_of(event))
+                    communicator.fail_here(event.seq, codec.unpack_mismatch(event))
             case EndFailed():
                 self._apply_failed_end(event)
             # groups

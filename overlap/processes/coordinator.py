@@ -105,7 +105,7 @@ class Coordinator:
         del self._senders[member]
         if self.complete and member in self.joined:
             if member not in self.gone:
-                self._go(member)
+                self._mark_gone(member)
                 self._send_others(member, MemberLost(member=member, reason=reason))
             self._check_last()
         elif member in self.joined:
@@ -113,7 +113,7 @@ class Coordinator:
             self.departed.add(member)
             self._report(f"process {member} went away before all had joined: {reason}")
             self._send_missing_if_few()
-            self._wake()
+            self._notify_waiters()
 
     def refuse_all(self, reason: str) -> None:
         """Send all other members the reason why the world does not start."""
@@ -150,6 +150,7 @@ class Coordinator:
                 raise MessageError(f"a {type(message).__name__}, which is not its turn")
 
     def _join(self, member: int, detail: str) -> None:
+        """Add a member, and start the world if it is the last one; raise `RefusedError` if it does not fit."""
         if detail != self.detail:
             raise RefusedError(f"process {member} has '{detail}', process 0 has '{self.detail}'; they must be the same")
         if self.complete:
@@ -161,13 +162,14 @@ class Coordinator:
         else:
             self._send(member, self._waiting())
             self._send_missing_if_few()
-        self._wake()
+        self._notify_waiters()
 
     def _send_missing_if_few(self) -> None:
         if len(self.missing) <= _FEW_MISSING:
             self.send_missing()
 
     def _contribute(self, member: int, part: Contribution) -> None:
+        """Store a member's part of an exchange; once all parts are there, send them (a gather: to member 0)."""
         key = part.name, part.turn, part.gather
         if key not in self._exchanges and len(self._exchanges) >= _UNFINISHED_LIMIT:
             raise MessageError(f"the beginning of '{part.name}', while {len(self._exchanges)} others are unfinished")
@@ -184,22 +186,25 @@ class Coordinator:
                 self._send_others(0, Contributions(name=part.name, turn=part.turn, parts=[(0, parts[0])]))
 
     def _leave(self, member: int) -> None:
-        self._go(member)
+        """Let a member leave with a goodbye, and notify the others."""
+        self._mark_gone(member)
         self._send_others(member, MemberLeft(member=member))
         if member != 0:
             self._send(member, Goodbye())
         self._check_last()
 
-    def _go(self, member: int) -> None:
+    def _mark_gone(self, member: int) -> None:
+        """Count a member as gone: it gets no more messages."""
         self.gone.add(member)
-        self._wake()
+        self._notify_waiters()
 
     def _check_last(self) -> None:
         """Release member 0 when all others have left and hung up: until then it carries their messages."""
         if len(self.gone) == len(self.joined) and len(self._senders) == 1:
             self._send(0, Goodbye())
 
-    def _wake(self) -> None:
+    def _notify_waiters(self) -> None:
+        """Wake the tasks that wait for a change of the members."""
         self.changed.set()
         self.changed = trio.Event()
 

@@ -157,7 +157,10 @@ class Acceptor:
             nursery.cancel_scope.cancel()
 
     async def _converse(self, link: ControlLink, address: str, member: int) -> str:
+        """Let the coordinator handle the messages of a member until the connection ends; return the reason."""
+
         def handle(message: Message) -> None:
+            """Handle one message; end the connection if the coordinator refuses the member."""
             if isinstance(message, Join):
                 link.process = message.process
             try:
@@ -180,6 +183,7 @@ class Acceptor:
         return reason
 
     def _reject(self, address: str, error: HandshakeError) -> None:
+        """Report a failed handshake, once for each kind of failure; a member that gave up tries again, unreported."""
         if error.why == "refused":
             self._refuse(address, str(error))
         elif error.why != "left":  # a member that gave up tries again
@@ -191,6 +195,7 @@ class Acceptor:
         self._report_once(reason, f"refused {address}: {reason}")
 
     def _report_once(self, key: str, line: str, *, aloud: bool = True) -> None:
+        """Add a line to `reasons`, and print it if `aloud`, unless one with this key was added before."""
         if key not in self._reported and len(self._reported) < _REPORTED_LIMIT:
             self._reported.add(key)
             self.reasons.append(line)

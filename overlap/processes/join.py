@@ -135,7 +135,7 @@ class _Client:
         self._membership = Membership(
             member=config.member, members=config.members, home=self._home, send=self._link.send, clock=self._clock
         )
-        for task in (self._link.write, self._listen, self._beat, self._watch):
+        for task in (self._link.write, self._read_until_end, self._send_pings, self._watch_host):
             nursery.start_soon(task)
         await self._settled.wait()
         if self._refusal is not None:
@@ -184,7 +184,8 @@ class _Client:
         await trio.aclose_forcefully(stream)
         return None
 
-    async def _listen(self) -> None:
+    async def _read_until_end(self) -> None:
+        """Read messages until the connection ends: then member 0 is lost, or this member could not join."""
         async with self._link.stream:
             reason = await self._link.read(self._receive)
             if self._joined:
@@ -193,6 +194,7 @@ class _Client:
                 self._refuse(f"{self._host} at {self._endpoint}: {reason}")
 
     def _receive(self, message: Message) -> None:
+        """Act on a message of the coordinator, before or after this member has joined."""
         match message:
             case Refused():
                 self._link.cut(message.reason if not self._joined else f"has shut this process out: {message.reason}")
@@ -220,13 +222,15 @@ class _Client:
         self._refusal = reason
         self._settled.set()
 
-    async def _beat(self) -> None:
+    async def _send_pings(self) -> None:
         """Send pings as signs of life; the answer to the first starts the series of `_ping_or_join`."""
         while True:
             self._link.send(Ping(sent_ns=perf_counter_ns()))
             await trio.sleep(self._config.patience.beat_s)
 
-    async def _watch(self) -> None:
+    async def _watch_host(self) -> None:
+        """Cut the connection when the host has been silent for too long."""
+
         def lose(_: int, reason: str) -> None:
             self._link.cut(reason)
 
@@ -234,6 +238,7 @@ class _Client:
         await watch({0: self._link}, config.patience, report=self._report, lose=lose, name=config.name)
 
     async def _report_obstacle(self) -> None:
+        """Print every `progress_s` seconds why the host cannot be reached, until it is reached."""
         while True:
             await trio.sleep(self._config.progress_s)
             if self._reached:

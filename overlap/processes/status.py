@@ -73,7 +73,7 @@ Record: TypeAlias = Status | Entering | Leaving | MemberLost
 _RECORDS: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
-def status_of(error: BaseException, *, local: Container[int], text: str = "", code: int = 1) -> Status:
+def status_from_error(error: BaseException, *, local: Container[int], text: str = "", code: int = 1) -> Status:
     """Return the status record for the error that ends this process.
 
     Args:
@@ -97,7 +97,7 @@ def status_of(error: BaseException, *, local: Container[int], text: str = "", co
 def report_to_launcher(record: Record, environ: Mapping[str, str] = os.environ) -> bool:
     """Write a record to the launcher, which reads concurrently; return whether there is a launcher."""
     if isinstance(record, Status):
-        short = msgspec.structs.replace(record, line=record.line[:LONGEST_LINE], text=_shortened(record.text))
+        short = msgspec.structs.replace(record, line=record.line[:LONGEST_LINE], text=_cut_middle(record.text))
         record = readable(short)
     unsent = memoryview(msgspec.json.encode(record) + b"\n")
     with suppress(KeyError, ValueError, OSError):
@@ -115,7 +115,7 @@ def read_record(data: bytes) -> Record | None:
     return None
 
 
-def _shortened(text: str) -> str:
+def _cut_middle(text: str) -> str:
     """Shorten a text in the middle: its beginning has the error and its place, its end the rank at fault."""
     left_out = len(text) - LONGEST_TEXT
     if left_out <= 0:

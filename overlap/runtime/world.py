@@ -63,7 +63,7 @@ class OtherProcesses(Others, Protocol):
     def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:
         """Return the communicators of all processes."""
 
-    def attached(self, world: World) -> AbstractAsyncContextManager[None]:
+    def exchanging_reports(self, world: World) -> AbstractAsyncContextManager[None]:
         """Deliver the reports of other processes to a world, for the length of an ``async with``."""
 
     async def part(self) -> None:
@@ -179,7 +179,7 @@ class World:
     ) -> list[T]:
         """Run `main` on every rank to the common end."""
         results: dict[int, T] = {}
-        async with self._others.attached(self) if self._others else nullcontext():
+        async with self._others.exchanging_reports(self) if self._others else nullcontext():
             try:
                 await self._live(main, args, timeout_s, results)
             except BaseException as error:

@@ -18,7 +18,7 @@ from ..errors import PeerError, RankFailedError, UsageError, in_one_line
 from ..flight.folder import attempt
 from ..notice import notify
 from ..processes.connect import count_world
-from ..processes.life import Keeper, WorldSetup, alone, among, live
+from ..processes.life import Keeper, WorldSetup, multi_process_setup, run_ranks, single_process_setup
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
 from ..processes.sockets import listen_at_free_port, local_address
@@ -214,7 +214,7 @@ class SurvivingRun:
             with joining:
                 try:
                     opened = await self._open()
-                    results = await live(
+                    results = await run_ranks(
                         opened, own_place, once, args, run_config, keeper, begin,
                         has_signal=has_signal, epochs=self.epochs,
                     )  # fmt: skip
@@ -230,15 +230,15 @@ class SurvivingRun:
     async def _open(self) -> AbstractAsyncContextManager[WorldSetup]:
         own_place = self.place
         if not self.world.epoch:
-            return among(own_place, self._run_config)
+            return multi_process_setup(own_place, self._run_config)
         if own_place.processes == 1:
-            return alone(self._run_config)
+            return single_process_setup(self._run_config)
         from ..processes.connect import rendezvous
 
         world = self._number + _EPOCH * self.world.epoch
         meeting = await rendezvous(own_place, world, "survivors", self._run_config)
         meeting = replace(meeting, fresh=False)  # the witness belongs to one attempt
-        return among(own_place, self._run_config, meeting=meeting, on_lost=self._pass_on)
+        return multi_process_setup(own_place, self._run_config, meeting=meeting, on_lost=self._pass_on)
 
     def _pass_on(self, lost: MemberLost) -> None:
         """Report a lost process to the launcher, by its number in the first world."""
