@@ -16,7 +16,7 @@ from transports.tls import Tls
 
 from ..config import RunConfig
 from ..engines.progress import latest_step, reached_step, saved_step
-from ..flight.autopsy import last_signs_of
+from ..flight.autopsy import last_signs_of_process
 from ..flight.folder import ENDING, default_folder
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
@@ -40,7 +40,7 @@ def run_again(spec: LaunchSpec, config: RunConfig) -> LaunchOutcome:
         place=_shown(config.state_dir),
         sleep=_no_pause if elastic and config.node_rank else time.sleep,  # only host 0 pauses; the others wait for it
         fewest=None if elastic else fewest,
-        signs=lambda pid: last_signs_of(pid, config.flight_dir),
+        signs=lambda pid: last_signs_of_process(pid, config.flight_dir),
         agree=partial(_agree, config) if elastic else None,
     )
     return launch_again(spec, restarts, lambda attempt: trio.run(launch, attempt))

@@ -24,7 +24,7 @@ from transports.tls import Tls
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..flight.folder import attempt
+from ..flight.folder import restart_count
 from ..kernel_facts import process_identity
 from ..notice import notify
 from .control_plane import ControlPlane
@@ -182,7 +182,7 @@ async def rendezvous(own_place: Place, world: int, machine: str, run: RunConfig)
     ranks = f"{own_place.ranks_per_process} rank{'s' * (own_place.ranks_per_process != 1)} a process"
     return RendezvousConfig(
         job=own_place.job,
-        epoch=(_attempts[-1] if _attempts else attempt()) * WORLDS + world,
+        epoch=(_attempts[-1] if _attempts else restart_count()) * WORLDS + world,
         fresh=restarts and not _attempts,
         member=own_place.process,
         members=own_place.processes,

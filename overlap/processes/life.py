@@ -25,7 +25,7 @@ from .. import trace_files
 from ..config import RunConfig
 from ..diagnostics import calling, is_interrupt
 from ..errors import StallError, TraceWarning, UsageError, in_one_line
-from ..flight.folder import FlightFile, attempt, began, open_flight
+from ..flight.folder import FlightFile, describe_start, open_flight, restart_count
 from ..notice import notify
 from ..runtime.blame.stall import STALL_S, StallLimits
 from ..runtime.epoch import Epoch
@@ -76,7 +76,7 @@ async def run_ranks(
     failure: Exception | None = None
     async with opened as setup:
         connection = setup.connection
-        restart = connection.restart if connection else attempt()
+        restart = connection.restart if connection else restart_count()
         flight = _open_flight_record(run_config, own_place, setup, restart)
         world = World(
             setup.size,
@@ -149,7 +149,7 @@ def _open_flight_record(
     run_config: RunConfig, own_place: Place | None, setup: WorldSetup, restart: int
 ) -> FlightFile | None:
     """Open the flight record of this process."""
-    name, start = began(
+    name, start = describe_start(
         job=own_place.label if own_place else None,
         restart=restart,
         process=own_place.process if own_place else 0,

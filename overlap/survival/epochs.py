@@ -15,7 +15,7 @@ import trio
 
 from ..config import RunConfig
 from ..errors import PeerError, RankFailedError, UsageError, in_one_line
-from ..flight.folder import attempt
+from ..flight.folder import restart_count
 from ..notice import notify
 from ..processes.connect import count_world
 from ..processes.life import Keeper, WorldSetup, multi_process_setup, run_ranks, single_process_setup
@@ -131,7 +131,7 @@ class SurvivingRun:
         assert own_place.endpoint is not None, "overlap run sets the endpoint"
         self._address = local_address(own_place.endpoint) if has_several_hosts() else own_place.endpoint[0]
         self.witness = witness_of(
-            folder, attempt(), self._number, self.member, self.world,
+            folder, restart_count(), self._number, self.member, self.world,
             address=self._address, limit_s=run_config.lost_after_s,
         )  # fmt: skip
         self.place, self._listener, self._size = own_place, listen_at_free_port(self._address), own_place.processes
