@@ -10,7 +10,7 @@ from io import StringIO
 
 from ..config import RunConfig, imposed, warn_of_unknown_variables
 from ..errors import UsageError
-from ..launch.lifeline import take
+from ..launch.lifeline import join_launcher
 from ..launch.report import report
 from ..notice import write_stderr
 from ..processes.place import find_place
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If there is no such program, or an option has an impossible value. Nothing has run then.
     """
-    launched = take()
+    launched = join_launcher()
     code = _run_obeying(args, launched=launched)
     if launched and (mpi := sys.modules.get("transports.mpi.bootstrap")) is not None:
         mpi.exit_if_broken(code)

@@ -78,7 +78,7 @@ class Job:
         return f"{call} of {self.name(call)}{call.place}"
 
     def last(self, rank: int) -> DumpedCall | None:
-        """Return the unfinished operation in which a rank waits, else its last one; None without a dump or operation."""
+        """Return the unfinished operation in which a rank waits, else its last one; None if there is none."""
         if rank not in self.dumps:
             return None
         pending = self.pending(rank)

@@ -19,6 +19,7 @@ CARD_LINES = 25  # longest report of a failure on the terminal
 CARD_COLUMNS = 2000  # characters of each line, at most: some errors have whole arrays in one line
 
 INTERRUPTED = "overlap: interrupted"  # the line of a process that SIGINT has ended
+_INTERRUPTED_END = "was interrupted by a SIGINT that its launcher had not sent"
 _OURS = "overlap: "  # prefix of the line in which `overlap` itself names the failed rank
 
 
@@ -100,14 +101,14 @@ def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = (), host:
     interrupted = ending.accuser is None and spoke and headline(lines) == INTERRUPTED
     complete = ending.accuser is None and spoke and headline(lines).startswith(_OURS)
     if complete and not ending.log and not interrupted:
-        return _shortened(lines, CARD_LINES)
-    how = "was interrupted by a SIGINT that its launcher had not sent" if interrupted else _how(ending, oom_kills)
+        return _cut_middle(lines, CARD_LINES)
+    how = _INTERRUPTED_END if interrupted else _describe_end(ending, oom_kills)
     last = f"{_OURS}{ending.name}{f' on {host}' if host else ''} {how}"
     last += f"; all it printed is in {ending.log}" if ending.log else ""
     if interrupted:
         index = lines.index(INTERRUPTED)
-        return _shortened([*lines[:index], last, *lines[index + 1 :]], CARD_LINES)
-    return [*_shortened(lines, CARD_LINES - 1 - len(signs)), last, *(f"  {line}" for line in signs)]
+        return _cut_middle([*lines[:index], last, *lines[index + 1 :]], CARD_LINES)
+    return [*_cut_middle(lines, CARD_LINES - 1 - len(signs)), last, *(f"  {line}" for line in signs)]
 
 
 def headline(lines: Sequence[str]) -> str:
@@ -115,7 +116,8 @@ def headline(lines: Sequence[str]) -> str:
     return next((line for line in reversed(lines) if not line.startswith("  ")), "")
 
 
-def _how(ending: Ending, oom_kills: int) -> str:
+def _describe_end(ending: Ending, oom_kills: int) -> str:
+    """Return how a process ended, as the verb of a sentence about it."""
     if ending.accuser is not None:
         return "hung, and had to be stopped"
     if ending.stopped and ending.returncode == -signal.SIGKILL:
@@ -134,18 +136,19 @@ def _how(ending: Ending, oom_kills: int) -> str:
     except ValueError:
         name = f"signal {-ending.returncode}"
     return f"was killed by {name}" + (
-        _memory(oom_kills, ending.peak_bytes) if -ending.returncode == signal.SIGKILL else ""
+        _describe_kill(oom_kills, ending.peak_bytes) if -ending.returncode == signal.SIGKILL else ""
     )
 
 
-def _memory(oom_kills: int, peak_bytes: int) -> str:
+def _describe_kill(oom_kills: int, peak_bytes: int) -> str:
+    """Return the probable reason for a SIGKILL that this launcher did not send: memory, as far as known."""
     used = f", it had {format_bytes(peak_bytes)} at most" if peak_bytes else ""
     if oom_kills:
         return f"; the kernel has killed {oom_kills} here for want of memory{used}: use fewer ranks, or smaller batches"
     return f"; this launcher did not send it: somebody did, or memory ran out{used} (`dmesg` of that machine says)"
 
 
-def _shortened(lines: list[str], most: int) -> list[str]:
+def _cut_middle(lines: list[str], most: int) -> list[str]:
     """Shorten lines in the middle: the beginning names the error and its place, the end the culprit."""
     left_out = len(lines) - most + 1
     if left_out > 1:
