@@ -68,7 +68,7 @@ class Advance:
     def describe_restart(
         self, restart: int, limit: int, step: int | None, path: str | None, why: str, *, fewer: str = ""
     ) -> str:
-        """Return the line for the user on the next attempt: when it starts, from which step, and why the last one ended.
+        """Return the line for the user on the next attempt: its start, its first step, and why the last one ended.
 
         Args:
             restart: Its number.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from ..errors import PeerLostError, RankFailedError
 from ..runtime.epoch import Epoch
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
-from .agreement import EpochWorld, proposal_of
+from .agreement import EpochWorld, propose_world
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -65,12 +65,13 @@ def _lost_ranks(error: Exception) -> frozenset[int]:
 
 
 def _next_world(world: EpochWorld, epochs: Mapping[int, Epoch], ranks: frozenset[int]) -> EpochWorld | None:
+    """Return the world after the loss of some ranks; None if no rank is lost, or none is left."""
     lost = {world.members[rank] for rank in ranks}
     if not lost:
         return None
     survivors = {member: epochs[member].survivor for member in world.members if member not in lost}
     reports = {member: model.report() if model else world.step for member, model in survivors.items()}
-    return proposal_of(world, reports, lost)
+    return propose_world(world, reports, lost)
 
 
 def _enter(epoch: Epoch, world: EpochWorld) -> None:

@@ -115,7 +115,7 @@ class Job:
         arrived.add(member)
         while arrived != set(world.members):
             await trio.sleep(run.witness.look_s)
-            if run._gone() or run.witness.reports(world.epoch, world.members):
+            if run._dead_members() or run.witness.reports(world.epoch, world.members):
                 raise PeerLostError("lost before all had met", culprit=-1)
         run.state = State.TRAINS
         while model.progress.agreed < STEPS:
