@@ -24,7 +24,7 @@ from .errors import (
     RemoteError,
     text_of,
 )
-from .threads import frames_of, without_collector
+from .threads import read_frames, without_collector
 
 T = TypeVar("T")
 
@@ -178,9 +178,9 @@ def all_notes(error: BaseException) -> list[str]:
     return [*getattr(error, "__notes__", ()), *(note for each in inside for note in all_notes(each))]
 
 
-def place_of(thread: int) -> str:
-    """Return "file:line" of the innermost frame of the program in a thread; if it has none, of any."""
-    return _line_in_frames((frame, frame.f_lineno) for frame in reversed(frames_of(thread)))
+def line_in_thread(thread: int) -> str:
+    """Return "file:line" of the innermost frame of the program in a thread; without one, of any frame."""
+    return _line_in_frames((frame, frame.f_lineno) for frame in reversed(read_frames(thread)))
 
 
 def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: str = "") -> Iterator[str]:
@@ -194,7 +194,7 @@ def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: 
     parts = [part for part in task.name.split(".") if part not in ("__main__", "<locals>")]
     running = getattr(task.coro, "cr_running", False)
     with without_collector():
-        place = place_of(thread) if running else _line_in_frames(task.iter_await_frames())
+        place = line_in_thread(thread) if running else _line_in_frames(task.iter_await_frames())
     yield f"{indent}{name or '.'.join(parts[-2:])} at {place}{', which keeps the event loop' if running else ''}"
     for nursery in task.child_nurseries:
         for child in sorted(nursery.child_tasks, key=lambda child: child.name):

@@ -273,14 +273,14 @@ def in_one_line(error: BaseException) -> str:
         return in_one_line(error.exceptions[0]) + f", and {more} more" * (more > 0)
     name = type_name(error)
     first, _, rest = text_of(error).strip().partition("\n")
-    text = f"{printable(narrowed(first.rstrip(), _LONGEST_LINE))}{' ...' if rest else ''}"
+    text = f"{printable(shorten_line(first.rstrip(), _LONGEST_LINE))}{' ...' if rest else ''}"
     return f"{name}: {text}" if text else name
 
 
-def narrowed(line: str, limit: int) -> str:
-    """Return a line of at most so many characters: of a longer one the beginning and the end, and a note.
+def shorten_line(line: str, limit: int) -> str:
+    """Return a line, of a longer one than `limit` characters its two ends and the number of characters between.
 
-    >>> narrowed("abcdefgh", 4)
+    >>> shorten_line("abcdefgh", 4)
     'ab ... 4 characters left out ... gh'
     """
     left_out, half = len(line) - limit, limit // 2
@@ -336,7 +336,7 @@ def shown(value: object) -> str:
 
 
 def _rank_ranges(ranks: Sequence[int]) -> str:
-    """Return ascending ranks in words, as ranges."""
+    """Return ascending ranks in words, with ranges for consecutive ones."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

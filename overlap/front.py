@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple, cast
 
 import trio
 
-from .config import ARGUMENT, RunConfig, requested
+from .config import ARGUMENT, RunConfig, resolve_config
 from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
 from .hints import suggesting
@@ -98,7 +98,7 @@ def run(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
         algorithm=algorithm, check=check, survive=survive,
     )  # fmt: skip
-    config = requested(main, args, arguments)
+    config = resolve_config(main, args, arguments)
     if (engine := _engine.get()) is not None:
         return cast("list[T]", engine(main, args, config))
     if trio.lowlevel.in_trio_run():
@@ -107,9 +107,9 @@ def run(
     try:
         with handling_signals(), keeper.noting():
             if config.virtual is None:
-                results = trio.run(_live, main, args, config, keeper)
+                results = trio.run(_run_in_real_time, main, args, config, keeper)
             else:
-                results = _simulate(main, args, config, keeper)
+                results = _run_in_virtual_time(main, args, config, keeper)
     except trio.TrioInternalError as internal:
         if (failed := ended_by_its_loop(internal)) is None:
             raise
@@ -154,12 +154,12 @@ async def run_async(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
         algorithm=algorithm, check=check, survive=survive,
     )  # fmt: skip
-    config = requested(main, args, arguments)
+    config = resolve_config(main, args, arguments)
     if config.virtual is not None:
         raise UsageError("clock: a Trio program that runs already has real time; use overlap.run for virtual time")
     keeper = Keeper(config)
     with keeper.noting():
-        results = await _live(main, args, config, keeper)
+        results = await _run_in_real_time(main, args, config, keeper)
     keeper.warn()
     return results
 
@@ -184,7 +184,7 @@ def _arguments_as_config(clock: str | Virtual, cluster: str | topology.Cluster, 
     return arguments.changed(ARGUMENT, virtual=virtual_of(clock))
 
 
-async def _live(
+async def _run_in_real_time(
     main: Callable[..., Awaitable[T]], args: tuple[object, ...], config: RunConfig, keeper: Keeper
 ) -> list[T]:
     """Run a world in real time, until it ends or a signal ends it."""
@@ -211,7 +211,7 @@ async def _live(
     raise AssertionError("a world that ends early has raised why")
 
 
-def _simulate(
+def _run_in_virtual_time(
     main: Callable[..., Awaitable[T]], args: tuple[object, ...], config: RunConfig, keeper: Keeper
 ) -> list[T]:
     """Run a world in virtual time."""
@@ -225,7 +225,7 @@ def _simulate(
     placed = find_cluster(config.cluster, config.ranks, source=config.origin("ranks", "cluster"))
     size, steps = config.ranks or placed.world_size, KeptSteps.given(config.trace_steps)
 
-    async def live(
+    async def run_epoch(
         clock: SimulatedBackend, size: int, epochs: Sequence[Epoch], described: Mapping[str, str]
     ) -> list[T]:
         world = clock.world(size, placed, algorithm=config.algorithm, check=config.check, steps=steps, epochs=epochs)
@@ -241,10 +241,10 @@ def _simulate(
     if config.virtual.faults is not None and config.virtual.faults.survive:
         from .survival.virtual import live_virtual_epochs  # few runs go on after a loss
 
-        return live_virtual_epochs(live, config.virtual, placed, size)
+        return live_virtual_epochs(run_epoch, config.virtual, placed, size)
     clock = SimulatedBackend(config.virtual, placed)
     with clock.going_wrong():
-        return clock.kernel.run(live, clock, size, (), {})
+        return clock.kernel.run(run_epoch, clock, size, (), {})
 
 
 def _find_own_place(ranks: int | None) -> Place | None:

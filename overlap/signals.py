@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .diagnostics import is_interrupt, place_of
+from .diagnostics import is_interrupt, line_in_thread
 from .errors import RankFailedError, RemoteError
 from .flight.folder import open_records
 from .notice import notify
@@ -249,7 +249,7 @@ class _SignalHandlers:
             print_state = _call_once(life.print_state)
             self._run_in_loop(life, print_state, print_state)
         if not _lives:
-            where = f"its program is at {place_of(threading.get_ident())}" if frame else "its program runs"
+            where = f"its program is at {line_in_thread(threading.get_ident())}" if frame else "its program runs"
             lines = [f"asked by {ASKING.name}, process {os.getpid()}:", f"no world lives here in real time; {where}"]
             # not here: what was interrupted may be about to write, too
             threading.Thread(target=_print_lines, args=(lines,), name="overlap answer").start()

@@ -8,7 +8,7 @@ import sys
 from contextlib import redirect_stderr
 from io import StringIO
 
-from ..config import RunConfig, imposed, warn_of_unknown_variables
+from ..config import RunConfig, setting_environment, warn_of_unknown_variables
 from ..errors import UsageError
 from ..launch.lifeline import join_launcher
 from ..launch.report import report
@@ -97,14 +97,14 @@ def _run(args: argparse.Namespace, *, launched: bool) -> int:
     if not launched:
         report_late_options(args, command="run")
     if config.engine is not None:
-        with imposed(config), as_main(), report_traces(args.trace, config.trace), on_engine(config):
+        with setting_environment(config), as_main(), report_traces(args.trace, config.trace), on_engine(config):
             program()
         return 0
     if starts_processes(config):
         _check_readable_twice(args.script)
         return run_processes(config, [args.script, *args.args] if args.module is None else ["-m", *args.module])
     with (
-        imposed(config),
+        setting_environment(config),
         on_hosts(config),
         as_main(),
         report_traces(args.trace, config.trace),

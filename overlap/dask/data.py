@@ -10,7 +10,7 @@ import distributed
 from ..errors import UsageError
 
 
-def partitions_of(data: object, client: distributed.Client) -> list[distributed.Future]:
+def compute_partitions(data: object, client: distributed.Client) -> list[distributed.Future]:
     """Return the partitions of a collection, or of futures, in order, once all are computed on the cluster."""
     import dask
 

@@ -15,7 +15,7 @@ from ..config import RunConfig
 from ..engines.gang import GangOutcome, GangSpec
 from ..engines.job import WAIT_S, config_of_arguments, name_error, run_gang
 from ..errors import UsageError
-from .data import partitions_of
+from .data import compute_partitions
 from .gang import DaskGang
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def run_configured(
     @contextmanager
     def reserve(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
         with _reserved_name(spec, client):
-            partitions = None if data is None else partitions_of(data, client)
+            partitions = None if data is None else compute_partitions(data, client)
             yield DaskGang(client=client, workers=workers, wait_s=wait_s, partitions=partitions).run_attempt
 
     return run_gang(

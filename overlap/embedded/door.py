@@ -112,6 +112,7 @@ def _open_connection(
     keeper = Keeper(run_config)
 
     async def run_world(on_start: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
+        """Set up the world, alone or with the other processes, and run its rank until the connection closes."""
         process_place, setup = None, single_process_setup(run_config)
         if meeting is not None:
             machine = getattr(run_config.cluster, "name", run_config.cluster or "local")

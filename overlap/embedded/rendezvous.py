@@ -156,6 +156,7 @@ def _answer_requests(store: Store, job: str, turn: int, asks: dict[int, str], an
         store.set(answer_key(job, rank, ask, turn), answer)
 
     def answer_new() -> None:
+        """Answer each request that has changed since the last look."""
         for rank, last_ask in asks.items():
             ask = bytes(store.get(ask_key(job, rank, turn))).decode()
             if ask != last_ask:
@@ -163,6 +164,7 @@ def _answer_requests(store: Store, job: str, turn: int, asks: dict[int, str], an
                 reply(rank, ask)
 
     def watch() -> None:
+        """Look for new requests until the block ends, less often the longer it takes."""
         pause_s = _FIRST_PAUSE_S
         with suppress(Exception):  # the store is closed; the call of a rank that still asks raises that error
             while not ended.wait(pause_s):

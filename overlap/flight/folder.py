@@ -19,7 +19,7 @@ from mmap import mmap
 from pathlib import Path
 from time import time_ns
 
-from ..kernel_facts import exists, start_of
+from ..kernel_facts import exists, start_ticks
 from ..notice import notify
 from .layout import file_bytes
 from .recorder import Writer
@@ -189,7 +189,7 @@ def describe_start(
         "world_size": world_size,
         "host": platform.node()[:100],
         "pid": pid,
-        "born": start_of(pid),
+        "born": start_ticks(pid),
         "script": script[-_TEXT_CHARACTERS:],
         "folder": working_folder(),
     }
@@ -206,4 +206,4 @@ def working_folder() -> str:
 
 def runs(host: str, pid: int, since: str) -> bool:
     """Whether the process of a record runs on this machine; False if the system does not show that."""
-    return bool(since) and host == platform.node()[:100] and start_of(pid) == since
+    return bool(since) and host == platform.node()[:100] and start_ticks(pid) == since

@@ -27,7 +27,7 @@ from importlib.util import find_spec
 import trio
 
 from ..errors import UsageError
-from ..kernel_facts import parent_of, state_letter
+from ..kernel_facts import parent_pid, state_letter
 from .lifeline import tie_to_pipe
 
 # How long mpiexec may take to start its stubs, of a few milliseconds each.
@@ -83,7 +83,7 @@ def _parents(pid: int) -> list[int]:
     with suppress(OSError, IndexError):
         session = os.getsid(pid)
         while pid != session:
-            pid = parent_of(pid)
+            pid = parent_pid(pid)
             parents.append(pid)
     return parents
 

@@ -22,7 +22,7 @@ import trio
 import transports
 from transports import TransportError
 
-from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, narrowed
+from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, shorten_line
 from ..notice import notify, write_stderr
 from .output import OutputError, discard
 from .verdict import CARD_COLUMNS
@@ -88,7 +88,7 @@ def report(error: BaseException, *, command: bool = True) -> int:
         return _exit_code(error)
     if not _needs_no_traceback(cause):
         write_stderr(
-            "\n".join(narrowed(line, CARD_COLUMNS) for line in "".join(_format_user_frames(cause)).split("\n"))
+            "\n".join(shorten_line(line, CARD_COLUMNS) for line in "".join(_format_user_frames(cause)).split("\n"))
         )
         if not isinstance(error, RankFailedError):
             return EXIT_FAILED

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import narrowed
+from ..errors import shorten_line
 from ..processes.status import Guilt, Status
 from ..units import format_bytes
 
@@ -154,4 +154,4 @@ def _cut_middle(lines: list[str], most: int) -> list[str]:
     if left_out > 1:
         head = most // 2
         lines = [*lines[:head], f"  ... {left_out} lines left out ...", *lines[head + left_out :]]
-    return [narrowed(line, CARD_COLUMNS) for line in lines]
+    return [shorten_line(line, CARD_COLUMNS) for line in lines]

@@ -17,7 +17,7 @@ from transports import LinkLostError, Transport, TransportError
 from ..diagnostics import is_interrupt, only, origin, presentable, split_stops, where
 from ..errors import DeadlineError, PeerError, RemoteError, StallError, in_one_line, text_of, type_name
 from ..flight.recorder import NOT_RECORDED, Writer
-from ..hints import hint_of
+from ..hints import find_hint
 from ..timeline.ranklist import listed
 from ..timeline.recording import KeptSteps, Recorder
 from ..timeline.spans import ENDED, STARVED, Timeline
@@ -262,7 +262,7 @@ class World:
                     await context.outstanding.drain()
                 except BaseException as raised:  # in the open nursery: unfinished operations may need a task
                     error = presentable(raised)
-                    if hint := hint_of(error):
+                    if hint := find_hint(error):
                         error.add_note(hint)
                     self._take_stock(member, error)
                     self._abandon(member)

@@ -53,7 +53,7 @@ class Node:
         self.relays = [SimpleNamespace(run=trio.lowlevel.checkpoint, hurry=lambda: None)]
         self.drain_reports = trio.lowlevel.checkpoint
 
-    async def listen(self, news, lost):
+    async def read_records(self, news, lost):
         for instant_s, node in self._losses:
             await trio.sleep_until(instant_s)
             lost(node)
@@ -77,13 +77,13 @@ class Node:
             return "D", self._kernel[second]
         return ("t", "is held by a debugger") if self._held else ("", "")
 
-    def reached(self):
+    def last_world(self):
         return self._waits or 0
 
-    def waits_in(self):
+    def awaited_world(self):
         return None if self.process.returncode is not None else self._waits
 
-    def has_yet_to_come(self):
+    def has_entered_no_world(self):
         return self._waits_s < inf and self._waits is None
 
     def waits_as_spare(self):
@@ -92,10 +92,10 @@ class Node:
     def was_killed(self):
         return self.process.returncode < 0 and self.status is None and not self.stopped
 
-    def lacks(self, world):
+    def has_missed(self, world):
         return False
 
-    async def reaped(self):
+    async def wait_and_reap(self):
         if self.process.returncode is None:
             with self._life:
                 await trio.sleep_forever()

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from overlap.errors import UsageError
-from overlap.kernel_facts import parent_of
+from overlap.kernel_facts import parent_pid
 from overlap.launch import mpi
 from overlap.launch.mpi import seats
 
@@ -103,7 +103,7 @@ def test_a_helper_that_stays_stopped_is_named(tmp_path: Path, monkeypatch: pytes
 
     async def main() -> None:
         async with seats(command(tmp_path, MPIEXEC), 1, {**os.environ, "ENDED": str(tmp_path / "ended")}) as taken:
-            pid = parent_of(taken[0].pid) if parents else taken[0].pid
+            pid = parent_pid(taken[0].pid) if parents else taken[0].pid
             os.kill(pid, signal.SIGSTOP)
             try:
                 lost = await taken[0].wait_until_lost()
