@@ -23,7 +23,7 @@ from typing import Any, Self
 from . import trace_files
 from .errors import UsageError
 from .notice import notify
-from .settings import Option, RunSettings, text_of
+from .settings import Option, RunSettings, format_setting
 from .timeline.spans import Timeline
 
 ARGUMENT = "argument"
@@ -72,7 +72,7 @@ class RunConfig(RunSettings):
     def variables(self) -> dict[str, str]:
         """Return the environment variables that describe this configuration."""
         return {
-            variable_name(name): text_of(getattr(self, name))
+            variable_name(name): format_setting(getattr(self, name))
             for name, one in self.options().items()
             if one.variable and one.read is not None and getattr(self, name) is not None
         }
@@ -132,7 +132,7 @@ class RunConfig(RunSettings):
         for name, one in self.options().items():
             if one.read is not None and not one.hidden:
                 value = getattr(self, name)
-                text = one.default_text if value is None else text_of(getattr(value, "name", value))
+                text = one.default_text if value is None else format_setting(getattr(value, "name", value))
                 yield f"{name:<17} {text:<50} {self.sources.get(name, 'default')}".rstrip()
 
 
@@ -157,7 +157,7 @@ _imposed: list[RunConfig] = []  # by `setting_environment`, the innermost last; 
 def _find_source(name: str, environ: Mapping[str, str], variable: str) -> str:
     """Return the source of a variable's value: the option that a command has put into it, else the variable."""
     config = _imposed[-1] if _imposed else RunConfig()
-    same = getattr(config, name, None) is not None and text_of(getattr(config, name)) == environ[variable]
+    same = getattr(config, name, None) is not None and format_setting(getattr(config, name)) == environ[variable]
     return config.sources.get(name, variable) if same else variable
 
 

@@ -51,8 +51,8 @@ class OverlapError(Exception):
         return _rebuild, (type(self), self.args, fields, _picklable(self.__cause__), self.__suppress_context__)
 
 
-def agreed(error: OverlapError) -> OverlapError:
-    """Mark an error that all ranks of a group raise: none of them ends before the others have it."""
+def mark_agreed(error: OverlapError) -> OverlapError:
+    """Mark an error that all ranks of a group raise, so that no rank ends before the others have it; return it."""
     error.agreed = True
     return error
 

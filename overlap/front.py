@@ -191,6 +191,7 @@ async def _run_in_real_time(
     with registered_life() as life:
 
         def set_world(world: World) -> None:
+            """Let signals find the world."""
             life.world = world
 
         own_place = _find_own_place(config.ranks)
@@ -228,6 +229,7 @@ def _run_in_virtual_time(
     async def run_epoch(
         clock: SimulatedBackend, size: int, epochs: Sequence[Epoch], described: Mapping[str, str]
     ) -> list[T]:
+        """Run the ranks of one epoch on simulated time; `described` is added to the metadata of its timeline."""
         world = clock.world(size, placed, algorithm=config.algorithm, check=config.check, steps=steps, epochs=epochs)
         world.described.update(described)
         clock.kernel.on_stall = world.deadlock

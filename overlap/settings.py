@@ -127,8 +127,8 @@ def parse_engine(text: str) -> str:
     return text
 
 
-def text_of(value: object) -> str:
-    """Write a value so that it is read back."""
+def format_setting(value: object) -> str:
+    """Write a value of a setting as text that its parser reads back as the same value."""
     if isinstance(value, bool):
         return str(int(value))
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -156,7 +156,7 @@ def check_seconds(name: str, value_s: object, *, least_s: float | None = None, m
 
 
 def check_trace(trace: object) -> None:
-    """Refuse everything but a file in an existing folder."""
+    """Refuse everything but the path of a file in an existing folder."""
     if not isinstance(trace, (str, PathLike)) or not os.fspath(trace):
         raise UsageError(f"trace: expected the name of a file, got {trace!r}")
     if not Path(trace).parent.is_dir():
@@ -178,7 +178,7 @@ def check_data_check(check: object) -> None:
 
 
 def check_folder(name: str, folder: str) -> None:
-    """Refuse paths of files."""
+    """Refuse a path that exists and is no folder."""
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UsageError(f"{name}: {folder} is no folder; make it, or name another")
 

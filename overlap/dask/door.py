@@ -114,6 +114,7 @@ def run_configured(
 
     @contextmanager
     def reserve(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
+        """Reserve the name of the job for the block, and yield a function that runs an attempt."""
         with _reserved_name(spec, client):
             partitions = None if data is None else compute_partitions(data, client)
             yield DaskGang(client=client, workers=workers, wait_s=wait_s, partitions=partitions).run_attempt

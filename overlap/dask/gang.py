@@ -67,7 +67,8 @@ class DaskGang:
                 time.sleep(min(_LOOK_S, max(0.0, until_s - time.monotonic())))
             return True
 
-        def missing() -> str:
+        def describe_lack() -> str:
+            """Return the number of workers that are missing, for a message."""
             usable = len(self._usable_workers())
             return f"{spec.members - usable} more worker{'s' * (spec.members - usable != 1)}; there are {usable}"
 
@@ -75,7 +76,7 @@ class DaskGang:
             f"job {spec.job!r}, {spec.members} workers",
             max(0.0, deadline_s - time.monotonic()),
             has_enough_workers,
-            missing,
+            describe_lack,
         )
         usable = self._usable_workers()
         held = [worker for at in self._partition_holders() for worker in at]
@@ -166,11 +167,12 @@ class _TaskWatch:
                         self._running.add(member)
             return True
 
-        def missing() -> str:
+        def describe_waits() -> str:
+            """Return the workers whose tasks have not begun, for a message."""
             waiting = [self._chosen[member] for member in range(self._spec.members) if member not in self._running]
             return f"{len(waiting)} of them run other tasks: {', '.join(waiting[:4])}{', ...' * (len(waiting) > 4)}"
 
-        wait_for_resources(f"job {self._spec.job!r}, {self._spec.members} workers", limit_s, all_run, missing)
+        wait_for_resources(f"job {self._spec.job!r}, {self._spec.members} workers", limit_s, all_run, describe_waits)
 
     def wait_for_outcome(self) -> GangOutcome:
         """Wait for the ends of all members; once one has failed, only as long as the others may need."""
@@ -251,6 +253,7 @@ def exclusive_start(client: distributed.Client, spec: GangSpec, wait_s: float) -
     leases = [lock]
 
     def release() -> None:
+        """Let the next gang start its tasks; later calls do nothing."""
         if leases:
             leases.pop().release()
 

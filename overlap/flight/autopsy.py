@@ -258,6 +258,7 @@ def _name_rank(world: RecordedWorld, rank: int | None) -> str:
 
 
 def _name_process(flight: Flight) -> str:
+    """Return a process with its ranks, pid and host, for messages."""
     ranks = [record.rank for record in flight.ranks]
     return f"process {flight.process} ({named_ranks(ranks)}, pid {flight.pid} on {flight.host})"
 

@@ -91,6 +91,7 @@ class Job:
 
     @cached_property
     def _pending(self) -> dict[int, list[DumpedCall]]:
+        """Unfinished operations of each rank, in the order of issue."""
         return {
             rank: sorted((call for call in dump.calls if not call.done), key=lambda call: call.created_ns)
             for rank, dump in self.dumps.items()

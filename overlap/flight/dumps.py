@@ -262,7 +262,8 @@ def unpickle_plain(content: bytes) -> Any:
     dicts: dict[bytes, dict[Any, Any]] = {}  # by the opcodes of their items: a stack of calls repeats its frames
     push, at, end = stack.append, 0, len(content)
 
-    def put(index: int) -> None:
+    def memoize(index: int) -> None:
+        """Store the top of the stack in the memo; dicts that were read with an older value are dropped."""
         if index in memo:
             dicts.clear()
         memo[index] = stack[-1]
@@ -276,10 +277,10 @@ def unpickle_plain(content: bytes) -> Any:
             push(memo[content[at]])
             at += 1
         elif code == 0x71:  # BINPUT
-            put(content[at])
+            memoize(content[at])
             at += 1
         elif code == 0x72:  # LONG_BINPUT
-            put(_LONG(content, at)[0])
+            memoize(_LONG(content, at)[0])
             at += 4
         elif code in (0x58, 0x8C):  # BINUNICODE, SHORT_BINUNICODE
             begin = at + (4 if code == 0x58 else 1)
@@ -302,7 +303,7 @@ def unpickle_plain(content: bytes) -> Any:
             push(memo[_LONG(content, at)[0]])
             at += 4
         elif code == 0x94:  # MEMOIZE
-            put(len(memo))
+            memoize(len(memo))
         elif code == 0x7D:  # EMPTY_DICT
             if (match := _SMALL_DICT.match(content, at)) is None:
                 push({})
@@ -313,7 +314,7 @@ def unpickle_plain(content: bytes) -> Any:
             push(dict(dicts[loads]))
             at = match.end()
             if match[1] or match[2]:
-                put(match[1][0] if match[1] else _LONG(match[2], 0)[0])
+                memoize(match[1][0] if match[1] else _LONG(match[2], 0)[0])
         elif code == 0x5D:  # EMPTY_LIST
             push([])
         elif code == 0x61:  # APPEND

@@ -295,6 +295,7 @@ def _recording_functions(
     current = -1
 
     def write(record: int, values: tuple[int, ...]) -> None:
+        """Write a queued operation into its record, and the length of the queue."""
         RECORD.pack_into(memory, record * _WORD, *values, 0, 0)
         words[waiting_at] = len(waiting)
 

@@ -80,7 +80,7 @@ class Screen:
         data = memoryview(b"".join(lines))
         async with self._turn:
             while data:
-                await _writable(descriptor)
+                await _wait_writable(descriptor)
                 try:
                     data = data[os.write(descriptor, data[:WRITE_BYTES]) :]
                 except BrokenPipeError:
@@ -89,7 +89,8 @@ class Screen:
                     raise OutputError("the output", error) from error
 
 
-async def _writable(descriptor: int) -> None:
+async def _wait_writable(descriptor: int) -> None:
+    """Wait until a descriptor takes bytes; a file always does."""
     try:
         await trio.lowlevel.wait_writable(descriptor)
     except PermissionError:  # epoll knows no files, which never let one wait

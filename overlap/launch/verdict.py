@@ -57,15 +57,16 @@ def culprit(endings: Sequence[Ending]) -> Ending | None:
         endings: Of all processes, in the order in which they ended.
     """
     failed = [ending for ending in endings if ending.returncode != 0 or ending.missed or ending.vanished]
-    first = min(failed, key=_guilt, default=None)
-    if first is None or first.status is None or _guilt(first) is not Guilt.VICTIM:
+    first = min(failed, key=_judge_guilt, default=None)
+    if first is None or first.status is None or _judge_guilt(first) is not Guilt.VICTIM:
         return first
     silent = [ending for ending in failed if ending.status is None]  # and stopped, or `first` would be one of them
     hung = [ending for ending in silent if first.status.rank in ending.ranks]
     return replace(hung[0], accuser=first) if hung else first
 
 
-def _guilt(ending: Ending) -> Guilt:
+def _judge_guilt(ending: Ending) -> Guilt:
+    """Return the guilt of a process by its report; without a report it counts as the cause."""
     if ending.stopped:
         return Guilt.STOPPED
     return ending.status.guilt if ending.status else Guilt.CAUSE

@@ -139,11 +139,13 @@ def _cut_line(line: Line, width: int) -> Line:
 
 
 def _format_duration(duration_ns: int) -> str:
+    """Return a duration with its unit."""
     unit, unit_ns = figure_unit(duration_ns)
     return f"{figure(duration_ns, unit_ns)} {unit}"
 
 
 def _format_age(age_s: float) -> str:
+    """Return an age in hours and minutes, or in minutes and seconds."""
     minutes, seconds = divmod(int(age_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -123,7 +123,7 @@ class ControlPlane:
             nursery.cancel_scope.cancel(reason="the world has ended")
 
     async def part(self) -> None:
-        """Wait until the ranks of all processes have finished, and their reports have been read."""
+        """Wait until the ranks of all processes have finished, and their reports were read."""
         try:
             await self._membership.barrier("end")
             while self._membership.unread:
@@ -149,6 +149,7 @@ class ControlPlane:
         return self._standings.without_progress(self._communicators.left)
 
     async def _wait_for_report(self) -> None:
+        """Wait until a report or a loss of another process was handled."""
         self._news = trio.Event()
         await self._news.wait()
 
@@ -184,6 +185,7 @@ class ControlPlane:
             self._announced.setdefault((communicator_id, report), []).append(seq)
 
     def _send_announced(self) -> None:
+        """Send the calls that `announce_call` has stored, with operations of equal calls in one message."""
         announced, self._announced = self._announced, {}
         for (communicator_id, report), seqs in announced.items():
             for first in range(0, len(seqs), _MOST_ALIKE):
@@ -252,11 +254,11 @@ class ControlPlane:
 
     @property
     def silent(self) -> bool:
-        """Whether there are no reports for operations at which no rank here has arrived."""
+        """Whether no report waits for an operation at which no rank here has arrived."""
         return not (self._early_calls or self._early_failures)
 
     def early_calls(self, communicator_id: int, seq: int) -> list[RankCall]:
-        """Return, once, the reported calls of an operation, from before any rank here arrived at it."""
+        """Return and remove the calls of an operation that were reported before a rank here arrived at it."""
         if self._early_failures and (failed := self._early_failures.pop((communicator_id, seq), None)) is not None:
             self._apply_failed_end(failed)
         return self._early_calls.pop((communicator_id, seq), []) if self._early_calls else []

@@ -165,6 +165,7 @@ class Coordinator:
         self._notify_waiters()
 
     def _send_missing_if_few(self) -> None:
+        """Send the missing members at once if few are missing; else they are sent every few seconds."""
         if len(self.missing) <= _FEW_MISSING:
             self.send_missing()
 
@@ -215,13 +216,14 @@ class Coordinator:
         self._send_others(None, message)
 
     def _send_others(self, member: int | None, message: Message) -> None:
+        """Send a message to all members that have not left, except one; None: to all."""
         for receiver in list(self._senders):
             if receiver != member and receiver not in self.gone:
                 self._send(receiver, message)
 
 
 def _batches(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:
-    """Divide the parts of an exchange into lists that fit into a frame each."""
+    """Divide the parts of an exchange, by member, into lists that each fit into a frame."""
     batch: list[tuple[int, bytes]] = []
     used_bytes = 0
     for part in sorted(parts.items()):

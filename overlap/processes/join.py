@@ -219,6 +219,7 @@ class _Client:
             self._link.send(Join(detail=self._config.detail, process=self._config.process))
 
     def _refuse(self, reason: str) -> None:
+        """Store why this member cannot join, and wake `enter`."""
         self._refusal = reason
         self._settled.set()
 

@@ -37,24 +37,26 @@ class Row:
     job: str | None = None  # Name of this attempt of the job
 
 
-def _torchrun(environ: Mapping[str, str]) -> Row | None:
+def _read_torchrun(environ: Mapping[str, str]) -> Row | None:
     """Read the variables of torchrun. A restart is another job: processes of an earlier attempt cannot join it."""
     job = ".".join(filter(None, (environ.get("TORCHELASTIC_RUN_ID"), environ.get("TORCHELASTIC_RESTART_COUNT"))))
     local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     return _read_row("torchrun", environ, ("RANK", "WORLD_SIZE"), local, job=job)
 
 
-def _open_mpi(environ: Mapping[str, str]) -> Row | None:
+def _read_open_mpi(environ: Mapping[str, str]) -> Row | None:
+    """Read the variables of Open MPI; None if they are not set."""
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     local = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", None)
     return _read_row("Open MPI", environ, names, local, job=environ.get("PMIX_NAMESPACE"))
 
 
-def _mpich(environ: Mapping[str, str]) -> Row | None:
+def _read_mpich(environ: Mapping[str, str]) -> Row | None:
+    """Read the variables of MPICH; None if they are not set."""
     return _read_row("MPICH", environ, ("PMI_RANK", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", None))
 
 
-def _slurm(environ: Mapping[str, str]) -> Row | None:
+def _read_slurm(environ: Mapping[str, str]) -> Row | None:
     """Read the variables of a step of `srun`; a batch script has only variables of its job, and is one process."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
     if not step:
@@ -86,7 +88,7 @@ def _slurm(environ: Mapping[str, str]) -> Row | None:
 def _node_of_slurm_task(
     environ: Mapping[str, str], process: int, processes: int, *, node: int, nodes: int
 ) -> tuple[int, int]:
-    """Return the node of a task of Slurm, and the number of nodes; if they have unequally many tasks, one a task.
+    """Return the node of a task of Slurm, and the number of nodes; nodes with unequal numbers of tasks count per task.
 
     Every task can check the order of the tasks: Slurm gives it all tasks of its node, or their distribution.
     """
@@ -114,7 +116,7 @@ def _node_of_slurm_task(
 
 
 def _tasks_by_node(environ: Mapping[str, str]) -> list[int]:
-    """Return how many tasks each node has, from a text such as "2(x3),1"; [] if there is none."""
+    """Return the number of tasks of each node, from a text such as "2(x3),1"; [] if there is none."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
     counts: list[int] = []
     for part in filter(None, text.split(",")):
@@ -125,7 +127,7 @@ def _tasks_by_node(environ: Mapping[str, str]) -> list[int]:
     return counts
 
 
-ROWS: tuple[Callable[[Mapping[str, str]], Row | None], ...] = (_torchrun, _open_mpi, _mpich, _slurm)
+ROWS: tuple[Callable[[Mapping[str, str]], Row | None], ...] = (_read_torchrun, _read_open_mpi, _read_mpich, _read_slurm)
 """From the innermost launcher to the outermost."""
 
 

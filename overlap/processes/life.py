@@ -369,6 +369,7 @@ class Keeper:
                 self._write(timeline, self._run_config.trace)
 
     def _write(self, timeline: Callable[[], Timeline], path: str | PathLike[str]) -> None:
+        """Write a timeline to a file, and note the file for the commands that report it."""
         from ..timeline.files.tracefile import write_trace
 
         write_trace(timeline(), path)

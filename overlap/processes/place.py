@@ -313,6 +313,7 @@ def _count_nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int]
 
 
 def _check_job_name(name: str) -> str:
+    """Return the name of a job, unless it is too long or not printable."""
     if len(name) > LONGEST_JOB or not name.isprintable():
         raise UsageError(f"job: expected at most {LONGEST_JOB} printable characters, got {name[:80]!r}")
     return name

@@ -14,7 +14,7 @@ import trio
 
 from transports import LinkLostError, Transport, TransportError
 
-from ..diagnostics import is_interrupt, only, origin, presentable, split_stops, where
+from ..diagnostics import is_interrupt, make_presentable, origin, split_stops, unwrap_single_error, where
 from ..errors import DeadlineError, PeerError, RemoteError, StallError, in_one_line, text_of, type_name
 from ..flight.recorder import NOT_RECORDED, Writer
 from ..hints import find_hint
@@ -261,7 +261,7 @@ class World:
                     await _end_daemons(context.outstanding)
                     await context.outstanding.drain()
                 except BaseException as raised:  # in the open nursery: unfinished operations may need a task
-                    error = presentable(raised)
+                    error = make_presentable(raised)
                     if hint := find_hint(error):
                         error.add_note(hint)
                     self._take_stock(member, error)
@@ -277,7 +277,7 @@ class World:
             failed, stopped = split_stops(raised, stops=_STOPS)
             if failed is None:
                 raise
-            cause = only(failed)
+            cause = unwrap_single_error(failed)
             if self._others and self._is_consequence(context.rank, cause):
                 await self._others.verdict()
             self.fail(context.rank, cause)

@@ -54,7 +54,7 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
             if following is None:
                 raise
         for member in following.members:
-            _enter(epochs[member], following)
+            _enter_world(epochs[member], following)
         world, start_ns = following, backend.now_ns() + round(faults.recovery_s * 1e9)
 
 
@@ -74,7 +74,8 @@ def _next_world(world: EpochWorld, epochs: Mapping[int, Epoch], ranks: frozenset
     return propose_world(world, reports, lost)
 
 
-def _enter(epoch: Epoch, world: EpochWorld) -> None:
+def _enter_world(epoch: Epoch, world: EpochWorld) -> None:
+    """Set the memory of a rank for the next world, and move its model to the step of that world."""
     epoch.number, epoch.step, epoch.members = world.epoch, world.step, world.members
     if epoch.survivor is not None:
         epoch.survivor.advance(world.step)

@@ -45,7 +45,7 @@ class Node:
         self._losses, self._stopped_s = losses, stopped_s
         self.name, self._held, self._kernel = f"node {node}", held, kernel  # in it from the beginning, second by second
         self.process = SimpleNamespace(returncode=None)
-        self.vanished = lambda: False
+        self.has_vanished = lambda: False
         self._queued = queued  # share of the time in which it waits for a processor
         self.got = []
         self._after_s = {SIGINT: 0.0, SIGTERM: 0.0, SIGKILL: 0.0} | {signal.Signals[key]: s for key, s in after.items()}
