@@ -235,8 +235,8 @@ def overriding(
 
 
 @contextmanager
-def apart() -> Iterator[None]:
-    """Let every `run` in the block take its arguments alone, neither the environment nor `overriding`.
+def ignoring_environment() -> Iterator[None]:
+    """Let every `run` in the block use its arguments only, neither the environment nor `overriding`.
 
     A replay within a run is such a run: the options of the command are not meant for it.
     """

@@ -68,13 +68,13 @@ def close_name(name: str, candidates: Iterable[str], words: Mapping[str, str] = 
 
 
 def missing(name: str) -> AttributeError:
-    """Return the error of a name that `overlap` does not have, with the room that has it."""
-    told = f"module {__package__!r} has no attribute {name!r}"
+    """Return the error of a name that `overlap` does not have, and of the namespace that has it, if one does."""
+    message = f"module {__package__!r} has no attribute {name!r}"
     if not name.startswith("_"):
-        for room in ("parallel", "testing"):
-            if name in import_module(f".{room}", __package__).__all__:
-                told += f"; did you mean {__package__}.{room}.{name}?"
-    return AttributeError(told, name=name, obj=sys.modules[__package__])
+        for namespace in ("parallel", "testing"):
+            if name in import_module(f".{namespace}", __package__).__all__:
+                message += f"; did you mean {__package__}.{namespace}.{name}?"
+    return AttributeError(message, name=name, obj=sys.modules[__package__])
 
 
 def find_hint(error: BaseException) -> str | None:

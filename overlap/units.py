@@ -63,7 +63,7 @@ def unit_for(length_ns: int) -> tuple[str, int]:
 
 
 def figure_unit(length_ns: int) -> tuple[str, int]:
-    """Return the largest unit, with its nanoseconds, of which a tenth of the length has one at least."""
+    """Return the largest unit that is at most a tenth of a length: its name and its nanoseconds."""
     return unit_for(length_ns // 10)
 
 

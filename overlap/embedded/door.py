@@ -20,7 +20,7 @@ from ..runtime.world import World
 from ..settings import Wires
 from ..uncaught import report_uncaught
 from .connection import Connection
-from .rendezvous import Meeting, Store, at_endpoint, through_store
+from .rendezvous import Meeting, Store, rendezvous_at_endpoint, rendezvous_through_store
 
 if TYPE_CHECKING:
     import topology
@@ -99,9 +99,9 @@ def connect(
     if size == 1:
         return _open_connection(rank, size, None, run_config, limit_s)
     if store is None:
-        meeting = at_endpoint(str(endpoint), rank, size, secret=strong, job=job, nodes=nodes)
+        meeting = rendezvous_at_endpoint(str(endpoint), rank, size, secret=strong, job=job, nodes=nodes)
         return _open_connection(rank, size, meeting, run_config, limit_s)
-    with through_store(store, rank, size, secret=strong, job=job, nodes=nodes, host=host) as meeting:
+    with rendezvous_through_store(store, rank, size, secret=strong, job=job, nodes=nodes, host=host) as meeting:
         return _open_connection(rank, size, meeting, run_config, limit_s)
 
 

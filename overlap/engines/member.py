@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import trio
 
 from ..config import RunConfig
-from ..embedded.rendezvous import Store, through_store
+from ..embedded.rendezvous import Store, rendezvous_through_store
 from ..errors import (
     OverlapError,
     RankFailedError,
@@ -114,7 +114,9 @@ class GangMember:
             setup, own_place = single_process_setup(config), None
             if spec.members > 1:
                 rendezvous = meeting.enter_context(
-                    through_store(store, self._member, spec.members, secret=None, job=spec.label, nodes=None, host=None)
+                    rendezvous_through_store(
+                        store, self._member, spec.members, secret=None, job=spec.label, nodes=None, host=None
+                    )
                 )
                 meeting_config, own_place = _place_in_gang(spec, config, self._member, *rendezvous)
                 setup = multi_process_setup(own_place, config, meeting=meeting_config)

@@ -42,7 +42,7 @@ class RecordedWorld:
 
     @cached_property
     def ranks(self) -> dict[int, RankRecord]:
-        """The record of each rank, with failures that another rank's end caused as unfinished."""
+        """Record of each rank; operations that failed because a member had left count as unfinished."""
         return reopen_ended_by_leaver({record.rank: record for flight in self.flights for record in flight.ranks})
 
     @property
@@ -59,7 +59,7 @@ class RecordedWorld:
 def newest_world(
     flights: Sequence[Flight], runs: Callable[[Flight], bool], nearness: Callable[[Flight], int] = lambda flight: 0
 ) -> tuple[RecordedWorld, int]:
-    """Return the world that began last, and how many others the records are of.
+    """Return the world that began last, and the number of other worlds in the records.
 
     Args:
         flights: The records.
@@ -76,7 +76,7 @@ def newest_world(
 
 
 def flights_of_world(own: Flight, flights: Iterable[Flight]) -> list[Flight]:
-    """Return the records of the world that one is of, by process: the nearest, as others may have had the same name."""
+    """Return the records of the world of `own`, one for each process; of equal names, the nearest in time."""
     nearest = {own.process: own}
     for flight in sorted(flights, key=lambda flight: _start_gap_ns(flight, own)):
         if _world_key(flight) == _world_key(own) and _start_gap_ns(flight, own) < _TOGETHER_NS[flight.host == own.host]:
@@ -168,8 +168,7 @@ def _describe_waiters(world: RecordedWorld, ranks: Sequence[int]) -> list[str]:
         if peer not in ranks
         for op in _operations_without(record, rank, world.ranks)
     ]
-    there = world.ranks
-    waiting = [(peer, op) for peer, op in pending if not is_elsewhere(there[peer], ranks, there)]
+    waiting = [(peer, op) for peer, op in pending if not is_elsewhere(world.ranks[peer], ranks, world.ranks)]
     if not pending:
         return []
     blocked = sorted({peer for peer, _ in waiting or pending})
@@ -180,7 +179,7 @@ def _describe_waiters(world: RecordedWorld, ranks: Sequence[int]) -> list[str]:
     before = {
         _name_operation(op)
         for rank in blocked
-        if not runs_compute(there[rank]) and (op := oldest_unfinished(there[rank])) is not None
+        if not runs_compute(world.ranks[rank]) and (op := oldest_unfinished(world.ranks[rank])) is not None
     }
     still = f"waited in {', '.join(sorted(before))}" if before else "computed"
     return [f"{names} had issued {operation} with it, and still {still}"]

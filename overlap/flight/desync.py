@@ -38,7 +38,7 @@ class Job:
 
     @cached_property
     def calls(self) -> dict[Group, dict[int, dict[int, list[DumpedCall]]]]:
-        """Collectives by group, number and rank; coalesced ones share one number."""
+        """Collectives by group, number and rank; several calls of a rank have one number if they were coalesced."""
         table: dict[Group, dict[int, dict[int, list[DumpedCall]]]] = defaultdict(
             lambda: defaultdict(lambda: defaultdict(list))
         )
@@ -143,7 +143,7 @@ class Job:
         return waits
 
     def circle(self) -> list[int]:
-        """Return ranks that wait for each other and for nobody else."""
+        """Return ranks that wait for each other in a circle; [] if there is no circle."""
         stall = stall_from_waits(self.awaits)
         return stall.circle if stall is not None else []
 

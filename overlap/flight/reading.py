@@ -65,7 +65,7 @@ class RankTable:
 
     @property
     def last_step(self) -> int:
-        """The last step that it is known to have begun, or -1."""
+        """Number of the last step that the rank is known to have begun; -1: none."""
         return max(self.step, int(self.operations[3].max(initial=-1)))
 
 
@@ -101,7 +101,7 @@ class RankRecord:
 
     @property
     def last_ns(self) -> int:
-        """The last instant of which anything is known."""
+        """Last recorded instant of the rank, in nanoseconds since 1970; 0 without operations."""
         return max((max(op.issued_ns, op.started_ns or 0, op.ended_ns or 0) for op in self.operations), default=0)
 
 
@@ -181,7 +181,7 @@ class OpenRecord:
         return bool(self._read_text_at(ENDING_AT))
 
     def ending(self) -> WorldEnd | None:
-        """Return the end of the world, if the process recorded it."""
+        """Return the end of the world, or None if the process has not recorded it."""
         text = self._read_text_at(ENDING_AT)
         if not text:
             return None

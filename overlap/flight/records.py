@@ -44,7 +44,7 @@ def recent_world(named: Sequence[str]) -> tuple[RecordedWorld, str, list[str]]:
 
 
 def _nearness(flight: Flight) -> int:
-    """Return how near a record is: 2 of this user's runs in this directory, 1 of this user's elsewhere, else 0."""
+    """Return how near a record is: 2: by this user in this directory, 1: by this user elsewhere, 0: by another user."""
     with suppress(OSError):  # its run has just removed it
         if os.stat(flight.path).st_uid == os.getuid():
             return 2 if flight.folder and flight.folder == working_folder() else 1

@@ -26,7 +26,7 @@ def share_own_cores(processes: int) -> list[frozenset[int]]:
 
 
 def sort_by_package(cores: Iterable[int], folder: str = "/sys/devices/system/cpu") -> list[int]:
-    """Sort cores by package, and within it by physical core, so that its threads are adjacent."""
+    """Return cores sorted by package and physical core, so that the threads of one core are adjacent."""
     return sorted(cores, key=lambda core: (_read_topology(Path(folder, f"cpu{core}/topology")), core))
 
 
@@ -43,11 +43,12 @@ def _read_number(path: Path) -> int:
 
 
 def share_cores(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
-    """Cut cores into a share for each process.
+    """Divide cores into a share for each process.
 
-    All are as large: of more cores than processes, those that are left over belong to every share; of fewer, as many
-    processes have each, and neighbours, which send to each other most, run at the same time. Where that does not come
-    out even none has a share: one that had less would hold up the others.
+    With more cores than processes, shares are equally large, and cores that are left over belong to every share. With
+    fewer cores, equally many processes share each core; neighbours, which send to each other most, get different cores
+    and run at the same time. If the processes cannot be divided evenly, all shares are empty: a process with a smaller
+    share would hold up the others.
 
     Args:
         cores: In the order in which they are given away; at least one.

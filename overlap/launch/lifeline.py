@@ -28,7 +28,7 @@ from ..threads import start_thread
 
 
 def die_with_launcher(descriptor: int) -> None:
-    """Kill this process group when the other end of the pipe is closed, or if it is closed already.
+    """Kill this process group when the launcher, at the other end of the pipe, has ended or ends.
 
     Call it once, in a process that leads its group and before it starts threads. The descriptor stays open as long as
     the process lives, and its children do not inherit it.

@@ -89,7 +89,7 @@ def _parents(pid: int) -> list[int]:
 
 
 def find_mpiexec() -> str:
-    """Return the path of the mpiexec beside this Python, which belongs to its mpi4py; else of the first on the path.
+    """Return the path of the mpiexec next to this Python, which belongs to its mpi4py; else of the first on PATH.
 
     Raises:
         UsageError: If mpi4py or mpiexec is missing.

@@ -199,7 +199,7 @@ class NodeProcess:
         return self._state() == "T"
 
     def standstill(self) -> tuple[str, str]:
-        """Return why it does not run, if the kernel knows a reason that concerns the user.
+        """Return why the process does not run, if the kernel has a reason that concerns the user.
 
         Returns:
             The letter of its state, and the reason, which may change while the state lasts; "" if there is none.
@@ -351,7 +351,7 @@ class LaunchSpec:
     bind: bool = False  # Whether each of several processes keeps to its share of the cores, if this machine lets them
 
     def log_path(self, node: int) -> str:
-        """Return where the output of a node goes; each attempt has a file of its own."""
+        """Return the path of the file with the output of a node; each attempt has its own file."""
         again = f".restart-{self.attempt}" if self.attempt else ""
         return f"{self.log_dir}/process-{node}{again}.log"
 

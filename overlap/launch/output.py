@@ -162,7 +162,7 @@ class Relay:
                 self._log.write(lines)
 
     async def _read(self) -> bytes:
-        """Return the next bytes; none at the end."""
+        """Return the next bytes of the stream; b"" at its end, or after the limits that `hurry` has set."""
         while self._left_bytes > 0:
             try:
                 data = os.read(self._source, READ_BYTES)
@@ -236,7 +236,7 @@ class LineBuffer:
         return lines
 
     def end(self) -> list[bytes]:
-        """Return the last lines, at the end of the stream."""
+        """Return the line without an end that is left at the end of the stream, in a list; [] if there is none."""
         left = self._rest.rstrip(b"\r") or self._overwritten
         self._rest = self._overwritten = b""
         return [left + b"\n"] if left else []

@@ -162,7 +162,7 @@ async def join_at(
 
 
 async def _agree_on_attempt(config: RendezvousConfig, membership: Membership) -> RendezvousConfig:
-    """Return the configuration for the latest attempt of all processes: one may be a replacement."""
+    """Return the configuration with the newest attempt of all processes, as a replaced process may lag behind."""
     if config.fresh:
         epochs = await membership.exchange("epoch", str(config.epoch).encode())
         config = replace(config, epoch=max(map(int, epochs)))
@@ -171,7 +171,7 @@ async def _agree_on_attempt(config: RendezvousConfig, membership: Membership) ->
 
 
 async def rendezvous(own_place: Place, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
-    """Return the configuration to join a world; worlds are numbered from 0 in each attempt."""
+    """Return the configuration to join a world, by the number of the world in this attempt, from 0."""
     tls = run.tls_files()
     endpoint, secret, listener = own_place.endpoint, own_place.secret, None
     if endpoint is None:
@@ -253,7 +253,7 @@ async def _make_transport(
     run: RunConfig,
     notices: TransportNotices,
 ) -> Transport:
-    """Return the transport between processes: the one of the settings, else shared memory and sockets, or MPI alone."""
+    """Return the transport between processes: that of the settings; else MPI without an endpoint, else the nearest."""
     bootstrap = Bootstrap(
         member=own_place.process,
         placement=placement,
@@ -276,7 +276,7 @@ async def _make_transport(
 
 
 async def _exchange(membership: Membership, name: str, part: bytes) -> list[bytes]:
-    """Exchange parts for a transport, and raise its error for a lost process."""
+    """Exchange parts for a transport; the loss of a process raises a `LinkLostError`."""
     try:
         return await membership.exchange(name, part)
     except MemberLostError as error:
@@ -323,5 +323,5 @@ class TransportNotices:
             self.show(line)
 
     def cease(self) -> None:
-        """Ignore all further lines."""
+        """Drop all further lines of the transport."""
         self._ceased = True

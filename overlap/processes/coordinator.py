@@ -91,7 +91,7 @@ class Coordinator:
             self._send(member, ready)
 
     def attach(self, member: int, send: Callable[[Message], None]) -> None:
-        """Add the connection of a member, which has yet to join.
+        """Add the connection of a member that has not joined yet.
 
         Raises:
             RefusedError: The member is connected already.

@@ -207,7 +207,7 @@ class Acceptor:
 async def enter_as_host(
     config: RendezvousConfig, nursery: trio.Nursery, home: TrioToken, report: Callable[[str], None]
 ) -> Entered:
-    """Return when all members have joined, or enough launchers of a roll call.
+    """Listen as member 0; return when all members have joined, or enough launchers of a roll call.
 
     Args:
         config: Configuration of member 0.

@@ -99,7 +99,7 @@ async def _keep_open(task_status: trio.TaskStatus[trio.Nursery]) -> None:
 async def _enter_as_client(
     config: RendezvousConfig, nursery: trio.Nursery, home: TrioToken, report: Callable[[str], None]
 ) -> Entered:
-    """Return when this member, and all others, have joined.
+    """Join as a member other than 0; return when all members have joined.
 
     Raises:
         JoinError: Member 0 cannot be reached or refused, or a member did not join in time.
@@ -154,7 +154,7 @@ class _Client:
         )
 
     async def _reach(self) -> trio.abc.Stream:
-        """Connect, in as many attempts as it takes: processes start in any order."""
+        """Connect to the host, trying again until it listens: processes start in any order."""
         pause_s = _FIRST_PAUSE_S
         while (stream := await self._connect()) is None:
             await trio.sleep(pause_s)
@@ -162,7 +162,7 @@ class _Client:
         return stream
 
     async def _connect(self) -> trio.abc.Stream | None:
-        """Connect and shake hands once; None if another attempt may succeed."""
+        """Connect to the host and shake hands once; return None if another attempt may succeed."""
         config = self._config
         try:
             stream, host = await meet(
@@ -212,7 +212,7 @@ class _Client:
                     self._link.cut("has let this process go")
 
     def _ping_or_join(self) -> None:
-        """Ask for the time again, until there are enough samples; then ask to join."""
+        """Send another ping, or the request to join once `_CLOCK_SAMPLES` answers have arrived."""
         if len(self._clock) < _CLOCK_SAMPLES:
             self._link.send(Ping(sent_ns=perf_counter_ns()))
         elif len(self._clock) == _CLOCK_SAMPLES:
@@ -233,6 +233,7 @@ class _Client:
         """Cut the connection when the host has been silent for too long."""
 
         def lose(_: int, reason: str) -> None:
+            """Cut the connection, with the reason of the silence."""
             self._link.cut(reason)
 
         config = self._config

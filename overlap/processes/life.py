@@ -148,7 +148,7 @@ def _streaming_trace(
 def _open_flight_record(
     run_config: RunConfig, own_place: Place | None, setup: WorldSetup, restart: int
 ) -> FlightFile | None:
-    """Open the flight record of this process."""
+    """Open the flight record of this process; None if it cannot be written."""
     name, start = describe_start(
         job=own_place.label if own_place else None,
         restart=restart,

@@ -86,7 +86,7 @@ class SharedWitness(Witness):
         return member in self._ended
 
     async def access(self, call: Callable[[], T]) -> T:
-        """Return the result of a call that reads or writes the folder; repeat one that fails, for a time.
+        """Return the result of a call that reads or writes the folder; a failed call is repeated for `limit_s`.
 
         Raises:
             WitnessError: The folder could not be reached in time.
@@ -118,7 +118,7 @@ class SharedWitness(Witness):
 
     @asynccontextmanager
     async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
-        """Learn of the end of members, for the length of the block."""
+        """Watch the ends of members for the length of the block; `is_dead` and `has_ended` return what was seen."""
         others = set(members) - {self._member}
         self._ended -= others
         self._cut_off -= others

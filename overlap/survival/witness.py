@@ -80,7 +80,7 @@ class Witness:
 
     @asynccontextmanager
     async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
-        """Learn of the end of members, for the length of the block: here the kernel knows at any time."""
+        """Watch the ends of members for the length of the block; on one host the kernel shows them at any time."""
         yield
 
     def has_ended(self, member: int) -> bool:
@@ -121,7 +121,7 @@ class Witness:
         return None if content is None else str(content["program"])
 
     def offer(self) -> None:
-        """Note that this process is ready to join, now; a spare repeats it while it waits."""
+        """Record that this spare is ready to join now; it must repeat that within `_FRESH_NS`."""
         now_ns, path = monotonic_ns(), self._folder / f"spare-{self._member}"
         path.touch(mode=0o600)
         os.utime(path, ns=(now_ns, now_ns))  # of the clock that all processes of a host share
