@@ -85,7 +85,7 @@ def make_presentable(error: BaseException) -> BaseException:
 
 
 def defined_at(function: object) -> str:
-    """Return where a function is defined, such as " (train.py:12)", to follow its name; empty if it is not Python's."""
+    """Return the place of a function's definition, such as " (train.py:12)"; "" if it is not in Python."""
     code = getattr(function, "__code__", None)
     return "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
@@ -142,7 +142,7 @@ def is_of_tasks(code: CodeType) -> bool:
 
 
 def program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
-    """Return the innermost of some points, outermost first, that is of the program; if none is, any that is not ours.
+    """Return the innermost point in a file of the program, else outside this package; None if there is none.
 
     Args:
         points: Code and instruction of each frame.

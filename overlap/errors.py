@@ -70,7 +70,7 @@ def _rebuild(
     cause: BaseException | None,
     suppress_context: bool,
 ) -> OverlapError:
-    """Make an error from its parts, as unpickled."""
+    """Make an error from its unpickled parts."""
     error: OverlapError = kind.__new__(kind, *args)
     Exception.__init__(error, *args)  # not by its own arguments: the message is complete
     error.__dict__.update(fields)
@@ -278,7 +278,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def shorten_line(line: str, limit: int) -> str:
-    """Return a line, of a longer one than `limit` characters its two ends and the number of characters between.
+    """Return a line; one of more than `limit` characters loses its middle, and has the number of lost characters.
 
     >>> shorten_line("abcdefgh", 4)
     'ab ... 4 characters left out ... gh'

@@ -166,7 +166,7 @@ async def run_async(
 
 @contextmanager
 def running_on(engine: Engine) -> Iterator[None]:
-    """Run every `run` in the block on an engine; its results come back as if all ranks were here."""
+    """Let every `run` in the block run its ranks on an engine, which returns the results of all ranks."""
     token = _engine.set(engine)
     try:
         yield

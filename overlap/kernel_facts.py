@@ -23,7 +23,7 @@ class ProcessState(Enum):
 
 
 def process_identity(pid: int | None = None) -> str:
-    """Name a process, by default this one, so that other processes of its host can find it; "" if the system cannot."""
+    """Return a name by which other processes of the host find a process, by default this one; "" without `/proc`."""
     try:
         number = os.getpid() if pid is None else pid
         return f"{_process_namespace()} {number} {read_stat(number)[1]}"

@@ -49,7 +49,7 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """The value in words where nobody sets it; "-" is none."""
+        """Default value in words; "-" if there is none."""
         named = re.search("default: ([^;]+)", self.help)
         if self.default is not None or named is not None:
             return self.default or (named[1] if named else "-")
@@ -57,7 +57,7 @@ class Option:
 
 
 def option(**details: Any) -> Any:
-    """Return a dataclass field that is None unless somebody sets it; takes the arguments of `Option`."""
+    """Return a dataclass field with an `Option` of these arguments; None is its value if it is not set."""
     return field(default=None, metadata={"option": Option(**details)})
 
 

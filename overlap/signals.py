@@ -277,7 +277,7 @@ def _call_once(do: Callable[[], None]) -> Callable[[], None]:
 
 
 def _raise_default(number: int) -> None:
-    """Raise a signal with its default handler, which ends the process."""
+    """Raise a signal after a reset to the default handler, which ends the process."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
 

@@ -74,7 +74,7 @@ class Job:
         return f"group {description if description not in ('', 'undefined') else call.group!r}"
 
     def describe(self, call: DumpedCall) -> str:
-        """Return an operation with its group and place."""
+        """Return an operation with its group and its line of the program, for messages."""
         return f"{call} of {self.name(call)}{call.place}"
 
     def last(self, rank: int) -> DumpedCall | None:

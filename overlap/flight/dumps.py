@@ -27,6 +27,7 @@ MOST_BYTES, MOST_OPCODES = 256 << 20, 10_000_000
 """Bounds of one dump: 20,000 operations with 20 frames take 8 million opcodes."""
 
 _MOST_FRAMES, _MOST_TEXT, _MOST_SHAPES = 64, 300, 256
+_HEAD_BYTES, _TAIL_BYTES = 1 << 16, 1 << 12  # parts of a file that show whether it is a dump
 _DAMAGE = (
     ValueError,
     KeyError,
@@ -103,15 +104,15 @@ def looks_like_dump(path: Path) -> bool:
     """Whether a file begins as a dump of the flight recorder does."""
     try:
         with path.open("rb") as file:
-            head = file.read(1 << 16)
-            file.seek(max(0, path.stat().st_size - 4096))
-            ends = head + file.read(4096)
+            head = file.read(_HEAD_BYTES)
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            both_ends = head + file.read(_TAIL_BYTES)
     except OSError:
         return False
     if b'"traceEvents"' in head or b'"deviceProperties"' in head:
         return False
     keys = (b"pg_config", b"nccl_version", b"comm_lib_version", b"collective_seq_id")
-    return (head[:1] == b"\x80" or head.lstrip()[:1] == b"{") and any(key in ends for key in keys)
+    return (head[:1] == b"\x80" or head.lstrip()[:1] == b"{") and any(key in both_ends for key in keys)
 
 
 def read_dump(path: Path) -> Dump:

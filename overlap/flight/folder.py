@@ -28,6 +28,7 @@ ENDING = ".flight"
 # In the default folder: 40 MB, where each has two ranks; and how many are left when there are so many.
 MOST_FILES, KEPT_FILES = 128, 96
 
+_HOST_CHARACTERS = 100  # of a host's name in a record, at most
 _TEXT_CHARACTERS = 200  # of a path in a record, at most: the start of a record has little room
 
 _open: dict[Path, FlightFile] = {}
@@ -74,7 +75,7 @@ class FlightFile:
 
 
 def open_records() -> list[Path]:
-    """Return the records of the worlds that live in this process: `overlap why` reads them at any moment."""
+    """Return the paths of the flight records of worlds that run in this process; `overlap why` reads them."""
     return sorted(_open)
 
 
@@ -187,7 +188,7 @@ def describe_start(
         "process": process,
         "processes": processes,
         "world_size": world_size,
-        "host": platform.node()[:100],
+        "host": platform.node()[:_HOST_CHARACTERS],
         "pid": pid,
         "born": start_ticks(pid),
         "script": script[-_TEXT_CHARACTERS:],
@@ -206,4 +207,4 @@ def working_folder() -> str:
 
 def runs(host: str, pid: int, since: str) -> bool:
     """Whether the process of a record runs on this machine; False if the system does not show that."""
-    return bool(since) and host == platform.node()[:100] and start_ticks(pid) == since
+    return bool(since) and host == platform.node()[:_HOST_CHARACTERS] and start_ticks(pid) == since

@@ -21,6 +21,9 @@ from .records import recent_world
 SCHEMA_VERSION = 1
 PAGE_LINES, _WIDTH = 24, 110
 _MOST_FILES = 20_000
+_ALL_ROWS, _MOST_ROWS = 1 << 30, 1 << 16  # of the tables of flight records, and of dumps
+_MOST_REFUSALS, _MOST_NOTES = 8, 4  # on files that cannot be read
+_MOST_SIDES, _MOST_LATE = 4, 2  # ranks with calls in a sentence, and further ranks in notes
 MANY_BYTES = 16 << 20
 """Dumps that together have fewer bytes are read faster than processes start."""
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
@@ -119,7 +122,7 @@ def _judge_records(files: Sequence[str]) -> Hang:
     """Return the verdict on flight records: that of the world which began last."""
     world, job, more = recent_world(files)
     lines = verdict(world)
-    rows = table(world, most_rows=1 << 30)
+    rows = table(world, most_rows=_ALL_ROWS)
     return Hang(sentence=sentence(world), verdict="ended", notes=[job, *lines], evidence=rows, footer=more)
 
 
@@ -132,7 +135,7 @@ def _judge_dumps(files: Sequence[Path]) -> Hang:
         else:
             dumps.append(dump)
     if not dumps:
-        raise UsageError("\n".join(notes[:8]))
+        raise UsageError("\n".join(notes[:_MOST_REFUSALS]))
     run, further_notes = _newest_run(dumps)
     job = Job(run)
     if len(versions := sorted({dump.version for dump in run.values()})) > 1:
@@ -143,7 +146,7 @@ def _judge_dumps(files: Sequence[Path]) -> Hang:
     sentence = hang.sentence + (suffix if hang.verdict != "missing" else "")
     return Hang(
         sentence=sentence, verdict=hang.verdict, ranks=hang.ranks, missing=job.missing, calls=hang.calls,
-        notes=[*hang.notes, *further_notes, *notes[:4]], evidence=_rank_table(job, hang.ranks),
+        notes=[*hang.notes, *further_notes, *notes[:_MOST_NOTES]], evidence=_rank_table(job, hang.ranks),
     )  # fmt: skip
 
 
@@ -214,7 +217,7 @@ def _blame_mismatch(job: Job, mismatch: Mismatch) -> Hang:
         calls = [first, second]
     else:
         calls = [mismatch.calls[rank] for rank in mismatch.odd]
-        sides = " and ".join(f"rank {call.rank} called {call}{call.place}" for call in calls[:4])
+        sides = " and ".join(f"rank {call.rank} called {call}{call.place}" for call in calls[:_MOST_SIDES])
         sentence = f"ranks {listed(mismatch.odd)} differ in {job.name(calls[0])}: {sides} ({kinds})"
     ended = ["this operation has ended on all ranks, with an error or with wrong values"]
     return Hang(sentence=sentence, verdict="differs", ranks=mismatch.odd, calls=calls,
@@ -250,7 +253,7 @@ def _blame_absent(job: Job, culprits: Sequence[int]) -> Hang:
     if len(waiters) < len(culprits):
         state += f"; or {named_ranks(sorted(waiters))} called an operation too many"
     elsewhere = [r for r in job.absent(waited) if r in job.dumps and r not in culprits and job.pending(r)]
-    for late in elsewhere[:2]:
+    for late in elsewhere[:_MOST_LATE]:
         notes = [*notes, f"rank {late} has not called it either: it is in {job.describe(job.pending(late)[0])}"]
     called = f"the other end of {operation}" if waited.is_message else operation
     first = f"rank {rank}: " if len(culprits) > 1 else ""
@@ -268,8 +271,8 @@ def _describe_unexplained(job: Job) -> Hang:
         last = " or roots that differ, which no dump has" if first.kind in _ROOTED else last
         why = f"all known members have called {job.describe(first)}, and it has not ended: the network, a device{last}"
         if not job.group(first)[1]:
-            came = {rank for by_rank in job.calls.get(job.group(first), {}).values() for rank in by_rank}
-            rest = sorted({*job.dumps, *job.missing} - came)
+            callers = {rank for by_rank in job.calls.get(job.group(first), {}).values() for rank in by_rank}
+            rest = sorted({*job.dumps, *job.missing} - callers)
             lack = "no dump lists the members"
             if rest:
                 lack = (
@@ -323,4 +326,4 @@ def _rank_table(job: Job, first: Sequence[int]) -> list[str]:
         else:
             state = "ended" if call.done else call.state
             rows.append((str(rank), f"{call} ({job.name(call)})", state, call.line or "-", listed(awaits[rank])))
-    return columns(("rank", "operation", "state", "line", "waits for"), rows[: 1 << 16], words=[1, 2, 3, 4])
+    return columns(("rank", "operation", "state", "line", "waits for"), rows[:_MOST_ROWS], words=[1, 2, 3, 4])

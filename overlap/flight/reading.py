@@ -33,7 +33,7 @@ _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 @dataclass(frozen=True, slots=True)
 class CallWords:
-    """The words that all operations of one call at one place have in common."""
+    """Words that all operations of one call at one place of the program share."""
 
     name: str  # Name by the caller, or of the operation or function
     kind: str  # "compute", or the operation
@@ -196,7 +196,7 @@ class OpenRecord:
         )
 
     def ranks(self) -> list[RankTable]:
-        """Return the last operations of each rank, and learn the words of their calls."""
+        """Return the last operations of each rank, and read the words of calls that are new."""
         tables = []
         for index in range(self._ranks):
             rank, step, left, waiting, kept = RANK.unpack_from(self._memory, rank_offset(index))
@@ -208,25 +208,26 @@ class OpenRecord:
 
     def _decode_operations(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return operations with instants in nanoseconds since 1970, 0 for instants that have not come yet."""
-        issued, number, call, step, ended, started = table
+        issued, number, call, step, ended, started = table  # rows of the table, one element for each operation
         for each in set(np.unique(call).tolist()) - self.calls.keys():
             self._read_words(each)
-        at = np.abs(ended)
-        ended = np.where(at > issued, np.sign(ended) * (at + self.since_ns), 0)
+        ended_at = np.abs(ended)  # the sign says whether it failed
+        # an older instant is left from the operation that had this record before
+        ended = np.where(ended_at > issued, np.sign(ended) * (ended_at + self.since_ns), 0)
         started = np.where(started > issued, started + self.since_ns, 0)
         return np.stack([issued + self.since_ns, number, call, step, ended, started])
 
     def _read_words(self, number: int) -> None:
         """Store the words of a call in `calls`, unless they are being written, or others have taken their place."""
         try:
-            there, text = read_call(self._memory, number)
-            if there != number:
+            stored_number, text = read_call(self._memory, number)
+            if stored_number != number:
                 return  # it is being written, or others have taken its place
-            told = {str(name): str(value) for name, value in json.loads(text).items()}
+            words = {str(name): str(value) for name, value in json.loads(text).items()}
             self.calls[number] = CallWords(
-                told.get("name", ""), told.get("kind", ""), told.get("key", ""),
-                unlisted(told["members"]) if told.get("members") else (), told.get("site", ""),
-                int(told.get("nbytes") or 0), told.get("what", ""), told.get("group", ""), told.get("towards", ""),
+                words.get("name", ""), words.get("kind", ""), words.get("key", ""),
+                unlisted(words["members"]) if words.get("members") else (), words.get("site", ""),
+                int(words.get("nbytes") or 0), words.get("what", ""), words.get("group", ""), words.get("towards", ""),
             )  # fmt: skip
         except (ValueError, AttributeError):  # torn: the next look finds it
             return

@@ -62,7 +62,7 @@ class Recordable(Protocol):
     place: tuple[CodeType, int]  # Where it was issued, as code and instruction
 
     def flight_fields(self) -> Mapping[str, str]:
-        """Return the words of all operations of this call at this place."""
+        """Return the words that all operations of one call at one place of the program share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class Writer:
 
 
 class _Calls:
-    """The numbers of calls, and their words."""
+    """Numbers of calls, under which the record has their words: name, group, place in the program."""
 
     def __init__(self, memory: bytearray) -> None:
         self._memory = memory
@@ -207,10 +207,10 @@ class _Calls:
             del self._by_text[text]
 
 
-def _encode_words(told: Mapping[str, str]) -> str:
+def _encode_words(call_words: Mapping[str, str]) -> str:
     """Return the words of a call as JSON, cut to fit; a list of members that is too long is left out as a whole."""
-    words = {name: _cut_plain(value, _LONGEST_BYTES) for name, value in told.items() if name != "members"}
-    members = told.get("members", "")
+    words = {name: _cut_plain(value, _LONGEST_BYTES) for name, value in call_words.items() if name != "members"}
+    members = call_words.get("members", "")
     return _json({**words, "members": members if len(members) <= _LONGEST_MEMBERS_BYTES else ""})
 
 
@@ -225,7 +225,7 @@ def _cut_plain(text: str, limit_bytes: int) -> str:
 
 
 class _Queue:
-    """The operations of a rank that found no free record: the oldest of them takes the next one.
+    """Operations of a rank that wait for a free record; the oldest one gets the next record.
 
     A program may issue its operations far ahead. The record then still shows those in flight, which are the oldest.
     Threads end computes too, therefore the lock.
@@ -283,7 +283,7 @@ class _Queue:
 def _recording_functions(
     memory: bytearray, base: int, begin: int, calls: _Calls
 ) -> tuple[RankFlight, Callable[[bytearray], None]]:
-    """Return the functions that record a rank, and one that moves them to other memory; attributes would be slower.
+    """Return the functions that record a rank, and one that redirects them; closures are faster than methods.
 
     The index of its first word identifies a record: an item of a memoryview is cheaper to set than by `pack_into`.
     """

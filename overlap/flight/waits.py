@@ -69,16 +69,16 @@ def reopen_ended_by_leaver(ranks: Mapping[int, RankRecord]) -> dict[int, RankRec
 
 
 def _has_arrived(record: RankRecord | None, operation: Operation) -> bool:
-    """Whether a rank has issued an operation, or a later one at the same place, and its input is there."""
+    """Whether a rank has issued an operation and has its input, or has issued a later one at the same place."""
     if record is None:
         return False
-    there = [
+    reached = [
         own for own in record.operations if own.words.key == operation.words.key and own.number >= operation.number
     ]
-    same = [own for own in there if own.number == operation.number]
+    same = [own for own in reached if own.number == operation.number]
     if same:  # issued, but without its input nothing can begin
         return bool(same[0].words.what) or (same[0].ended_ns is not None and not same[0].failed)
-    return bool(there)
+    return bool(reached)
 
 
 def stall_in_records(ranks: Mapping[int, RankRecord]) -> Stall | None:
@@ -91,7 +91,7 @@ def stall_in_records(ranks: Mapping[int, RankRecord]) -> Stall | None:
 
 
 def stall_from_waits(waits: Mapping[int, Sequence[int]]) -> Stall | None:
-    """Return the stall of ranks, given the ranks that each of them waits for; None if no rank waits."""
+    """Return the stall that follows from the ranks for which each rank waits; None if no rank waits."""
     return find_stall({
         rank: Standing(rank=rank, lines=(), awaits=tuple(others), busy="" if others else "elsewhere")
         for rank, others in waits.items()
@@ -99,7 +99,7 @@ def stall_from_waits(waits: Mapping[int, Sequence[int]]) -> Stall | None:
 
 
 def _waits_for(rank: int, record: RankRecord, ranks: Mapping[int, RankRecord]) -> list[int]:
-    """Return the ranks that a rank waits for in its oldest operation that waits for any; none while it computes."""
+    """Return the absent members of the oldest operation in which a rank waits; [] while it computes."""
     first = oldest_unfinished(record)
     if first is None or first.words.kind == "compute":
         return []

@@ -61,7 +61,7 @@ class Seat:
     pid: int  # Id of the stub
 
     async def wait_until_lost(self) -> str:
-        """Wait until the stub has ended, or it or its parents stay stopped; return which, for people.
+        """Wait until the stub has ended, or the stub or a parent stays stopped; return which, as a sentence.
 
         Its parents are the process manager of this machine and mpiexec, which MPI waits for when it starts and ends.
         Stopped processes are counted in looks: the launcher may be stopped as well.
@@ -156,9 +156,9 @@ async def _receive_seat(stub: trio.socket.SocketType) -> tuple[int, Seat]:
     with socket.socket(fileno=os.dup(stub.fileno())) as connection:
         written, (descriptor,), *_ = socket.recv_fds(connection, _LONGEST_BYTES, 1)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    told, (pid, _, _) = json.loads(written), struct.unpack("3i", credentials)
-    environ = {**told, "PMI_FD": str(descriptor)}
-    return int(told["PMI_RANK"]), Seat(descriptor=descriptor, environ=environ, stub=stub, pid=pid)
+    variables, (pid, _, _) = json.loads(written), struct.unpack("3i", credentials)
+    environ = {**variables, "PMI_FD": str(descriptor)}
+    return int(variables["PMI_RANK"]), Seat(descriptor=descriptor, environ=environ, stub=stub, pid=pid)
 
 
 class _Mpiexec:

@@ -142,7 +142,7 @@ class NodeProcess:
         return self.entering.world if self.entering else 0
 
     def has_vanished(self) -> bool:
-        """Whether it has ended with code 0 in the middle of a world; known once its reports are read."""
+        """Whether the process has ended with code 0 in the middle of a world; call it when its reports were read."""
         return self.process.returncode == 0 and self.entering is not None and self.left < self.entering.world
 
     def awaited_world(self) -> int | None:
@@ -219,7 +219,7 @@ class NodeProcess:
         return queued_ns(self.process.pid) / 1e9
 
     def ask(self) -> None:
-        """Send the process alone the signal that asks for a report, because it might end its children."""
+        """Send the signal that asks for a report to the process only: it might end child processes."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, ASKING)
@@ -236,7 +236,7 @@ class NodeProcess:
         return self.ending().name
 
     def ending(self) -> Ending:
-        """Return the description of its end."""
+        """Return the end of the process, with its reports and its last lines on stderr."""
         return Ending(
             node=self.node,
             ranks=self.ranks,

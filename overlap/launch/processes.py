@@ -163,7 +163,7 @@ class _Watch:
             self._check_missing()
 
     async def _watch_helper(self, node: int, seat: Seat) -> None:
-        """End the job if a helper of MPI is lost while all processes run: its end would seem the fault of one of them.
+        """End the job if a helper of MPI is lost while all processes run, so that no process is blamed for it.
 
         MPI ends the helpers itself once a process has ended.
         """
@@ -187,7 +187,7 @@ class _Watch:
             self._nursery.start_soon(self._kill_late)
 
     def _end_if_stopped(self, node: int) -> None:
-        """Kill a process that the others call lost, if it is stopped."""
+        """Kill the process of a node that others report as lost, if it is stopped."""
         for member in self._running():
             if member.node == node and member.is_stopped():
                 self._end_stopped(member)
@@ -227,7 +227,7 @@ class _Watch:
         return max((member.awaited_world() or 0 for member in self.members), default=0)
 
     def _is_survived(self, member: NodeProcess) -> bool:
-        """Whether the others survive the end of a process: it reported no error, or they are in a world without it."""
+        """Whether the others go on after the end of a process: it reported no error, or a newer world lacks it."""
         if self._spec.witness is None or self._ending or self.asked is not None or not self._members_run():
             return False
         folder = Path(self._spec.witness)

@@ -151,7 +151,7 @@ def launch_again(spec: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
 
 
 def spec_of_attempt(spec: LaunchSpec, attempt: int, nodes: int, here: Sequence[int]) -> LaunchSpec:
-    """Return the launch of one attempt: how many nodes take part, and which of them are started here."""
+    """Return the launch of one attempt with `nodes` nodes, of which `here` are started on this machine."""
     environ = {**spec.environ, "OVERLAP_RESTART": str(attempt)}
     if nodes == 1 < spec.nodes:  # a process alone is told its ranks by this only
         environ["OVERLAP_RANKS"] = str(spec.ranks_per_node)

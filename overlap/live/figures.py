@@ -212,7 +212,7 @@ def _measure_rank(
 
 
 def _step_ns(table: RankTable) -> int | None:
-    """Return the mean time from the last end of a step to that of the next; a program may issue far ahead of both."""
+    """Return the mean nanoseconds between the last ends of successive steps; None for less than two steps."""
     _, _, _, step, ended, _ = table.operations
     last: dict[int, int] = {}
     unfinished = set() if table.left else {max(step.tolist(), default=-1)}  # the newest may have more to come

@@ -214,7 +214,7 @@ class ControlPlane:
             self._unused.append((group_id, ranks, size, ids))
 
     def forget(self, ids: Collection[int]) -> None:
-        """Forget the reports of a group that no rank uses any more, and of its communicators."""
+        """Drop the stored reports of a group that no rank uses any more, and of its communicators."""
         self._asked.difference_update(ids)
         self._reported.difference_update(ids)
         for early in (self._early_calls, self._early_failures):

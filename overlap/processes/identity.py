@@ -95,7 +95,7 @@ class RendezvousConfig(Identity):
 
 
 def name_epoch(epoch: int) -> str:
-    """Name an epoch: number of the world in its attempt, and of the attempt unless it is the first.
+    """Return an epoch in words: the number of the world, and of the attempt unless it is the first.
 
     >>> name_epoch(3), name_epoch(2 * WORLDS)
     ('3', '0 of restart 2')

@@ -152,7 +152,7 @@ def find_endpoint(environ: Mapping[str, str], row: Row) -> tuple[str, int] | Non
 
 
 def _torch_has_met() -> bool:
-    """Whether torch.distributed has started in this process, and so in all: its store listens at `MASTER_PORT`."""
+    """Whether torch.distributed has started in this process: then its store already listens at `MASTER_PORT`."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 

@@ -252,7 +252,7 @@ async def multi_process_setup(
 
 
 def find_cluster(cluster: str | topology.Cluster | None, ranks: int | None, *, source: str = "") -> topology.Cluster:
-    """Return the cluster of that name; the plain machine has the requested number of ranks.
+    """Return a cluster that has at least `ranks` ranks; without a name, the local machine with `ranks` ranks.
 
     Args:
         cluster: The cluster, its name, or None for the plain machine.
@@ -276,7 +276,7 @@ def find_cluster(cluster: str | topology.Cluster | None, ranks: int | None, *, s
 
 
 def _cluster_of_place(own_place: Place, config: RunConfig) -> topology.Cluster:
-    """Return the cluster of the settings, with as many nodes as the launcher has hosts; on one, its name decides."""
+    """Return the cluster of the settings, with one node for each host; on a single host, with its own nodes."""
     import topology
 
     cluster = config.cluster or "local"

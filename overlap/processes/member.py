@@ -149,7 +149,7 @@ class Membership:
             start += BLOB_LIMIT_BYTES
 
     async def _collect(self, name: str, part: bytes, take: Take, doing: str) -> None:
-        """Receive pieces as member 0; its own part of each round shows the others whether another round follows."""
+        """Receive pieces as member 0, which sends in each round whether another round follows."""
         goes_on = True
         try:
             await take(0, part)
@@ -282,7 +282,7 @@ class Membership:
 
     @contextmanager
     def _pending(self, name: str, doing: str) -> Iterator[tuple[int, PendingAnswer]]:
-        """Expect an answer for the length of the block; yields its turn, and the answer to wait for."""
+        """Register an answer for the length of the block; yield the number of the exchange, and the answer."""
         for member, how in self._gone.items():
             raise MemberLostError(member=member, how=how, doing=doing)
         if self._ended.is_set():

@@ -77,7 +77,7 @@ def strong_secret(name: str, secret: bytes | str) -> bytes:
 
 
 def _variable(environ: Mapping[str, str]) -> str | None:
-    """Return the variable; it is removed from the environment of this process, and stored for the next worlds."""
+    """Return the value of OVERLAP_SECRET, and remove it from the environment; it is stored for later worlds."""
     if environ is not os.environ:
         return environ.get(VARIABLE)
     if text := os.environ.pop(VARIABLE, None):

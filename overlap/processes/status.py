@@ -33,7 +33,7 @@ LONGEST_BYTES = 6 * LONGEST_TEXT + 16 * 1024  # longest record: JSON has at most
 
 
 class Guilt(IntEnum):
-    """Guilt of a process in the end of its world, most first: by cause, not by clock."""
+    """Guilt of a process in the end of its world, the guiltiest first, by cause and not by time."""
 
     CAUSE = 0  # its error began there
     VICTIM = 1  # it ended because of another
@@ -109,7 +109,7 @@ def report_to_launcher(record: Record, environ: Mapping[str, str] = os.environ) 
 
 
 def read_record(data: bytes) -> Record | None:
-    """Return the record that a process has written, or None if it is none."""
+    """Return the record in a line that a process has written, or None if the line is no record."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _RECORDS.decode(data)
     return None

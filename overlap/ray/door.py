@@ -125,7 +125,7 @@ def run_configured(
 
 @contextmanager
 def _reserved_name(spec: GangSpec) -> Iterator[None]:
-    """Reserve the name of a job while it runs, by an actor of that name; nobody waits for its process."""
+    """Reserve the name of a job for the block, by an actor of that name."""
     try:
         holder = make_store(f"job/{spec.job}")
     except ValueError as error:

@@ -126,7 +126,7 @@ def member_state(member: int, world: EpochWorld | None, record: EpochWorld, *, r
 
 
 def has_state(member: int, world: EpochWorld, *, prepared: int) -> bool:
-    """Whether a member has the state: from the beginning of its epoch, or since it has prepared a step there."""
+    """Whether a member has the state: it is no newcomer of its world, or has prepared a step there."""
     return member not in world.newcomers or prepared > world.step
 
 

@@ -78,11 +78,11 @@ class SharedWitness(Witness):
         self._create(f"alive-{self._member}", {"endpoint": self._alive_socket.getsockname()[:2]})
 
     def is_dead(self, member: int) -> bool:
-        """Whether a process has ended, or its host gave no answer, as far as `watching` knows."""
+        """Whether a process has ended, or its host did not answer, while `watching` was open."""
         return member in self._ended or member in self._cut_off
 
     def has_ended(self, member: int) -> bool:
-        """Whether a process has ended, by the word of the kernel of its host."""
+        """Whether a process has certainly ended: the kernel of its host refused or reset a connection."""
         return member in self._ended
 
     async def access(self, call: Callable[[], T]) -> T:

@@ -59,7 +59,7 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
 
 
 def _lost_ranks(error: Exception) -> frozenset[int]:
-    """Return the ranks that are lost according to an error; none if it is another kind of error."""
+    """Return the rank that an error reports as lost; none for other errors."""
     cause = error.cause if isinstance(error, RankFailedError) else error
     return frozenset({cause.culprit}) if isinstance(cause, PeerLostError) else frozenset()
 

@@ -114,7 +114,7 @@ class Witness:
         return accepts(self.record(), proposal) and self._create(f"epoch-{proposal.epoch}", asdict(proposal))
 
     def program(self, own: str | None = None) -> str | None:
-        """Return the program that the members run; None: none has named it. A member names its own if none has."""
+        """Return the program that the members run; None if none has written it. `own` is written if none was."""
         if own is not None:
             self._create("program", {"program": own})
         content = self._read_json(self._folder / "program")

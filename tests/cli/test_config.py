@@ -105,7 +105,7 @@ def test_an_outage_is_as_long_as_a_run_can_last_through(given, message):
 def test_a_variable_that_is_none_of_ours_is_told_once(overlap, script, monkeypatch):
     monkeypatch.setenv("OVERLAP_RANK", "7")
     monkeypatch.setenv("OVERLAP_COLOUR", "red")
-    monkeypatch.setattr("overlap.processes.secret._kept", {})
+    monkeypatch.setattr("overlap.processes.secret._removed", {})
     monkeypatch.setenv("OVERLAP_SECRET", "correct horse")
     program = script("import overlap\nasync def main(rank): ...\noverlap.run(main)")
     told = [
