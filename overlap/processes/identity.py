@@ -107,7 +107,7 @@ def name_epoch(epoch: int) -> str:
 def name_processes(members: Sequence[int], noun: str = "process") -> str:
     """Name processes, or nodes, in a few words.
 
-    >>> name_processes([3]), name_processes([3, 7]), name_processes(range(1, 20))[-28:]
+    >>> name_processes([3]), name_processes([3, 7]), name_processes(range(1, 20))[-21:]
     ('process 3', 'processes 3, 7', '14, 15, 16 and 3 more')
     """
     named = ", ".join(map(str, members[:_NAMED_LIMIT]))
