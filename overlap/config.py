@@ -23,7 +23,7 @@ from typing import Any, Self
 from . import trace_files
 from .errors import UsageError
 from .notice import notify
-from .settings import Option, RunSettings, text_of
+from .settings import Option, RunSettings, format_setting
 from .timeline.spans import Timeline
 
 ARGUMENT = "argument"
@@ -41,12 +41,12 @@ class RunConfig(RunSettings):
 
     @classmethod
     def options(cls) -> dict[str, Option]:
-        """Return the option of each field."""
+        """Return the options of the settings, by the name of the field."""
         return {entry.name: entry.metadata["option"] for entry in fields(cls) if "option" in entry.metadata}
 
     @classmethod
     def given(cls, source: str = ARGUMENT, **values: Any) -> Self:
-        """Return the settings of one source; None leaves one open."""
+        """Return the settings that one source has given; a value of None leaves a setting open."""
         settings = {name: value for name, value in values.items() if value is not None}
         return cls(**settings, sources=dict.fromkeys(settings, source))
 
@@ -58,32 +58,32 @@ class RunConfig(RunSettings):
             UsageError: If a value is impossible; names the variable and the value.
         """
         readers = {
-            name: (variable_of(name), one.read)
+            name: (variable_name(name), one.read)
             for name, one in cls.options().items()
-            if one.variable and one.read is not None and environ.get(variable_of(name))
+            if one.variable and one.read is not None and environ.get(variable_name(name))
         }
         values: dict[str, Any] = {
-            name: _read(read, environ[variable], variable) for name, (variable, read) in readers.items()
+            name: _read_variable(read, environ[variable], variable) for name, (variable, read) in readers.items()
         }
         return cls(
-            **values, sources={name: _source(name, environ, variable) for name, (variable, _) in readers.items()}
+            **values, sources={name: _find_source(name, environ, variable) for name, (variable, _) in readers.items()}
         )
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that describe this configuration."""
         return {
-            variable_of(name): text_of(getattr(self, name))
+            variable_name(name): format_setting(getattr(self, name))
             for name, one in self.options().items()
             if one.variable and one.read is not None and getattr(self, name) is not None
         }
 
     def over(self, other: Self) -> Self:
-        """Return this configuration, with the values of another one where it leaves them open."""
+        """Return the settings of this configuration, and those of `other` for settings that this one leaves open."""
         own = {name: getattr(self, name) for name in self.options() if getattr(self, name) is not None}
         return replace(other, **own, sources={**other.sources, **{n: s for n, s in self.sources.items() if n in own}})
 
     def changed(self, source: str | None = None, /, **changes: Any) -> Self:
-        """Return a copy with some fields changed; without `source` the sources stay."""
+        """Return a copy with some settings changed, and `source` as their source; None keeps the sources."""
         sources = {} if source is None else dict.fromkeys(changes, source)
         return replace(self, **changes, sources={**self.sources, **sources})
 
@@ -132,16 +132,17 @@ class RunConfig(RunSettings):
         for name, one in self.options().items():
             if one.read is not None and not one.hidden:
                 value = getattr(self, name)
-                text = one.default_text if value is None else text_of(getattr(value, "name", value))
+                text = one.default_text if value is None else format_setting(getattr(value, "name", value))
                 yield f"{name:<17} {text:<50} {self.sources.get(name, 'default')}".rstrip()
 
 
-def variable_of(name: str) -> str:
-    """Return the environment variable of a field."""
+def variable_name(name: str) -> str:
+    """Return the name of the environment variable of a setting, such as "OVERLAP_RANKS"."""
     return f"OVERLAP_{name.upper()}"
 
 
-def _read(read: Callable[[str], object], text: str, variable: str) -> object:
+def _read_variable(read: Callable[[str], object], text: str, variable: str) -> object:
+    """Read the text of a variable; the error names the variable."""
     try:
         return read(text)
     except UsageError as error:
@@ -150,19 +151,20 @@ def _read(read: Callable[[str], object], text: str, variable: str) -> object:
 
 # -- settings that commands impose ---------------------------------------------------------------------------------
 
-_imposed: list[RunConfig] = []  # by `imposed`, the innermost last; they know the sources of the variables
+_imposed: list[RunConfig] = []  # by `setting_environment`, the innermost last; they know the sources of the variables
 
 
-def _source(name: str, environ: Mapping[str, str], variable: str) -> str:
+def _find_source(name: str, environ: Mapping[str, str], variable: str) -> str:
+    """Return the source of a variable's value: the option that a command has put into it, else the variable."""
     config = _imposed[-1] if _imposed else RunConfig()
-    same = getattr(config, name, None) is not None and text_of(getattr(config, name)) == environ[variable]
+    same = getattr(config, name, None) is not None and format_setting(getattr(config, name)) == environ[variable]
     return config.sources.get(name, variable) if same else variable
 
 
 @contextmanager
-def imposed(config: RunConfig) -> Iterator[None]:
-    """Make the environment describe exactly `config` for the block, and number its traces from the start."""
-    names = [variable_of(name) for name, one in config.options().items() if one.variable]
+def setting_environment(config: RunConfig) -> Iterator[None]:
+    """Set the environment variables to exactly this configuration for the block, and restart trace numbers."""
+    names = [variable_name(name) for name, one in config.options().items() if one.variable]
     before = {name: os.environ[name] for name in names if name in os.environ}
     _set_environment(names, config.variables())
     _imposed.append(config)
@@ -175,6 +177,7 @@ def imposed(config: RunConfig) -> Iterator[None]:
 
 
 def _set_environment(names: list[str], variables: Mapping[str, str]) -> None:
+    """Set the named environment variables to the given values, and remove those without a value."""
     for name in names:
         if name in variables:
             os.environ[name] = variables[name]
@@ -218,6 +221,7 @@ def overriding(
     outer = _overriding.get()
 
     def overrule(config: RunConfig) -> RunConfig:
+        """Apply the outer block's changes, then this block's."""
         config = config if outer is None else outer(config)
         config = config if revise is None else revise(config)
         config = config if watcher is None else replace(config, watcher=watcher)
@@ -231,8 +235,8 @@ def overriding(
 
 
 @contextmanager
-def apart() -> Iterator[None]:
-    """Let every `run` in the block take its arguments alone, neither the environment nor `overriding`.
+def ignoring_environment() -> Iterator[None]:
+    """Let every `run` in the block use its arguments only, neither the environment nor `overriding`.
 
     A replay within a run is such a run: the options of the command are not meant for it.
     """
@@ -243,7 +247,7 @@ def apart() -> Iterator[None]:
         _apart.reset(token)
 
 
-def requested(main: object, args: tuple[object, ...], config: RunConfig) -> RunConfig:
+def resolve_config(main: object, args: tuple[object, ...], config: RunConfig) -> RunConfig:
     """Return the configuration of a run: that of the environment over that of the program, revised by `overriding`.
 
     Args:
@@ -298,12 +302,13 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
     """
     if environ.get("OVERLAP_MEMBER_PID"):
         return []
-    valid = {*_FURTHER, *(variable_of(name) for name, option in RunConfig.options().items() if option.variable)}
+    valid = {*_FURTHER, *(variable_name(name) for name, option in RunConfig.options().items() if option.variable)}
     unknown = sorted(name for name in environ if name.startswith("OVERLAP_") and name not in valid)
-    return [f"{name} is no setting, and has no effect{_suggestion(name, valid)}" for name in unknown]
+    return [f"{name} is no setting, and has no effect{_suggest_variable(name, valid)}" for name in unknown]
 
 
-def _suggestion(name: str, valid: Iterable[str]) -> str:
+def _suggest_variable(name: str, valid: Iterable[str]) -> str:
+    """Return the end of an error with the most similar known variable; "" if none is similar."""
     stems = sorted(other.removeprefix("OVERLAP_") for other in valid)  # the common prefix would make all names similar
     close = get_close_matches(name.removeprefix("OVERLAP_"), stems, n=1, cutoff=0.7)
     return f"; did you mean OVERLAP_{close[0]}?" if close else ""

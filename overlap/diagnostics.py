@@ -24,7 +24,7 @@ from .errors import (
     RemoteError,
     text_of,
 )
-from .threads import frames_of, without_collector
+from .threads import read_frames, without_collector
 
 T = TypeVar("T")
 
@@ -38,8 +38,8 @@ _OURS = tuple(
 _TASKS = tuple(os.path.join(os.path.dirname(str(each.__file__)), "") for each in (trio, outcome))
 
 
-def only(group: BaseException) -> BaseException:
-    """Unwrap the groups that nurseries make around one error; consequences of other ranks' errors do not count."""
+def unwrap_single_error(group: BaseException) -> BaseException:
+    """Return the one error inside nested groups, without failures that other ranks caused; several: their group."""
     error = group
     while isinstance(error, BaseExceptionGroup):
         own = [e for e in error.exceptions if not isinstance(e, PeerError)] or list(error.exceptions)[:1]
@@ -59,14 +59,14 @@ def split_stops(
     return (None, error) if isinstance(error, stops) else (error, None)
 
 
-def presentable(error: BaseException) -> BaseException:
+def make_presentable(error: BaseException) -> BaseException:
     """Return an error of a program, or a substitute that nurseries and reports can handle.
 
     A GeneratorExit would look like the end of the task that raises it. A nursery shows the error that ends it, and
     loses its place if that raises another one.
     """
     if isinstance(error, BaseExceptionGroup):
-        inner = [presentable(member) for member in error.exceptions]
+        inner = [make_presentable(member) for member in error.exceptions]
         same = all(map(is_, inner, error.exceptions))
         return error if same else BaseExceptionGroup(error.message, inner).with_traceback(error.__traceback__)
     if isinstance(error, GeneratorExit):
@@ -85,13 +85,13 @@ def presentable(error: BaseException) -> BaseException:
 
 
 def defined_at(function: object) -> str:
-    """Return where a function is defined, such as " (train.py:12)", to follow its name; empty if it is not Python's."""
+    """Return the place of a function's definition, such as " (train.py:12)"; "" if it is not in Python."""
     code = getattr(function, "__code__", None)
     return "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
 def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
-    """Follow an error to the rank that caused it, through ranks that failed because of others."""
+    """Return the rank that caused an error, and its error, through ranks that failed because of other ranks."""
     if isinstance(error, PeerError) and error.culprit >= 0:
         cause = error.__cause__ if isinstance(error, PeerFailedError) else None
         return origin(error.culprit, cause) if cause is not None else (error.culprit, error)
@@ -120,13 +120,13 @@ def where(error: BaseException) -> str:
 
 def _innermost_line(error: BaseException) -> str:
     """Return " at file:line" of the innermost frame of the program in an error's traceback, or ""."""
-    frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame)]
-    own = _programs(frames, lambda frame: frame.filename)
-    own = own or [frame for frame in frames if not _runs_programs(frame.filename)]
+    frames = [frame for frame in extract_tb(error.__traceback__) if not _is_package_frame(frame)]
+    own = _points_of_program(frames, lambda frame: frame.filename)
+    own = own or [frame for frame in frames if not _is_library_of_tasks(frame.filename)]
     return f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
 
 
-def _is_ours(frame: FrameSummary) -> bool:
+def _is_package_frame(frame: FrameSummary) -> bool:
     """Whether a frame is of this package, or of a class's generated `__init__`."""
     return frame.filename.startswith(_OURS) or (frame.filename == "<string>" and frame.name == "__init__")
 
@@ -142,23 +142,23 @@ def is_of_tasks(code: CodeType) -> bool:
 
 
 def program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
-    """Return the innermost of some points, outermost first, that is of the program; if none is, any that is not ours.
+    """Return the innermost point in a file of the program, else outside this package; None if there is none.
 
     Args:
         points: Code and instruction of each frame.
     """
     foreign = [point for point in points if not is_ours(point[0])]
-    own = _programs(foreign, lambda point: point[0].co_filename) or foreign
+    own = _points_of_program(foreign, lambda point: point[0].co_filename) or foreign
     return own[-1] if own else None
 
 
-def _programs(points: Sequence[T], path: Callable[[T], str]) -> list[T]:
+def _points_of_program(points: Sequence[T], path: Callable[[T], str]) -> list[T]:
     """Return the points that are in files of the program.
 
     Code that is made from text, as by `eval` and for a dataclass, has no file that people can open: it counts where
     there is nothing else, as in `python -c`.
     """
-    of_program = [point for point in points if not path(point).startswith((*_libraries(), "<frozen ", "<attrs "))]
+    of_program = [point for point in points if not path(point).startswith((*_library_folders(), "<frozen ", "<attrs "))]
     files = [
         point for point in of_program if not path(point).startswith("<") or path(point).startswith(_TYPED_PROGRAMS)
     ]
@@ -178,9 +178,9 @@ def all_notes(error: BaseException) -> list[str]:
     return [*getattr(error, "__notes__", ()), *(note for each in inside for note in all_notes(each))]
 
 
-def place_of(thread: int) -> str:
-    """Return "file:line" of the innermost frame of the program in a thread; if it has none, of any."""
-    return _line_in_frames((frame, frame.f_lineno) for frame in reversed(frames_of(thread)))
+def line_in_thread(thread: int) -> str:
+    """Return "file:line" of the innermost frame of the program in a thread; without one, of any frame."""
+    return _line_in_frames((frame, frame.f_lineno) for frame in reversed(read_frames(thread)))
 
 
 def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: str = "") -> Iterator[str]:
@@ -194,7 +194,7 @@ def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: 
     parts = [part for part in task.name.split(".") if part not in ("__main__", "<locals>")]
     running = getattr(task.coro, "cr_running", False)
     with without_collector():
-        place = place_of(thread) if running else _line_in_frames(task.iter_await_frames())
+        place = line_in_thread(thread) if running else _line_in_frames(task.iter_await_frames())
     yield f"{indent}{name or '.'.join(parts[-2:])} at {place}{', which keeps the event loop' if running else ''}"
     for nursery in task.child_nurseries:
         for child in sorted(nursery.child_tasks, key=lambda child: child.name):
@@ -204,26 +204,26 @@ def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: 
 def _line_in_frames(frames: Iterable[tuple[FrameType, int]]) -> str:
     """Return "file:line" of the innermost frame of the program; without one, of ours, then of any library."""
     points = [(frame.f_code.co_filename, line) for frame, line in frames]
-    of_program = _programs([point for point in points if not point[0].startswith(_OURS)], itemgetter(0))
+    of_program = _points_of_program([point for point in points if not point[0].startswith(_OURS)], itemgetter(0))
     of_package = [point for point in points if point[0].startswith(_OURS)]
     file, line = (of_program or of_package or points or [("?", 0)])[-1]
     return f"{os.path.basename(file)}:{line}"
 
 
 @cache
-def _libraries() -> tuple[str, ...]:
+def _library_folders() -> tuple[str, ...]:
     """Return the folders of Python's library and of installed packages."""
     return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def _runs_programs(path: str) -> bool:
+def _is_library_of_tasks(path: str) -> bool:
     """Whether a file belongs to Python's own library or to a library that runs tasks, not to a program."""
     installed = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))  # which may lie in the former
-    return path.startswith(_TASKS) or (path.startswith(_libraries()) and not path.startswith(installed))
+    return path.startswith(_TASKS) or (path.startswith(_library_folders()) and not path.startswith(installed))
 
 
 def calling() -> tuple[FrameType, int]:
-    """Return the innermost frame that is not ours, and its distance in frames from the caller's."""
+    """Return the innermost frame outside this package, and its distance from the frame of the caller."""
     frame, level = _getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame, level = frame.f_back, level + 1

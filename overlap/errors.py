@@ -51,8 +51,8 @@ class OverlapError(Exception):
         return _rebuild, (type(self), self.args, fields, _picklable(self.__cause__), self.__suppress_context__)
 
 
-def agreed(error: OverlapError) -> OverlapError:
-    """Mark an error that all ranks of a group raise: none of them ends before the others have it."""
+def mark_agreed(error: OverlapError) -> OverlapError:
+    """Mark an error that all ranks of a group raise, so that no rank ends before the others have it; return it."""
     error.agreed = True
     return error
 
@@ -70,7 +70,7 @@ def _rebuild(
     cause: BaseException | None,
     suppress_context: bool,
 ) -> OverlapError:
-    """Make an error from its parts, as unpickled."""
+    """Make an error from its unpickled parts."""
     error: OverlapError = kind.__new__(kind, *args)
     Exception.__init__(error, *args)  # not by its own arguments: the message is complete
     error.__dict__.update(fields)
@@ -273,14 +273,14 @@ def in_one_line(error: BaseException) -> str:
         return in_one_line(error.exceptions[0]) + f", and {more} more" * (more > 0)
     name = type_name(error)
     first, _, rest = text_of(error).strip().partition("\n")
-    text = f"{printable(narrowed(first.rstrip(), _LONGEST_LINE))}{' ...' if rest else ''}"
+    text = f"{printable(shorten_line(first.rstrip(), _LONGEST_LINE))}{' ...' if rest else ''}"
     return f"{name}: {text}" if text else name
 
 
-def narrowed(line: str, limit: int) -> str:
-    """Return a line of at most so many characters: of a longer one the beginning and the end, and a note.
+def shorten_line(line: str, limit: int) -> str:
+    """Return a line; one of more than `limit` characters loses its middle, and has the number of lost characters.
 
-    >>> narrowed("abcdefgh", 4)
+    >>> shorten_line("abcdefgh", 4)
     'ab ... 4 characters left out ... gh'
     """
     left_out, half = len(line) - limit, limit // 2
@@ -336,7 +336,7 @@ def shown(value: object) -> str:
 
 
 def _rank_ranges(ranks: Sequence[int]) -> str:
-    """Return ascending ranks in words, as ranges."""
+    """Return ascending ranks in words, with ranges for consecutive ones."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

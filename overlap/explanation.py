@@ -23,22 +23,24 @@ def why(path: str | os.PathLike[str], *more: str | os.PathLike[str], step: int |
     Raises:
         UsageError: A file cannot be read, or files are not of one job.
     """
-    return explanation([path, *more], step=step)
+    return explain_files([path, *more], step=step)
 
 
-def explanation(
+def explain_files(
     paths: Sequence[str | os.PathLike[str]],
     *,
     step: int | None = None,
     progress: Progress | None = None,
     whole: bool = False,
 ) -> Why:
-    """Explain the files of one job, as `why` does, with progress; `whole` names every rank of a stuck one."""
-    return _hang([Path(path) for path in paths], names_all_ranks=whole) or explain(paths, step=step, progress=progress)
+    """Explain the files of one job, as `why` does; `progress` shows the reading, `whole` lists all ranks."""
+    return _explain_hang([Path(path) for path in paths], names_all_ranks=whole) or explain(
+        paths, step=step, progress=progress
+    )
 
 
-def _hang(paths: Sequence[Path], *, names_all_ranks: bool) -> Why | None:
-    """Return the judgement on dumps and flight records; None for other paths."""
+def _explain_hang(paths: Sequence[Path], *, names_all_ranks: bool) -> Why | None:
+    """Return the explanation of flight records and dumps; None if a path is something else."""
     from .flight import hang  # which most programs never need
 
     if not all(hang.is_dump(path) for path in paths):

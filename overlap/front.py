@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple, cast
 
 import trio
 
-from .config import ARGUMENT, RunConfig, requested
+from .config import ARGUMENT, RunConfig, resolve_config
 from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
 from .hints import suggesting
-from .processes.life import Keeper, alone, among, cluster_of, live
+from .processes.life import Keeper, find_cluster, multi_process_setup, run_ranks, single_process_setup
 from .runtime.ending import ended_by_its_loop
 from .runtime.rank import Rank
 from .runtime.world import World
@@ -98,7 +98,7 @@ def run(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
         algorithm=algorithm, check=check, survive=survive,
     )  # fmt: skip
-    config = requested(main, args, arguments)
+    config = resolve_config(main, args, arguments)
     if (engine := _engine.get()) is not None:
         return cast("list[T]", engine(main, args, config))
     if trio.lowlevel.in_trio_run():
@@ -107,9 +107,9 @@ def run(
     try:
         with handling_signals(), keeper.noting():
             if config.virtual is None:
-                results = trio.run(_live, main, args, config, keeper)
+                results = trio.run(_run_in_real_time, main, args, config, keeper)
             else:
-                results = _simulate(main, args, config, keeper)
+                results = _run_in_virtual_time(main, args, config, keeper)
     except trio.TrioInternalError as internal:
         if (failed := ended_by_its_loop(internal)) is None:
             raise
@@ -154,19 +154,19 @@ async def run_async(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
         algorithm=algorithm, check=check, survive=survive,
     )  # fmt: skip
-    config = requested(main, args, arguments)
+    config = resolve_config(main, args, arguments)
     if config.virtual is not None:
         raise UsageError("clock: a Trio program that runs already has real time; use overlap.run for virtual time")
     keeper = Keeper(config)
     with keeper.noting():
-        results = await _live(main, args, config, keeper)
+        results = await _run_in_real_time(main, args, config, keeper)
     keeper.warn()
     return results
 
 
 @contextmanager
 def running_on(engine: Engine) -> Iterator[None]:
-    """Run every `run` in the block on an engine; its results come back as if all ranks were here."""
+    """Let every `run` in the block run its ranks on an engine, which returns the results of all ranks."""
     token = _engine.set(engine)
     try:
         yield
@@ -184,13 +184,14 @@ def _arguments_as_config(clock: str | Virtual, cluster: str | topology.Cluster, 
     return arguments.changed(ARGUMENT, virtual=parse_clock(clock))
 
 
-async def _live(
+async def _run_in_real_time(
     main: Callable[..., Awaitable[T]], args: tuple[object, ...], config: RunConfig, keeper: Keeper
 ) -> list[T]:
     """Run a world in real time, until it ends or a signal ends it."""
     with registered_life() as life:
 
         def set_world(world: World) -> None:
+            """Let signals find the world."""
             life.world = world
 
         own_place = _find_own_place(config.ranks)
@@ -201,17 +202,17 @@ async def _live(
                 own_place, main, args, config, keeper, set_world, has_signal=lambda: life.scope.cancel_called
             )
         opened = (
-            alone(config)
+            single_process_setup(config)
             if own_place is None
-            else among(own_place, config.changed(own_place.source, ranks=own_place.world_size))
+            else multi_process_setup(own_place, config.changed(own_place.source, ranks=own_place.world_size))
         )
-        return await live(
+        return await run_ranks(
             opened, own_place, main, args, config, keeper, set_world, has_signal=lambda: life.scope.cancel_called
         )
     raise AssertionError("a world that ends early has raised why")
 
 
-def _simulate(
+def _run_in_virtual_time(
     main: Callable[..., Awaitable[T]], args: tuple[object, ...], config: RunConfig, keeper: Keeper
 ) -> list[T]:
     """Run a world in virtual time."""
@@ -222,12 +223,13 @@ def _simulate(
         raise UsageError("transport: nothing travels in virtual time; give the links' figures in a cluster file")
     if config.check is not None and config.virtual.shapes_only:
         raise UsageError("check: with shapes_only, arrays have no data to check; leave out one of them")
-    placed = cluster_of(config.cluster, config.ranks, source=config.origin("ranks", "cluster"))
+    placed = find_cluster(config.cluster, config.ranks, source=config.origin("ranks", "cluster"))
     size, steps = config.ranks or placed.world_size, KeptSteps.from_setting(config.trace_steps)
 
-    async def live(
+    async def run_epoch(
         clock: SimulatedBackend, size: int, epochs: Sequence[Epoch], described: Mapping[str, str]
     ) -> list[T]:
+        """Run the ranks of one epoch on simulated time; `described` is added to the metadata of its timeline."""
         world = clock.world(size, placed, algorithm=config.algorithm, check=config.check, steps=steps, epochs=epochs)
         world.described.update(described)
         clock.kernel.on_stall = world.deadlock
@@ -241,10 +243,10 @@ def _simulate(
     if config.virtual.faults is not None and config.virtual.faults.survive:
         from .survival.virtual import live_virtual_epochs  # few runs go on after a loss
 
-        return live_virtual_epochs(live, config.virtual, placed, size)
+        return live_virtual_epochs(run_epoch, config.virtual, placed, size)
     clock = SimulatedBackend(config.virtual, placed)
     with clock.apply_fault_seed():
-        return clock.kernel.run(live, clock, size, (), {})
+        return clock.kernel.run(run_epoch, clock, size, (), {})
 
 
 def _find_own_place(ranks: int | None) -> Place | None:
@@ -255,7 +257,7 @@ def _find_own_place(ranks: int | None) -> Place | None:
     """
     if _LAUNCHER_VARIABLES.isdisjoint(os.environ):
         return None
-    from .processes.place import find_place, sized  # and with it all that processes need to meet
+    from .processes.place import find_place, set_rank_count  # and with it all that processes need to meet
 
     own_place = find_place()
-    return None if own_place is None else sized(own_place, ranks)
+    return None if own_place is None else set_rank_count(own_place, ranks)

@@ -68,21 +68,21 @@ def close_name(name: str, candidates: Iterable[str], words: Mapping[str, str] = 
 
 
 def missing(name: str) -> AttributeError:
-    """Return the error of a name that `overlap` does not have, with the room that has it."""
-    told = f"module {__package__!r} has no attribute {name!r}"
+    """Return the error of a name that `overlap` does not have, and of the namespace that has it, if one does."""
+    message = f"module {__package__!r} has no attribute {name!r}"
     if not name.startswith("_"):
-        for room in ("parallel", "testing"):
-            if name in import_module(f".{room}", __package__).__all__:
-                told += f"; did you mean {__package__}.{room}.{name}?"
-    return AttributeError(told, name=name, obj=sys.modules[__package__])
+        for namespace in ("parallel", "testing"):
+            if name in import_module(f".{namespace}", __package__).__all__:
+                message += f"; did you mean {__package__}.{namespace}.{name}?"
+    return AttributeError(message, name=name, obj=sys.modules[__package__])
 
 
-def hint_of(error: BaseException) -> str | None:
-    """Return a sentence on an error that a common mistake has caused, or None."""
+def find_hint(error: BaseException) -> str | None:
+    """Return a sentence on the common mistake that has probably caused an error; None: no such mistake."""
     if isinstance(error, TypeError) and (found := _UNEXPECTED.search(str(error))) and "mean" not in str(error):
         if found[2] == "async_op":
             return "every call returns a future at once; there is no async_op"
-        meant = close_name(found[2], _arguments(error, found[1].rpartition(".")[2]))
+        meant = close_name(found[2], _arguments_of_function(error, found[1].rpartition(".")[2]))
         return f"did you mean {meant}=?" if meant else None
     if isinstance(error, AttributeError) and type(error.obj).__module__.partition(".")[0] == __package__:
         known = (each for each in dir(error.obj) if not each.startswith("_"))
@@ -94,8 +94,8 @@ def hint_of(error: BaseException) -> str | None:
     return None
 
 
-def _arguments(error: BaseException, function: str) -> Iterable[str]:
-    """Return the keyword arguments of a function that the innermost frame of an error can call."""
+def _arguments_of_function(error: BaseException, function: str) -> Iterable[str]:
+    """Return the argument names of a function that the innermost frame of an error has a name for; [] without."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     for value in [*frames[-1].f_locals.values(), *frames[-1].f_globals.values()] if frames else []:
         named = value if getattr(value, "__name__", None) == function else getattr(type(value), function, None)
@@ -105,7 +105,7 @@ def _arguments(error: BaseException, function: str) -> Iterable[str]:
 
 
 def plainly_named(kind: type[T]) -> type[T]:
-    """Let Python's errors name the public methods of a class without it, as users know only its subclasses."""
+    """Rename the public methods of a class without its name, because errors show it and users do not know it."""
     for name, value in vars(kind).items():
         if inspect.isfunction(value) and not name.startswith("_"):
             value.__qualname__ = name
@@ -113,16 +113,17 @@ def plainly_named(kind: type[T]) -> type[T]:
 
 
 def suggesting(call: Callable[P, T]) -> Callable[P, T]:
-    """Let a function name the keyword argument that was probably meant, as Python 3.13 and later do."""
+    """Return the function with errors that suggest a name for an unknown keyword argument, as in Python 3.13."""
     names = [each.name for each in inspect.signature(call).parameters.values()]
     usual = frozenset(names)
 
     @wraps(call)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call_checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the function, or raise a `TypeError` that suggests the known name for an unknown argument."""
         for name in kwargs.keys() - usual:
             meant = close_name(name, names)
             more = f"; did you mean {meant}=?" if meant else f"; known are {', '.join(names)}"
             raise TypeError(f"{call.__name__}() got an unexpected keyword argument {name!r}{more}")
         return call(*args, **kwargs)
 
-    return checked
+    return call_checked

@@ -23,10 +23,10 @@ class ProcessState(Enum):
 
 
 def process_identity(pid: int | None = None) -> str:
-    """Name a process, by default this one, so that other processes of its host can find it; "" if the system cannot."""
+    """Return a name by which other processes of the host find a process, by default this one; "" without `/proc`."""
     try:
         number = os.getpid() if pid is None else pid
-        return f"{_process_namespace()} {number} {stat_of(number)[1]}"
+        return f"{_process_namespace()} {number} {read_stat(number)[1]}"
     except (OSError, ValueError, IndexError):
         return ""
 
@@ -39,7 +39,7 @@ def process_state(identity: str) -> ProcessState:
     if namespace != _process_namespace():
         return ProcessState.ELSEWHERE
     try:
-        letter, current_start = stat_of(int(pid))
+        letter, current_start = read_stat(int(pid))
     except FileNotFoundError:
         return ProcessState.GONE
     except (OSError, ValueError, IndexError):
@@ -66,6 +66,7 @@ def network_namespace() -> str:
 
 
 def _boot_and_namespace(kind: str) -> str:
+    """Name the boot of this kernel and a namespace of this process, such as "net"."""
     boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink(PROC / 'self/ns' / kind)}"
 
@@ -78,30 +79,30 @@ def exists(pid: int | str) -> bool:
 def state_letter(pid: int) -> str:
     """Return the state of a process as a letter of proc(5): "T" if it is stopped; "" if there is no such process."""
     with suppress(OSError, IndexError):
-        return stat_of(pid)[0]
+        return read_stat(pid)[0]
     return ""
 
 
-def stat_of(pid: int) -> tuple[str, str]:
+def read_stat(pid: int) -> tuple[str, str]:
     """Return the state of a process as a letter, and its start time in clock ticks."""
-    fields = _fields_of(pid)
+    fields = _read_stat_fields(pid)
     return fields[0], fields[19]
 
 
-def parent_of(pid: int) -> int:
-    """Return the parent of a process."""
-    return int(_fields_of(pid)[1])
+def parent_pid(pid: int) -> int:
+    """Return the process id of the parent of a process."""
+    return int(_read_stat_fields(pid)[1])
 
 
-def _fields_of(pid: int) -> list[str]:
+def _read_stat_fields(pid: int) -> list[str]:
     """Return the fields of a process that come after its name: proc(5)."""
     return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
-def start_of(pid: int) -> str:
-    """Return the start time of a process, as its system counts; "" if it is unknown."""
+def start_ticks(pid: int) -> str:
+    """Return the start time of a process in clock ticks since boot, as text; "" if it is unknown."""
     with suppress(OSError, IndexError):
-        return stat_of(pid)[1]
+        return read_stat(pid)[1]
     return ""
 
 
@@ -132,24 +133,26 @@ def oom_kills(root: Path = Path("/")) -> int:
         root: Folder with `proc` and `sys`; for tests.
     """
     count = 0
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in _read_lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2
-            count += _oom_count(root / "sys/fs/cgroup" / path.lstrip("/") / "memory.events")
+            count += _read_oom_count(root / "sys/fs/cgroup" / path.lstrip("/") / "memory.events")
         elif "memory" in controllers.split(","):
-            count += _oom_count(root / "sys/fs/cgroup/memory" / path.lstrip("/") / "memory.oom_control")
+            count += _read_oom_count(root / "sys/fs/cgroup/memory" / path.lstrip("/") / "memory.oom_control")
     return count
 
 
-def _oom_count(file: Path) -> int:
-    for line in _lines(file):
+def _read_oom_count(file: Path) -> int:
+    """Return the number of processes killed for want of memory from a file of a control group; 0 if it has none."""
+    for line in _read_lines(file):
         name, _, value = line.partition(" ")
         if name == "oom_kill" and value.isdecimal():
             return int(value)
     return 0
 
 
-def _lines(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
     with suppress(OSError):
         return file.read_text(encoding="utf-8", errors="replace").splitlines()
     return []

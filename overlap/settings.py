@@ -49,7 +49,7 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """The value in words where nobody sets it; "-" is none."""
+        """Default value in words; "-" if there is none."""
         named = re.search("default: ([^;]+)", self.help)
         if self.default is not None or named is not None:
             return self.default or (named[1] if named else "-")
@@ -57,7 +57,7 @@ class Option:
 
 
 def option(**details: Any) -> Any:
-    """Return a dataclass field that is None unless somebody sets it; takes the arguments of `Option`."""
+    """Return a dataclass field with an `Option` of these arguments; None is its value if it is not set."""
     return field(default=None, metadata={"option": Option(**details)})
 
 
@@ -127,8 +127,8 @@ def parse_engine(text: str) -> str:
     return text
 
 
-def text_of(value: object) -> str:
-    """Write a value so that it is read back."""
+def format_setting(value: object) -> str:
+    """Write a value of a setting as text that its parser reads back as the same value."""
     if isinstance(value, bool):
         return str(int(value))
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -156,7 +156,7 @@ def check_seconds(name: str, value_s: object, *, least_s: float | None = None, m
 
 
 def check_trace(trace: object) -> None:
-    """Refuse everything but a file in an existing folder."""
+    """Refuse everything but the path of a file in an existing folder."""
     if not isinstance(trace, (str, PathLike)) or not os.fspath(trace):
         raise UsageError(f"trace: expected the name of a file, got {trace!r}")
     if not Path(trace).parent.is_dir():
@@ -178,7 +178,7 @@ def check_data_check(check: object) -> None:
 
 
 def check_folder(name: str, folder: str) -> None:
-    """Refuse paths of files."""
+    """Refuse a path that exists and is no folder."""
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UsageError(f"{name}: {folder} is no folder; make it, or name another")
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .diagnostics import is_interrupt, place_of
+from .diagnostics import is_interrupt, line_in_thread
 from .errors import RankFailedError, RemoteError
 from .flight.folder import open_records
 from .notice import notify
@@ -63,7 +63,7 @@ class Life:
         self.scope: trio.CancelScope = trio.CancelScope()
 
     def end(self, number: signal.Signals) -> None:
-        """Cancel the world."""
+        """End the world because of a signal."""
         if self.world is not None:
             self.world.end_by_signal(number.name)
         self.scope.cancel(reason=f"told to end by {number.name}")
@@ -77,7 +77,7 @@ class Life:
         _print_lines([f"asked by {ASKING.name}, process {os.getpid()}:", *lines])
 
 
-_lives: list[Life] = []
+_registered_lives: list[Life] = []
 _active: list[_SignalHandlers] = []  # at most one
 
 
@@ -91,8 +91,8 @@ def _after_fork() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_ENDING, ASKING})
 
 
-def _in_fork() -> None:
-    """Let a fork of this process end at a signal, as it would without us: it is no rank."""
+def _restore_in_fork() -> None:
+    """Restore the default handlers in a fork of this process, because the fork is no rank."""
     for handlers in _active:
         handlers.release()
     _active.clear()
@@ -100,7 +100,7 @@ def _in_fork() -> None:
 
 
 # Signals are blocked during a fork: the interpreter forgets signals that a new process receives before it starts.
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_restore_in_fork)
 
 
 @contextmanager
@@ -111,12 +111,12 @@ def registered_life() -> Iterator[Life]:
         Terminated: If a signal has ended the world.
     """
     life = Life()
-    _lives.append(life)
+    _registered_lives.append(life)
     try:
         with life.scope:
             yield life
     finally:
-        _lives.remove(life)
+        _registered_lives.remove(life)
     _raise_if_ending()
 
 
@@ -141,7 +141,7 @@ def handling_signals(*, quiet: bool = False) -> Iterator[None]:
             yield
         _raise_if_ending()
     except BaseException as error:
-        if handlers.first_signal is None or not _follows(error, handlers.first_signal):
+        if handlers.first_signal is None or not _follows_from_signal(error, handlers.first_signal):
             raise
         if not quiet:
             notify(f"ended by {handlers.first_signal.name}{handlers.where}{handlers.kept()}")
@@ -157,7 +157,7 @@ def _raise_if_ending() -> None:
         raise Terminated(_active[0].first_signal)
 
 
-def _follows(error: BaseException, number: signal.Signals) -> bool:
+def _follows_from_signal(error: BaseException, number: signal.Signals) -> bool:
     """Whether an error follows from the signal, here or in another process that got it sooner."""
     if isinstance(error, RankFailedError):
         return isinstance(error.cause, RemoteError) and error.cause.type_name == number.name
@@ -215,16 +215,16 @@ class _SignalHandlers:
             self._interrupt_program()
             return
         self.first_signal = signal.Signals(number)
-        for life in _lives:
+        for life in _registered_lives:
             if life.world is not None:
                 self.where = life.world.reports.steps()
                 self.kept = life.world.reports.kept
             self._run_in_loop(life, partial(life.end, self.first_signal), partial(self._raise_again, self.first_signal))
-        if not _lives:
+        if not _registered_lives:
             self._end_here(self.first_signal)
 
     def _raise_again(self, number: signal.Signals) -> None:
-        """Send the main thread the signal again, as it has not ended."""
+        """Send the signal to the main thread again, because the event loop has not acted on it."""
         self._insisting = True
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
@@ -245,11 +245,11 @@ class _SignalHandlers:
 
     def _on_state_signal(self, number: int, frame: FrameType | None) -> None:
         """Print the state of each world, by its event loop or, if that is blocked, by a thread."""
-        for life in _lives:
+        for life in _registered_lives:
             print_state = _call_once(life.print_state)
             self._run_in_loop(life, print_state, print_state)
-        if not _lives:
-            where = f"its program is at {place_of(threading.get_ident())}" if frame else "its program runs"
+        if not _registered_lives:
+            where = f"its program is at {line_in_thread(threading.get_ident())}" if frame else "its program runs"
             lines = [f"asked by {ASKING.name}, process {os.getpid()}:", f"no world lives here in real time; {where}"]
             # not here: what was interrupted may be about to write, too
             threading.Thread(target=_print_lines, args=(lines,), name="overlap answer").start()
@@ -261,12 +261,13 @@ class _SignalHandlers:
         self._timers.append(timer)
         timer.start()
 
-        def first() -> None:
+        def run_first() -> None:
+            """Call `do` in place of the timer."""
             timer.cancel()
             do()
 
         with suppress(trio.RunFinishedError):
-            life.token.run_sync_soon(first)
+            life.token.run_sync_soon(run_first)
 
 
 def _call_once(do: Callable[[], None]) -> Callable[[], None]:
@@ -276,7 +277,7 @@ def _call_once(do: Callable[[], None]) -> Callable[[], None]:
 
 
 def _raise_default(number: int) -> None:
-    """Raise a signal with its default handler, which ends the process."""
+    """Raise a signal after a reset to the default handler, which ends the process."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
 

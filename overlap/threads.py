@@ -48,7 +48,7 @@ def without_collector() -> Iterator[None]:
                 gc.enable()
 
 
-def frames_of(thread: int) -> list[FrameType]:
+def read_frames(thread: int) -> list[FrameType]:
     """Return the frames of a thread, by its ident, innermost first; none if it has ended."""
     frames: list[FrameType] = []
     with without_collector():

@@ -17,7 +17,7 @@ def next_path(path: str) -> Path:
     A program may call `run` several times; the numbers keep a later trace from writing over the first.
     """
     paths = _paths_by_name.setdefault(path, [])
-    paths.append(_numbered(path, len(paths) + 1))
+    paths.append(_add_number(path, len(paths) + 1))
     return paths[-1]
 
 
@@ -42,8 +42,8 @@ def clear() -> None:
     _written_files.clear()
 
 
-def _numbered(path: str, number: int) -> Path:
-    """Return a path with a number before its ending; the first one has none."""
+def _add_number(path: str, number: int) -> Path:
+    """Return a path with "-NUMBER" before its ending; with number 1, the path itself."""
     if number == 1:
         return Path(path)
     folder, name = os.path.split(path)

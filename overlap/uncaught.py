@@ -41,9 +41,9 @@ def _error_lines(error: BaseException) -> list[str]:
 
 def _show_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """Show an uncaught error: ours, and interrupts of a world, as `overlap run` does."""
-    from .launch.report import innermost, report  # which a program without errors does not need
+    from .launch.report import report, unwrap_groups  # which a program without errors does not need
 
-    shown = innermost(error)
+    shown = unwrap_groups(error)
     ours = isinstance(shown, _error_kinds())
     if ours or (isinstance(shown, KeyboardInterrupt) and _passed_through_us(traceback)):
         report(error, command=False)

@@ -63,7 +63,7 @@ def unit_for(length_ns: int) -> tuple[str, int]:
 
 
 def figure_unit(length_ns: int) -> tuple[str, int]:
-    """Return the unit for figures up to this length: the largest that fits ten times."""
+    """Return the largest unit that is at most a tenth of a length: its name and its nanoseconds."""
     return unit_for(length_ns // 10)
 
 
@@ -109,11 +109,12 @@ def columns(
         else:
             break
     return [
-        "  ".join(_cell(row[index], wide[index], index in words) for index in columns_left).rstrip() for row in table
+        "  ".join(_format_cell(row[index], wide[index], index in words) for index in columns_left).rstrip()
+        for row in table
     ]
 
 
-def _cell(text: str, wide: int, word: bool) -> str:
+def _format_cell(text: str, wide: int, word: bool) -> str:
     """Return a cell of a table: text to the left, cut at its beginning, and figures to the right."""
     if not word:
         return text.rjust(wide)

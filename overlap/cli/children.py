@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import OverlapError
-from ..launch.lifeline import tie
+from ..launch.lifeline import tie_to_pipe
 from ..processes.place import without_membership
 
 GRACE_S = 5.0
@@ -43,7 +43,7 @@ class Child(subprocess.Popen[bytes]):
                 pass_fds=[lifeline],
                 start_new_session=True,
             )
-            tie(lifeline, self.pid)
+            tie_to_pipe(lifeline, self.pid)
         except BaseException:
             os.close(self._held)
             raise

@@ -62,11 +62,11 @@ class Show:
     def on_paper(self) -> None:
         """Print a line after each pause until the end of the world, for pipes and simple terminals."""
         while _pause(self._looks.pause_s, lambda: self._world.lives):
-            text = brief(self._looks.take())
+            text = brief(self._looks.take_sample())
             print(f"overlap: {strftime('%H:%M:%S', localtime())} {text}", file=self._console.file, flush=True)
 
     def _picture(self, height: int) -> Text:
-        figures, world = self._looks.take(), self._world  # before the title, which has the world's age
+        figures, world = self._looks.take_sample(), self._world  # before the title, which has the world's age
         head = title(
             job=world.job, script=os.path.basename(world.script), ranks=world.size, where=world.where, age_s=world.age_s
         )

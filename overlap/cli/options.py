@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from .. import units
-from ..config import RunConfig, variable_of
+from ..config import RunConfig, variable_name
 from ..errors import UsageError
 from ..settings import Option
 from .parser import HelpAll, Renamed, mark_rare
@@ -143,7 +143,7 @@ def add_settings(parser: argparse.ArgumentParser, config: type[RunConfig] = RunC
     """Add an option for each setting that text can set; settings of several processes get their own group."""
     options = config.options()
     variables = ", ".join(
-        variable_of(name) for name, option in options.items() if option.variable and option.read is not None
+        variable_name(name) for name, option in options.items() if option.variable and option.read is not None
     )
     parser.add_argument("--help-all", action=HelpAll, more=f"Variables: {variables}.\n")
     add_options(parser, {name: option for name, option in options.items() if not option.nodes})

@@ -149,9 +149,9 @@ def _end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
 
 
 def _last_signs(pid: int, config: RunConfig) -> list[str]:
-    from ..flight.autopsy import last_signs_of  # of runs that fail
+    from ..flight.autopsy import last_signs_of_process  # of runs that fail
 
-    return last_signs_of(pid, config.flight_dir)
+    return last_signs_of_process(pid, config.flight_dir)
 
 
 def _saved_state(outcome: LaunchOutcome) -> str:

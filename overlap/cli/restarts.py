@@ -16,11 +16,11 @@ from transports.tls import Tls
 
 from ..config import RunConfig
 from ..engines.progress import latest_step, reached_step, saved_step
-from ..flight.autopsy import last_signs_of
+from ..flight.autopsy import last_signs_of_process
 from ..flight.folder import ENDING, default_folder
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
-from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, numbered
+from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, spec_of_attempt
 from ..processes.identity import RendezvousConfig
 from ..processes.roll_call import call_roll
 from .world_size import fewest_processes, process_count
@@ -40,7 +40,7 @@ def run_again(spec: LaunchSpec, config: RunConfig) -> LaunchOutcome:
         place=_shown(config.state_dir),
         sleep=_no_pause if elastic and config.node_rank else time.sleep,  # only host 0 pauses; the others wait for it
         fewest=None if elastic else fewest,
-        signs=lambda pid: last_signs_of(pid, config.flight_dir),
+        signs=lambda pid: last_signs_of_process(pid, config.flight_dir),
         agree=partial(_agree, config) if elastic else None,
     )
     return launch_again(spec, restarts, lambda attempt: trio.run(launch, attempt))
@@ -67,7 +67,7 @@ def _agree(config: RunConfig, spec: LaunchSpec, attempt: int) -> LaunchSpec:
     with listener or nullcontext():
         calling = partial(call_roll, own_launcher, spec.ranks_per_node, spec.report, pause_s=LONGEST_PAUSE_S)
         part = trio.run(calling)
-    return numbered(spec, part.attempt, part.nodes, [part.index])
+    return spec_of_attempt(spec, part.attempt, part.nodes, [part.index])
 
 
 def _no_pause(seconds: float) -> None:

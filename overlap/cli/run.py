@@ -8,13 +8,13 @@ import sys
 from contextlib import redirect_stderr
 from io import StringIO
 
-from ..config import RunConfig, imposed, warn_of_unknown_variables
+from ..config import RunConfig, setting_environment, warn_of_unknown_variables
 from ..errors import UsageError
-from ..launch.lifeline import take
+from ..launch.lifeline import join_launcher
 from ..launch.report import report
 from ..notice import write_stderr
 from ..processes.place import find_place
-from ..processes.status import Status, report_to_launcher, status_of
+from ..processes.status import Status, report_to_launcher, status_from_error
 from ..signals import Terminated, handling_signals
 from .engine import on_engine
 from .options import add_settings, given
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If there is no such program, or an option has an impossible value. Nothing has run then.
     """
-    launched = take()
+    launched = join_launcher()
     code = _run_obeying(args, launched=launched)
     if launched and (mpi := sys.modules.get("transports.mpi.bootstrap")) is not None:
         mpi.exit_if_broken(code)
@@ -97,14 +97,14 @@ def _run(args: argparse.Namespace, *, launched: bool) -> int:
     if not launched:
         report_late_options(args, command="run")
     if config.engine is not None:
-        with imposed(config), as_main(), report_traces(args.trace, config.trace), on_engine(config):
+        with setting_environment(config), as_main(), report_traces(args.trace, config.trace), on_engine(config):
             program()
         return 0
     if starts_processes(config):
         _check_readable_twice(args.script)
         return run_processes(config, [args.script, *args.args] if args.module is None else ["-m", *args.module])
     with (
-        imposed(config),
+        setting_environment(config),
         on_hosts(config),
         as_main(),
         report_traces(args.trace, config.trace),
@@ -125,7 +125,7 @@ def _send_to_launcher(error: BaseException) -> int:
     with redirect_stderr(StringIO()) as text:
         code = report(error)
     local = place.ranks if place else range(sys.maxsize)
-    if not report_to_launcher(status_of(error, local=local, text=text.getvalue(), code=code)):
+    if not report_to_launcher(status_from_error(error, local=local, text=text.getvalue(), code=code)):
         write_stderr(text.getvalue())
     return code
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from time import time
 
 from ..errors import UsageError
-from ..live.worlds import RunningWorld, Sampler, chosen, running
+from ..live.worlds import RunningWorld, Sampler, find_world, running
 from ..settings import Option
 from ..units import columns, number, switch
 from .console import Console
@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
     if args.job is not None and ":" in args.job:
         host = args.job.rpartition(":")[0]
         raise UsageError(f"{args.job}: the ranks of a job are seen on the host where they run: ssh {host} overlap top")
-    world = chosen(args.job)
+    world = find_world(args.job)
     drawn = is_terminal(sys.stdout)
     try:
         looks = Sampler(world, every_s=args.every or (EVERY_S if drawn or args.once else ON_PAPER_S))

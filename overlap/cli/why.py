@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ..errors import UsageError
-from ..explanation import explanation, why
+from ..explanation import explain_files, why
 from ..notice import notify
 from ..timeline.why.against import Comparison, compare
 from ..timeline.why.causes import WORDING
@@ -71,8 +71,8 @@ def main(args: argparse.Namespace) -> int:
         serve(sys.stdin, sys.stdout, why)
         return 0
     tests = [_parsed(test, comparing=args.compare is not None) for test in args.fail_if or ()]
-    report = explanation(args.paths, step=args.step, progress=_progress, whole=bool(args.all))
-    comparison = None if args.compare is None else compare(report, explanation([args.compare], progress=_progress))
+    report = explain_files(args.paths, step=args.step, progress=_progress, whole=bool(args.all))
+    comparison = None if args.compare is None else compare(report, explain_files([args.compare], progress=_progress))
     if args.json:
         document = report.as_dict()
         if comparison is not None:

@@ -32,10 +32,10 @@ from .door import run
 
 
 def _use_own_pickling(kind: type[_OverlapError]) -> None:
-    """Let errors of ours be pickled as they say themselves.
+    """Let the errors of this package be pickled by their own `__reduce__`.
 
-    The import of distributed registers a function for every error there is, by which the cause of one is pickled as it
-    is: with a cause that cannot be pickled, the error could not be either.
+    The import of distributed registers a function that pickles every error with its cause. With that function an error
+    could not be pickled if its cause cannot be.
     """
     _copyreg.dispatch_table.pop(kind, None)
     for each in kind.__subclasses__():

@@ -10,7 +10,7 @@ import distributed
 from ..errors import UsageError
 
 
-def partitions_of(data: object, client: distributed.Client) -> list[distributed.Future]:
+def compute_partitions(data: object, client: distributed.Client) -> list[distributed.Future]:
     """Return the partitions of a collection, or of futures, in order, once all are computed on the cluster."""
     import dask
 
@@ -34,7 +34,7 @@ def holders(partitions: Sequence[distributed.Future], client: distributed.Client
 
 
 def assign_partitions(held: Sequence[Sequence[str]], workers: Sequence[str], ranks_each: int) -> list[list[list[int]]]:
-    """Return the partitions of each rank of each worker: on a worker that has them, else on the emptiest. Pure.
+    """Assign each partition to a worker that holds it, else to the one with the fewest; return them by worker and rank.
 
     `held` has the workers that hold each partition, `workers` those of the gang.
 

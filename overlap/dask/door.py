@@ -15,7 +15,7 @@ from ..config import RunConfig
 from ..engines.gang import GangOutcome, GangSpec
 from ..engines.job import WAIT_S, config_of_arguments, name_error, run_gang
 from ..errors import UsageError
-from .data import partitions_of
+from .data import compute_partitions
 from .gang import DaskGang
 
 if TYPE_CHECKING:
@@ -114,8 +114,9 @@ def run_configured(
 
     @contextmanager
     def reserve(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
+        """Reserve the name of the job for the block, and yield a function that runs an attempt."""
         with _reserved_name(spec, client):
-            partitions = None if data is None else partitions_of(data, client)
+            partitions = None if data is None else compute_partitions(data, client)
             yield DaskGang(client=client, workers=workers, wait_s=wait_s, partitions=partitions).run_attempt
 
     return run_gang(

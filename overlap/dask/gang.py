@@ -48,7 +48,7 @@ class DaskGang:
             try:
                 watch.wait_until_all_run(max(0.1, deadline_s - time.monotonic()))
                 placed()
-                outcome = watch.outcome()
+                outcome = watch.wait_for_outcome()
             finally:
                 watch.end()
         return self._with_files(spec, outcome, chosen)
@@ -58,7 +58,8 @@ class DaskGang:
     def _choose_workers(self, spec: GangSpec, deadline_s: float) -> list[str]:
         """Wait until there are enough workers, and return one for each member, in the order of machines."""
 
-        def enough(seconds: float) -> bool:
+        def has_enough_workers(seconds: float) -> bool:
+            """Wait up to some seconds for enough usable workers; return whether they are there."""
             until_s = time.monotonic() + seconds
             while len(self._usable_workers()) < spec.members:
                 if time.monotonic() >= until_s:
@@ -66,12 +67,16 @@ class DaskGang:
                 time.sleep(min(_LOOK_S, max(0.0, until_s - time.monotonic())))
             return True
 
-        def missing() -> str:
+        def describe_lack() -> str:
+            """Return the number of workers that are missing, for a message."""
             usable = len(self._usable_workers())
             return f"{spec.members - usable} more worker{'s' * (spec.members - usable != 1)}; there are {usable}"
 
         wait_for_resources(
-            f"job {spec.job!r}, {spec.members} workers", max(0.0, deadline_s - time.monotonic()), enough, missing
+            f"job {spec.job!r}, {spec.members} workers",
+            max(0.0, deadline_s - time.monotonic()),
+            has_enough_workers,
+            describe_lack,
         )
         usable = self._usable_workers()
         held = [worker for at in self._partition_holders() for worker in at]
@@ -89,7 +94,7 @@ class DaskGang:
 
     def _usable_workers(self) -> dict[str, str]:
         """Return the usable workers and their hosts."""
-        hosts = {address: worker["host"] for address, worker in workers_of(self.client).items()}
+        hosts = {address: worker["host"] for address, worker in describe_workers(self.client).items()}
         allowed = None if self.workers is None else set(self.workers)
         return {
             address: host
@@ -121,9 +126,9 @@ class DaskGang:
         """Return an outcome with flight records of lost members, and note the workers that are lost."""
         if not outcome.lost:
             return outcome
-        usable = workers_of(self.client)
+        usable = describe_workers(self.client)
         self.lost.update(chosen[member] for member in outcome.lost if chosen[member] not in usable)
-        hosts = {_host(chosen[member]) for member in outcome.lost}
+        hosts = {_host_in_address(chosen[member]) for member in outcome.lost}
         near = {worker["host"]: address for address, worker in usable.items() if worker["host"] in hosts}
         files: dict[str, bytes] = {}
         with suppress(Exception):  # whatever it is, the error of the run is what counts
@@ -150,7 +155,8 @@ class _TaskWatch:
     def wait_until_all_run(self, limit_s: float) -> None:
         """Return when all tasks have begun, or one has ended."""
 
-        def ready(seconds: float) -> bool:
+        def all_run(seconds: float) -> bool:
+            """Wait up to some seconds until all tasks have begun, or one has ended; return whether that is so."""
             until_s = time.monotonic() + seconds
             for member in range(self._spec.members):
                 while member not in self._running and not self._lost_members() and not self._ended_members():
@@ -161,13 +167,14 @@ class _TaskWatch:
                         self._running.add(member)
             return True
 
-        def missing() -> str:
+        def describe_waits() -> str:
+            """Return the workers whose tasks have not begun, for a message."""
             waiting = [self._chosen[member] for member in range(self._spec.members) if member not in self._running]
             return f"{len(waiting)} of them run other tasks: {', '.join(waiting[:4])}{', ...' * (len(waiting) > 4)}"
 
-        wait_for_resources(f"job {self._spec.job!r}, {self._spec.members} workers", limit_s, ready, missing)
+        wait_for_resources(f"job {self._spec.job!r}, {self._spec.members} workers", limit_s, all_run, describe_waits)
 
-    def outcome(self) -> GangOutcome:
+    def wait_for_outcome(self) -> GangOutcome:
         """Wait for the ends of all members; once one has failed, only as long as the others may need."""
         until_s, met = None, True
         while self._pending and (until_s is None or time.monotonic() < until_s):
@@ -194,10 +201,10 @@ class _TaskWatch:
             self._client.cancel(list(self._tasks), force=True)
             for task in self._tasks:
                 task.release()
-            remove_values(self._keys_of_the_lost(), self._client)
+            remove_values(self._find_keys_of_lost(), self._client)
 
-    def _keys_of_the_lost(self) -> set[str]:
-        """Return the keys that the store may hold of lost members; the others remove theirs."""
+    def _find_keys_of_lost(self) -> set[str]:
+        """Return the keys of values that lost members may have left in the scheduler."""
         keys: set[str] = set()
         for member in self._lost:
             asking = ask_key(self._spec.label, member)
@@ -223,7 +230,7 @@ class _TaskWatch:
 
         A worker counts as lost when two polls in a row do not find it.
         """
-        present = workers_of(self._client)
+        present = describe_workers(self._client)
         absent = {member for member in self._pending if self._chosen[member] not in present}
         lost, self._absent = absent & self._absent, absent
         return sorted(lost)
@@ -246,6 +253,7 @@ def exclusive_start(client: distributed.Client, spec: GangSpec, wait_s: float) -
     leases = [lock]
 
     def release() -> None:
+        """Let the next gang start its tasks; later calls do nothing."""
         if leases:
             leases.pop().release()
 
@@ -256,7 +264,7 @@ def exclusive_start(client: distributed.Client, spec: GangSpec, wait_s: float) -
             release()
 
 
-def workers_of(client: distributed.Client) -> Mapping[str, Mapping[str, Any]]:
+def describe_workers(client: distributed.Client) -> Mapping[str, Mapping[str, Any]]:
     """Return the scheduler's description of each worker, by address."""
     workers: Mapping[str, Mapping[str, Any]] = client.scheduler_info(n_workers=-1)["workers"]
     return workers
@@ -273,6 +281,6 @@ def loss_reason(error: BaseException | None) -> str:
     return f"has ended: {type(error).__name__}: {str(error)[:300]}"
 
 
-def _host(address: str) -> str:
-    """Return the host of a worker's address."""
+def _host_in_address(address: str) -> str:
+    """Return the host in a worker's address, such as "tcp://10.0.0.1:4711"."""
     return address.rpartition("://")[2].rpartition(":")[0]

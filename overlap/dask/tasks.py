@@ -42,6 +42,7 @@ def import_check() -> Callable[[], Awaitable[str | None]]:
     """
 
     async def find_import_error() -> str | None:
+        """Return why the module cannot be imported, or None; in a thread, to keep the worker's loop running."""
         import asyncio
         import importlib
 
@@ -68,6 +69,7 @@ def _ended_with_task(worker: distributed.Worker, key: str, member: GangMember) -
     ended, cancelled = threading.Event(), threading.Event()
 
     def watch() -> None:
+        """Stop the member once its task is cancelled, or the scheduler has forgotten it."""
         while not ended.wait(_LOOK_S):
             task = worker.state.tasks.get(key)
             if task is None or task.state == "cancelled":

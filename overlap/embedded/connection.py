@@ -14,7 +14,7 @@ from warnings import warn
 
 import trio
 
-from ..diagnostics import place_of
+from ..diagnostics import line_in_thread
 from ..errors import OverlapError, RemoteError, UsageError, first_of_group, text_of, type_name
 from ..runtime.ending import register_for_forks
 from ..runtime.group import Group
@@ -153,7 +153,7 @@ class Connection:
             RankFailedError: If a rank has failed, or an operation here has, and its error was never asked for.
             TimeoutError: If it took too long.
         """
-        self._end()
+        self._request_end()
         if not self._ended.wait(timeout_s):
             unfinished = self._world.reports.doing(self._index) if self._world is not None else []
             self._cancel()
@@ -178,7 +178,7 @@ class Connection:
             return
         self._reported = True
         self._error = error if isinstance(error, Exception) else RemoteError(type_name(error), text_of(error))
-        self._end()
+        self._request_end()
         self._ended.wait(_FAIL_S)
 
     def describe(self, **meta: str) -> None:
@@ -215,8 +215,8 @@ class Connection:
         warn("Connection.unheard is now unraised_failure; it goes with the next version", DeprecationWarning, 2)
         return self.unraised_failure
 
-    def _end(self) -> None:
-        """Ask the rank's task to end."""
+    def _request_end(self) -> None:
+        """Ask the task of the rank to end; nothing happens if the world has ended already."""
         if self._token is not None and not self._ended.is_set():
             self._run_in_loop(self._closing.set)
 
@@ -231,7 +231,7 @@ class Connection:
                 self._token.run_sync_soon(function)
 
     def forked(self) -> None:
-        """Detach from the world: this process is a fork of the one that has connected."""
+        """Detach from the world in a child process after a fork: only the parent process is a member."""
         self._forked = True
         self._token = None
         self._ended.set()
@@ -266,7 +266,7 @@ class Connection:
         """Run the world in a scope that `close` can cancel."""
         self._token, self._closing = trio.lowlevel.current_trio_token(), trio.Event()
         with self._scope:
-            await self._live(self._on_start, self._main)
+            await self._live(self._on_start, self._wait_for_end)
 
     def _on_start(self, world: World) -> None:
         """Let other threads issue on the world that has started."""
@@ -276,10 +276,10 @@ class Connection:
 
     def _owner_line(self) -> str:
         """Return the line of the thread that has connected, for reports of ranks that wait for this one."""
-        return place_of(self._owner)
+        return line_in_thread(self._owner)
 
-    async def _main(self, rank: Rank) -> None:
-        """Run this rank until `close` or `fail` ends it."""
+    async def _wait_for_end(self, rank: Rank) -> None:
+        """Keep the rank alive until `close` or `fail` ends it; raise the error of `fail`."""
         self.rank, self._has_started = rank, True
         self._has_joined.set()
         await self._closing.wait()
@@ -290,7 +290,7 @@ class Connection:
 
 
 def _last_error() -> BaseException | None:
-    """Return the last error that the program has not caught."""
+    """Return the last error that has reached the top level of the interpreter; None if none has."""
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 

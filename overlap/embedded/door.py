@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..hints import suggesting
 from ..kernel_facts import process_identity
 from ..processes.connect import JOIN_TIMEOUT_S
-from ..processes.life import Keeper, alone, among, live
+from ..processes.life import Keeper, multi_process_setup, run_ranks, single_process_setup
 from ..processes.place import LONGEST_JOB, Place
 from ..processes.secret import strong_secret
 from ..runtime.rank import Rank
@@ -20,7 +20,7 @@ from ..runtime.world import World
 from ..settings import Wires
 from ..uncaught import report_uncaught
 from .connection import Connection
-from .rendezvous import Meeting, Store, at_endpoint, through_store
+from .rendezvous import Meeting, Store, rendezvous_at_endpoint, rendezvous_through_store
 
 if TYPE_CHECKING:
     import topology
@@ -99,9 +99,9 @@ def connect(
     if size == 1:
         return _open_connection(rank, size, None, run_config, limit_s)
     if store is None:
-        meeting = at_endpoint(str(endpoint), rank, size, secret=strong, job=job, nodes=nodes)
+        meeting = rendezvous_at_endpoint(str(endpoint), rank, size, secret=strong, job=job, nodes=nodes)
         return _open_connection(rank, size, meeting, run_config, limit_s)
-    with through_store(store, rank, size, secret=strong, job=job, nodes=nodes, host=host) as meeting:
+    with rendezvous_through_store(store, rank, size, secret=strong, job=job, nodes=nodes, host=host) as meeting:
         return _open_connection(rank, size, meeting, run_config, limit_s)
 
 
@@ -112,15 +112,16 @@ def _open_connection(
     keeper = Keeper(run_config)
 
     async def run_world(on_start: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
-        process_place, setup = None, alone(run_config)
+        """Set up the world, alone or with the other processes, and run its rank until the connection closes."""
+        process_place, setup = None, single_process_setup(run_config)
         if meeting is not None:
             machine = getattr(run_config.cluster, "name", run_config.cluster or "local")
             detail = f"overlap.connect, {machine}, ranks on {meeting[1]} node{'s' * (meeting[1] != 1)}"
             config = replace(meeting[0], detail=detail, process=process_identity(), timeout_s=timeout_s, ranks_each=1)
-            process_place = Place.of(config, source="overlap.connect", nodes=meeting[1])
-            setup = among(process_place, run_config, meeting=config)
+            process_place = Place.from_config(config, source="overlap.connect", nodes=meeting[1])
+            setup = multi_process_setup(process_place, run_config, meeting=config)
         with keeper.noting():
-            await live(setup, process_place, main, (), run_config, keeper, on_start)
+            await run_ranks(setup, process_place, main, (), run_config, keeper, on_start)
         keeper.warn()
 
     connection = Connection(rank, size, run_world)

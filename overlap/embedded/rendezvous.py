@@ -44,7 +44,9 @@ class Store(Protocol):
         """Return a value, waiting until there is one."""
 
 
-def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None) -> Meeting:
+def rendezvous_at_endpoint(
+    text: str, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None
+) -> Meeting:
     """Return the rendezvous at an endpoint that all processes know.
 
     Raises:
@@ -62,7 +64,7 @@ def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: s
     machines = _check_nodes(nodes or (1 if is_loopback(endpoint[0]) else size), size)
     config = RendezvousConfig(
         job=job,
-        epoch=_next_turn(endpoint, job, rank, size),
+        epoch=_count_connection(endpoint, job, rank, size),
         member=rank,
         members=size,
         secret=secret or user_secret(),
@@ -72,7 +74,7 @@ def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: s
 
 
 @contextmanager
-def through_store(
+def rendezvous_through_store(
     store: Store, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None, host: str | None
 ) -> Iterator[Meeting]:
     """Yield the rendezvous at a free port of rank 0, which the store passes on with a secret for this connection.
@@ -84,7 +86,7 @@ def through_store(
     Raises:
         JoinError: If the store has a value of another program.
     """
-    turn = _next_turn("store", job, rank, size)
+    turn = _count_connection("store", job, rank, size)
     try:
         if rank:
             ask = f"{secrets.token_hex(8)} {network_namespace()}"
@@ -104,7 +106,7 @@ def through_store(
         yield _parse_answer(answer, key, rank, size, secret)
         return
     machines = [network_namespace(), *(ask.partition(" ")[2] for ask in asks.values())]
-    address = host or ("127.0.0.1" if len(set(machines)) == 1 else _outward_address())
+    address = host or ("127.0.0.1" if len(set(machines)) == 1 else _find_outward_address())
     try:
         listener = listen_at_free_port(address)
     except ListenError as error:
@@ -153,9 +155,11 @@ def _answer_requests(store: Store, job: str, turn: int, asks: dict[int, str], an
     ended = threading.Event()
 
     def reply(rank: int, ask: str) -> None:
+        """Write the answer for one rank into the store."""
         store.set(answer_key(job, rank, ask, turn), answer)
 
     def answer_new() -> None:
+        """Answer each request that has changed since the last look."""
         for rank, last_ask in asks.items():
             ask = bytes(store.get(ask_key(job, rank, turn))).decode()
             if ask != last_ask:
@@ -163,6 +167,7 @@ def _answer_requests(store: Store, job: str, turn: int, asks: dict[int, str], an
                 reply(rank, ask)
 
     def watch() -> None:
+        """Look for new requests until the block ends, less often the longer it takes."""
         pause_s = _FIRST_PAUSE_S
         with suppress(Exception):  # the store is closed; the call of a rank that still asks raises that error
             while not ended.wait(pause_s):
@@ -199,8 +204,8 @@ def _parse_answer(answer_bytes: bytes, key: str, rank: int, size: int, secret: b
         ) from error
 
 
-def _next_turn(place: object, job: str, rank: int, size: int) -> int:
-    """Return the number of this connection among the connections of a rank at one place, from 0."""
+def _count_connection(place: object, job: str, rank: int, size: int) -> int:
+    """Count a connection of a rank at an endpoint or store; return its number there, from 0."""
     key = (place, job, rank, size)
     _turns[key] += 1
     return _turns[key] - 1
@@ -222,7 +227,7 @@ def _count_nodes(machines: Sequence[str]) -> int:
     return machine_count if in_order and len(set(blocks)) == machine_count == len(blocks) else len(machines)
 
 
-def _outward_address() -> str:
+def _find_outward_address() -> str:
     """Return the address of this machine that others probably reach."""
     with suppress(OSError):
         return local_address(("192.0.2.1", 9))  # RFC 5737: an address for documentation, on no host

@@ -54,9 +54,9 @@ def run_attempts(
         advance.note(latest if config.state_dir else reached_step(records))
         if attempt == max_restarts or advance.hopeless:
             if attempt:
-                notify(advance.given_up(attempt))
+                notify(advance.describe_giving_up(attempt))
             raise _with_records(error, records)
-        notify(advance.announced(attempt + 1, max_restarts, latest, config.state_dir, summary_line(error)))
+        notify(advance.describe_restart(attempt + 1, max_restarts, latest, config.state_dir, summary_line(error)))
         if advance.pause_s:
             time.sleep(advance.pause_s)
     raise AssertionError("the last attempt has returned or raised")

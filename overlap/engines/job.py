@@ -9,7 +9,7 @@ from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ..config import RunConfig, requested
+from ..config import RunConfig, resolve_config
 from ..errors import UsageError
 from ..settings import check_seconds
 from .attempts import run_attempts
@@ -47,7 +47,7 @@ def config_of_arguments(
         timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check,
         state_dir=_absolute_folder(state_dir), flight_dir=_absolute_folder(flight_dir),
     )  # fmt: skip
-    return requested(main, args, config)
+    return resolve_config(main, args, config)
 
 
 def run_gang(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import trio
 
 from ..config import RunConfig
-from ..embedded.rendezvous import Store, through_store
+from ..embedded.rendezvous import Store, rendezvous_through_store
 from ..errors import (
     OverlapError,
     RankFailedError,
@@ -30,7 +30,7 @@ from ..errors import (
 from ..kernel_facts import network_namespace, process_identity
 from ..processes.connect import JOIN_TIMEOUT_S
 from ..processes.identity import WORLDS
-from ..processes.life import Keeper, WorldSetup, alone, among, live
+from ..processes.life import Keeper, WorldSetup, multi_process_setup, run_ranks, single_process_setup
 from ..processes.place import Place
 from ..processes.traces import packed_part
 from ..runtime.rank import Rank
@@ -111,13 +111,15 @@ class GangMember:
             config = config.changed(trace=home / TRACE)  # only for the spans of a process that is killed
         self._keeper = _SpanKeeper(config)
         with ExitStack() as meeting:
-            setup, own_place = alone(config), None
+            setup, own_place = single_process_setup(config), None
             if spec.members > 1:
                 rendezvous = meeting.enter_context(
-                    through_store(store, self._member, spec.members, secret=None, job=spec.label, nodes=None, host=None)
+                    rendezvous_through_store(
+                        store, self._member, spec.members, secret=None, job=spec.label, nodes=None, host=None
+                    )
                 )
                 meeting_config, own_place = _place_in_gang(spec, config, self._member, *rendezvous)
-                setup = among(own_place, config, meeting=meeting_config)
+                setup = multi_process_setup(own_place, config, meeting=meeting_config)
 
             def on_start(world: World) -> None:
                 meeting.close()  # all are there
@@ -141,7 +143,7 @@ class GangMember:
                 self._scope.cancel()
         assert self._keeper is not None
         with self._scope:
-            return await live(
+            return await run_ranks(
                 setup, own_place, main, args, config, self._keeper, on_start, has_signal=lambda: self._stopped
             )
         return None
@@ -227,7 +229,7 @@ def _place_in_gang(
         timeout_s=run_config.join_timeout_s or JOIN_TIMEOUT_S,
         ranks_each=spec.ranks_each,
     )
-    return config, replace(Place.of(config, source=spec.engine, nodes=machines), job=spec.job)
+    return config, replace(Place.from_config(config, source=spec.engine, nodes=machines), job=spec.job)
 
 
 def _with_own_arguments(main: Main, ranks: range, own_arguments: tuple[Sequence[object], ...]) -> Main:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from transports import TransportError
 
 from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, UsageError
-from ..processes.status import Guilt, status_of
+from ..processes.status import Guilt, status_from_error
 from .gang import GangOutcome, GangSpec, MemberEnd
 
 
@@ -49,7 +49,7 @@ def _guilt(spec: GangSpec, end: MemberEnd) -> tuple[bool, Guilt, bool]:
     error, local = end.error, spec.ranks(end.member)
     assert error is not None
     wire = isinstance(error, RankFailedError) and isinstance(error.cause, TransportError)  # before the process is lost
-    return not isinstance(error, UsageError), status_of(error, local=local).guilt, wire
+    return not isinstance(error, UsageError), status_from_error(error, local=local).guilt, wire
 
 
 def _lost_error(spec: GangSpec, lost: Mapping[int, str]) -> OverlapError:

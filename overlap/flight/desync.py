@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .dumps import Dump, DumpedCall
-from .waits import stall_among
+from .waits import stall_from_waits
 
 Group = tuple[str, tuple[int, ...]]
 """Name and members: groups that were split off have one name on all ranks. Without members where no dump has them."""
@@ -38,7 +38,7 @@ class Job:
 
     @cached_property
     def calls(self) -> dict[Group, dict[int, dict[int, list[DumpedCall]]]]:
-        """Collectives by group, number and rank: of one number are several where they were coalesced."""
+        """Collectives by group, number and rank; several calls of a rank have one number if they were coalesced."""
         table: dict[Group, dict[int, dict[int, list[DumpedCall]]]] = defaultdict(
             lambda: defaultdict(lambda: defaultdict(list))
         )
@@ -53,14 +53,15 @@ class Job:
         """Return the group of an operation."""
         key = call.rank, call.group
         if key not in self._groups:
-            self._groups[key] = self._looked_up(call)
+            self._groups[key] = self._find_group(call)
         return self._groups[key]
 
     @cached_property
     def _groups(self) -> dict[tuple[int, str], Group]:
         return {}
 
-    def _looked_up(self, call: DumpedCall) -> Group:
+    def _find_group(self, call: DumpedCall) -> Group:
+        """Return the name and members of an operation's group; the default group has all ranks if it is not listed."""
         dump = self.dumps[call.rank]
         listed = dump.groups.get(call.group, ())
         if not listed and (call.group == "0" or dump.names.get(call.group) == "default_pg"):
@@ -73,11 +74,11 @@ class Job:
         return f"group {description if description not in ('', 'undefined') else call.group!r}"
 
     def describe(self, call: DumpedCall) -> str:
-        """Return an operation with its group and place."""
+        """Return an operation with its group and its line of the program, for messages."""
         return f"{call} of {self.name(call)}{call.place}"
 
     def last(self, rank: int) -> DumpedCall | None:
-        """Return the operation of a rank that it waits in, else the last one that it issued."""
+        """Return the unfinished operation in which a rank waits, else its last one; None if there is none."""
         if rank not in self.dumps:
             return None
         pending = self.pending(rank)
@@ -90,6 +91,7 @@ class Job:
 
     @cached_property
     def _pending(self) -> dict[int, list[DumpedCall]]:
+        """Unfinished operations of each rank, in the order of issue."""
         return {
             rank: sorted((call for call in dump.calls if not call.done), key=lambda call: call.created_ns)
             for rank, dump in self.dumps.items()
@@ -98,13 +100,14 @@ class Job:
     def absent(self, call: DumpedCall) -> list[int]:
         """Return the members of an operation's group that have not called it, ascending."""
         if call.is_message:
-            return [] if call.peer is None or self._answered(call) else [call.peer]
+            return [] if call.peer is None or self._has_counterpart(call) else [call.peer]
         group = self.group(call)
         members = group[1] or {rank for by_rank in self.calls.get(group, {}).values() for rank in by_rank}
-        return [rank for rank in sorted(members) if self._newest(group, rank) < call.number]
+        return [rank for rank in sorted(members) if self._newest_number(group, rank) < call.number]
 
     @cached_property
-    def _numbers(self) -> dict[tuple[Group, int], int]:
+    def _newest_numbers(self) -> dict[tuple[Group, int], int]:
+        """The number of the last collective that a rank has called in a group, by group and rank."""
         newest: dict[tuple[Group, int], int] = {}
         for group, numbers in self.calls.items():
             for number, by_rank in numbers.items():
@@ -112,15 +115,16 @@ class Job:
                     newest[group, rank] = max(number, newest.get((group, rank), -1))
         return newest
 
-    def _newest(self, group: Group, rank: int) -> int:
-        return self._numbers.get((group, rank), -1)
+    def _newest_number(self, group: Group, rank: int) -> int:
+        """Return the number of a rank's last collective in a group, -1 if there is none."""
+        return self._newest_numbers.get((group, rank), -1)
 
-    def _answered(self, call: DumpedCall) -> bool:
-        """Whether the peer has an unfinished message for each that this rank has up to this one."""
+    def _has_counterpart(self, call: DumpedCall) -> bool:
+        """Whether the peer of a message has an unfinished message that matches it."""
         return self.counterpart(call) is not None
 
     def counterpart(self, call: DumpedCall) -> DumpedCall | None:
-        """Return the other end of an unfinished message, by order."""
+        """Return the peer's end of an unfinished message: the k-th send to a rank matches its k-th receive."""
         peer = self.dumps.get(-1 if call.peer is None else call.peer)
         own = [each for each in self.pending(call.rank) if (each.kind, each.peer) == (call.kind, call.peer)]
         kind = "recv" if call.kind == "send" else "send"
@@ -131,7 +135,7 @@ class Job:
 
     @cached_property
     def awaits(self) -> dict[int, list[int]]:
-        """The ranks that each rank waits for, in its first operation that has not all of its members."""
+        """The ranks that each rank waits for, in its first operation which some members have not called."""
         waits: dict[int, list[int]] = {rank: [] for rank in self.missing}
         for rank in self.dumps:
             absences = (self.absent(call) for call in self.pending(rank))
@@ -139,22 +143,26 @@ class Job:
         return waits
 
     def circle(self) -> list[int]:
-        """Return ranks that wait for each other and for nobody else."""
-        stall = stall_among(self.awaits)
+        """Return ranks that wait for each other in a circle; [] if there is no circle."""
+        stall = stall_from_waits(self.awaits)
         return stall.circle if stall is not None else []
 
     def mismatches(self) -> list[Mismatch]:
         """Return the first mismatch of each group, unfinished ones first, then the oldest."""
-        return sorted([*filter(None, map(self._mismatch, self.calls)), *self._messages()], key=_order)
+        return sorted([*filter(None, map(self._find_mismatch, self.calls)), *self._message_mismatches()], key=_urgency)
 
-    def _mismatch(self, group: Group) -> Mismatch | None:
+    def _find_mismatch(self, group: Group) -> Mismatch | None:
+        """Return the first collective of a group that ranks called differently; None if there is none."""
         for number in sorted(self.calls[group]):
             for calls in _each_position(self.calls[group][number]):
-                if (differs := _difference(list(calls.values()))) and (mismatch := self._judged(group, calls, differs)):
+                if (differs := _differing_property(list(calls.values()))) and (
+                    mismatch := self._blame_minority(group, calls, differs)
+                ):
                     return mismatch
         return None
 
-    def _judged(self, group: Group, calls: Mapping[int, DumpedCall], differs: str) -> Mismatch:
+    def _blame_minority(self, group: Group, calls: Mapping[int, DumpedCall], differs: str) -> Mismatch:
+        """Return the mismatch of some calls: the ranks outside the largest set of equal calls are the odd ones."""
         camps: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for rank, call in calls.items():
             camps[_signature(call)].append(rank)
@@ -166,12 +174,13 @@ class Job:
         return Mismatch(calls, odd, differs, swapped)
 
     def _calls_later(self, group: Group, call: DumpedCall, other: DumpedCall) -> bool:
-        """Whether the rank of one call later does that of the other."""
+        """Whether the rank of `call` later issues an operation like `other`."""
         numbers = self.calls[group]
         later = (each for number in numbers if number > call.number for each in numbers[number].get(call.rank, ()))
         return any(_signature(each) == _signature(other) for each in later)
 
-    def _messages(self) -> Iterator[Mismatch]:
+    def _message_mismatches(self) -> Iterator[Mismatch]:
+        """Yield the unfinished messages whose two ends have different sizes or dtypes."""
         for rank in self.dumps:
             for call in self.pending(rank):
                 if call.kind == "send" and (other := self.counterpart(call)) is not None:
@@ -182,12 +191,13 @@ class Job:
 
 
 def _each_position(by_rank: Mapping[int, list[DumpedCall]]) -> Iterator[dict[int, DumpedCall]]:
-    """Yield the calls of all ranks that belong together: of coalesced calls, all calls of one position."""
+    """Yield, for each position in a group of coalesced calls, the calls of all ranks there."""
     for position in range(max(map(len, by_rank.values()))):
         yield {rank: calls[position] for rank, calls in by_rank.items() if position < len(calls)}
 
 
-def _order(mismatch: Mismatch) -> tuple[bool, int]:
+def _urgency(mismatch: Mismatch) -> tuple[bool, int]:
+    """Return the sort key of a mismatch: unfinished ones first, then the oldest."""
     calls = mismatch.calls.values()
     return all(call.done for call in calls), min(call.created_ns for call in calls)
 
@@ -201,7 +211,8 @@ def _signature(call: DumpedCall) -> tuple[object, ...]:
     return call.kind, given, made, types
 
 
-def _difference(calls: Sequence[DumpedCall]) -> str:
+def _differing_property(calls: Sequence[DumpedCall]) -> str:
+    """Return the property in which calls differ: "operations", "sizes" or "dtypes"; "" if in none."""
     signatures = [_signature(call) for call in calls]
     if len({kind for kind, *_ in signatures}) > 1:
         return "operations"

@@ -19,7 +19,7 @@ from mmap import mmap
 from pathlib import Path
 from time import time_ns
 
-from ..kernel_facts import exists, start_of
+from ..kernel_facts import exists, start_ticks
 from ..notice import notify
 from .layout import file_bytes
 from .recorder import Writer
@@ -28,6 +28,7 @@ ENDING = ".flight"
 # In the default folder: 40 MB, where each has two ranks; and how many are left when there are so many.
 MOST_FILES, KEPT_FILES = 128, 96
 
+_HOST_CHARACTERS = 100  # of a host's name in a record, at most
 _TEXT_CHARACTERS = 200  # of a path in a record, at most: the start of a record has little room
 
 _open: dict[Path, FlightFile] = {}
@@ -51,17 +52,17 @@ class FlightFile:
         _open[path] = self
 
     def link(self, folder: Path) -> None:
-        """Let it be found in a folder too, as long as it is open; no run fails where that cannot be, or it is there."""
+        """Link the record into another folder while it is open; nothing happens if that fails."""
         with suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
-            _check_own(folder)
-            _clear_away(folder)
+            _check_owner(folder)
+            _remove_old_records(folder)
             link = folder / self.path.name
             link.symlink_to(self.path.absolute())
             self._link = link
 
     def close(self, *, keep: bool) -> None:
-        """End it; it is removed unless it is to be kept. Once: later calls do nothing."""
+        """Stop recording, and remove the file unless `keep` is set. Later calls do nothing."""
         if _open.pop(self.path, None) is None:
             return
         self.writer.close()
@@ -74,19 +75,19 @@ class FlightFile:
 
 
 def open_records() -> list[Path]:
-    """Return the records of the worlds that live in this process: `overlap why` reads them at any moment."""
+    """Return the paths of the flight records of worlds that run in this process; `overlap why` reads them."""
     return sorted(_open)
 
 
 def default_folder() -> Path:
-    """Return where records lie if nobody says where."""
+    """Return the folder of flight records when no setting names one."""
     return Path(tempfile.gettempdir(), f"overlap-flight-{os.getuid()}")
 
 
 def open_flight(
     folder: str | os.PathLike[str] | None, name: str, ranks: Sequence[int], start: Mapping[str, object]
 ) -> FlightFile | None:
-    """Begin a flight record; None, and a line for the user, if it cannot be written: no run fails for want of it.
+    """Create a flight record; if it cannot be written, print a line for the user, and return None.
 
     Args:
         folder: Where it lies; None: in the default folder.
@@ -98,8 +99,8 @@ def open_flight(
     try:
         where.mkdir(mode=0o700, parents=folder is not None, exist_ok=True)
         if folder is None:
-            _check_own(where)
-            _clear_away(where)
+            _check_owner(where)
+            _remove_old_records(where)
         file = _create(where / f"{name}{ENDING}", ranks, start)
     except OSError as error:
         if str(where) not in _unwritable:
@@ -112,6 +113,7 @@ def open_flight(
 
 
 def _create(path: Path, ranks: Sequence[int], start: Mapping[str, object]) -> FlightFile:
+    """Create the file of a flight record, with its full size on the disk."""
     size = file_bytes(len(ranks))
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -128,14 +130,14 @@ def _create(path: Path, ranks: Sequence[int], start: Mapping[str, object]) -> Fl
     return FlightFile(path, memory, Writer(memory, ranks, start))
 
 
-def _check_own(folder: Path) -> None:
-    """Refuse a folder in our place that belongs to another user."""
+def _check_owner(folder: Path) -> None:
+    """Refuse a path that is no folder of this user."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(None, "it is not a folder of this user")
 
 
-def _clear_away(folder: Path) -> None:
+def _remove_old_records(folder: Path) -> None:
     """Remove the oldest records of processes that have ended, if there are many."""
     if len(os.listdir(folder)) < MOST_FILES:
         return
@@ -143,12 +145,12 @@ def _clear_away(folder: Path) -> None:
     with suppress(FileNotFoundError):  # another process clears away as well
         ages = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in files)
         for _, path in ages[: max(0, len(files) - KEPT_FILES)]:
-            if not _lives(path):
+            if not _may_live(path):
                 os.unlink(path)
 
 
-def _lives(path: str) -> bool:
-    """Whether the world of a file may still live: in this process, or in that with the number in the file's name."""
+def _may_live(path: str) -> bool:
+    """Whether the world of a file may still live: in this process, or in the process whose id the name has."""
     pid = path.removesuffix(ENDING).rpartition("-")[2]
     if pid == str(os.getpid()):
         return Path(path) in _open
@@ -159,16 +161,16 @@ _worlds = count()
 """A program may run several worlds, one after the other."""
 
 
-def attempt(environ: Mapping[str, str] = os.environ) -> int:
-    """Return how often this job has been started again; 0 in the first attempt, and where nobody counts."""
+def restart_count(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how often this job has been restarted; 0 in the first attempt, or if the launcher does not count."""
     told = environ.get("OVERLAP_RESTART") or environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
     return int(told) if told.isdecimal() else 0
 
 
-def began(
+def describe_start(
     *, job: str | None, restart: int, process: int, processes: int, world_size: int, script: str
 ) -> tuple[str, dict[str, object]]:
-    """Return the name and the contents of this process's next record.
+    """Return the file name and the start of the next flight record of this process.
 
     Args:
         job: Name of the job; None: this process is a world of its own.
@@ -186,9 +188,9 @@ def began(
         "process": process,
         "processes": processes,
         "world_size": world_size,
-        "host": platform.node()[:100],
+        "host": platform.node()[:_HOST_CHARACTERS],
         "pid": pid,
-        "born": start_of(pid),
+        "born": start_ticks(pid),
         "script": script[-_TEXT_CHARACTERS:],
         "folder": working_folder(),
     }
@@ -197,12 +199,12 @@ def began(
 
 
 def working_folder() -> str:
-    """Return the working directory of this process as records have it: its end; "" if it is gone."""
+    """Return the last `_TEXT_CHARACTERS` of the working directory of this process; "" if it was removed."""
     with suppress(OSError):
         return os.getcwd()[-_TEXT_CHARACTERS:]
     return ""
 
 
 def runs(host: str, pid: int, since: str) -> bool:
-    """Whether the process of a record runs on this machine, as far as that is known."""
-    return bool(since) and host == platform.node()[:100] and start_of(pid) == since
+    """Whether the process of a record runs on this machine; False if the system does not show that."""
+    return bool(since) and host == platform.node()[:_HOST_CHARACTERS] and start_ticks(pid) == since

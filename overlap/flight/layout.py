@@ -58,31 +58,31 @@ RecordMemory: TypeAlias = bytes | mmap
 """Of a process: the whole file, as it was or as it is."""
 
 
-def call_at(number: int) -> int:
-    """Return where a call lies."""
+def call_offset(number: int) -> int:
+    """Return the offset of a call in the file, in bytes; calls reuse places after `CALLS` numbers."""
     return CALLS_AT + number % CALLS * CALL_BYTES
 
 
-def rank_at(index: int) -> int:
-    """Return where the head of a rank lies, by its index in the file."""
+def rank_offset(index: int) -> int:
+    """Return the offset of the head of a rank in the file, in bytes, by the index of the rank in this process."""
     return CALLS_AT + CALLS * CALL_BYTES + index * RANK.size
 
 
-def records_at(index: int, ranks: int) -> int:
-    """Return where the records of a rank begin, by its index in a file of so many."""
-    return rank_at(ranks) + index * RECORDS_BYTES
+def records_offset(index: int, ranks: int) -> int:
+    """Return the offset of the operations of a rank, in bytes, in a file of `ranks` ranks."""
+    return rank_offset(ranks) + index * RECORDS_BYTES
 
 
 def file_bytes(ranks: int) -> int:
-    """Return the size of a file of so many ranks."""
-    return records_at(ranks, ranks)
+    """Return the size of a file with that many ranks."""
+    return records_offset(ranks, ranks)
 
 
-def ranks_of(record: RecordMemory) -> int:
-    """Return of how many ranks a file is the record.
+def check_layout(record: RecordMemory) -> int:
+    """Check the head and the size of a flight record, and return its number of ranks.
 
     Raises:
-        ValueError: If it is none, of another version, or of another size than it says.
+        ValueError: It is no flight record, or its version or size is wrong.
     """
     if len(record) < HEAD.size or record[: len(MAGIC)] != MAGIC:
         raise ValueError("is no flight record")
@@ -97,14 +97,14 @@ def ranks_of(record: RecordMemory) -> int:
     return int(ranks)
 
 
-def call_of(record: RecordMemory, slot: int) -> tuple[int, str]:
-    """Return the number of the call that lies in a slot, 0 if there is none, and its text."""
-    at = call_at(slot)
+def read_call(record: RecordMemory, slot: int) -> tuple[int, str]:
+    """Return the number of the call in a slot, 0 if the slot is empty, and the words of the call as JSON."""
+    at = call_offset(slot)
     return CALL_HEAD.unpack_from(record, at)[0], read_text(record, at + CALL_HEAD.size, _CALL_TEXT_BYTES)
 
 
 def write_text(memory: bytearray, at: int, text: str, limit_bytes: int) -> None:
-    """Write a text so that it is there as a whole or not at all; a text beyond the limit is cut."""
+    """Write a text, cut to `limit_bytes`; its length is written last, so that a reader never sees a part of it."""
     data = text.encode(errors="replace")[:limit_bytes]
     _LENGTH.pack_into(memory, at, 0)
     memory[at + 4 : at + 4 + len(data)] = data
@@ -112,10 +112,10 @@ def write_text(memory: bytearray, at: int, text: str, limit_bytes: int) -> None:
 
 
 def read_text(memory: RecordMemory, offset: int, limit_bytes: int) -> str:
-    """Return a text.
+    """Return the text at an offset.
 
     Raises:
-        ValueError: If it is longer than it may be.
+        ValueError: The text is longer than `limit_bytes`.
     """
     (length,) = _LENGTH.unpack_from(memory, offset)
     if length > limit_bytes:

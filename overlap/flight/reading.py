@@ -21,11 +21,11 @@ from .layout import (
     RECORDS_BYTES,
     START_AT,
     TEXT_LIMIT_BYTES,
-    call_of,
-    rank_at,
-    ranks_of,
+    check_layout,
+    rank_offset,
+    read_call,
     read_text,
-    records_at,
+    records_offset,
 )
 
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
@@ -33,7 +33,7 @@ _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 @dataclass(frozen=True, slots=True)
 class CallWords:
-    """The words that all operations of one call at one place have in common."""
+    """Words that all operations of one call at one place of the program share."""
 
     name: str  # Name by the caller, or of the operation or function
     kind: str  # "compute", or the operation
@@ -65,7 +65,7 @@ class RankTable:
 
     @property
     def last_step(self) -> int:
-        """The last step that it is known to have begun, or -1."""
+        """Number of the last step that the rank is known to have begun; -1: none."""
         return max(self.step, int(self.operations[3].max(initial=-1)))
 
 
@@ -101,7 +101,7 @@ class RankRecord:
 
     @property
     def last_ns(self) -> int:
-        """The last instant of which anything is known."""
+        """Last recorded instant of the rank, in nanoseconds since 1970; 0 without operations."""
         return max((max(op.issued_ns, op.started_ns or 0, op.ended_ns or 0) for op in self.operations), default=0)
 
 
@@ -163,26 +163,26 @@ class OpenRecord:
         except ValueError:  # nothing is in it
             raise UsageError(f"{path}: is no flight record") from None
         try:
-            self._ranks = ranks_of(self._memory)
+            self._ranks = check_layout(self._memory)
         except ValueError as error:
             self.close()
             raise UsageError(f"{path}: {error}") from None
         try:
-            start = json.loads(self._text(START_AT))
+            start = json.loads(self._read_text_at(START_AT))
             self.since_ns: int = int(start["unix_ns"]) - int(start["clock_ns"])
-            self.about: Flight = _flight(self.path, start)
+            self.about: Flight = _parse_start(self.path, start)
         except _DAMAGE as error:
             self.close()
-            raise _damaged(path, error) from None
+            raise _damage_error(path, error) from None
 
     @property
     def has_ended(self) -> bool:
-        """Whether it says how the world ended."""
-        return bool(self._text(ENDING_AT))
+        """Whether the record has the end of its world."""
+        return bool(self._read_text_at(ENDING_AT))
 
     def ending(self) -> WorldEnd | None:
-        """Return the end of the world, if the process recorded it."""
-        text = self._text(ENDING_AT)
+        """Return the end of the world, or None if the process has not recorded it."""
+        text = self._read_text_at(ENDING_AT)
         if not text:
             return None
         end = json.loads(text)
@@ -196,41 +196,43 @@ class OpenRecord:
         )
 
     def ranks(self) -> list[RankTable]:
-        """Return the last operations of each rank, and learn the words of their calls."""
+        """Return the last operations of each rank, and read the words of calls that are new."""
         tables = []
         for index in range(self._ranks):
-            rank, step, left, waiting, kept = RANK.unpack_from(self._memory, rank_at(index))
-            begin = records_at(index, self._ranks)
+            rank, step, left, waiting, kept = RANK.unpack_from(self._memory, rank_offset(index))
+            begin = records_offset(index, self._ranks)
             table = np.frombuffer(self._memory[begin : begin + RECORDS_BYTES], np.int64).reshape(RECORDS, 6).T
-            known = self._known(table[:, table[0] > 0])
+            known = self._decode_operations(table[:, table[0] > 0])
             tables.append(RankTable(rank, step, bool(left), known, len(known[0]) == RECORDS, waiting, kept))
         return tables
 
-    def _known(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return operations on the clock of all machines, with zeros for instants that have not come."""
-        issued, number, call, step, ended, started = table
+    def _decode_operations(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return operations with instants in nanoseconds since 1970, 0 for instants that have not come yet."""
+        issued, number, call, step, ended, started = table  # rows of the table, one element for each operation
         for each in set(np.unique(call).tolist()) - self.calls.keys():
-            self._learn(each)
-        at = np.abs(ended)
-        ended = np.where(at > issued, np.sign(ended) * (at + self.since_ns), 0)
+            self._read_words(each)
+        ended_at = np.abs(ended)  # the sign says whether it failed
+        # an older instant is left from the operation that had this record before
+        ended = np.where(ended_at > issued, np.sign(ended) * (ended_at + self.since_ns), 0)
         started = np.where(started > issued, started + self.since_ns, 0)
         return np.stack([issued + self.since_ns, number, call, step, ended, started])
 
-    def _learn(self, number: int) -> None:
+    def _read_words(self, number: int) -> None:
+        """Store the words of a call in `calls`, unless they are being written, or others have taken their place."""
         try:
-            there, text = call_of(self._memory, number)
-            if there != number:
+            stored_number, text = read_call(self._memory, number)
+            if stored_number != number:
                 return  # it is being written, or others have taken its place
-            told = {str(name): str(value) for name, value in json.loads(text).items()}
+            words = {str(name): str(value) for name, value in json.loads(text).items()}
             self.calls[number] = CallWords(
-                told.get("name", ""), told.get("kind", ""), told.get("key", ""),
-                unlisted(told["members"]) if told.get("members") else (), told.get("site", ""),
-                int(told.get("nbytes") or 0), told.get("what", ""), told.get("group", ""), told.get("towards", ""),
+                words.get("name", ""), words.get("kind", ""), words.get("key", ""),
+                unlisted(words["members"]) if words.get("members") else (), words.get("site", ""),
+                int(words.get("nbytes") or 0), words.get("what", ""), words.get("group", ""), words.get("towards", ""),
             )  # fmt: skip
         except (ValueError, AttributeError):  # torn: the next look finds it
             return
 
-    def _text(self, at: int) -> str:
+    def _read_text_at(self, at: int) -> str:
         return read_text(self._memory, at, TEXT_LIMIT_BYTES)
 
     def close(self) -> None:
@@ -246,17 +248,19 @@ def read_flight(path: str | os.PathLike[str]) -> Flight:
     """
     with closing(OpenRecord(path)) as record:
         try:
-            ranks = tuple(_rank(table, record.calls) for table in record.ranks())
+            ranks = tuple(_parse_rank(table, record.calls) for table in record.ranks())
             return replace(record.about, ranks=ranks, ending=record.ending())
         except _DAMAGE as error:
-            raise _damaged(path, error) from None
+            raise _damage_error(path, error) from None
 
 
-def _damaged(path: str | os.PathLike[str], error: Exception) -> UsageError:
+def _damage_error(path: str | os.PathLike[str], error: Exception) -> UsageError:
     return UsageError(f"{path}: is damaged: {type(error).__name__}: {error}")
 
 
-def _flight(path: str, start: Mapping[str, object]) -> Flight:
+def _parse_start(path: str, start: Mapping[str, object]) -> Flight:
+    """Return the facts at the start of a flight record."""
+
     def number(name: str) -> int:
         return int(str(start[name]))
 
@@ -277,12 +281,13 @@ def _flight(path: str, start: Mapping[str, object]) -> Flight:
     )
 
 
-def _rank(table: RankTable, calls: Mapping[int, CallWords]) -> RankRecord:
+def _parse_rank(table: RankTable, calls: Mapping[int, CallWords]) -> RankRecord:
+    """Return the operations of a rank as objects, in the order of issue."""
     operations = [
         Operation(
             words=calls.get(call, _FORGOTTEN),
             number=number,
-            step=_step(step),
+            step=_step_or_none(step),
             issued_ns=issued,
             started_ns=started or None,
             ended_ns=abs(ended) or None,
@@ -293,13 +298,13 @@ def _rank(table: RankTable, calls: Mapping[int, CallWords]) -> RankRecord:
     operations.sort(key=lambda operation: (operation.issued_ns, operation.words.key, operation.number))
     return RankRecord(
         rank=table.rank,
-        step=_step(table.step),
+        step=_step_or_none(table.step),
         left=table.left,
         waiting=table.waiting,
-        kept=_step(table.kept),
+        kept=_step_or_none(table.kept),
         operations=tuple(operations),
     )
 
 
-def _step(step: int) -> int | None:
+def _step_or_none(step: int) -> int | None:
     return None if step < 0 else step

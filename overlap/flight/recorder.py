@@ -32,9 +32,9 @@ from .layout import (
     START_AT,
     TEXT_LIMIT_BYTES,
     VERSION,
-    call_at,
-    rank_at,
-    records_at,
+    call_offset,
+    rank_offset,
+    records_offset,
     write_text,
 )
 
@@ -62,7 +62,7 @@ class Recordable(Protocol):
     place: tuple[CodeType, int]  # Where it was issued, as code and instruction
 
     def flight_fields(self) -> Mapping[str, str]:
-        """Return the words of all operations of this call at this place."""
+        """Return the words that all operations of one call at one place of the program share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +113,8 @@ class Writer:
     def __init__(self, memory: mmap, ranks: Sequence[int], start: Mapping[str, object]) -> None:
         self._memory = cast("bytearray", memory)
         self._calls = _Calls(self._memory)
-        self._places = {rank: (rank_at(i), records_at(i, len(ranks))) for i, rank in enumerate(ranks)}
-        self._turn: list[Callable[[bytearray], None]] = []  # each rank to other memory
+        self._places = {rank: (rank_offset(i), records_offset(i, len(ranks))) for i, rank in enumerate(ranks)}
+        self._redirects: list[Callable[[bytearray], None]] = []  # each rank to other memory
         self.ended: bool = False
         clocks = {"unix_ns": time_ns(), "clock_ns": perf_counter_ns()}
         write_text(self._memory, START_AT, _json({**start, **clocks}), TEXT_LIMIT_BYTES)
@@ -124,12 +124,12 @@ class Writer:
 
     def rank(self, rank: int) -> RankFlight:
         """Return the functions that record a rank of this process."""
-        flight, turn = _recording(self._memory, *self._places[rank], self._calls)
-        self._turn.append(turn)
+        flight, write_to = _recording_functions(self._memory, *self._places[rank], self._calls)
+        self._redirects.append(write_to)
         return flight
 
     def end(self, how: str, *, rank: int | None, line: str, began_here: bool) -> None:
-        """Write how the world ended; the first word counts.
+        """Write how the world ended; later calls change nothing.
 
         Args:
             how: "failed", "stalled" or "interrupted".
@@ -140,19 +140,19 @@ class Writer:
         if self.ended:
             return
         self.ended = True
-        end = {"how": how, "rank": rank, "line": _cut(line, _LONGEST_LINE_BYTES), "here": began_here}
+        end = {"how": how, "rank": rank, "line": _cut_plain(line, _LONGEST_LINE_BYTES), "here": began_here}
         write_text(self._memory, ENDING_AT, _json({**end, "clock_ns": perf_counter_ns()}), TEXT_LIMIT_BYTES)
 
     def close(self) -> None:
         """Stop writing into the file: later calls write to memory that is never read."""
         nowhere = bytearray(len(self._memory))
-        self._calls.turn(nowhere)
-        for turn in self._turn:
-            turn(nowhere)
+        self._calls.write_to(nowhere)
+        for write_to in self._redirects:
+            write_to(nowhere)
 
 
 class _Calls:
-    """The numbers of calls, and their words."""
+    """Numbers of calls, under which the record has their words: name, group, place in the program."""
 
     def __init__(self, memory: bytearray) -> None:
         self._memory = memory
@@ -160,34 +160,36 @@ class _Calls:
         self._by_text: dict[str, int] = {}
         self._kept: dict[int, dict[int, tuple[ref[Known], set[object]]]] = {}  # by number, and id of who knows it
 
-    def turn(self, memory: bytearray) -> None:
+    def write_to(self, memory: bytearray) -> None:
         """Write to other memory from now on."""
         self._memory = memory
 
     def find(self, operation: Recordable, numbers: Known, call: object) -> int:
-        """Return the number of a call at a place, the slow way, and store it in `numbers`."""
+        """Return the number of a call at a place of the program, a new one for a new call; store it in `numbers`."""
         code, instruction = operation.place
         key = (id(code), instruction, call)
         numbered = numbers.get(key)
         if numbered is None:
-            numbered = operation.place, self._number(_text(operation.flight_fields()))
-            self._keep(numbers, key, numbered)
-        self._keep(numbers, call, numbered)
+            numbered = operation.place, self._number_of_words(_encode_words(operation.flight_fields()))
+            self._store_number(numbers, key, numbered)
+        self._store_number(numbers, call, numbered)
         return numbered[1]
 
-    def _keep(self, known: Known, key: object, found: _Found) -> None:
+    def _store_number(self, known: Known, key: object, found: _Found) -> None:
+        """Store the number of a call in `known`, and note it, so that `_forget` can remove it."""
         known[key] = found  # and with it the code, whose id is in some keys
         kept, own = self._kept.setdefault(found[1], {}), id(known)
         if own not in kept:
             kept[own] = ref(known, lambda _: kept.pop(own, None)), set()
         kept[own][1].add(key)
 
-    def _number(self, text: str) -> int:
+    def _number_of_words(self, text: str) -> int:
+        """Return the number of these words; new words take the place of the words `CALLS` numbers before."""
         number = self._by_text.get(text)
         if number is None:
             number, self._next = self._next, self._next + 1
             self._by_text[text] = number
-            at = call_at(number)
+            at = call_offset(number)
             CALL_HEAD.pack_into(self._memory, at, 0)
             write_text(self._memory, at + CALL_HEAD.size, text, CALL_BYTES - CALL_HEAD.size - 4)
             CALL_HEAD.pack_into(self._memory, at, number)
@@ -195,7 +197,7 @@ class _Calls:
         return number
 
     def _forget(self, number: int) -> None:
-        """Let a call have a new number when it comes again: its words are about to be written over."""
+        """Remove a number everywhere: its words are about to be overwritten. The call gets a new one next time."""
         for known_by, keys in self._kept.pop(number, {}).values():
             known = known_by()
             for key in keys if known is not None else ():
@@ -205,10 +207,10 @@ class _Calls:
             del self._by_text[text]
 
 
-def _text(told: Mapping[str, str]) -> str:
-    """Return the words of a call; a list of members that is too long is left out, as half of it would be wrong."""
-    words = {name: _cut(value, _LONGEST_BYTES) for name, value in told.items() if name != "members"}
-    members = told.get("members", "")
+def _encode_words(call_words: Mapping[str, str]) -> str:
+    """Return the words of a call as JSON, cut to fit; a list of members that is too long is left out as a whole."""
+    words = {name: _cut_plain(value, _LONGEST_BYTES) for name, value in call_words.items() if name != "members"}
+    members = call_words.get("members", "")
     return _json({**words, "members": members if len(members) <= _LONGEST_MEMBERS_BYTES else ""})
 
 
@@ -216,14 +218,14 @@ def _json(value: Mapping[str, object]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _cut(text: str, limit_bytes: int) -> str:
+def _cut_plain(text: str, limit_bytes: int) -> str:
     """Shorten a text to `limit_bytes`, without characters that JSON escapes."""
     plain = "".join(c if c.isprintable() and c not in '"\\' else "'" if c == '"' else "?" for c in text)
     return plain.encode(errors="replace")[:limit_bytes].decode(errors="ignore")
 
 
 class _Queue:
-    """The operations of a rank that found no free record: the oldest of them takes the next one.
+    """Operations of a rank that wait for a free record; the oldest one gets the next record.
 
     A program may issue its operations far ahead. The record then still shows those in flight, which are the oldest.
     Threads end computes too, therefore the lock.
@@ -244,7 +246,7 @@ class _Queue:
         self._taken: dict[int, int] = {}  # the records of those that waited, by name
 
     def add(self, values: tuple[int, ...]) -> int:
-        """Let an operation wait; return its name."""
+        """Queue an operation, with its instant, number, call and step; return its name, a number below -1."""
         with self._lock:
             name, self._next = self._next, self._next - 1
             self.waiting[name] = values
@@ -252,7 +254,7 @@ class _Queue:
         return name
 
     def go_on(self) -> None:
-        """Give free records to the operations that have waited longest."""
+        """Move the operations that have waited longest into free records; `KEPT` records stay with ended operations."""
         with self._lock:
             while self.waiting and len(self._free) > KEPT:
                 name, values = self.waiting.popitem(last=False)
@@ -264,7 +266,7 @@ class _Queue:
         return self._taken.get(name, -1)
 
     def describe(self, name: int, call: int) -> int:
-        """Set the call of an operation if it waits still, else return its record; -1 if there is none."""
+        """Set the call of a queued operation; return its record if it has got one, else -1."""
         with self._lock:
             if name in self.waiting:
                 instant, number, _, step = self.waiting[name]
@@ -272,16 +274,16 @@ class _Queue:
             return self.find(name)
 
     def end(self, name: int) -> int:
-        """Forget an operation; return its record, or -1."""
+        """Remove an operation that has ended; return its record, or -1 if it has got none."""
         with self._lock:
             self.waiting.pop(name, None)
             return self._taken.pop(name, -1)
 
 
-def _recording(
+def _recording_functions(
     memory: bytearray, base: int, begin: int, calls: _Calls
 ) -> tuple[RankFlight, Callable[[bytearray], None]]:
-    """Return the functions that record a rank, and one that moves them to other memory; attributes would be slower.
+    """Return the functions that record a rank, and one that redirects them; closures are faster than methods.
 
     The index of its first word identifies a record: an item of a memoryview is cheaper to set than by `pack_into`.
     """
@@ -293,13 +295,15 @@ def _recording(
     current = -1
 
     def write(record: int, values: tuple[int, ...]) -> None:
+        """Write a queued operation into its record, and the length of the queue."""
         RECORD.pack_into(memory, record * _WORD, *values, 0, 0)
         words[waiting_at] = len(waiting)
 
     queue = _Queue(free, write)
     waiting = queue.waiting
 
-    def issued(operation: Recordable, numbers: Known, call: object, number: int, now_ns: int) -> int:
+    def record_issue(operation: Recordable, numbers: Known, call: object, number: int, now_ns: int) -> int:
+        """Record an operation that is issued; return its record, or its name in the queue without a free record."""
         hit = numbers.get(call)
         index = hit[1] if hit is not None and hit[0] == operation.place else calls.find(operation, numbers, call)
         if len(free) <= KEPT:
@@ -310,7 +314,8 @@ def _recording(
         pack(memory, record * _WORD, now_ns, number, index, current)
         return record
 
-    def ended(record: int, now_ns: int) -> None:
+    def record_end(record: int, now_ns: int) -> None:
+        """Record the end of an operation, and free its record."""
         if record < 0:
             record = queue.end(record)
             words[waiting_at] = len(waiting)
@@ -320,7 +325,8 @@ def _recording(
             if waiting:
                 queue.go_on()
 
-    def carried(record: int, began_ns: int, now_ns: int) -> None:
+    def record_collective_end(record: int, began_ns: int, now_ns: int) -> None:
+        """Record the start and the end of a collective, and free its record."""
         if record < 0:
             record = queue.end(record)
             words[waiting_at] = len(waiting)
@@ -331,44 +337,48 @@ def _recording(
             if waiting:
                 queue.go_on()
 
-    def started(record: int, now_ns: int) -> None:
+    def record_start(record: int, now_ns: int) -> None:
+        """Record that a thread has begun to run a compute."""
         if record < 0:
             record = queue.find(record)
         if record >= 0:
             words[record + _STARTED] = now_ns
 
-    def described(record: int, operation: Recordable, numbers: Known, call: object) -> None:
+    def record_call(record: int, operation: Recordable, numbers: Known, call: object) -> None:
+        """Record the call of an operation that was issued before its input was there."""
         call_number = calls.find(operation, numbers, call)
         if record < 0:
             record = queue.describe(record, call_number)
         if record >= 0:
             words[record + _CALL] = call_number
 
-    def step(index: int) -> int:
+    def record_step(index: int) -> int:
+        """Record the step that begins; return the one before it."""
         nonlocal current
         before, current = current, index if 0 <= index < _MOST_STEPS else -1
         words[step_at] = current
         return before
 
-    def left() -> None:
+    def record_leave() -> None:
         words[left_at] = 1
 
-    def kept(index: int) -> None:
+    def record_saved_step(index: int) -> None:
         words[kept_at] = index if 0 <= index < _MOST_STEPS else -1
 
-    def turn(new_memory: bytearray) -> None:
+    def write_to(new_memory: bytearray) -> None:
+        """Write to other memory from now on."""
         nonlocal memory, words
         words.release()
         memory, words = new_memory, memoryview(new_memory).cast("q")
 
     flight = RankFlight(
-        issued=issued,
-        ended=ended,
-        carried=carried,
-        started=started,
-        described=described,
-        step=step,
-        left=left,
-        kept=kept,
+        issued=record_issue,
+        ended=record_end,
+        carried=record_collective_end,
+        started=record_start,
+        described=record_call,
+        step=record_step,
+        left=record_leave,
+        kept=record_saved_step,
     )
-    return flight, turn
+    return flight, write_to

@@ -15,7 +15,7 @@ from .folder import ENDING, default_folder, runs, working_folder
 from .reading import Flight, read_flight
 
 _NONE = "why: no flight records in {}: no run has failed here, or they are elsewhere"
-_TOLD = 8  # unreadable files that are named
+_MOST_REFUSALS = 8  # unreadable files that are named
 
 
 def recent_world(named: Sequence[str]) -> tuple[RecordedWorld, str, list[str]]:
@@ -27,28 +27,32 @@ def recent_world(named: Sequence[str]) -> tuple[RecordedWorld, str, list[str]]:
     Raises:
         UsageError: If no record can be read.
     """
-    flights = _readable(named)
+    flights = _read_flights(named)
     nearness = (lambda flight: 0) if named else _nearness
     world, older = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
     first = world.flights[0]
     attempt = f", attempt {first.attempt}" if first.attempt else ""
     ranks = f"{first.world_size} rank{'s' * (first.world_size != 1)}"
     processes = f"{first.processes} process{'es' * (first.processes != 1)}"
-    last = "the last" if named else _last(world)
+    last = "the last" if named else _why_chosen(world)
     more = [f"(of {older + 1} runs in these files this is {last}; name the files of another to see that)"]
-    return (world, ", ".join([f"job {first.job}{attempt}: {ranks}", processes, *_origin(first)]), more if older else [])
+    return (
+        world,
+        ", ".join([f"job {first.job}{attempt}: {ranks}", processes, *_describe_origin(first)]),
+        more if older else [],
+    )
 
 
 def _nearness(flight: Flight) -> int:
-    """Return how near a record is: 2 of this user's runs in this directory, 1 of this user's elsewhere, else 0."""
+    """Return how near a record is: 2: by this user in this directory, 1: by this user elsewhere, 0: by another user."""
     with suppress(OSError):  # its run has just removed it
         if os.stat(flight.path).st_uid == os.getuid():
             return 2 if flight.folder and flight.folder == working_folder() else 1
     return 0
 
 
-def _last(world: RecordedWorld) -> str:
-    """Say why this run was chosen of all in the default folder."""
+def _why_chosen(world: RecordedWorld) -> str:
+    """Return why this run was chosen among all in the default folder, as a part of a sentence."""
     near = max(map(_nearness, world.flights))
     if near == 2:
         return "your last that began in this directory"
@@ -56,21 +60,22 @@ def _last(world: RecordedWorld) -> str:
     return f"{'your last' if near else 'the last, of another user'}{where}, as none of yours began in this directory"
 
 
-def _origin(flight: Flight) -> Iterator[str]:
-    """Say of which program a run is, and when it began, as far as its record says so."""
+def _describe_origin(flight: Flight) -> Iterator[str]:
+    """Yield the program of a run, and when it began, as far as the record has them."""
     if flight.script:
         yield flight.script
     with suppress(OverflowError, ValueError, OSError):  # no instant
         yield f"begun {datetime.fromtimestamp(flight.started_ns // 10**9)}"
 
 
-def _default() -> str:
+def _default_path() -> str:
     return os.environ.get("OVERLAP_FLIGHT_DIR") or str(default_folder())
 
 
-def _files(named: Sequence[str]) -> list[str]:
+def _find_files(named: Sequence[str]) -> list[str]:
+    """Return the paths of named flight records, and of those in named folders; none named: in the default folder."""
     files: list[str] = []
-    for name in named or [_default()]:
+    for name in named or [_default_path()]:
         inside = [Path(name)]
         if not named or Path(name).is_dir():  # links to records elsewhere may lead nowhere
             inside = sorted(path for path in Path(name).glob(f"*{ENDING}") if path.is_file())
@@ -80,18 +85,24 @@ def _files(named: Sequence[str]) -> list[str]:
     return files
 
 
-def _readable(named: Sequence[str]) -> list[Flight]:
+def _read_flights(named: Sequence[str]) -> list[Flight]:
     """Return the readable records; print one line for each other file, unless its run has just removed it."""
     flights, refusals = [], []
-    for file in _files(named):
+    for file in _find_files(named):
         try:
             flights.append(read_flight(file))
         except UsageError as error:
             if file in named or Path(file).exists():
                 refusals.append(f"why: {error}")
-    more = [f"why: and {len(refusals) - _TOLD} files more that cannot be read"] if len(refusals) > _TOLD else []
+    more = (
+        [f"why: and {len(refusals) - _MOST_REFUSALS} files more that cannot be read"]
+        if len(refusals) > _MOST_REFUSALS
+        else []
+    )
     if not flights:
-        raise UsageError("\n".join([*refusals[:_TOLD], *more]) or _NONE.format(", ".join(named) or _default()))
-    for line in [*refusals[:_TOLD], *more]:
+        raise UsageError(
+            "\n".join([*refusals[:_MOST_REFUSALS], *more]) or _NONE.format(", ".join(named) or _default_path())
+        )
+    for line in [*refusals[:_MOST_REFUSALS], *more]:
         notify(line)
     return flights

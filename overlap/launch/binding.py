@@ -17,36 +17,38 @@ from pathlib import Path
 _LEVELS = ("physical_package_id", "die_id", "core_id")
 
 
-def shares_here(processes: int) -> list[frozenset[int]]:
+def share_own_cores(processes: int) -> list[frozenset[int]]:
     """Return the share of each process in the cores of this thread; empty shares where the system has no affinity."""
     try:
-        return shares(by_place(os.sched_getaffinity(0)), processes)
+        return share_cores(sort_by_package(os.sched_getaffinity(0)), processes)
     except (AttributeError, OSError):
         return [frozenset()] * processes
 
 
-def by_place(cores: Iterable[int], folder: str = "/sys/devices/system/cpu") -> list[int]:
-    """Sort cores by package, and within it by physical core, so that its threads are adjacent."""
-    return sorted(cores, key=lambda core: (_place(Path(folder, f"cpu{core}/topology")), core))
+def sort_by_package(cores: Iterable[int], folder: str = "/sys/devices/system/cpu") -> list[int]:
+    """Return cores sorted by package and physical core, so that the threads of one core are adjacent."""
+    return sorted(cores, key=lambda core: (_read_topology(Path(folder, f"cpu{core}/topology")), core))
 
 
-def _place(topology: Path) -> list[int]:
-    return [_number(topology / level) for level in _LEVELS]
+def _read_topology(topology: Path) -> list[int]:
+    """Return the package and the physical core of a core, and further levels, as numbers to sort by."""
+    return [_read_number(topology / level) for level in _LEVELS]
 
 
-def _number(path: Path) -> int:
-    """Read a number; 0 for all cores if the system has none."""
+def _read_number(path: Path) -> int:
+    """Read a number from a file of the kernel; 0 if there is none."""
     with suppress(OSError, ValueError):
         return int(path.read_text(encoding="ascii"))
     return 0
 
 
-def shares(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
-    """Cut cores into a share for each process.
+def share_cores(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
+    """Divide cores into a share for each process.
 
-    All are as large: of more cores than processes, those that are left over belong to every share; of fewer, as many
-    processes have each, and neighbours, which send to each other most, run at the same time. Where that does not come
-    out even none has a share: one that had less would hold up the others.
+    With more cores than processes, shares are equally large, and cores that are left over belong to every share. With
+    fewer cores, equally many processes share each core; neighbours, which send to each other most, get different cores
+    and run at the same time. If the processes cannot be divided evenly, all shares are empty: a process with a smaller
+    share would hold up the others.
 
     Args:
         cores: In the order in which they are given away; at least one.
@@ -62,8 +64,8 @@ def shares(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
 
 
 @contextmanager
-def kept_to(cores: frozenset[int]) -> Iterator[None]:
-    """Let processes that are started in the block run on some cores only; on all of this thread's if none are named."""
+def bound_to_cores(cores: frozenset[int]) -> Iterator[None]:
+    """Bind processes that are started in the block to some cores; an empty set binds nothing."""
     before: set[int] = set()
     with suppress(OSError):  # it is no reason not to start them
         if cores:

@@ -27,8 +27,8 @@ from ..errors import UsageError
 from ..threads import start_thread
 
 
-def hold(descriptor: int) -> None:
-    """Kill this process group when the other end of the pipe is closed, or if it is closed already.
+def die_with_launcher(descriptor: int) -> None:
+    """Kill this process group when the launcher, at the other end of the pipe, has ended or ends.
 
     Call it once, in a process that leads its group and before it starts threads. The descriptor stays open as long as
     the process lives, and its children do not inherit it.
@@ -37,14 +37,14 @@ def hold(descriptor: int) -> None:
         descriptor: The reading end.
     """
     os.set_inheritable(descriptor, False)
-    if not tie(descriptor, os.getpgrp()):
+    if not tie_to_pipe(descriptor, os.getpgrp()):
         # No thread joins it: it lives exactly as long as the process.
-        start_thread(threading.Thread(target=_wait, args=(descriptor,), name="overlap lifeline", daemon=True))
+        start_thread(threading.Thread(target=_kill_when_cut, args=(descriptor,), name="overlap lifeline", daemon=True))
     if _is_cut(descriptor):
-        _end()
+        _kill_own_group()
 
 
-def tie(descriptor: int, group: int) -> bool:
+def tie_to_pipe(descriptor: int, group: int) -> bool:
     """Let the kernel kill a process group when the other end of the pipe is closed; return whether it can.
 
     The launcher calls it too, at once: the process itself takes a while to start. It is effective as long as a process
@@ -62,23 +62,25 @@ def tie(descriptor: int, group: int) -> bool:
     return True
 
 
-def _wait(descriptor: int) -> None:
+def _kill_when_cut(descriptor: int) -> None:
+    """Wait until the other end of the pipe is closed, and kill this process group."""
     while not _is_cut(descriptor, timeout_ms=None):
         pass
-    _end()
+    _kill_own_group()
 
 
 def _is_cut(descriptor: int, *, timeout_ms: int | None = 0) -> bool:
+    """Whether the other end of the pipe is closed; waits up to `timeout_ms` for that, None: without a limit."""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     return any(event & (select.POLLHUP | select.POLLERR) for _, event in waiting.poll(timeout_ms))
 
 
-def _end() -> None:
+def _kill_own_group() -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def take(environ: MutableMapping[str, str] = os.environ) -> bool:
+def join_launcher(environ: MutableMapping[str, str] = os.environ) -> bool:
     """Make this process a member of the job of its launcher; return whether there is one.
 
     Ties this process to its lifeline, and marks the environment, so that its children are no members. Nothing happens
@@ -94,7 +96,7 @@ def take(environ: MutableMapping[str, str] = os.environ) -> bool:
         for name in ("SECRET", "LISTENER", "STATUS"):
             if text := environ.get(f"OVERLAP_{name}_FD"):
                 os.set_inheritable(int(text), False)
-        hold(int(environ["OVERLAP_LIFELINE_FD"]))
+        die_with_launcher(int(environ["OVERLAP_LIFELINE_FD"]))
     except (ValueError, OSError) as error:
         raise UsageError(
             f"the descriptors of OVERLAP_*_FD are not open here: {error}; a program between `overlap run` and this one "

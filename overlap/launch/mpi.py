@@ -27,8 +27,8 @@ from importlib.util import find_spec
 import trio
 
 from ..errors import UsageError
-from ..kernel_facts import parent_of, state_letter
-from .lifeline import tie
+from ..kernel_facts import parent_pid, state_letter
+from .lifeline import tie_to_pipe
 
 # How long mpiexec may take to start its stubs, of a few milliseconds each.
 _START_S = 60.0
@@ -60,8 +60,8 @@ class Seat:
     stub: trio.socket.SocketType  # The connection to its stub, which is readable once the stub has ended
     pid: int  # Id of the stub
 
-    async def lost(self) -> str:
-        """Wait until the stub has ended, or it or its parents stay stopped; return which, for people.
+    async def wait_until_lost(self) -> str:
+        """Wait until the stub has ended, or the stub or a parent stays stopped; return which, as a sentence.
 
         Its parents are the process manager of this machine and mpiexec, which MPI waits for when it starts and ends.
         Stopped processes are counted in looks: the launcher may be stopped as well.
@@ -78,18 +78,18 @@ class Seat:
 
 
 def _parents(pid: int) -> list[int]:
-    """Return the parents of a process in its session, which mpiexec leads."""
+    """Return the ids of the parents of a process up to mpiexec, which leads its session; nearest first."""
     parents: list[int] = []
     with suppress(OSError, IndexError):
         session = os.getsid(pid)
         while pid != session:
-            pid = parent_of(pid)
+            pid = parent_pid(pid)
             parents.append(pid)
     return parents
 
 
 def find_mpiexec() -> str:
-    """Return the path of the mpiexec beside this Python, which belongs to its mpi4py; else of the first on the path.
+    """Return the path of the mpiexec next to this Python, which belongs to its mpi4py; else of the first on PATH.
 
     Raises:
         UsageError: If mpi4py or mpiexec is missing.
@@ -105,7 +105,7 @@ def find_mpiexec() -> str:
 
 @asynccontextmanager
 async def seats(mpiexec: str, count: int, environ: Mapping[str, str]) -> AsyncIterator[list[Seat]]:
-    """Start mpiexec and give the seats of its processes, by rank; in the end they are given up and mpiexec ends.
+    """Start mpiexec, and yield the seats of its processes, by rank; after the block mpiexec ends.
 
     Args:
         mpiexec: Path of the command.
@@ -123,7 +123,7 @@ async def seats(mpiexec: str, count: int, environ: Mapping[str, str]) -> AsyncIt
         listener.listen(count)
         job = _Mpiexec(mpiexec, count, path, environ)
         try:
-            seats_by_rank = await _taken(job, listener, count, open_stubs)
+            seats_by_rank = await _accept_stubs(job, listener, count, open_stubs)
             meeting.close()
             if sorted(seats_by_rank) != list(range(count)):
                 started = f"mpiexec started {len(seats_by_rank)} of {count} processes on this machine"
@@ -135,29 +135,30 @@ async def seats(mpiexec: str, count: int, environ: Mapping[str, str]) -> AsyncIt
                 await job.end()
 
 
-async def _taken(job: _Mpiexec, listener: socket.socket, count: int, open_stubs: ExitStack) -> dict[int, Seat]:
-    """Return the seats by rank; the connections to stubs are kept."""
+async def _accept_stubs(job: _Mpiexec, listener: socket.socket, count: int, open_stubs: ExitStack) -> dict[int, Seat]:
+    """Accept the connections of the stubs, and return the seats by rank; fewer if mpiexec ends or is late."""
     seats_by_rank: dict[int, Seat] = {}
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(job.listen, nursery.cancel_scope)
+        nursery.start_soon(job.read_output, nursery.cancel_scope)
         with trio.move_on_after(_START_S), trio.socket.from_stdlib_socket(listener.dup()) as stubs:
             while len(seats_by_rank) < count:
                 stub, _ = await stubs.accept()
-                rank, seat = await _seat(open_stubs.enter_context(stub))
+                rank, seat = await _receive_seat(open_stubs.enter_context(stub))
                 open_stubs.callback(os.close, seat.descriptor)
                 seats_by_rank[rank] = seat
         nursery.cancel_scope.cancel()
     return seats_by_rank
 
 
-async def _seat(stub: trio.socket.SocketType) -> tuple[int, Seat]:
+async def _receive_seat(stub: trio.socket.SocketType) -> tuple[int, Seat]:
+    """Receive the seat of one process from its stub: its rank, and its connection to the process manager."""
     await trio.lowlevel.wait_readable(stub)
     with socket.socket(fileno=os.dup(stub.fileno())) as connection:
         written, (descriptor,), *_ = socket.recv_fds(connection, _LONGEST_BYTES, 1)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    told, (pid, _, _) = json.loads(written), struct.unpack("3i", credentials)
-    environ = {**told, "PMI_FD": str(descriptor)}
-    return int(told["PMI_RANK"]), Seat(descriptor=descriptor, environ=environ, stub=stub, pid=pid)
+    variables, (pid, _, _) = json.loads(written), struct.unpack("3i", credentials)
+    environ = {**variables, "PMI_FD": str(descriptor)}
+    return int(variables["PMI_RANK"]), Seat(descriptor=descriptor, environ=environ, stub=stub, pid=pid)
 
 
 class _Mpiexec:
@@ -176,11 +177,11 @@ class _Mpiexec:
                 pass_fds=[lifeline],
                 start_new_session=True,
             )
-            tie(lifeline, self._process.pid)
+            tie_to_pipe(lifeline, self._process.pid)
         finally:
             os.close(lifeline)
 
-    async def listen(self, until: trio.CancelScope) -> None:
+    async def read_output(self, until: trio.CancelScope) -> None:
         """Read the output of mpiexec, and cancel a scope when it ends."""
         assert self._process.stdout is not None
         while True:
@@ -197,10 +198,10 @@ class _Mpiexec:
         return f": {lines[-1]}" if lines else ""
 
     async def end(self) -> None:
-        """Wait until it has seen the end of its stubs; kill it if it does not."""
+        """Wait until mpiexec has noticed the end of its stubs, and kill what is left of its session."""
         assert self._process.stdout is not None
         with trio.move_on_after(_LEAVE_S):
-            await self.listen(trio.CancelScope())
+            await self.read_output(trio.CancelScope())
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -17,9 +17,9 @@ from ..processes.messages import MemberLost
 from ..processes.place import member_variables
 from ..processes.status import LONGEST_BYTES, Entering, Leaving, Status, read_record
 from ..signals import ASKING
-from .lifeline import tie
+from .lifeline import tie_to_pipe
 from .mpi import Seat
-from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, prefix_of
+from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, line_prefix
 from .verdict import Ending
 
 # By the letter for the state of a process: proc(5).
@@ -61,7 +61,7 @@ class NodeProcess:
         self, spec: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None, seat: Seat | None = None
     ) -> None:
         self.node, self._log = node, log
-        self.ranks: range = _ranks(node, spec.ranks_per_node)
+        self.ranks: range = _ranks_of_node(node, spec.ranks_per_node)
         self._is_spare = node >= spec.nodes
         self.status: Status | None = None
         self.entering: Entering | None = None
@@ -79,10 +79,10 @@ class NodeProcess:
             descriptors = {"secret": secret, "lifeline": lifeline, "status": status}
             if node == 0 and spec.listener is not None:
                 descriptors["listener"] = spec.listener
-            with _held_back(ASKING):
+            with _blocking_signal(ASKING):
                 self.process: subprocess.Popen[bytes] = subprocess.Popen(
                     spec.command,
-                    env=_environment(spec, node, descriptors, seat),
+                    env=_member_environment(spec, node, descriptors, seat),
                     pass_fds=[*descriptors.values(), *([seat.descriptor] if seat else [])],
                     # Ctrl-C is for the launcher alone, which passes it on. No session of its own: that may be a group
                     # of its own for the scheduler, so that processes which share cores could not let each other run.
@@ -91,15 +91,15 @@ class NodeProcess:
                     stdout=stdout,
                     stderr=stderr,
                 )
-            tie(lifeline, self.process.pid)
+            tie_to_pipe(lifeline, self.process.pid)
             self._ours = ours.pop_all()
-        prefix = prefix_of(node, colour=spec.colour) if spec.prefix else b""
+        prefix = line_prefix(node, colour=spec.colour) if spec.prefix else b""
         self.err: Relay = Relay(from_stderr, STDERR, screen=screen, prefix=prefix, log=log)
         self.relays: list[Relay] = [self.err]
         if from_stdout is not None:
             self.relays.append(Relay(from_stdout, STDOUT, screen=screen, prefix=prefix))
 
-    async def listen(self, news: Callable[[], object], lost: Callable[[int], object]) -> None:
+    async def read_records(self, news: Callable[[], object], lost: Callable[[int], object]) -> None:
         """Read the records; with a log, write the text of the last one into it.
 
         Args:
@@ -108,7 +108,7 @@ class NodeProcess:
         """
         os.set_blocking(self._reports, False)
         with trio.CancelScope() as self._listening:
-            async for line in _lines(self._reports, LONGEST_BYTES):
+            async for line in _read_lines(self._reports, LONGEST_BYTES):
                 match read_record(line):
                     case Status() as status:
                         self.status = status
@@ -116,7 +116,7 @@ class NodeProcess:
                     case Entering() as entering:
                         self.entering = entering
                         if entering.ranks_each:
-                            self.ranks = _ranks(self.node, entering.ranks_each)
+                            self.ranks = _ranks_of_node(self.node, entering.ranks_each)
                         news()
                     case Leaving() as leaving:
                         self.left = leaving.world
@@ -125,32 +125,33 @@ class NodeProcess:
         self._drained.set()
 
     def _log_status(self, status: Status) -> None:
+        """Write the report of the process into its log, behind the output so far."""
         if self._log is not None:
             self.err.catch_up()
             lines = status.text.encode(errors="backslashreplace").splitlines()
             self._log.write([line + b"\n" for line in lines])
 
-    def lacks(self, world: int) -> bool:
-        """Whether it has ended well without entering that world."""
-        return self.process.returncode == 0 and self._drained.is_set() and self.reached() < world
+    def has_missed(self, world: int) -> bool:
+        """Whether the process has ended with code 0, and has not entered the world with that number."""
+        return self.process.returncode == 0 and self._drained.is_set() and self.last_world() < world
 
-    def reached(self) -> int:
-        """Return the number of the last world that the process has entered; 0: none so far. No spare is missed."""
+    def last_world(self) -> int:
+        """Return the number of the last world that the process has entered, 0: none; a waiting spare misses none."""
         if self.waits_as_spare():
             return sys.maxsize
         return self.entering.world if self.entering else 0
 
-    def vanished(self) -> bool:
-        """Whether it has ended with code 0 in the middle of a world; known once its reports are read."""
+    def has_vanished(self) -> bool:
+        """Whether the process has ended with code 0 in the middle of a world; call it when its reports were read."""
         return self.process.returncode == 0 and self.entering is not None and self.left < self.entering.world
 
-    def waits_in(self) -> int | None:
-        """Return the world in which it waits for others to join; None: it does not wait."""
+    def awaited_world(self) -> int | None:
+        """Return the number of the world that the process waits for others to join; None: it does not wait."""
         if self.entering is None or self.entering.joined or self.process.returncode is not None:
             return None
         return self.entering.world
 
-    def has_yet_to_come(self) -> bool:
+    def has_entered_no_world(self) -> bool:
         """Whether the process has entered no world so far: it imports, or its program is before `run`."""
         return self.entering is None
 
@@ -159,7 +160,7 @@ class NodeProcess:
         return self._is_spare and self.entering is None
 
     def was_killed(self) -> bool:
-        """Whether a signal that its launcher had not sent has ended it, before it sent a report."""
+        """Whether a signal that the launcher had not sent ended the process before it sent a report."""
         return (self.process.returncode or 0) < 0 and self.status is None and not self.stopped
 
     async def drain_reports(self) -> None:
@@ -168,10 +169,10 @@ class NodeProcess:
             await self._drained.wait()
         self._listening.cancel()
 
-    async def reaped(self) -> int:
+    async def wait_and_reap(self) -> int:
         """Wait for the end of the process, kill the rest of its group, and only then reap its pid."""
         if self.process.returncode is None:
-            await _exited(self.process.pid)
+            await _wait_for_exit(self.process.pid)
             self.send(signal.SIGKILL)
             self._reap()
         assert self.process.returncode is not None, "it has been reaped"
@@ -190,15 +191,15 @@ class NodeProcess:
                 os.killpg(self.process.pid, number)
 
     def has_ended(self) -> bool:
-        """Whether it has ended, also if it has not been reaped."""
+        """Whether the process has ended, also before its pid is reaped."""
         return self.process.returncode is not None or self._state() == "Z"
 
     def is_stopped(self) -> bool:
-        """Whether it is stopped, as by SIGSTOP: it ends neither by itself nor by SIGTERM."""
+        """Whether the process is stopped, as by SIGSTOP: then it does not act on SIGTERM."""
         return self._state() == "T"
 
     def standstill(self) -> tuple[str, str]:
-        """Return why it does not run, if the kernel knows a reason that concerns the user.
+        """Return why the process does not run, if the kernel has a reason that concerns the user.
 
         Returns:
             The letter of its state, and the reason, which may change while the state lasts; "" if there is none.
@@ -214,11 +215,11 @@ class NodeProcess:
         return state_letter(self.process.pid) if self.process.returncode is None else ""
 
     def queued_s(self) -> float:
-        """Return how long it has waited for a processor since its start, though it could run; 0 if unknown."""
+        """Return the seconds that the process was ready to run but waited for a processor; 0 if unknown."""
         return queued_ns(self.process.pid) / 1e9
 
     def ask(self) -> None:
-        """Send the process alone the signal that asks for a report, because it might end its children."""
+        """Send the signal that asks for a report to the process only: it might end child processes."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, ASKING)
@@ -235,7 +236,7 @@ class NodeProcess:
         return self.ending().name
 
     def ending(self) -> Ending:
-        """Return the description of its end."""
+        """Return the end of the process, with its reports and its last lines on stderr."""
         return Ending(
             node=self.node,
             ranks=self.ranks,
@@ -244,18 +245,21 @@ class NodeProcess:
             status=self.status,
             stopped=self.stopped,
             missed=self.missed,
-            vanished=self.vanished(),
+            vanished=self.has_vanished(),
             peak_bytes=self.peak_bytes,
             tail=[line.decode(errors="replace").rstrip("\n") for line in self.err.tail],
             log=self._log.path if self._log else None,
         )
 
 
-def _ranks(node: int, each: int) -> range:
+def _ranks_of_node(node: int, each: int) -> range:
     return range(node * each, (node + 1) * each)
 
 
-def _environment(spec: LaunchSpec, node: int, descriptors: Mapping[str, int], seat: Seat | None) -> dict[str, str]:
+def _member_environment(
+    spec: LaunchSpec, node: int, descriptors: Mapping[str, int], seat: Seat | None
+) -> dict[str, str]:
+    """Return the environment of the process of a node: that of the launch, and its place in the world."""
     variables = member_variables(
         node=node,
         nodes=spec.nodes,
@@ -268,7 +272,7 @@ def _environment(spec: LaunchSpec, node: int, descriptors: Mapping[str, int], se
 
 
 @contextmanager
-def _held_back(number: signal.Signals) -> Iterator[None]:
+def _blocking_signal(number: signal.Signals) -> Iterator[None]:
     """Block a signal in processes started in the block until they handle it, because it would kill them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
@@ -286,13 +290,14 @@ def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
 
 
 def _is_terminal() -> bool:
+    """Whether stdin of the launcher is a terminal."""
     try:
         return os.isatty(0)
     except OSError:
         return False
 
 
-async def _lines(descriptor: int, most_bytes: int) -> AsyncIterator[bytes]:
+async def _read_lines(descriptor: int, most_bytes: int) -> AsyncIterator[bytes]:
     """Yield lines as soon as they are complete, until one is too long."""
     data = bytearray()
     while len(data) <= most_bytes:
@@ -307,7 +312,7 @@ async def _lines(descriptor: int, most_bytes: int) -> AsyncIterator[bytes]:
         data += rest
 
 
-async def _exited(pid: int) -> None:
+async def _wait_for_exit(pid: int) -> None:
     """Wait until a child has ended, without reaping it: until then no other process can get its pid."""
     if not hasattr(os, "pidfd_open"):
         await trio.to_thread.run_sync(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT, abandon_on_cancel=True)
@@ -346,7 +351,7 @@ class LaunchSpec:
     bind: bool = False  # Whether each of several processes keeps to its share of the cores, if this machine lets them
 
     def log_path(self, node: int) -> str:
-        """Return where the output of a node goes; each attempt has a file of its own."""
+        """Return the path of the file with the output of a node; each attempt has its own file."""
         again = f".restart-{self.attempt}" if self.attempt else ""
         return f"{self.log_dir}/process-{node}{again}.log"
 

@@ -28,7 +28,7 @@ TAIL_LINES = 12
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of terminals: cyan, yellow, magenta, green, blue, red
 
 
-def prefix_of(process: int, *, colour: bool) -> bytes:
+def line_prefix(process: int, *, colour: bool) -> bytes:
     """Return the prefix of each line of a process."""
     text = f"[process {process}]"
     return (f"\x1b[{_COLOURS[process % len(_COLOURS)]}m{text}\x1b[0m " if colour else f"{text} ").encode()
@@ -80,7 +80,7 @@ class Screen:
         data = memoryview(b"".join(lines))
         async with self._turn:
             while data:
-                await _writable(descriptor)
+                await _wait_writable(descriptor)
                 try:
                     data = data[os.write(descriptor, data[:WRITE_BYTES]) :]
                 except BrokenPipeError:
@@ -89,7 +89,8 @@ class Screen:
                     raise OutputError("the output", error) from error
 
 
-async def _writable(descriptor: int) -> None:
+async def _wait_writable(descriptor: int) -> None:
+    """Wait until a descriptor takes bytes; a file always does."""
     try:
         await trio.lowlevel.wait_writable(descriptor)
     except PermissionError:  # epoll knows no files, which never let one wait
@@ -139,13 +140,13 @@ class Relay:
         os.set_blocking(source, False)
 
     async def run(self) -> None:
-        """Carry on to the end of the stream, which stays its owner's to close."""
+        """Show the output until the stream ends; its owner closes the stream."""
         while data := await self._read():
             await self._show(self._lines.feed(data, now_s=trio.current_time()))
         await self._show(self._lines.end())
 
     def hurry(self) -> None:
-        """Carry only the rest of the pipe: the process is gone."""
+        """Show what is left in the pipe, for `DRAIN_S` at most, because the process has ended."""
         self._deadline_s, self._left_bytes = trio.current_time() + DRAIN_S, DRAIN_BYTES
         self._waiting.deadline = self._deadline_s
 
@@ -161,7 +162,7 @@ class Relay:
                 self._log.write(lines)
 
     async def _read(self) -> bytes:
-        """Return the next bytes; none at the end."""
+        """Return the next bytes of the stream; b"" at its end, or after the limits that `hurry` has set."""
         while self._left_bytes > 0:
             try:
                 data = os.read(self._source, READ_BYTES)
@@ -176,6 +177,7 @@ class Relay:
         return b""
 
     async def _show(self, lines: Sequence[bytes]) -> None:
+        """Write lines to the log if there is one, else to the screen with the prefix of the process."""
         self.tail.extend(lines)
         if self._log is not None:
             self._log.write(lines)
@@ -225,7 +227,7 @@ class LineBuffer:
         for found in _ENDS.finditer(self._rest):
             if found[0] == b"\r" and found.end() == len(self._rest):
                 break  # its newline may be on its way
-            self._take(self._rest[begin : found.start()], found[0], now_s, lines)
+            self._add_line(self._rest[begin : found.start()], found[0], now_s, lines)
             begin = found.end()
         self._rest = self._rest[begin:]
         while len(self._rest) > LONGEST_BYTES:
@@ -234,12 +236,13 @@ class LineBuffer:
         return lines
 
     def end(self) -> list[bytes]:
-        """Return the last lines, at the end of the stream."""
+        """Return the line without an end that is left at the end of the stream, in a list; [] if there is none."""
         left = self._rest.rstrip(b"\r") or self._overwritten
         self._rest = self._overwritten = b""
         return [left + b"\n"] if left else []
 
-    def _take(self, line: bytes, end: bytes, now_s: float, lines: list[bytes]) -> None:
+    def _add_line(self, line: bytes, end: bytes, now_s: float, lines: list[bytes]) -> None:
+        """Add a complete line to `lines`; of states that carriage returns overwrite, one in `PROGRESS_PAUSE_S`."""
         if end != b"\r":
             lines.append(line + b"\n")
             self._overwritten = b""

@@ -15,7 +15,7 @@ from ..errors import OverlapError, UsageError
 from ..processes.secret import hand_over
 from ..signals import ASKING
 from ..survival.witness import has_survivor, newest_world
-from .binding import kept_to, shares_here
+from .binding import bound_to_cores, share_own_cores
 from .mpi import LOOK_S, STOPPED_S, Seat, seats
 from .nodeprocess import LaunchSpec, NodeProcess
 from .output import Log, Screen
@@ -60,15 +60,15 @@ async def launch(spec: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
         OverlapError: If a helper of MPI has ended or stays stopped.
     """
     if spec.mpiexec is None:
-        return await _launched(spec, {}, process)
+        return await _launch_with_seats(spec, {}, process)
     async with seats(spec.mpiexec, spec.nodes, spec.environ) as mpi_seats:
-        return await _launched(spec, dict(enumerate(mpi_seats)), process)
+        return await _launch_with_seats(spec, dict(enumerate(mpi_seats)), process)
 
 
-async def _launched(
+async def _launch_with_seats(
     spec: LaunchSpec, mpi_seats: Mapping[int, Seat], process: Callable[..., NodeProcess]
 ) -> LaunchOutcome:
-    """Launch with seats in an MPI job, by node."""
+    """Start the processes, watch them until all have ended, and return the outcome; `mpi_seats` is by node."""
     handled = [number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*handled) as signals, ExitStack() as resources:
         watch = _Watch(spec, mpi_seats)
@@ -76,11 +76,11 @@ async def _launched(
             secret = hand_over(spec.secret)
             resources.callback(os.close, secret)
             nodes = [*spec.here, *range(spec.nodes, spec.nodes + spec.spares)]
-            for node, cores in zip(nodes, _cores(spec), strict=True):
+            for node, cores in zip(nodes, _cores_of_processes(spec), strict=True):
                 log = resources.enter_context(Log(spec.log_path(node))) if spec.log_dir else None
                 seat = mpi_seats.get(node)
                 try:
-                    with kept_to(cores):
+                    with bound_to_cores(cores):
                         watch.members.append(
                             process(spec, node, secret=secret, screen=watch.screen, log=log, seat=seat)
                         )
@@ -92,7 +92,7 @@ async def _launched(
                 member.send(signal.SIGKILL)
             with trio.CancelScope(shield=True):  # bounded: they have been killed
                 for member in watch.members:
-                    await member.reaped()
+                    await member.wait_and_reap()
                     member.close()
     if watch.lost is not None:
         raise OverlapError(f"--transport mpi: {watch.lost}, so MPI cannot go on; the job was ended")
@@ -100,10 +100,10 @@ async def _launched(
     return LaunchOutcome(endings=[member.ending() for member in ended], asked=watch.asked)
 
 
-def _cores(spec: LaunchSpec) -> Sequence[frozenset[int]]:
+def _cores_of_processes(spec: LaunchSpec) -> Sequence[frozenset[int]]:
     """Return the cores to which each process is bound; none: unbound."""
     several = len(spec.here) > 1
-    members = shares_here(len(spec.here)) if spec.bind and several else [frozenset()] * len(spec.here)
+    members = share_own_cores(len(spec.here)) if spec.bind and several else [frozenset()] * len(spec.here)
     return [*members, *[frozenset()] * spec.spares]  # no core is kept for a process that waits
 
 
@@ -126,21 +126,22 @@ class _Watch:
     async def run(self, signals: AsyncIterator[int]) -> None:
         """Wait until all processes have ended."""
         async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self._obey, signals)
+            self._nursery.start_soon(self._handle_signals, signals)
             self._nursery.start_soon(self._watch_stopped)
             for node, seat in self._mpi_seats.items():
                 self._nursery.start_soon(self._watch_helper, node, seat)
             async with trio.open_nursery() as lives:
                 for member in self.members:
-                    lives.start_soon(self._live, member)
+                    lives.start_soon(self._watch_member, member)
             self._nursery.cancel_scope.cancel()
 
-    async def _live(self, member: NodeProcess) -> None:
+    async def _watch_member(self, member: NodeProcess) -> None:
+        """Show the output of one process, handle its records, and act on its end."""
         async with trio.open_nursery() as nursery:
             for relay in member.relays:
                 nursery.start_soon(relay.run)
-            nursery.start_soon(member.listen, self._on_entering, self._end_if_stopped)
-            returncode = await member.reaped()
+            nursery.start_soon(member.read_records, self._on_entering, self._end_if_stopped)
+            returncode = await member.wait_and_reap()
             self.ended.append(member)
             self._news.set()
             await member.drain_reports()
@@ -151,22 +152,22 @@ class _Watch:
                 if returncode != 0 and not member.stopped:
                     reason = member.status.line if member.status else f"exit code {returncode}"
                     self._spec.report(f"{member.name} is lost, the others go on: {reason}")
-            elif returncode != 0 or member.vanished():
+            elif returncode != 0 or member.has_vanished():
                 if self._is_survived(member):
                     self._spec.report(f"{member.name} is lost; the others go on")
                     self.survived.append(member)
                 else:
-                    self._failed(member)
+                    self._handle_failure(member)
             if not self._members_run():
                 self._end_spares()
             self._check_missing()
 
     async def _watch_helper(self, node: int, seat: Seat) -> None:
-        """End the job if a helper of MPI is lost while all processes run: its end would seem the fault of one of them.
+        """End the job if a helper of MPI is lost while all processes run, so that no process is blamed for it.
 
         MPI ends the helpers itself once a process has ended.
         """
-        lost = await seat.lost()
+        lost = await seat.wait_until_lost()
         if not self._ending and self.asked is None and not any(member.has_ended() for member in self.members):
             self._ending, self.lost = True, f"process {node}: {lost}"
             self._stop(signal.SIGTERM)
@@ -179,19 +180,20 @@ class _Watch:
 
     def _check_missing(self) -> None:
         """End the others if one of them waits for a process that has ended without joining."""
-        missing = [member for member in self.ended if member.lacks(self._awaited)]
+        missing = [member for member in self.ended if member.has_missed(self._awaited_world)]
         if missing and not self._ending and self.asked is None:
             self._ending = missing[0].missed = True
             self._stop(signal.SIGTERM)
             self._nursery.start_soon(self._kill_late)
 
     def _end_if_stopped(self, node: int) -> None:
-        """Kill a process that the others call lost, if it is stopped."""
+        """Kill the process of a node that others report as lost, if it is stopped."""
         for member in self._running():
             if member.node == node and member.is_stopped():
                 self._end_stopped(member)
 
     def _end_stopped(self, member: NodeProcess) -> None:
+        """Kill a process that is stopped: it would not act on SIGTERM."""
         member.stopped = member.status is None
         member.send(signal.SIGKILL)
 
@@ -210,7 +212,7 @@ class _Watch:
                 before, looks = looks_by_node.get(member.node, ("", 0))
                 looks = looks + 1 if state and state == before else 1
                 looks_by_node[member.node] = state, looks
-                awaited = self._awaited > member.reached()
+                awaited = self._awaited_world > member.last_world()
                 if not state or self._ending or self.asked is not None or not (awaited or elsewhere):
                     continue
                 if awaited and looks * LOOK_S == SUSPECT_S:
@@ -220,21 +222,22 @@ class _Watch:
                     self._end_stopped(member)
 
     @property
-    def _awaited(self) -> int:
-        """The last world in which a process waits for others to join; 0: none."""
-        return max((member.waits_in() or 0 for member in self.members), default=0)
+    def _awaited_world(self) -> int:
+        """Number of the last world that a process waits for others to join; 0: none."""
+        return max((member.awaited_world() or 0 for member in self.members), default=0)
 
     def _is_survived(self, member: NodeProcess) -> bool:
-        """Whether the others survive the end of a process: it reported no error, or they are in a world without it."""
+        """Whether the others go on after the end of a process: it reported no error, or a newer world lacks it."""
         if self._spec.witness is None or self._ending or self.asked is not None or not self._members_run():
             return False
         folder = Path(self._spec.witness)
         if member.status is None:
-            return has_survivor(folder, member.node) and not member.has_yet_to_come()
+            return has_survivor(folder, member.node) and not member.has_entered_no_world()
         world = newest_world(folder, self._spec.attempt)
         return world is not None and member.node not in world.members
 
-    def _failed(self, member: NodeProcess) -> None:
+    def _handle_failure(self, member: NodeProcess) -> None:
+        """Begin to end the other processes after the first failure."""
         if member.status is None or member.status.cause:
             self._fault.set()
         if not self._ending and self.asked is None:
@@ -242,13 +245,14 @@ class _Watch:
             self._nursery.start_soon(self._end_the_others, member)
 
     async def _end_the_others(self, first: NodeProcess) -> None:
+        """End the other processes; one that is at fault gets time to report its error before."""
         killed = first.was_killed()  # no report of the others can make it another's fault
-        late = [member for member in self._running() if member.has_yet_to_come()]
+        late = [member for member in self._running() if member.has_entered_no_world()]
         self._stop(signal.SIGTERM, [member for member in late if killed or member.waits_as_spare()])
         with trio.move_on_after(SEARCH_S):
             await self._fault.wait()
         with trio.move_on_after(PEACE_S):
-            while not all(member.waits_in() for member in self._running()):
+            while not all(member.awaited_world() for member in self._running()):
                 self._news = trio.Event()
                 await self._news.wait()
         self._stop(signal.SIGTERM)  # members that wait for all to join would not notice that one never will
@@ -257,7 +261,8 @@ class _Watch:
                 self._end_stopped(member)
         await self._kill_late()
 
-    async def _obey(self, signals: AsyncIterator[int]) -> None:
+    async def _handle_signals(self, signals: AsyncIterator[int]) -> None:
+        """Pass on the signals of the launcher: the first one that ends the job as it is, a repeated one as SIGKILL."""
         async for number in signals:
             if number == ASKING:
                 for member in self._running():
@@ -266,11 +271,12 @@ class _Watch:
                 self.asked = signal.Signals(number)
                 self._stop(self.asked)
                 self._nursery.start_soon(self._kill_late)
-                self._nursery.start_soon(self._explain)
+                self._nursery.start_soon(self._report_grace)
             else:
                 self._stop(signal.SIGKILL)
 
-    async def _explain(self) -> None:
+    async def _report_grace(self) -> None:
+        """Print after `PATIENCE_S` which processes have not ended yet."""
         await trio.sleep(PATIENCE_S)
         if running := self._running():
             names = ", ".join(f"process {member.node}" for member in running)
@@ -304,6 +310,7 @@ class _Watch:
         self._nursery.start_soon(self._kill_late)
 
     def _members_run(self) -> bool:
+        """Whether a process runs that is no waiting spare."""
         return any(not member.waits_as_spare() for member in self._running())
 
     def _running(self) -> list[NodeProcess]:

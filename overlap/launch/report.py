@@ -22,7 +22,7 @@ import trio
 import transports
 from transports import TransportError
 
-from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, narrowed
+from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, shorten_line
 from ..notice import notify, write_stderr
 from .output import OutputError, discard
 from .verdict import CARD_COLUMNS
@@ -64,7 +64,7 @@ def report(error: BaseException, *, command: bool = True) -> int:
     """
     if os.environ.get("OVERLAP_TRACEBACK") == FULL and isinstance(error, (RankFailedError, BaseExceptionGroup)):
         write_stderr("".join(format_exception(error)))
-    error = innermost(error)
+    error = unwrap_groups(error)
     cause = error.cause if isinstance(error, RankFailedError) else error
     if isinstance(cause, BrokenPipeError) and _nobody_reads_stdout():
         discard(sys.stdout)
@@ -78,16 +78,18 @@ def report(error: BaseException, *, command: bool = True) -> int:
 
     if isinstance(error, (UsageError, TopologyError)):
         return _print_report(
-            _place(error, command) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE
+            _name_place(error, command) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE
         )
     if isinstance(error, (OverlapError, TransportError)) and not isinstance(error, RankFailedError):
         return _print_report(str(error), EXIT_FAILED)  # its message is complete
     if _wants_our_port(error):
-        return _print_report(_place(error, command, above=f"{os.sep}torch{os.sep}") + _FOR_OTHERS, EXIT_FAILED)
+        return _print_report(_name_place(error, command, above=f"{os.sep}torch{os.sep}") + _FOR_OTHERS, EXIT_FAILED)
     if isinstance(error, SystemExit):
         return _exit_code(error)
     if not _needs_no_traceback(cause):
-        write_stderr("\n".join(narrowed(line, CARD_COLUMNS) for line in "".join(_without_machinery(cause)).split("\n")))
+        write_stderr(
+            "\n".join(shorten_line(line, CARD_COLUMNS) for line in "".join(_format_user_frames(cause)).split("\n"))
+        )
         if not isinstance(error, RankFailedError):
             return EXIT_FAILED
     elif not isinstance(error, RankFailedError):  # the system has refused something to this package
@@ -107,30 +109,32 @@ def _needs_no_traceback(cause: BaseException) -> bool:
     """Whether a traceback would add nothing: no frame of the program, or an exit."""
     if isinstance(cause, RemoteError) or not isinstance(cause, (OverlapError, OSError)):
         return isinstance(cause, SystemExit)
-    return not any(map(_is_users, extract_tb(cause.__traceback__)))
+    return not any(map(_is_user_frame, extract_tb(cause.__traceback__)))
 
 
 def _print_report(text: str, code: int) -> int:
+    """Print a text on stderr, and return the exit code."""
     notify(text)
     return code
 
 
-def innermost(error: BaseException) -> BaseException:
+def unwrap_groups(error: BaseException) -> BaseException:
     """Unwrap the groups of nurseries: return an interrupt or an exit, or a single error, or the first lost output."""
     if isinstance(error, BaseExceptionGroup):
         for wanted in (KeyboardInterrupt, SystemExit):
             if error.subgroup(wanted) is not None:
-                return next(leaf for leaf in _leaves(error) if isinstance(leaf, wanted))
-        leaves = list(_leaves(error))
+                return next(leaf for leaf in _single_errors(error) if isinstance(leaf, wanted))
+        leaves = list(_single_errors(error))
         unwritten = all(isinstance(leaf, (BrokenPipeError, OutputError)) for leaf in leaves)  # several nodes write
         return leaves[0] if len(leaves) == 1 or unwritten else error
     return error
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+def _single_errors(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the errors in a group and in the groups inside it."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
+            yield from _single_errors(error)
         else:
             yield error
 
@@ -143,7 +147,7 @@ def _exit_code(end: SystemExit) -> int:
     return EXIT_FAILED
 
 
-def _place(error: BaseException, command: bool, *, above: str = "") -> str:
+def _name_place(error: BaseException, command: bool, *, above: str = "") -> str:
     """Return "file:line: " of the program's innermost frame, or nothing if no program runs.
 
     Args:
@@ -154,7 +158,7 @@ def _place(error: BaseException, command: bool, *, above: str = "") -> str:
     frames: list[FrameSummary] = list(extract_tb(error.__traceback__))
     if command:
         frames = list(dropwhile(lambda frame: "runpy" not in frame.filename, frames))
-    frames = [frame for frame in frames if _is_users(frame) and not (above and above in frame.filename)]
+    frames = [frame for frame in frames if _is_user_frame(frame) and not (above and above in frame.filename)]
     if not frames:
         return ""
     path = frames[-1].filename
@@ -163,24 +167,25 @@ def _place(error: BaseException, command: bool, *, above: str = "") -> str:
     return f"{path}:{frames[-1].lineno}: "
 
 
-def _without_machinery(error: BaseException) -> Iterator[str]:
+def _format_user_frames(error: BaseException) -> Iterator[str]:
+    """Yield the lines of a traceback with the frames of the user's program only; if it has none, with all."""
     traceback = TracebackException.from_exception(error)
-    for part in _chain(traceback):
-        users = [frame for frame in part.stack if _is_users(frame)]
+    for part in _linked_tracebacks(traceback):
+        users = [frame for frame in part.stack if _is_user_frame(frame)]
         if users:
             part.stack = StackSummary.from_list(users)
     return traceback.format()
 
 
-def _chain(traceback: TracebackException) -> Iterator[TracebackException]:
+def _linked_tracebacks(traceback: TracebackException) -> Iterator[TracebackException]:
     """Yield a traceback, and those of its causes, contexts and groups."""
     yield traceback
     for part in (traceback.__cause__, traceback.__context__, *(getattr(traceback, "exceptions", None) or ())):
         if part is not None:
-            yield from _chain(part)
+            yield from _linked_tracebacks(part)
 
 
-def _is_users(frame: FrameSummary) -> bool:
+def _is_user_frame(frame: FrameSummary) -> bool:
     return not frame.filename.startswith(_MACHINERY)
 
 

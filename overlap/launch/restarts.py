@@ -44,13 +44,13 @@ class Advance:
         self._best = best
 
     def note(self, reached: int | None) -> None:
-        """Note how far an attempt came; None: that is not known."""
+        """Note the step that an attempt has reached; None, or no later step than before, is no progress."""
         better = reached is not None and (self._best is None or reached > self._best)
         self._best, self.futile = (reached, 0) if better else (self._best, self.futile + 1)
 
     @property
     def hopeless(self) -> bool:
-        """Whether there is no point in another attempt."""
+        """Whether too many attempts in a row have ended without progress."""
         return self.futile >= FUTILE + self.spare
 
     @property
@@ -58,17 +58,17 @@ class Advance:
         """Seconds to wait before the next attempt."""
         return min(FIRST_PAUSE_S * 2 ** (self.futile - 1), LONGEST_PAUSE_S) if self.futile else 0.0
 
-    def given_up(self, attempt: int) -> str:
-        """Return the line on the reason why there is no further attempt after this one."""
+    def describe_giving_up(self, attempt: int) -> str:
+        """Return the line for the user that says why no attempt follows this one."""
         if self.hopeless:
             return f"gives up: {self.futile} attempts in a row ended without progress"
         times = "once" if attempt == 1 else f"{attempt} times"
         return f"gives up: it has been started again {times}, and --max-restarts allows no more"
 
-    def announced(
+    def describe_restart(
         self, restart: int, limit: int, step: int | None, path: str | None, why: str, *, fewer: str = ""
     ) -> str:
-        """Return the line on the next attempt: its start, its step, and why the last one has ended.
+        """Return the line for the user on the next attempt: its start, its first step, and why the last one ended.
 
         Args:
             restart: Its number.
@@ -109,7 +109,7 @@ class Restarts:
 
 
 def launch_again(spec: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpec], LaunchOutcome]) -> LaunchOutcome:
-    """Launch a world until it ends well, or there is no point in it; return how the last attempt went.
+    """Launch a world until an attempt ends well, or another one is useless; return the outcome of the last attempt.
 
     Args:
         spec: What to start.
@@ -126,12 +126,12 @@ def launch_again(spec: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
         outcome = once(
             restarts.agree(spec, attempt)
             if restarts.agree
-            else numbered(spec, attempt, nodes, [node for node in spec.here if node < nodes])
+            else spec_of_attempt(spec, attempt, nodes, [node for node in spec.here if node < nodes])
         )
         guilty = culprit(outcome.endings)
         if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
             break
-        why = _why(guilty, oom_kills() - killed, restarts.signs)
+        why = _reason_of_end(guilty, oom_kills() - killed, restarts.signs)
         if _USAGE in why and not advance.spare:
             spec.report("gives up: an error of usage would come again")
             break
@@ -141,28 +141,30 @@ def launch_again(spec: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
         saved_step = max((each for each in (saved_step, restarts.kept(pids)) if each is not None), default=None)
         step = saved_step if step is None else step
         if attempt == restarts.most or advance.hopeless:
-            spec.report(advance.given_up(attempt))
+            spec.report(advance.describe_giving_up(attempt))
             break
-        fewer = _with(max(fewest, spec.nodes - advance.futile), spec.nodes)
-        spec.report(advance.announced(attempt + 1, restarts.most, step, restarts.place, why, fewer=fewer))
+        fewer = _name_fewer_nodes(max(fewest, spec.nodes - advance.futile), spec.nodes)
+        spec.report(advance.describe_restart(attempt + 1, restarts.most, step, restarts.place, why, fewer=fewer))
         if advance.pause_s:
             restarts.sleep(advance.pause_s)
     return outcome
 
 
-def numbered(spec: LaunchSpec, attempt: int, nodes: int, here: Sequence[int]) -> LaunchSpec:
-    """Return the launch of one attempt: how many nodes take part, and which of them are started here."""
+def spec_of_attempt(spec: LaunchSpec, attempt: int, nodes: int, here: Sequence[int]) -> LaunchSpec:
+    """Return the launch of one attempt with `nodes` nodes, of which `here` are started on this machine."""
     environ = {**spec.environ, "OVERLAP_RESTART": str(attempt)}
     if nodes == 1 < spec.nodes:  # a process alone is told its ranks by this only
         environ["OVERLAP_RANKS"] = str(spec.ranks_per_node)
     return replace(spec, environ=environ, attempt=attempt, nodes=nodes, here=here)
 
 
-def _with(nodes: int, all_nodes: int) -> str:
+def _name_fewer_nodes(nodes: int, all_nodes: int) -> str:
+    """Return the clause on the number of nodes; "" if all take part."""
     return f" with {nodes} node{'s' * (nodes > 1)}" if nodes < all_nodes else ""
 
 
-def _why(guilty: Ending, killed: int, signs: Callable[[int], Sequence[str]]) -> str:
+def _reason_of_end(guilty: Ending, killed: int, signs: Callable[[int], Sequence[str]]) -> str:
+    """Return why an attempt ended, in one line: the error, and the last operation if there is no report."""
     line = headline(card(guilty, oom_kills=killed)).removeprefix(_OURS)
     doing = signs(guilty.pid)[:1] if guilty.status is None else ()
     return "; ".join([line, *doing])

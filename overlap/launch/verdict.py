@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import narrowed
+from ..errors import shorten_line
 from ..processes.status import Guilt, Status
 from ..units import format_bytes
 
@@ -19,6 +19,7 @@ CARD_LINES = 25  # longest report of a failure on the terminal
 CARD_COLUMNS = 2000  # characters of each line, at most: some errors have whole arrays in one line
 
 INTERRUPTED = "overlap: interrupted"  # the line of a process that SIGINT has ended
+_INTERRUPTED_END = "was interrupted by a SIGINT that its launcher had not sent"
 _OURS = "overlap: "  # prefix of the line in which `overlap` itself names the failed rank
 
 
@@ -56,15 +57,16 @@ def culprit(endings: Sequence[Ending]) -> Ending | None:
         endings: Of all processes, in the order in which they ended.
     """
     failed = [ending for ending in endings if ending.returncode != 0 or ending.missed or ending.vanished]
-    first = min(failed, key=_guilt, default=None)
-    if first is None or first.status is None or _guilt(first) is not Guilt.VICTIM:
+    first = min(failed, key=_judge_guilt, default=None)
+    if first is None or first.status is None or _judge_guilt(first) is not Guilt.VICTIM:
         return first
     silent = [ending for ending in failed if ending.status is None]  # and stopped, or `first` would be one of them
     hung = [ending for ending in silent if first.status.rank in ending.ranks]
     return replace(hung[0], accuser=first) if hung else first
 
 
-def _guilt(ending: Ending) -> Guilt:
+def _judge_guilt(ending: Ending) -> Guilt:
+    """Return the guilt of a process by its report; without a report it counts as the cause."""
     if ending.stopped:
         return Guilt.STOPPED
     return ending.status.guilt if ending.status else Guilt.CAUSE
@@ -100,14 +102,14 @@ def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = (), host:
     interrupted = ending.accuser is None and spoke and headline(lines) == INTERRUPTED
     complete = ending.accuser is None and spoke and headline(lines).startswith(_OURS)
     if complete and not ending.log and not interrupted:
-        return _shortened(lines, CARD_LINES)
-    how = "was interrupted by a SIGINT that its launcher had not sent" if interrupted else _how(ending, oom_kills)
+        return _cut_middle(lines, CARD_LINES)
+    how = _INTERRUPTED_END if interrupted else _describe_end(ending, oom_kills)
     last = f"{_OURS}{ending.name}{f' on {host}' if host else ''} {how}"
     last += f"; all it printed is in {ending.log}" if ending.log else ""
     if interrupted:
         index = lines.index(INTERRUPTED)
-        return _shortened([*lines[:index], last, *lines[index + 1 :]], CARD_LINES)
-    return [*_shortened(lines, CARD_LINES - 1 - len(signs)), last, *(f"  {line}" for line in signs)]
+        return _cut_middle([*lines[:index], last, *lines[index + 1 :]], CARD_LINES)
+    return [*_cut_middle(lines, CARD_LINES - 1 - len(signs)), last, *(f"  {line}" for line in signs)]
 
 
 def headline(lines: Sequence[str]) -> str:
@@ -115,7 +117,8 @@ def headline(lines: Sequence[str]) -> str:
     return next((line for line in reversed(lines) if not line.startswith("  ")), "")
 
 
-def _how(ending: Ending, oom_kills: int) -> str:
+def _describe_end(ending: Ending, oom_kills: int) -> str:
+    """Return how a process ended, as the verb of a sentence about it."""
     if ending.accuser is not None:
         return "hung, and had to be stopped"
     if ending.stopped and ending.returncode == -signal.SIGKILL:
@@ -134,21 +137,22 @@ def _how(ending: Ending, oom_kills: int) -> str:
     except ValueError:
         name = f"signal {-ending.returncode}"
     return f"was killed by {name}" + (
-        _memory(oom_kills, ending.peak_bytes) if -ending.returncode == signal.SIGKILL else ""
+        _describe_kill(oom_kills, ending.peak_bytes) if -ending.returncode == signal.SIGKILL else ""
     )
 
 
-def _memory(oom_kills: int, peak_bytes: int) -> str:
+def _describe_kill(oom_kills: int, peak_bytes: int) -> str:
+    """Return the probable reason for a SIGKILL that this launcher did not send: memory, as far as known."""
     used = f", it had {format_bytes(peak_bytes)} at most" if peak_bytes else ""
     if oom_kills:
         return f"; the kernel has killed {oom_kills} here for want of memory{used}: use fewer ranks, or smaller batches"
     return f"; this launcher did not send it: somebody did, or memory ran out{used} (`dmesg` of that machine says)"
 
 
-def _shortened(lines: list[str], most: int) -> list[str]:
+def _cut_middle(lines: list[str], most: int) -> list[str]:
     """Shorten lines in the middle: the beginning names the error and its place, the end the culprit."""
     left_out = len(lines) - most + 1
     if left_out > 1:
         head = most // 2
         lines = [*lines[:head], f"  ... {left_out} lines left out ...", *lines[head + left_out :]]
-    return [narrowed(line, CARD_COLUMNS) for line in lines]
+    return [shorten_line(line, CARD_COLUMNS) for line in lines]

@@ -50,17 +50,17 @@ class WorldFigures:
 
     @property
     def step(self) -> int | None:
-        """The step that nobody is behind."""
+        """The step that the slowest rank is in; None before the first step."""
         return min((each.times.step for each in self.ranks if each.times.step is not None), default=None)
 
     @property
     def step_ns(self) -> int | None:
-        """The duration of a step, in the median of the ranks."""
+        """Duration of a step in nanoseconds, the median over the ranks; None if no rank knows it."""
         known = [each.step_ns for each in self.ranks if each.step_ns is not None]
         return int(median(known)) if known else None
 
     def share(self, part: Callable[[Breakdown], int]) -> float:
-        """Return a part of the time of all ranks, from 0 to 1."""
+        """Return the sum of a part of the time of all ranks, as a fraction of their whole time, 0 to 1."""
         wall_ns = sum(each.times.wall_ns for each in self.ranks)
         return sum(part(each.times) for each in self.ranks) / wall_ns if wall_ns else 0.0
 
@@ -83,22 +83,23 @@ def figures(ranks: Sequence[RankSnapshot], window: Interval) -> WorldFigures:
         window: From when to now, in nanoseconds since 1970.
     """
     places = {table.rank: place for place, table, _ in ranks}
-    by_rank = {table.rank: _operations(table, calls, window) for _, table, calls in ranks}
-    came = _Came(by_rank)
+    by_rank = {table.rank: _read_operations(table, calls, window) for _, table, calls in ranks}
+    arrivals = _Arrivals(by_rank)
     late_ns = dict.fromkeys(by_rank, 0)
-    _count_lateness(by_rank, came, window, late_ns)
-    rows = [_measured(table, by_rank[table.rank], came, window) for _, table, _ in ranks]
+    _count_lateness(by_rank, arrivals, window, late_ns)
+    rows = [_measure_rank(table, by_rank[table.rank], arrivals, window) for _, table, _ in ranks]
     moved: dict[Kind, float] = {}
     seconds = (window[1] - window[0]) / 1e9
     for operations in by_rank.values():
         for operation in operations:
             if operation.has_ended and operation.words.nbytes and window[0] <= operation.end_ns:
-                kind = _kind(operation.words.members, places)
+                kind = _find_medium(operation.words.members, places)
                 moved[kind] = moved.get(kind, 0.0) + operation.words.nbytes / seconds
     return WorldFigures(ranks=sorted(rows, key=lambda row: row.times.rank), bytes_per_s=moved, late_ns=late_ns)
 
 
-def _kind(members: tuple[int, ...], places: Mapping[int, Place]) -> Kind:
+def _find_medium(members: tuple[int, ...], places: Mapping[int, Place]) -> Kind:
+    """Return the medium between members; a rank without a known place counts as on another host."""
     among = {places.get(rank) for rank in members}
     if len(among) <= 1 and None not in among:
         return "in process"
@@ -106,7 +107,7 @@ def _kind(members: tuple[int, ...], places: Mapping[int, Place]) -> Kind:
     return "network" if None in hosts or len(hosts) > 1 else "on host"
 
 
-def _operations(table: RankTable, calls: Mapping[int, CallWords], window: Interval) -> list[_Operation]:
+def _read_operations(table: RankTable, calls: Mapping[int, CallWords], window: Interval) -> list[_Operation]:
     """Return the operations of a rank, in order of issue."""
     operations: list[_Operation] = []
     free_ns: dict[str, int] = {}  # until when the operations before it at the same place took
@@ -129,8 +130,8 @@ def _operations(table: RankTable, calls: Mapping[int, CallWords], window: Interv
     return operations
 
 
-class _Came:
-    """The arrivals of ranks at operations."""
+class _Arrivals:
+    """Instants at which ranks arrived at operations, as far as their records are on this host."""
 
     def __init__(self, by_rank: Mapping[int, Sequence[_Operation]]) -> None:
         self._when: dict[_Meeting, dict[int, int]] = {}
@@ -144,48 +145,52 @@ class _Came:
                     self._newest[place] = max(self._newest.get(place, 0), one.meeting[1])
 
     def missing(self, operation: _Operation) -> list[int]:
-        """Return the members that have not arrived, of members with a record on this host."""
+        """Return the members with a record on this host that have not arrived at an operation; none if it has ended."""
         if operation.has_ended:
             return []
         key, number = operation.meeting
         return [r for r in operation.words.members if r in self._known and self._newest.get((key, r), -1) < number]
 
     def met_ns(self, operation: _Operation) -> int:
-        """Return when the last member came; where one is missing, now."""
+        """Return when the last member arrived at an operation; the end of the window if one is missing."""
         return operation.end_ns if self.missing(operation) else max(self._when[operation.meeting].values())
 
     def last(self, operation: _Operation) -> list[int]:
-        """Return the missing ranks, or the rank that came last."""
+        """Return the members that an operation waits for, or the one that arrived last."""
         when = self._when[operation.meeting]
         return self.missing(operation) or [max(when, key=lambda rank: (when[rank], -rank))]
 
 
 def _count_lateness(
-    by_rank: Mapping[int, Sequence[_Operation]], came: _Came, window: Interval, late_ns: dict[int, int]
+    by_rank: Mapping[int, Sequence[_Operation]], arrivals: _Arrivals, window: Interval, late_ns: dict[int, int]
 ) -> None:
-    """Add up how long others waited for each rank in operations that it came to last, or has not come to."""
+    """Add to `late_ns` the time for which others waited for each rank that arrived last, or has not arrived."""
     for rank, operations in by_rank.items():
         for operation in operations:
             if operation.words.kind == "compute" or operation.end_ns < window[0]:
                 continue
-            waited_ns = min(came.met_ns(operation), operation.end_ns) - max(operation.begin_ns, window[0])
-            for other in came.last(operation) if waited_ns > 0 else ():
+            waited_ns = min(arrivals.met_ns(operation), operation.end_ns) - max(operation.begin_ns, window[0])
+            for other in arrivals.last(operation) if waited_ns > 0 else ():
                 if other != rank:
                     late_ns[other] += waited_ns
 
 
-def _measured(table: RankTable, operations: Sequence[_Operation], came: _Came, window: Interval) -> RankFigures:
+def _measure_rank(
+    table: RankTable, operations: Sequence[_Operation], arrivals: _Arrivals, window: Interval
+) -> RankFigures:
+    """Return the figures of a rank in a window: compute, communication, and how much of it was hidden or waited."""
     if table.cut and operations:  # earlier operations are not known
         window = max(window[0], min(op.end_ns for op in operations)), window[1]
     whole = merge([window])
 
     def inside(intervals: list[Interval]) -> Merged:
+        """Return the parts of intervals that are in the window, merged."""
         return intersect(merge(intervals), whole)
 
     comm = [op for op in operations if op.words.kind != "compute"]
     compute = inside([(op.begin_ns, op.end_ns) for op in operations if op.words.kind == "compute"])
     active = inside([(op.begin_ns, op.end_ns) for op in comm])
-    moving = inside([(min(came.met_ns(op), op.end_ns), op.end_ns) for op in comm])
+    moving = inside([(min(arrivals.met_ns(op), op.end_ns), op.end_ns) for op in comm])
     exposed = subtract(active, compute)
     unfinished = [op for op in operations if not op.has_ended]
     return RankFigures(
@@ -202,12 +207,12 @@ def _measured(table: RankTable, operations: Sequence[_Operation], came: _Came, w
         ),
         step_ns=_step_ns(table),
         in_flight_bytes=sum(op.words.nbytes for op in unfinished),
-        doing="" if table.left else _doing(unfinished),
+        doing="" if table.left else _name_running(unfinished),
     )
 
 
 def _step_ns(table: RankTable) -> int | None:
-    """Return the mean time from the last end of a step to that of the next; a program may issue far ahead of both."""
+    """Return the mean nanoseconds between the last ends of successive steps; None for less than two steps."""
     _, _, _, step, ended, _ = table.operations
     last: dict[int, int] = {}
     unfinished = set() if table.left else {max(step.tolist(), default=-1)}  # the newest may have more to come
@@ -223,8 +228,8 @@ def _step_ns(table: RankTable) -> int | None:
     return max(last[high] - last[low], 0) // (high - low)
 
 
-def _doing(unfinished: Sequence[_Operation]) -> str:
-    """Return the name of the running operation; a compute goes before an operation that waits for it."""
+def _name_running(unfinished: Sequence[_Operation]) -> str:
+    """Return the name of the last running compute, else of the oldest unfinished operation; "" without."""
     running = [one for one in unfinished if one.words.kind == "compute"]
     first = running[-1:] or unfinished[:1]
     return first[0].words.name if first else ""

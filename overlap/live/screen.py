@@ -21,13 +21,13 @@ _LEAST_BAR = 6
 
 
 def title(*, job: str, script: str, ranks: int, where: str, age_s: float) -> str:
-    """Say which world it is."""
-    return f"{script or 'a program'}: {ranks} ranks in {where}, {_age(age_s)}; job {job}"
+    """Return the title: the program, its ranks and processes, its age and its job."""
+    return f"{script or 'a program'}: {ranks} ranks in {where}, {_format_age(age_s)}; job {job}"
 
 
 def brief(world: WorldFigures) -> str:
     """Return the figures of the world in one line, for outputs that cannot draw."""
-    return "; ".join([_sums(world), *([_late(world)] if _late(world) else []), _bytes(world)])
+    return "; ".join(filter(None, [_summarize_times(world), _name_latest_rank(world), _summarize_bytes(world)]))
 
 
 def lines(world: WorldFigures, head: str, *, width: int, height: int, ascii: bool) -> list[Line]:
@@ -45,32 +45,33 @@ def lines(world: WorldFigures, head: str, *, width: int, height: int, ascii: boo
     label = max(len("rank"), *(len(each.label) for each in folds))
     bar = max((width - label - len(" 100%  100% 1000.0 ms 1023.9 MiB ") - _DOING) // 2, _LEAST_BAR)
     heads = f"{'rank':>{label}} {'compute':<{bar + 5}} {'communication':<{bar + 5}} {'a step':>9} {'in flight':>10} at"
-    rows = [_row(each, by_rank[each.drawn], label, bar, ascii=ascii) for each in folds]
-    late = _late(world)
+    rows = [_draw_rank(each, by_rank[each.drawn], label, bar, ascii=ascii) for each in folds]
+    late, moved = _name_latest_rank(world), _summarize_bytes(world)
     head = head if len(head) <= width else f"..{head[len(head) - width + 2 :]}"  # the job's name is at its end
-    texts = [head, _sums(world), late or _bytes(world), _bytes(world) if late else "", heads]
+    texts = [head, _summarize_times(world), *([late, moved] if late else [moved, ""]), heads]
     drawn = [[(text, "bold" if at == 0 else "")] for at, text in enumerate(texts)]
-    return [_cut(line, width) for line in [*drawn, *rows, _legend(ascii=ascii)]][:height]
+    return [_cut_line(line, width) for line in [*drawn, *rows, _draw_legend(ascii=ascii)]][:height]
 
 
-def _row(fold: Fold, figures: RankFigures, label: int, bar: int, *, ascii: bool) -> Line:
+def _draw_rank(fold: Fold, figures: RankFigures, label: int, bar: int, *, ascii: bool) -> Line:
+    """Draw the row of a rank, or of ranks that are alike: bars of compute and communication, and its figures."""
     times, glyphs = figures.times, _GLYPHS[ascii]
-    compute = _bar(times, bar, [(times.compute_ns, glyphs[0], COMPUTE)])
+    compute = _draw_bar(times, bar, [(times.compute_ns, glyphs[0], COMPUTE)])
     parts = [(times.overlapped_ns, glyphs[1], HIDDEN), (times.waiting_ns, glyphs[2], WAITING)]
-    comm = _bar(times, bar, [*parts, (times.wire_ns, glyphs[3], EXPOSED)])
-    step = "" if figures.step_ns is None else _duration(figures.step_ns)
+    comm = _draw_bar(times, bar, [*parts, (times.wire_ns, glyphs[3], EXPOSED)])
+    step = "" if figures.step_ns is None else _format_duration(figures.step_ns)
     flight = format_bytes(figures.in_flight_bytes) if figures.in_flight_bytes else ""
     return [
         (f"{fold.label:>{label}} ", ""),
         *compute,
-        (f" {_percent(times.compute_ns, times)}", ""),
+        (f" {_format_percent(times.compute_ns, times)}", ""),
         (" ", ""),
         *comm,
-        (f" {_percent(times.comm_ns, times)} {step:>9} {flight:>10} {figures.doing}", ""),
+        (f" {_format_percent(times.comm_ns, times)} {step:>9} {flight:>10} {figures.doing}", ""),
     ]
 
 
-def _bar(times: Breakdown, cells: int, parts: Sequence[tuple[int, str, str]]) -> Line:
+def _draw_bar(times: Breakdown, cells: int, parts: Sequence[tuple[int, str, str]]) -> Line:
     """Fill cells from the left; each part ends at the cell that is nearest to its end."""
     wall_ns, done_ns, drawn = max(times.wall_ns, 1), 0, 0
     pieces: Line = []
@@ -82,13 +83,14 @@ def _bar(times: Breakdown, cells: int, parts: Sequence[tuple[int, str, str]]) ->
     return [*pieces, (" " * (cells - drawn), "")]
 
 
-def _percent(part_ns: int, times: Breakdown) -> str:
+def _format_percent(part_ns: int, times: Breakdown) -> str:
     return f"{round(100 * part_ns / max(times.wall_ns, 1)):>3}%"
 
 
-def _sums(world: WorldFigures) -> str:
+def _summarize_times(world: WorldFigures) -> str:
+    """Return the step and the shares of compute, hidden and exposed communication, in one line."""
     step = "no step yet" if world.step is None else f"step {world.step}"
-    took = "" if world.step_ns is None else f", {_duration(world.step_ns)}"
+    took = "" if world.step_ns is None else f", {_format_duration(world.step_ns)}"
     comm, hidden = world.share(lambda row: row.comm_ns), world.share(lambda row: row.overlapped_ns)
     waits = f"{world.share(lambda row: row.waiting_ns):.0%} waiting, {world.share(lambda row: row.wire_ns):.0%} wire"
     overlap = f" hidden {hidden / comm:.0%}," if comm else ""
@@ -96,7 +98,8 @@ def _sums(world: WorldFigures) -> str:
     return f"{step}{took}: compute {compute:.0%},{overlap} exposed {exposed:.0%}: {waits}"
 
 
-def _late(world: WorldFigures) -> str:
+def _name_latest_rank(world: WorldFigures) -> str:
+    """Return a line on the rank that others waited for most; "" if waits are 1 % of the time or less."""
     rank = max(world.late_ns, key=lambda rank: (world.late_ns[rank], -rank), default=None)
     total_ns = sum(world.late_ns.values())
     if rank is None or not total_ns or not world.share(lambda row: row.waiting_ns) > 0.01:
@@ -107,14 +110,16 @@ def _late(world: WorldFigures) -> str:
     )
 
 
-def _bytes(world: WorldFigures) -> str:
+def _summarize_bytes(world: WorldFigures) -> str:
+    """Return the bytes in a second over each medium, in one line."""
     if not world.bytes_per_s:
         return "no bytes moved"
     moved = [f"{format_bytes(round(rate))}/s {kind}" for kind, rate in sorted(world.bytes_per_s.items())]
     return "moved: " + ", ".join(moved)
 
 
-def _legend(*, ascii: bool) -> Line:
+def _draw_legend(*, ascii: bool) -> Line:
+    """Draw the line that explains the colours and glyphs of the bars."""
     glyphs = _GLYPHS[ascii]
     return [
         (glyphs[0], COMPUTE), (" compute  ", ""), (glyphs[1], HIDDEN), (" hidden comm  ", ""),
@@ -122,7 +127,7 @@ def _legend(*, ascii: bool) -> Line:
     ]  # fmt: skip
 
 
-def _cut(line: Line, width: int) -> Line:
+def _cut_line(line: Line, width: int) -> Line:
     """Cut a line to a width, without blanks at its end."""
     cut: Line = []
     for text, style in line:
@@ -133,12 +138,14 @@ def _cut(line: Line, width: int) -> Line:
     return [*cut[:-1], (cut[-1][0].rstrip(), cut[-1][1])] if cut else []
 
 
-def _duration(duration_ns: int) -> str:
+def _format_duration(duration_ns: int) -> str:
+    """Return a duration with its unit."""
     unit, unit_ns = figure_unit(duration_ns)
     return f"{figure(duration_ns, unit_ns)} {unit}"
 
 
-def _age(age_s: float) -> str:
+def _format_age(age_s: float) -> str:
+    """Return an age in hours and minutes, or in minutes and seconds."""
     minutes, seconds = divmod(int(age_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -33,8 +33,8 @@ class Sampler:
         self.pause_s: float = every_s
         self._is_first = True
 
-    def take(self) -> WorldFigures:
-        """Return figures of its ranks; `pause_s` says how long to wait before the next snapshot."""
+    def take_sample(self) -> WorldFigures:
+        """Return the figures of the ranks since the last sample; `pause_s` then has the time to wait for the next."""
         start_s = process_time()
         now_ns, ranks = self._world.snapshot()
         sample = figures(ranks, (now_ns - round(self._every_s * _NS), now_ns))
@@ -51,58 +51,58 @@ class RunningWorld:
 
     @property
     def job(self) -> str:
-        """Its name."""
+        """Name of the job."""
         return self.processes[0].about.job
 
     @property
     def script(self) -> str:
-        """The program."""
+        """Path of the program."""
         return self.processes[0].about.script
 
-    def is_of(self, program: str) -> bool:
-        """Whether a path, or the end of one, is that of the program."""
+    def runs_program(self, program: str) -> bool:
+        """Whether a path, or the end of one, names the program of this world."""
         about, named = self.processes[0].about, PurePath(program).parts
         path = PurePath(os.path.normpath(PurePath(about.folder, about.script))).parts
         return bool(named) and path[-len(named) :] == named
 
     @property
     def size(self) -> int:
-        """Ranks, here or elsewhere."""
+        """Number of ranks of the world, on all hosts."""
         return self.processes[0].about.world_size
 
     @property
     def process_count(self) -> int:
-        """Processes, here or elsewhere."""
+        """Number of processes of the world, on all hosts."""
         return self.processes[0].about.processes
 
     @property
     def started_ns(self) -> int:
-        """Since when it runs, in nanoseconds since 1970."""
+        """Start of the world, in nanoseconds since 1970."""
         return min(each.about.started_ns for each in self.processes)
 
     @property
     def where(self) -> str:
-        """Its processes, for people to read."""
+        """Number of processes, and of processes on this host, in words."""
         count, here = self.process_count, len(self.processes)
         return f"{count} process{'es' * (count != 1)}" + (f", {here} of them here" if here < count else "")
 
     @property
     def age_s(self) -> float:
-        """For how long it has run."""
+        """Seconds since the start of the world."""
         return (time_ns() - self.started_ns) / 1e9
 
     @property
     def pids(self) -> list[int]:
-        """Its processes here."""
+        """Process ids of the processes on this host."""
         return [each.about.pid for each in self.processes]
 
     @property
     def lives(self) -> bool:
         """Whether any of its processes on this host still runs; a process that ends well removes its record."""
-        return any(os.path.exists(each.path) and not each.has_ended and _runs(each) for each in self.processes)
+        return any(os.path.exists(each.path) and not each.has_ended and _is_running(each) for each in self.processes)
 
     def snapshot(self) -> tuple[int, list[RankSnapshot]]:
-        """Return the present instant, and the work of each rank."""
+        """Return the present time in nanoseconds since 1970, and the recorded operations of each rank."""
         now_ns = time_ns()
         processes = [((record.about.host, number), record) for number, record in enumerate(self.processes)]
         return now_ns, [(place, table, record.calls) for place, record in processes for table in record.ranks()]
@@ -121,10 +121,10 @@ def running(folder: str | os.PathLike[str] | None = None) -> list[RunningWorld]:
             `--flight-dir` in which this user keeps some of them.
     """
     records: dict[tuple[object, ...], list[OpenRecord]] = {}
-    for path in _records(folder):
+    for path in _find_records(folder):
         with suppress(UsageError):  # it is just being made or removed, or it is of another version
             record = OpenRecord(path)
-            if record.has_ended or not _runs(record):
+            if record.has_ended or not _is_running(record):
                 record.close()
                 continue
             about = record.about
@@ -134,7 +134,8 @@ def running(folder: str | os.PathLike[str] | None = None) -> list[RunningWorld]:
     return sorted(worlds, key=lambda world: -world.started_ns)
 
 
-def _records(folder: str | os.PathLike[str] | None) -> list[Path]:
+def _find_records(folder: str | os.PathLike[str] | None) -> list[Path]:
+    """Return the paths of flight records: in a folder, else in the default one and OVERLAP_FLIGHT_DIR."""
     if folder is not None:
         folders = [Path(folder)]
     else:
@@ -142,7 +143,7 @@ def _records(folder: str | os.PathLike[str] | None) -> list[Path]:
     return sorted({path.resolve() for each in folders for path in each.glob(f"*{ENDING}") if path.is_file()})
 
 
-def chosen(name: str | None, folder: str | os.PathLike[str] | None = None) -> RunningWorld:
+def find_world(name: str | None, folder: str | os.PathLike[str] | None = None) -> RunningWorld:
     """Return the world of that job, with that process or of that program; without a name the newest.
 
     Raises:
@@ -150,7 +151,7 @@ def chosen(name: str | None, folder: str | os.PathLike[str] | None = None) -> Ru
     """
     worlds = running(folder)
     fitting = [world for world in worlds if name is None or name == world.job or name in map(str, world.pids)]
-    of_program = [] if fitting or name is None else [world for world in worlds if world.is_of(name)]
+    of_program = [] if fitting or name is None else [world for world in worlds if world.runs_program(name)]
     if len({world.job for world in of_program}) < 2:
         fitting += of_program
     for world in worlds:
@@ -167,5 +168,5 @@ def chosen(name: str | None, folder: str | os.PathLike[str] | None = None) -> Ru
     raise UsageError(f"{name!r} is no running job, nor the program or a process of one; running on this host: {known}")
 
 
-def _runs(record: OpenRecord) -> bool:
+def _is_running(record: OpenRecord) -> bool:
     return runs(record.about.host, record.about.pid, record.about.born)

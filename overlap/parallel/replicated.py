@@ -101,7 +101,7 @@ class _ReplicaProgress(StepProgress):
 
     def prepare(self, step: int) -> None:
         """Note that this rank has all that it needs of a replica."""
-        self._check(step >= self.agreed, f"replica of step {step} prepared after {self.agreed}")
+        self._assert_open(step >= self.agreed, f"replica of step {step} prepared after {self.agreed}")
         self.prepared = step
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import trio
 
-from ..config import apart
+from ..config import ignoring_environment
 from ..errors import UsageError
 from ..front import run
 from ..runtime.future import Future
@@ -190,7 +190,7 @@ def replay(recording: StepRecording, make: MakeModel, size: Size, order: str) ->
         size: When a bucket is full.
         order: "forward" or "fifo".
     """
-    with apart():
+    with ignoring_environment():
         [times] = run(_replayed, recording, make, size, order, ranks=1, clock=Virtual(shapes_only=True))
     return float(times[-1] - times[-3]) / 2e9
 

@@ -72,7 +72,7 @@ def unpack_error(event: Failed | EndFailed) -> RemoteError:
 
 
 def pack_mismatch(communicator_id: int, seq: int, error: CollectiveMismatchError) -> Disagreed:
-    """Return the event of two ranks that issued different operations."""
+    """Return the event that reports two ranks which issued different operations."""
     return Disagreed(
         channel=communicator_id,
         seq=seq,
@@ -83,8 +83,8 @@ def pack_mismatch(communicator_id: int, seq: int, error: CollectiveMismatchError
     )
 
 
-def mismatch_of(event: Disagreed) -> Callable[[], CollectiveMismatchError]:
-    """Return a function that makes the error of such an event."""
+def unpack_mismatch(event: Disagreed) -> Callable[[], CollectiveMismatchError]:
+    """Return a function that makes a new error from the event of two ranks that issued different operations."""
     return partial(
         CollectiveMismatchError,
         group=event.group,
@@ -96,7 +96,7 @@ def mismatch_of(event: Disagreed) -> Callable[[], CollectiveMismatchError]:
 
 
 def unused_events(groups: Iterable[UnusedGroup]) -> Iterator[Unused]:
-    """Yield events with all these groups, as many groups in each as fit."""
+    """Yield events that report all these unused groups, as many groups in each event as fit into a message."""
     batch: list[UnusedGroup] = []
     for group_id, ranks, size, ids in groups:
         while len(ids) > _MOST_IDS:
@@ -111,6 +111,7 @@ def unused_events(groups: Iterable[UnusedGroup]) -> Iterator[Unused]:
 
 
 def _cut_pair(lines: Sequence[str]) -> tuple[str, str]:
+    """Return two lines, each cut to `LINE_BYTES`."""
     first, second = lines
     return cut(first, LINE_BYTES), cut(second, LINE_BYTES)
 

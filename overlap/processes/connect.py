@@ -24,7 +24,7 @@ from transports.tls import Tls
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..flight.folder import attempt
+from ..flight.folder import restart_count
 from ..kernel_facts import process_identity
 from ..notice import notify
 from .control_plane import ControlPlane
@@ -83,7 +83,7 @@ async def join_as_launched(
         JoinError: If not all joined in time, or this process is not one of those expected.
         UsageError: If this process is in a world of its job already, such as in a compute of one of its ranks.
     """
-    with _one_at_a_time():
+    with _refusing_second_world():
         world = next(_worlds)
         config = await rendezvous(own_place, world, machine, run)
         entering = Entering(world=world + 1, joined=False, ranks_each=own_place.ranks_per_process)
@@ -103,7 +103,8 @@ def count_world() -> None:
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def _refusing_second_world() -> Iterator[None]:
+    """Refuse, for the length of the block, that this process enters a second world of its job."""
     if not _in_a_world.acquire(blocking=False):
         raise UsageError(
             "run: this process is in a world of its job already, and the others would wait for it in a second one; "
@@ -149,7 +150,7 @@ async def join_at(
 
             membership.on_loss = lose  # until the wires are open; then the control plane reports losses
             transport = wires(Router([NeuronLink(list(own_place.ranks)), between]))
-            async with _opened(transport):
+            async with _open_transport(transport):
                 membership.on_loss = on_lost
                 yield WorldConnection(
                     transport=transport,
@@ -161,7 +162,7 @@ async def join_at(
 
 
 async def _agree_on_attempt(config: RendezvousConfig, membership: Membership) -> RendezvousConfig:
-    """Return the configuration for the latest attempt of all processes: one may be a replacement."""
+    """Return the configuration with the newest attempt of all processes, as a replaced process may lag behind."""
     if config.fresh:
         epochs = await membership.exchange("epoch", str(config.epoch).encode())
         config = replace(config, epoch=max(map(int, epochs)))
@@ -170,18 +171,18 @@ async def _agree_on_attempt(config: RendezvousConfig, membership: Membership) ->
 
 
 async def rendezvous(own_place: Place, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
-    """Return the configuration to join a world; worlds are numbered from 0 in each attempt."""
+    """Return the configuration to join a world, by the number of the world in this attempt, from 0."""
     tls = run.tls_files()
     endpoint, secret, listener = own_place.endpoint, own_place.secret, None
     if endpoint is None:
-        endpoint, secret, listener = await introduced(own_place)
+        endpoint, secret, listener = await introduce_by_mpi(own_place)
     elif own_place.listener is not None:
         listener = socket.socket(fileno=os.dup(own_place.listener))  # the next world of this program listens there too
     restarts = bool(os.environ.get("OVERLAP_RESTART"))  # set by a launcher that restarts the job
     ranks = f"{own_place.ranks_per_process} rank{'s' * (own_place.ranks_per_process != 1)} a process"
     return RendezvousConfig(
         job=own_place.job,
-        epoch=(_attempts[-1] if _attempts else attempt()) * WORLDS + world,
+        epoch=(_attempts[-1] if _attempts else restart_count()) * WORLDS + world,
         fresh=restarts and not _attempts,
         member=own_place.process,
         members=own_place.processes,
@@ -197,7 +198,7 @@ async def rendezvous(own_place: Place, world: int, machine: str, run: RunConfig)
     )
 
 
-async def introduced(own_place: Place) -> tuple[tuple[str, int], bytes, socket.socket | None]:
+async def introduce_by_mpi(own_place: Place) -> tuple[tuple[str, int], bytes, socket.socket | None]:
     """Send the endpoint and the secret of process 0 to the others through MPI, if no launcher has set them.
 
     Returns:
@@ -209,7 +210,7 @@ async def introduced(own_place: Place) -> tuple[tuple[str, int], bytes, socket.s
     try:
         from transports.mpi import introduce
     except ImportError:
-        raise _missing(own_place) from None
+        raise _no_mpi4py_error(own_place) from None
     listener = None
     card = b""
     if own_place.process == 0:
@@ -219,14 +220,15 @@ async def introduced(own_place: Place) -> tuple[tuple[str, int], bytes, socket.s
     try:
         cards = await introduce(card)
     except ImportError:
-        raise _missing(own_place) from None
+        raise _no_mpi4py_error(own_place) from None
     if len(cards) != own_place.processes:
-        raise _misfit(own_place, len(cards))
+        raise _library_mismatch_error(own_place, len(cards))
     host, port, secret = msgpack.unpackb(cards[0])
     return (str(host), int(port)), bytes(secret), listener
 
 
-def _misfit(own_place: Place, seen: int) -> UsageError:
+def _library_mismatch_error(own_place: Place, seen: int) -> UsageError:
+    """Return the error for an MPI library that sees another number of processes than the launcher has started."""
     library = sys.modules["mpi4py.MPI"].Get_library_version().split("\n")[0].split(",")[0].strip()
     return UsageError(
         f"{own_place.source} started {own_place.processes} processes, and the library of mpi4py ({library[:60]}) sees "
@@ -235,7 +237,8 @@ def _misfit(own_place: Place, seen: int) -> UsageError:
     )
 
 
-def _missing(own_place: Place) -> UsageError:
+def _no_mpi4py_error(own_place: Place) -> UsageError:
+    """Return the error for a launcher that has set no endpoint, where mpi4py is not installed either."""
     return UsageError(
         f"{own_place.source} started {own_place.processes} processes and has set no endpoint where they meet: "
         "pip install mpi4py to let MPI introduce them, or set MASTER_ADDR and MASTER_PORT"
@@ -250,7 +253,7 @@ async def _make_transport(
     run: RunConfig,
     notices: TransportNotices,
 ) -> Transport:
-    """Return the transport between processes: the one of the settings, else shared memory and sockets, or MPI alone."""
+    """Return the transport between processes: that of the settings; else MPI without an endpoint, else the nearest."""
     bootstrap = Bootstrap(
         member=own_place.process,
         placement=placement,
@@ -273,7 +276,7 @@ async def _make_transport(
 
 
 async def _exchange(membership: Membership, name: str, part: bytes) -> list[bytes]:
-    """Exchange parts for a transport, and raise its error for a lost process."""
+    """Exchange parts for a transport; the loss of a process raises a `LinkLostError`."""
     try:
         return await membership.exchange(name, part)
     except MemberLostError as error:
@@ -281,7 +284,8 @@ async def _exchange(membership: Membership, name: str, part: bytes) -> list[byte
 
 
 @asynccontextmanager
-async def _opened(transport: Transport) -> AsyncIterator[None]:
+async def _open_transport(transport: Transport) -> AsyncIterator[None]:
+    """Open a transport for the length of the block; arguments that it refuses raise a `UsageError`."""
     async with AsyncExitStack() as stack:
         with _blame_arguments():
             await stack.enter_async_context(transport.open())
@@ -319,5 +323,5 @@ class TransportNotices:
             self.show(line)
 
     def cease(self) -> None:
-        """Ignore all further lines."""
+        """Drop all further lines of the transport."""
         self._ceased = True

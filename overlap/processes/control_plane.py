@@ -117,8 +117,8 @@ class ControlPlane:
         """Exchange reports with the other processes for the length of an ``async with``."""
         self._world = world
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._listen)
-            nursery.start_soon(self._watch)
+            nursery.start_soon(self._handle_messages)
+            nursery.start_soon(self._send_periodically)
             yield
             nursery.cancel_scope.cancel(reason="the world has ended")
 
@@ -135,20 +135,21 @@ class ControlPlane:
         """Give the other processes a moment to name the culprit."""
         with trio.move_on_after(_VERDICT_S, shield=True):
             while self._world.ending.failure is None:
-                await self._next_news()
+                await self._wait_for_report()
 
     async def standings(self, standings_here: Sequence[Standing]) -> list[Standing]:
         """Give the other processes a moment to report their stopped ranks; return the standings of all ranks."""
         with trio.move_on_after(_VERDICT_S, shield=True):
             while not self._standings.all_stopped:
-                await self._next_news()
+                await self._wait_for_report()
         return self._standings.at_stop(standings_here, self._communicators.left)
 
     def quiet(self) -> dict[int, Standing]:
         """Return the standings of ranks elsewhere that make no progress."""
         return self._standings.without_progress(self._communicators.left)
 
-    async def _next_news(self) -> None:
+    async def _wait_for_report(self) -> None:
+        """Wait until a report or a loss of another process was handled."""
         self._news = trio.Event()
         await self._news.wait()
 
@@ -184,6 +185,7 @@ class ControlPlane:
             self._announced.setdefault((communicator_id, report), []).append(seq)
 
     def _send_announced(self) -> None:
+        """Send the calls that `announce_call` has stored, with operations of equal calls in one message."""
         announced, self._announced = self._announced, {}
         for (communicator_id, report), seqs in announced.items():
             for first in range(0, len(seqs), _MOST_ALIKE):
@@ -212,7 +214,7 @@ class ControlPlane:
             self._unused.append((group_id, ranks, size, ids))
 
     def forget(self, ids: Collection[int]) -> None:
-        """Forget the reports of a group that no rank uses any more, and of its communicators."""
+        """Drop the stored reports of a group that no rank uses any more, and of its communicators."""
         self._asked.difference_update(ids)
         self._reported.difference_update(ids)
         for early in (self._early_calls, self._early_failures):
@@ -252,11 +254,11 @@ class ControlPlane:
 
     @property
     def silent(self) -> bool:
-        """Whether there are no reports for operations at which no rank here has arrived."""
+        """Whether no report waits for an operation at which no rank here has arrived."""
         return not (self._early_calls or self._early_failures)
 
     def early_calls(self, communicator_id: int, seq: int) -> list[RankCall]:
-        """Return, once, the reported calls of an operation, from before any rank here arrived at it."""
+        """Return and remove the calls of an operation that were reported before a rank here arrived at it."""
         if self._early_failures and (failed := self._early_failures.pop((communicator_id, seq), None)) is not None:
             self._apply_failed_end(failed)
         return self._early_calls.pop((communicator_id, seq), []) if self._early_calls else []
@@ -271,7 +273,8 @@ class ControlPlane:
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
+    async def _send_periodically(self) -> None:
+        """Send the stored reports every `_WATCH_S`, and fail ends with a broken wire whose delay is over."""
         while True:
             await trio.sleep(_WATCH_S)
             self._send_announced()
@@ -283,13 +286,13 @@ class ControlPlane:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
-        """Report operations that wait for long; in a function of its own, because `_watch` would keep the variables."""
+        """Report operations that wait for long; a method of its own, or the caller would keep these variables."""
         before_ns = perf_counter_ns() - _LONG_NS
         for communicator in self._communicators.spanning.values():
             for seq, report in communicator.unreported_calls(before_ns):
                 self.send_call(communicator.id, (seq,), report)
 
-    async def _listen(self) -> None:
+    async def _handle_messages(self) -> None:
         """Act on the notices and losses of other processes, in their order."""
         async for message in self._membership.messages():
             if isinstance(message, MemberLost):
@@ -314,14 +317,14 @@ class ControlPlane:
         """Act on an event of another process; if it is invalid, that process has failed."""
         member = notice.member
         try:
-            self._apply(member, decode_event(notice.body))
+            self._apply_event(member, decode_event(notice.body))
         except OverlapError as error:
             failure = OverlapError(
                 f"process {member} sent an invalid event: {error}; this is a bug in overlap, please report it"
             )
             self._world.fail_elsewhere(self._placement[member][0], failure, [])
 
-    def _apply(self, member: int, event: RankEvent) -> None:
+    def _apply_event(self, member: int, event: RankEvent) -> None:
         """Act on an event of the ranks of a process.
 
         Raises:
@@ -349,7 +352,7 @@ class ControlPlane:
             case Disagreed():
                 self._standings.check_ranks(event.ranks)
                 if (communicator := communicators.spanning.get(event.channel)) is not None:
-                    communicator.fail_here(event.seq, codec.mismatch_of(event))
+                    communicator.fail_here(event.seq, codec.unpack_mismatch(event))
             case EndFailed():
                 self._apply_failed_end(event)
             # groups

@@ -91,7 +91,7 @@ class Coordinator:
             self._send(member, ready)
 
     def attach(self, member: int, send: Callable[[Message], None]) -> None:
-        """Add the connection of a member, which has yet to join.
+        """Add the connection of a member that has not joined yet.
 
         Raises:
             RefusedError: The member is connected already.
@@ -105,7 +105,7 @@ class Coordinator:
         del self._senders[member]
         if self.complete and member in self.joined:
             if member not in self.gone:
-                self._go(member)
+                self._mark_gone(member)
                 self._send_others(member, MemberLost(member=member, reason=reason))
             self._check_last()
         elif member in self.joined:
@@ -113,7 +113,7 @@ class Coordinator:
             self.departed.add(member)
             self._report(f"process {member} went away before all had joined: {reason}")
             self._send_missing_if_few()
-            self._wake()
+            self._notify_waiters()
 
     def refuse_all(self, reason: str) -> None:
         """Send all other members the reason why the world does not start."""
@@ -150,6 +150,7 @@ class Coordinator:
                 raise MessageError(f"a {type(message).__name__}, which is not its turn")
 
     def _join(self, member: int, detail: str) -> None:
+        """Add a member, and start the world if it is the last one; raise `RefusedError` if it does not fit."""
         if detail != self.detail:
             raise RefusedError(f"process {member} has '{detail}', process 0 has '{self.detail}'; they must be the same")
         if self.complete:
@@ -161,13 +162,15 @@ class Coordinator:
         else:
             self._send(member, self._waiting())
             self._send_missing_if_few()
-        self._wake()
+        self._notify_waiters()
 
     def _send_missing_if_few(self) -> None:
+        """Send the missing members at once if few are missing; else they are sent every few seconds."""
         if len(self.missing) <= _FEW_MISSING:
             self.send_missing()
 
     def _contribute(self, member: int, part: Contribution) -> None:
+        """Store a member's part of an exchange; once all parts are there, send them (a gather: to member 0)."""
         key = part.name, part.turn, part.gather
         if key not in self._exchanges and len(self._exchanges) >= _UNFINISHED_LIMIT:
             raise MessageError(f"the beginning of '{part.name}', while {len(self._exchanges)} others are unfinished")
@@ -184,22 +187,25 @@ class Coordinator:
                 self._send_others(0, Contributions(name=part.name, turn=part.turn, parts=[(0, parts[0])]))
 
     def _leave(self, member: int) -> None:
-        self._go(member)
+        """Let a member leave with a goodbye, and notify the others."""
+        self._mark_gone(member)
         self._send_others(member, MemberLeft(member=member))
         if member != 0:
             self._send(member, Goodbye())
         self._check_last()
 
-    def _go(self, member: int) -> None:
+    def _mark_gone(self, member: int) -> None:
+        """Count a member as gone: it gets no more messages."""
         self.gone.add(member)
-        self._wake()
+        self._notify_waiters()
 
     def _check_last(self) -> None:
         """Release member 0 when all others have left and hung up: until then it carries their messages."""
         if len(self.gone) == len(self.joined) and len(self._senders) == 1:
             self._send(0, Goodbye())
 
-    def _wake(self) -> None:
+    def _notify_waiters(self) -> None:
+        """Wake the tasks that wait for a change of the members."""
         self.changed.set()
         self.changed = trio.Event()
 
@@ -210,13 +216,14 @@ class Coordinator:
         self._send_others(None, message)
 
     def _send_others(self, member: int | None, message: Message) -> None:
+        """Send a message to all members that have not left, except one; None: to all."""
         for receiver in list(self._senders):
             if receiver != member and receiver not in self.gone:
                 self._send(receiver, message)
 
 
 def _batches(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:
-    """Divide the parts of an exchange into lists that fit into a frame each."""
+    """Divide the parts of an exchange, by member, into lists that each fit into a frame."""
     batch: list[tuple[int, bytes]] = []
     used_bytes = 0
     for part in sorted(parts.items()):

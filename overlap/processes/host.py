@@ -62,7 +62,7 @@ class Acceptor:
     ) -> None:
         self.links: dict[int, ControlLink] = {}
         self.reasons: list[str] = []
-        self._listener, self._coordinator, self._config, self._report = listener, coordinator, config, report
+        self._open_listener, self._coordinator, self._config, self._report = listener, coordinator, config, report
         self._hello = config.greeting
         self._reported: set[str] = set()
         self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, the oldest first
@@ -70,16 +70,16 @@ class Acceptor:
 
     async def attend(self) -> None:
         """Accept connections for ever; run it as a task."""
-        async with self._listener, trio.open_nursery() as nursery:
+        async with self._open_listener, trio.open_nursery() as nursery:
             while True:
                 try:
-                    stream = await self._listener.accept()
+                    stream = await self._open_listener.accept()
                 except OSError as error:
                     if error.errno not in _EXHAUSTED:
                         raise
                     await trio.sleep(_EXHAUSTED_PAUSE_S)
                 else:
-                    nursery.start_soon(self._meet, stream)
+                    nursery.start_soon(self._serve_connection, stream)
 
     def lose(self, member: int, reason: str) -> None:
         """End the connection of a member, which gets the reason."""
@@ -91,9 +91,9 @@ class Acceptor:
             for link in self.links.values():
                 nursery.start_soon(link.hang_up)
 
-    async def _meet(self, connection: trio.SocketStream) -> None:
-        """Serve one connection from its first byte to its last."""
-        address = _address(connection)
+    async def _serve_connection(self, connection: trio.SocketStream) -> None:
+        """Shake hands on a new connection, and serve the member until the connection ends."""
+        address = _name_peer(connection)
         tls = self._config.tls
         stream = connection if tls is None else tls.wrap(connection, serving=True)
         try:
@@ -101,7 +101,7 @@ class Acceptor:
                 tune(connection, self._config.patience.outage_s)
                 hello = await self._shake_hands(stream)
                 if hello.epoch == self._hello.epoch or self._accepts_any_attempt(hello):
-                    await self._serve(stream, address, hello.member)
+                    await self._serve_member(stream, address, hello.member)
         except HandshakeError as error:
             self._reject(address, error)
         except (OSError, trio.BrokenResourceError):
@@ -145,7 +145,7 @@ class Acceptor:
         """Whether both sides are fresh, and the world is not complete: they agree on the attempt when all have met."""
         return FRESH == theirs.detail == self._hello.detail and not self._coordinator.complete
 
-    async def _serve(self, stream: trio.abc.Stream, address: str, member: int) -> None:
+    async def _serve_member(self, stream: trio.abc.Stream, address: str, member: int) -> None:
         """Serve one member, and send it the reason if this side ends the connection."""
         link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
         async with trio.open_nursery() as nursery:
@@ -157,7 +157,10 @@ class Acceptor:
             nursery.cancel_scope.cancel()
 
     async def _converse(self, link: ControlLink, address: str, member: int) -> str:
+        """Let the coordinator handle the messages of a member until the connection ends; return the reason."""
+
         def handle(message: Message) -> None:
+            """Handle one message; end the connection if the coordinator refuses the member."""
             if isinstance(message, Join):
                 link.process = message.process
             try:
@@ -180,6 +183,7 @@ class Acceptor:
         return reason
 
     def _reject(self, address: str, error: HandshakeError) -> None:
+        """Report a failed handshake, once for each kind of failure; a member that gave up tries again, unreported."""
         if error.why == "refused":
             self._refuse(address, str(error))
         elif error.why != "left":  # a member that gave up tries again
@@ -188,9 +192,11 @@ class Acceptor:
             self._report_once(error.why, line, aloud=error.why != "silent")
 
     def _refuse(self, address: str, reason: str) -> None:
+        """Report, once for each reason, that a process was refused."""
         self._report_once(reason, f"refused {address}: {reason}")
 
     def _report_once(self, key: str, line: str, *, aloud: bool = True) -> None:
+        """Add a line to `reasons`, and print it if `aloud`, unless one with this key was added before."""
         if key not in self._reported and len(self._reported) < _REPORTED_LIMIT:
             self._reported.add(key)
             self.reasons.append(line)
@@ -201,7 +207,7 @@ class Acceptor:
 async def enter_as_host(
     config: RendezvousConfig, nursery: trio.Nursery, home: TrioToken, report: Callable[[str], None]
 ) -> Entered:
-    """Return when all members have joined, or enough launchers of a roll call.
+    """Listen as member 0; return when all members have joined, or enough launchers of a roll call.
 
     Args:
         config: Configuration of member 0.
@@ -213,7 +219,7 @@ async def enter_as_host(
         ListenError: This process cannot listen at the endpoint.
         JoinError: A member did not join in time.
     """
-    listener = await _listener(config)
+    listener = await _open_listener(config)
     coordinator = Coordinator(
         members=config.members, detail=config.detail, report=report, process=config.process,
         attempt=config.epoch if config.fewest else None,
@@ -229,10 +235,10 @@ async def enter_as_host(
     coordinator.handle(0, Join(detail=config.detail, process=config.process))
     share = LAST_CALL if config.fewest else 1.0
     with trio.move_on_after(config.timeout_s * share):
-        await _wait_for(config.members, coordinator, config, report)
+        await _wait_for_members(config.members, coordinator, config, report)
     if config.fewest and not coordinator.complete:
         with trio.move_on_after(config.timeout_s * (1 - share)):
-            await _wait_for(config.fewest, coordinator, config, report)
+            await _wait_for_members(config.fewest, coordinator, config, report)
             coordinator.start()
     if not coordinator.complete:
         missing = coordinator.missing  # before the processes that joined get the refusal and leave
@@ -270,13 +276,14 @@ async def deliver_after_others(
             handle(message)
 
 
-async def _listener(config: RendezvousConfig) -> trio.SocketListener:
+async def _open_listener(config: RendezvousConfig) -> trio.SocketListener:
+    """Return a listener at the endpoint, on the socket that the launcher has passed on if there is one."""
     if config.listener is None:
         return await listen(config.endpoint)
     return trio.SocketListener(trio.socket.from_stdlib_socket(config.listener.dup()))
 
 
-async def _wait_for(
+async def _wait_for_members(
     members: int, coordinator: Coordinator, config: RendezvousConfig, report: Callable[[str], None]
 ) -> None:
     """Wait until that many members have joined; report the missing ones every few seconds."""
@@ -292,7 +299,8 @@ async def _wait_for(
     await trio.lowlevel.checkpoint()
 
 
-def _address(connection: trio.SocketStream) -> str:
+def _name_peer(connection: trio.SocketStream) -> str:
+    """Return the address at the other end of a connection, for messages."""
     try:
         return format_endpoint(connection.socket.getpeername()[:2])
     except OSError:

@@ -95,7 +95,7 @@ class RendezvousConfig(Identity):
 
 
 def name_epoch(epoch: int) -> str:
-    """Name an epoch: number of the world in its attempt, and of the attempt unless it is the first.
+    """Return an epoch in words: the number of the world, and of the attempt unless it is the first.
 
     >>> name_epoch(3), name_epoch(2 * WORLDS)
     ('3', '0 of restart 2')
@@ -107,7 +107,7 @@ def name_epoch(epoch: int) -> str:
 def name_processes(members: Sequence[int], noun: str = "process") -> str:
     """Name processes, or nodes, in a few words.
 
-    >>> name_processes([3]), name_processes([3, 7]), name_processes(range(1, 20))[-28:]
+    >>> name_processes([3]), name_processes([3, 7]), name_processes(range(1, 20))[-21:]
     ('process 3', 'processes 3, 7', '14, 15, 16 and 3 more')
     """
     named = ", ".join(map(str, members[:_NAMED_LIMIT]))

@@ -99,7 +99,7 @@ async def _keep_open(task_status: trio.TaskStatus[trio.Nursery]) -> None:
 async def _enter_as_client(
     config: RendezvousConfig, nursery: trio.Nursery, home: TrioToken, report: Callable[[str], None]
 ) -> Entered:
-    """Return when this member, and all others, have joined.
+    """Join as a member other than 0; return when all members have joined.
 
     Raises:
         JoinError: Member 0 cannot be reached or refused, or a member did not join in time.
@@ -135,7 +135,7 @@ class _Client:
         self._membership = Membership(
             member=config.member, members=config.members, home=self._home, send=self._link.send, clock=self._clock
         )
-        for task in (self._link.write, self._listen, self._beat, self._watch):
+        for task in (self._link.write, self._read_until_end, self._send_pings, self._watch_host):
             nursery.start_soon(task)
         await self._settled.wait()
         if self._refusal is not None:
@@ -154,7 +154,7 @@ class _Client:
         )
 
     async def _reach(self) -> trio.abc.Stream:
-        """Connect, in as many attempts as it takes: processes start in any order."""
+        """Connect to the host, trying again until it listens: processes start in any order."""
         pause_s = _FIRST_PAUSE_S
         while (stream := await self._connect()) is None:
             await trio.sleep(pause_s)
@@ -162,7 +162,7 @@ class _Client:
         return stream
 
     async def _connect(self) -> trio.abc.Stream | None:
-        """Connect and shake hands once; None if another attempt may succeed."""
+        """Connect to the host and shake hands once; return None if another attempt may succeed."""
         config = self._config
         try:
             stream, host = await meet(
@@ -184,7 +184,8 @@ class _Client:
         await trio.aclose_forcefully(stream)
         return None
 
-    async def _listen(self) -> None:
+    async def _read_until_end(self) -> None:
+        """Read messages until the connection ends: then member 0 is lost, or this member could not join."""
         async with self._link.stream:
             reason = await self._link.read(self._receive)
             if self._joined:
@@ -193,6 +194,7 @@ class _Client:
                 self._refuse(f"{self._host} at {self._endpoint}: {reason}")
 
     def _receive(self, message: Message) -> None:
+        """Act on a message of the coordinator, before or after this member has joined."""
         match message:
             case Refused():
                 self._link.cut(message.reason if not self._joined else f"has shut this process out: {message.reason}")
@@ -210,30 +212,35 @@ class _Client:
                     self._link.cut("has let this process go")
 
     def _ping_or_join(self) -> None:
-        """Ask for the time again, until there are enough samples; then ask to join."""
+        """Send another ping, or the request to join once `_CLOCK_SAMPLES` answers have arrived."""
         if len(self._clock) < _CLOCK_SAMPLES:
             self._link.send(Ping(sent_ns=perf_counter_ns()))
         elif len(self._clock) == _CLOCK_SAMPLES:
             self._link.send(Join(detail=self._config.detail, process=self._config.process))
 
     def _refuse(self, reason: str) -> None:
+        """Store why this member cannot join, and wake `enter`."""
         self._refusal = reason
         self._settled.set()
 
-    async def _beat(self) -> None:
+    async def _send_pings(self) -> None:
         """Send pings as signs of life; the answer to the first starts the series of `_ping_or_join`."""
         while True:
             self._link.send(Ping(sent_ns=perf_counter_ns()))
             await trio.sleep(self._config.patience.beat_s)
 
-    async def _watch(self) -> None:
+    async def _watch_host(self) -> None:
+        """Cut the connection when the host has been silent for too long."""
+
         def lose(_: int, reason: str) -> None:
+            """Cut the connection, with the reason of the silence."""
             self._link.cut(reason)
 
         config = self._config
         await watch({0: self._link}, config.patience, report=self._report, lose=lose, name=config.name)
 
     async def _report_obstacle(self) -> None:
+        """Print every `progress_s` seconds why the host cannot be reached, until it is reached."""
         while True:
             await trio.sleep(self._config.progress_s)
             if self._reached:

@@ -37,30 +37,32 @@ class Row:
     job: str | None = None  # Name of this attempt of the job
 
 
-def _torchrun(environ: Mapping[str, str]) -> Row | None:
+def _read_torchrun(environ: Mapping[str, str]) -> Row | None:
     """Read the variables of torchrun. A restart is another job: processes of an earlier attempt cannot join it."""
     job = ".".join(filter(None, (environ.get("TORCHELASTIC_RUN_ID"), environ.get("TORCHELASTIC_RESTART_COUNT"))))
     local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-    return _row("torchrun", environ, ("RANK", "WORLD_SIZE"), local, job=job)
+    return _read_row("torchrun", environ, ("RANK", "WORLD_SIZE"), local, job=job)
 
 
-def _open_mpi(environ: Mapping[str, str]) -> Row | None:
+def _read_open_mpi(environ: Mapping[str, str]) -> Row | None:
+    """Read the variables of Open MPI; None if they are not set."""
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     local = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", None)
-    return _row("Open MPI", environ, names, local, job=environ.get("PMIX_NAMESPACE"))
+    return _read_row("Open MPI", environ, names, local, job=environ.get("PMIX_NAMESPACE"))
 
 
-def _mpich(environ: Mapping[str, str]) -> Row | None:
-    return _row("MPICH", environ, ("PMI_RANK", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", None))
+def _read_mpich(environ: Mapping[str, str]) -> Row | None:
+    """Read the variables of MPICH; None if they are not set."""
+    return _read_row("MPICH", environ, ("PMI_RANK", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", None))
 
 
-def _slurm(environ: Mapping[str, str]) -> Row | None:
+def _read_slurm(environ: Mapping[str, str]) -> Row | None:
     """Read the variables of a step of `srun`; a batch script has only variables of its job, and is one process."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
     if not step:
         return None
     size = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-    row = _pair("Slurm", environ, "SLURM_PROCID", size)
+    row = _read_index_and_size("Slurm", environ, "SLURM_PROCID", size)
     if row is None:
         return None
     process, processes = row
@@ -68,7 +70,7 @@ def _slurm(environ: Mapping[str, str]) -> Row | None:
     hosts = "SLURM_STEP_NODELIST" if environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
     count, node = number(environ, nodes, at_least=1), number(environ, "SLURM_NODEID")
     if count is not None and node is not None:
-        node, count = _dealt(environ, process, processes, node=node, nodes=count)
+        node, count = _node_of_slurm_task(environ, process, processes, node=node, nodes=count)
     job = number(environ, "SLURM_JOB_ID") or 0
     attempt = environ.get("SLURM_RESTART_COUNT") or "0"
     return Row(
@@ -83,8 +85,10 @@ def _slurm(environ: Mapping[str, str]) -> Row | None:
     )
 
 
-def _dealt(environ: Mapping[str, str], process: int, processes: int, *, node: int, nodes: int) -> tuple[int, int]:
-    """Return the node of a task of Slurm, and the number of nodes; if they have unequally many tasks, one a task.
+def _node_of_slurm_task(
+    environ: Mapping[str, str], process: int, processes: int, *, node: int, nodes: int
+) -> tuple[int, int]:
+    """Return the node of a task of Slurm, and the number of nodes; nodes with unequal numbers of tasks count per task.
 
     Every task can check the order of the tasks: Slurm gives it all tasks of its node, or their distribution.
     """
@@ -112,7 +116,7 @@ def _dealt(environ: Mapping[str, str], process: int, processes: int, *, node: in
 
 
 def _tasks_by_node(environ: Mapping[str, str]) -> list[int]:
-    """Return how many tasks each node has, from a text such as "2(x3),1"; [] if there is none."""
+    """Return the number of tasks of each node, from a text such as "2(x3),1"; [] if there is none."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
     counts: list[int] = []
     for part in filter(None, text.split(",")):
@@ -123,18 +127,18 @@ def _tasks_by_node(environ: Mapping[str, str]) -> list[int]:
     return counts
 
 
-ROWS: tuple[Callable[[Mapping[str, str]], Row | None], ...] = (_torchrun, _open_mpi, _mpich, _slurm)
+ROWS: tuple[Callable[[Mapping[str, str]], Row | None], ...] = (_read_torchrun, _read_open_mpi, _read_mpich, _read_slurm)
 """From the innermost launcher to the outermost."""
 
 
-def endpoint_of(environ: Mapping[str, str], row: Row) -> tuple[str, int] | None:
+def find_endpoint(environ: Mapping[str, str], row: Row) -> tuple[str, int] | None:
     """Return the endpoint at which process 0 listens.
 
     Raises:
         UsageError: For an invalid address.
     """
     if text := environ.get("OVERLAP_RDZV_ENDPOINT"):
-        return _endpoint("OVERLAP_RDZV_ENDPOINT", text)
+        return _parse_meeting_point("OVERLAP_RDZV_ENDPOINT", text)
     host, port = row.host, row.port
     if address := environ.get("MASTER_ADDR"):
         host, port = address, number(environ, "MASTER_PORT", at_least=1, at_most=65535)
@@ -148,7 +152,7 @@ def endpoint_of(environ: Mapping[str, str], row: Row) -> tuple[str, int] | None:
 
 
 def _torch_has_met() -> bool:
-    """Whether torch.distributed has started in this process, and so in all: its store listens at `MASTER_PORT`."""
+    """Whether torch.distributed has started in this process: then its store already listens at `MASTER_PORT`."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
@@ -175,7 +179,7 @@ def number(environ: Mapping[str, str], name: str, *, at_least: int = 0, at_most:
     return int(text)
 
 
-def _row(
+def _read_row(
     source: str,
     environ: Mapping[str, str],
     names: tuple[str, str],
@@ -184,7 +188,7 @@ def _row(
     job: str | None = None,
 ) -> Row | None:
     """Read the index and number of processes, of the world and of this node."""
-    if (pair := _pair(source, environ, *names)) is None:
+    if (pair := _read_index_and_size(source, environ, *names)) is None:
         return None
     process, processes = pair
     index, size, node = (number(environ, name) if name else None for name in local)
@@ -201,7 +205,8 @@ def _row(
     return Row(source=source, process=process, processes=processes, node=process // size, nodes=nodes, job=job)
 
 
-def _pair(source: str, environ: Mapping[str, str], index: str, size: str) -> tuple[int, int] | None:
+def _read_index_and_size(source: str, environ: Mapping[str, str], index: str, size: str) -> tuple[int, int] | None:
+    """Read the index and the number of the processes; None if the launcher has set neither."""
     process, processes = number(environ, index), number(environ, size, at_least=1)
     if process is None and processes is None:
         return None
@@ -214,6 +219,7 @@ def _pair(source: str, environ: Mapping[str, str], index: str, size: str) -> tup
 
 
 def _check_blocks(source: str, process: int, processes: int, *, node: int, nodes: int) -> None:
+    """Refuse nodes with unequally many processes, and processes that are not in the order of the nodes."""
     if processes % nodes or process // (processes // nodes) != node:
         raise UsageError(
             f"{source}: nodes must have equally many processes, in order; process {process} of {processes} is on "
@@ -221,7 +227,8 @@ def _check_blocks(source: str, process: int, processes: int, *, node: int, nodes
         )
 
 
-def _endpoint(name: str, text: str) -> tuple[str, int]:
+def _parse_meeting_point(name: str, text: str) -> tuple[str, int]:
+    """Read ``HOST:PORT`` from a variable; port 0 is refused, because all processes must know the port."""
     try:
         host, port = parse_endpoint(text)
     except UsageError as error:

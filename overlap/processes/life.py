@@ -25,7 +25,7 @@ from .. import trace_files
 from ..config import RunConfig
 from ..diagnostics import calling, is_interrupt
 from ..errors import StallError, TraceWarning, UsageError, in_one_line
-from ..flight.folder import FlightFile, attempt, began, open_flight
+from ..flight.folder import FlightFile, describe_start, open_flight, restart_count
 from ..notice import notify
 from ..runtime.blame.stall import STALL_S, StallLimits
 from ..runtime.epoch import Epoch
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-async def live(
+async def run_ranks(
     opened: AbstractAsyncContextManager[WorldSetup],
     own_place: Place | None,
     main: Callable[..., Awaitable[T]],
@@ -76,8 +76,8 @@ async def live(
     failure: Exception | None = None
     async with opened as setup:
         connection = setup.connection
-        restart = connection.restart if connection else attempt()
-        flight = _flight(run_config, own_place, setup, restart)
+        restart = connection.restart if connection else restart_count()
+        flight = _open_flight_record(run_config, own_place, setup, restart)
         world = World(
             setup.size,
             setup.cluster,
@@ -96,7 +96,7 @@ async def live(
         if connection is not None:
             connection.notices.show = world.record_wire_event
         results: list[T] = []
-        with _streamed(run_config, world, connection, keeper):
+        with _streaming_trace(run_config, world, connection, keeper):
             try:
                 results = await world.live(main, args, run_config.timeout_s)
             except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
@@ -121,7 +121,7 @@ async def live(
     return results
 
 
-def _streamed(
+def _streaming_trace(
     run_config: RunConfig, world: World, connection: WorldConnection | None, keeper: Keeper
 ) -> AbstractContextManager[None]:
     """Write spans into a file during the block, if a trace is requested: a killed run leaves that file."""
@@ -130,7 +130,7 @@ def _streamed(
     from .traces import (
         TraceStream,
         part_path,  # few runs write a trace
-        streamed,
+        streaming_spans,
     )
 
     membership = connection.membership if connection else None
@@ -142,12 +142,14 @@ def _streamed(
     def make() -> TraceStream:
         return TraceStream(path, world.recorders(), world.timeline(), offset_ns=offset_ns)
 
-    return streamed(make, is_written=lambda: not keeper.has_failed)
+    return streaming_spans(make, is_written=lambda: not keeper.has_failed)
 
 
-def _flight(run_config: RunConfig, own_place: Place | None, setup: WorldSetup, restart: int) -> FlightFile | None:
-    """Open the flight record of this process."""
-    name, start = began(
+def _open_flight_record(
+    run_config: RunConfig, own_place: Place | None, setup: WorldSetup, restart: int
+) -> FlightFile | None:
+    """Open the flight record of this process; None if it cannot be written."""
+    name, start = describe_start(
         job=own_place.label if own_place else None,
         restart=restart,
         process=own_place.process if own_place else 0,
@@ -159,6 +161,7 @@ def _flight(run_config: RunConfig, own_place: Place | None, setup: WorldSetup, r
 
 
 def _end_record(flight: FlightFile | None, how: str, line: str) -> None:
+    """Write into the flight record how the world ended, if there is a record."""
     if flight is not None:
         flight.writer.end(how, rank=None, line=line, began_here=True)
 
@@ -177,21 +180,21 @@ class WorldSetup:
 
 
 @asynccontextmanager
-async def alone(config: RunConfig) -> AsyncIterator[WorldSetup]:
+async def single_process_setup(config: RunConfig) -> AsyncIterator[WorldSetup]:
     """Set up a world in this process."""
     ranks, wires = config.ranks, config.wires
     if ranks is None and isinstance(wires, Transport):
         ranks = len(wires.ranks)
-    placed = cluster_of(config.cluster, ranks, source=config.origin("ranks", "cluster"))
+    placed = find_cluster(config.cluster, ranks, source=config.origin("ranks", "cluster"))
     size = ranks or placed.world_size
-    transport = around(NeuronLink(size), wires)
+    transport = wrap_transport(NeuronLink(size), wires)
     if transport.ranks != tuple(range(size)):
         raise UsageError(f"transport: expected one of ranks 0 to {size - 1}, got one of ranks {list(transport.ranks)}")
     async with transport.open():
         yield WorldSetup(size=size, cluster=placed, transport=transport)
 
 
-def around(wires: Transport, wrap: Wires | None) -> Transport:
+def wrap_transport(wires: Transport, wrap: Wires | None) -> Transport:
     """Return the transport with the wrapper of the caller around it.
 
     Raises:
@@ -209,7 +212,7 @@ def around(wires: Transport, wrap: Wires | None) -> Transport:
 
 
 @asynccontextmanager
-async def among(
+async def multi_process_setup(
     own_place: Place,
     config: RunConfig,
     *,
@@ -236,7 +239,7 @@ async def among(
         )
 
     def wires(default: Transport) -> Transport:
-        return fixed or around(default, transport)
+        return fixed or wrap_transport(default, transport)
 
     if meeting is None:
         opened = join_as_launched(own_place, cluster.name, config, wires=wires)
@@ -248,8 +251,8 @@ async def among(
         )
 
 
-def cluster_of(cluster: str | topology.Cluster | None, ranks: int | None, *, source: str = "") -> topology.Cluster:
-    """Return the cluster of that name; the plain machine has the requested number of ranks.
+def find_cluster(cluster: str | topology.Cluster | None, ranks: int | None, *, source: str = "") -> topology.Cluster:
+    """Return a cluster that has at least `ranks` ranks; without a name, the local machine with `ranks` ranks.
 
     Args:
         cluster: The cluster, its name, or None for the plain machine.
@@ -273,7 +276,7 @@ def cluster_of(cluster: str | topology.Cluster | None, ranks: int | None, *, sou
 
 
 def _cluster_of_place(own_place: Place, config: RunConfig) -> topology.Cluster:
-    """Return the cluster of the settings, with as many nodes as the launcher has hosts; on one, its name decides."""
+    """Return the cluster of the settings, with one node for each host; on a single host, with its own nodes."""
     import topology
 
     cluster = config.cluster or "local"
@@ -327,7 +330,7 @@ class Keeper:
             self._run_config.watcher(timeline())
         if self._run_config.trace is None:
             return
-        with self._minding(), trio.CancelScope(shield=True):
+        with self._storing_failure(), trio.CancelScope(shield=True):
             numbered = self.numbered  # of this world
             if failure is not None and self.goes_on(failure):
                 self._earlier.append(await trio.to_thread.run_sync(lambda: numbered(timeline())))
@@ -353,7 +356,7 @@ class Keeper:
 
         earlier, self._earlier = self._earlier, []
         path = part_path(self._run_config.trace, self.member or 0)
-        with self._minding(), trio.CancelScope(shield=True):
+        with self._storing_failure(), trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._write, lambda: in_sequence(earlier), path)
             notify(f"the trace of this process, until the others went on without it, is in {path}")
 
@@ -362,17 +365,19 @@ class Keeper:
         if self._run_config.watcher is not None:
             self._run_config.watcher(timeline())
         if self._run_config.trace is not None:
-            with self._minding():
+            with self._storing_failure():
                 self._write(timeline, self._run_config.trace)
 
     def _write(self, timeline: Callable[[], Timeline], path: str | PathLike[str]) -> None:
+        """Write a timeline to a file, and note the file for the commands that report it."""
         from ..timeline.files.tracefile import write_trace
 
         write_trace(timeline(), path)
         trace_files.note_written(path)
 
     @contextmanager
-    def _minding(self) -> Iterator[None]:
+    def _storing_failure(self) -> Iterator[None]:
+        """Store an error of the block as the reason why the trace could not be written; it is not raised."""
         try:
             yield
         except Exception as error:  # no error of writing may hide the results or the error of the run

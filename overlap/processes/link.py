@@ -45,17 +45,17 @@ class ControlLink:
         self._limit_bytes = limit_bytes
         self._outbox: deque[bytes] = deque()
         self._unsent_bytes = 0  # bytes that are queued, or on their way into the socket
-        self._filled = trio.Event()
-        self._emptied = trio.Event()
+        self._has_messages = trio.Event()
+        self._all_sent = trio.Event()
         self._reading = trio.CancelScope()
         self._ended = trio.Event()
-        self._over: str | None = None
-        self._mute = False  # no further message can be sent
+        self._end_reason: str | None = None
+        self._sends_nothing = False  # no further message can be sent
 
     @property
     def over(self) -> bool:
         """Whether no further message will be received: the link was cut, has broken or has ended."""
-        return self._over is not None
+        return self._end_reason is not None
 
     def send(self, message: Message) -> None:
         """Queue a message; after the other side has hung up, it has no effect.
@@ -64,7 +64,7 @@ class ControlLink:
             MessageError: It cannot be encoded.
         """
         frame = encode(message)
-        if self._mute:
+        if self._sends_nothing:
             return
         if self._unsent_bytes + len(frame) > self._limit_bytes:
             waiting = f"{self._unsent_bytes} bytes wait to be sent, the limit is {self._limit_bytes}"
@@ -72,18 +72,18 @@ class ControlLink:
             return
         self._outbox.append(frame)
         self._unsent_bytes += len(frame)
-        self._filled.set()
+        self._has_messages.set()
 
     def cut(self, reason: str) -> None:
         """Stop reading: `read` returns this reason. Queued messages are still sent."""
-        if self._over is None:
-            self._over = reason
+        if self._end_reason is None:
+            self._end_reason = reason
             self._reading.cancel()
 
     async def flush(self) -> None:
         """Wait until all queued messages have been passed to the system."""
         while self._unsent_bytes:
-            await self._emptied.wait()
+            await self._all_sent.wait()
         await trio.lowlevel.checkpoint()
 
     async def hang_up(self) -> None:
@@ -91,7 +91,7 @@ class ControlLink:
 
         Closing a socket with unread bytes discards the bytes on their way out, so this side reads until then.
         """
-        self._mute = True
+        self._sends_nothing = True
         await self.flush()
         if isinstance(self.stream, trio.SocketStream) and not self._ended.is_set():
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -104,10 +104,10 @@ class ControlLink:
             while True:
                 while self._outbox:
                     await self._send_some()
-                self._filled = trio.Event()
-                await self._filled.wait()
+                self._has_messages = trio.Event()
+                await self._has_messages.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self._break(error)
+            self._end_broken(error)
 
     async def read(self, handle: Callable[[Message], None]) -> str:
         """Pass on each received message, until the connection is over.
@@ -125,17 +125,17 @@ class ControlLink:
                     self.last_received_s, self.suspected = trio.current_time(), False
                     for message in reader.feed(data):
                         handle(message)
-                self._mute = True
+                self._sends_nothing = True
                 self.cut("its connection ended without a goodbye")
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                self._break(error)
+                self._end_broken(error)
             except MessageError as error:
                 self.cut(f"it sent {error}; {BROKEN_PROTOCOL}")
             finally:
                 self._ended.set()
         await trio.lowlevel.checkpoint_if_cancelled()
-        assert self._over is not None, "reading ends only by a cut, or by the caller's cancellation"
-        return self._over
+        assert self._end_reason is not None, "reading ends only by a cut, or by the caller's cancellation"
+        return self._end_reason
 
     def answering(self) -> str:
         """Return the address of the host at the other end if its kernel acknowledges received bytes; else ""."""
@@ -147,14 +147,16 @@ class ControlLink:
                     return str(stream.socket.getpeername()[0])
         return ""
 
-    def _break(self, error: Exception) -> None:
-        self._mute = True
+    def _end_broken(self, error: Exception) -> None:
+        """End the link because its connection broke: drop unsent messages, and release the tasks that wait for them."""
+        self._sends_nothing = True
         self._outbox.clear()
         self._unsent_bytes = 0
         self.cut(f"its connection broke ({error.__cause__ or error})")
-        self._emptied.set()
+        self._all_sent.set()
 
     async def _send_some(self) -> None:
+        """Send the first queued messages, up to about `_READ_BYTES`, in one write."""
         data = bytearray()
         while self._outbox and len(data) < _READ_BYTES:
             data += self._outbox.popleft()
@@ -162,5 +164,5 @@ class ControlLink:
         if self._unsent_bytes:  # otherwise the connection has broken in the meantime
             self._unsent_bytes -= len(data)
         if not self._unsent_bytes:
-            self._emptied.set()
-            self._emptied = trio.Event()
+            self._all_sent.set()
+            self._all_sent = trio.Event()

@@ -149,7 +149,7 @@ class Membership:
             start += BLOB_LIMIT_BYTES
 
     async def _collect(self, name: str, part: bytes, take: Take, doing: str) -> None:
-        """Receive pieces as member 0; its own part of each round shows the others whether another round follows."""
+        """Receive pieces as member 0, which sends in each round whether another round follows."""
         goes_on = True
         try:
             await take(0, part)
@@ -162,7 +162,7 @@ class Membership:
                         await take(member, piece)
         except BaseException:
             if goes_on:  # release the others, which wait for another round
-                self._post(Contribution(name=name, turn=self._turns[name], blob=b"", gather=True))
+                self._send_to_coordinator(Contribution(name=name, turn=self._turns[name], blob=b"", gather=True))
                 self._turns[name] += 1
             raise
 
@@ -179,7 +179,7 @@ class Membership:
         """
         if len(body) > BODY_LIMIT_BYTES:
             raise UsageError(f"notice: has {len(body)} bytes, the limit is {BODY_LIMIT_BYTES}")
-        self._post(Notice(body=body))
+        self._send_to_coordinator(Notice(body=body))
 
     def messages(self) -> AsyncIterator[News]:
         """Iterate over the notices of other members, and each loss of a member, once.
@@ -200,7 +200,7 @@ class Membership:
         On member 0 this returns when all others have left or are lost, because it carries their messages.
         """
         if not self._ended.is_set():
-            self._post(Bye())
+            self._send_to_coordinator(Bye())
         await self._ended.wait()
 
     # -- in the loop of the connection ---------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Membership:
 
     # -- in the program's loop -----------------------------------------------------------------------------------------
 
-    def _post(self, message: Message) -> None:
+    def _send_to_coordinator(self, message: Message) -> None:
         """Send a message to the coordinator, in the order of the calls; any thread."""
         with suppress(trio.RunFinishedError):
             self._connection_loop.run_sync_soon(self._send, message)
@@ -253,11 +253,11 @@ class Membership:
                 self._inbox.put(event)  # behind the notices of that member, which may have the cause
                 self._fail_waits(member, f"is lost: {event.reason}")
                 if member == 0:  # no further message can arrive
-                    self._end()
+                    self._mark_ended()
             case MemberLeft():
                 self._fail_waits(event.member, "has left")
             case Goodbye():
-                self._end()
+                self._mark_ended()
 
     def _fail_waits(self, member: int, how: str) -> None:
         """Fail the exchanges and gathers that wait for a member which is lost or has left."""
@@ -265,7 +265,8 @@ class Membership:
         for answer in self._answers.values():
             answer.fail(MemberLostError(member=member, how=how, doing=answer.doing))
 
-    def _end(self) -> None:
+    def _mark_ended(self) -> None:
+        """End `messages` and release `leave`: no further message arrives."""
         self._inbox.close()
         self._ended.set()
 
@@ -273,7 +274,7 @@ class Membership:
         """Return the parts of all members; in a gather only member 0 gets them, and the others get its part."""
         members = 1 if gather and self.member else self.members
         with self._pending(name, doing) as (turn, answer):
-            self._post(Contribution(name=name, turn=turn, blob=part, gather=gather))
+            self._send_to_coordinator(Contribution(name=name, turn=turn, blob=part, gather=gather))
             parts: dict[int, bytes] = {}
             while len(parts) < members:
                 parts.update((await answer.next()).parts)
@@ -281,7 +282,7 @@ class Membership:
 
     @contextmanager
     def _pending(self, name: str, doing: str) -> Iterator[tuple[int, PendingAnswer]]:
-        """Expect an answer for the length of the block; yields its turn, and the answer to wait for."""
+        """Register an answer for the length of the block; yield the number of the exchange, and the answer."""
         for member, how in self._gone.items():
             raise MemberLostError(member=member, how=how, doing=doing)
         if self._ended.is_set():

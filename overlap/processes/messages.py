@@ -278,16 +278,16 @@ def encode(message: Message) -> bytes:
     data = encode_event(message)
     if len(data) > FRAME_LIMIT_BYTES:
         raise MessageError(f"a {type(message).__name__} of {len(data)} bytes, the limit is {FRAME_LIMIT_BYTES}")
-    return framed(data)
+    return add_frame_head(data)
 
 
-def framed(data: bytes) -> bytes:
-    """Return the frame of a message that is written already."""
+def add_frame_head(data: bytes) -> bytes:
+    """Return a frame: the encoded message behind a head with its length and checksums."""
     length_bytes = len(data)
-    return _HEAD.pack(length_bytes, _check(length_bytes), xxhash.xxh32_intdigest(data)) + data
+    return _HEAD.pack(length_bytes, _length_checksum(length_bytes), xxhash.xxh32_intdigest(data)) + data
 
 
-def _check(length_bytes: int) -> int:
+def _length_checksum(length_bytes: int) -> int:
     return xxhash.xxh32_intdigest(length_bytes.to_bytes(4, "big"))
 
 
@@ -318,7 +318,7 @@ def decode(data: bytes) -> Message:
     Raises:
         MessageError: It is no message.
     """
-    return _decoded(_MESSAGES, data)
+    return _decode_with(_MESSAGES, data)
 
 
 def decode_event(data: bytes) -> RankEvent:
@@ -327,10 +327,11 @@ def decode_event(data: bytes) -> RankEvent:
     Raises:
         MessageError: It is no event that this version knows.
     """
-    return _decoded(_EVENTS, data)
+    return _decode_with(_EVENTS, data)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+def _decode_with(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    """Decode bytes; bytes that the decoder refuses raise a `MessageError`."""
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -354,7 +355,7 @@ class FrameReader:
         self._data += data
         while len(self._data) >= _HEAD.size:
             length_bytes, check, expected = _HEAD.unpack_from(self._data)
-            if check != _check(length_bytes):
+            if check != _length_checksum(length_bytes):
                 raise MessageError("bytes that are no frame, or were damaged on the way")
             if length_bytes > FRAME_LIMIT_BYTES:
                 raise MessageError(f"a frame claims {length_bytes} bytes, the limit is {FRAME_LIMIT_BYTES}")

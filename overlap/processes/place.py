@@ -58,7 +58,7 @@ from typing import TYPE_CHECKING
 
 from ..config import MEMBER_VARIABLES, RunConfig
 from ..errors import UsageError
-from .launchers import ROWS, Row, endpoint_of, is_loopback, number
+from .launchers import ROWS, Row, find_endpoint, is_loopback, number
 from .secret import ADVICE, given_secret
 from .sockets import format_endpoint
 
@@ -92,7 +92,7 @@ class Place:
     ranks_open: bool = False  # Whether the program sets the number of ranks; by default 1 a process
 
     @classmethod
-    def of(cls, config: RendezvousConfig, *, source: str, nodes: int) -> Place:
+    def from_config(cls, config: RendezvousConfig, *, source: str, nodes: int) -> Place:
         """Return the place of a process that joins others; each of the nodes has equally many processes, in order."""
         return cls(
             source=source,
@@ -138,12 +138,12 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
     if environ.get("OVERLAP_MEMBER_PID") not in (None, "", str(os.getpid() if pid is None else pid)):
         return None
     settings = RunConfig.from_environment(environ)
-    row = _own(environ) or _of_others(environ)
+    row = _read_overlap_run(environ) or _read_other_launchers(environ)
     if row is None or row.processes == 1:
         return None
-    endpoint = endpoint_of(environ, row)
-    ranks_per_process = row.ranks_per_process or _share(settings.ranks, row)
-    nodes, node = _nodes(environ, row, endpoint)
+    endpoint = find_endpoint(environ, row)
+    ranks_per_process = row.ranks_per_process or _count_ranks_per_process(settings.ranks, row)
+    nodes, node = _count_nodes(environ, row, endpoint)
     secret = given_secret(environ)
     if endpoint and not is_loopback(endpoint[0]) and secret is None and settings.transport != "mpi":
         raise UsageError(f"no secret: whatever reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
@@ -155,14 +155,14 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
         node=node,
         nodes=nodes,
         endpoint=endpoint,
-        job=_job(environ.get("OVERLAP_JOB") or (row.job or DEFAULT_JOB)[-LONGEST_JOB:]),
+        job=_check_job_name(environ.get("OVERLAP_JOB") or (row.job or DEFAULT_JOB)[-LONGEST_JOB:]),
         secret=secret,
-        listener=_descriptor(environ, "OVERLAP_LISTENER_FD"),
+        listener=_read_descriptor(environ, "OVERLAP_LISTENER_FD"),
         ranks_open=bool(environ.get("OVERLAP_RANKS_OPEN")),
     )
 
 
-def sized(own_place: Place, ranks: int | None, environ: MutableMapping[str, str] = os.environ) -> Place:
+def set_rank_count(own_place: Place, ranks: int | None, environ: MutableMapping[str, str] = os.environ) -> Place:
     """Return a place with the number of ranks that the program sets, if its launcher permits that.
 
     Args:
@@ -222,6 +222,7 @@ def renumber(place: Place, environ: MutableMapping[str, str] = os.environ) -> No
 
 
 def _rank_variables(node: int, nodes: int, ranks_per_node: int) -> dict[str, str]:
+    """Return the variables of a node's first rank, with torchrun's names."""
     return {
         "RANK": str(node * ranks_per_node),
         "WORLD_SIZE": str(nodes * ranks_per_node),
@@ -238,7 +239,8 @@ def without_membership(environ: Mapping[str, str]) -> dict[str, str]:
 # -- rows --------------------------------------------------------------------------------------------------------
 
 
-def _own(environ: Mapping[str, str]) -> Row | None:
+def _read_overlap_run(environ: Mapping[str, str]) -> Row | None:
+    """Read the variables of `overlap run`; None if they are not set."""
     process = number(environ, "OVERLAP_NODE_RANK")
     if process is None:
         return None
@@ -248,23 +250,25 @@ def _own(environ: Mapping[str, str]) -> Row | None:
     if process >= nodes + (number(environ, "OVERLAP_SPARES") or 0):
         raise UsageError(f"OVERLAP_NODE_RANK={process}: nodes are numbered from 0, and OVERLAP_NNODES={nodes}")
     ranks = number(environ, "OVERLAP_NPROC_PER_NODE", at_least=1) or 1
-    _check_names(environ, {"RANK": process * ranks, "WORLD_SIZE": nodes * ranks})
+    _check_torch_variables(environ, {"RANK": process * ranks, "WORLD_SIZE": nodes * ranks})
     return Row(
         source="overlap run", process=process, processes=nodes, ranks_per_process=ranks, node=process, nodes=nodes
     )
 
 
-def _check_names(environ: Mapping[str, str], expected: Mapping[str, int]) -> None:
+def _check_torch_variables(environ: Mapping[str, str], expected: Mapping[str, int]) -> None:
+    """Refuse variables with torchrun's names whose values differ from the expected ones; unset ones are fine."""
     for name, value in expected.items():
         if number(environ, name) not in (None, value):
-            own = ", ".join(f"OVERLAP_{key}={environ.get(f'OVERLAP_{key}', '1')}" for key in _OWN)
+            own = ", ".join(f"OVERLAP_{key}={environ.get(f'OVERLAP_{key}', '1')}" for key in _OVERLAP_VARIABLES)
             raise UsageError(f"{name}={environ[name]} does not fit {own}, which make it {value}; unset one of them")
 
 
-_OWN = ("NODE_RANK", "NNODES", "NPROC_PER_NODE")
+_OVERLAP_VARIABLES = ("NODE_RANK", "NNODES", "NPROC_PER_NODE")
 
 
-def _of_others(environ: Mapping[str, str]) -> Row | None:
+def _read_other_launchers(environ: Mapping[str, str]) -> Row | None:
+    """Read the variables of torchrun, MPI and Slurm; None if none is set. Raises a `UsageError` if two disagree."""
     rows = [row for read in ROWS if (row := read(environ)) is not None]
     for row in rows[1:]:
         _check_agreement(rows[0], row)
@@ -288,14 +292,15 @@ def _check_agreement(first: Row, further: Row) -> None:
 # -- details -----------------------------------------------------------------------------------------------------
 
 
-def _share(ranks: int | None, row: Row) -> int:
+def _count_ranks_per_process(ranks: int | None, row: Row) -> int:
+    """Return the number of ranks of each process: 1, unless the settings have a number for the world."""
     if ranks is not None and ranks % row.processes:
         raise UsageError(f"{ranks} ranks cannot be divided among the {row.processes} processes of {row.source}")
     return ranks // row.processes if ranks else 1
 
 
-def _nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int] | None) -> tuple[int, int]:
-    """Return the number of nodes, and the node of this process."""
+def _count_nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int] | None) -> tuple[int, int]:
+    """Return the number of nodes, and the index of the node that this process is on."""
     parts = number(environ, "OVERLAP_NNODES", at_least=1)
     hosts = number(environ, "OVERLAP_HOSTS", at_least=1)
     if hosts is not None and row.processes % hosts == 0:  # after losses they may have unequally many processes
@@ -307,11 +312,12 @@ def _nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int] | Non
     return nodes, row.process // (row.processes // nodes)
 
 
-def _job(name: str) -> str:
+def _check_job_name(name: str) -> str:
+    """Return the name of a job, unless it is too long or not printable."""
     if len(name) > LONGEST_JOB or not name.isprintable():
         raise UsageError(f"job: expected at most {LONGEST_JOB} printable characters, got {name[:80]!r}")
     return name
 
 
-def _descriptor(environ: Mapping[str, str], name: str) -> int | None:
+def _read_descriptor(environ: Mapping[str, str], name: str) -> int | None:
     return number(environ, name) if environ.get("OVERLAP_NODE_RANK") else None

@@ -37,11 +37,12 @@ class RemoteStandings:
             case Busy():
                 self._busy[member] = event
             case Quiet():
-                self._quiet[member] = self._checked(member, event.standings)
+                self._quiet[member] = self._check_standings(member, event.standings)
             case Stopped():
-                self._stopped[member] = self._checked(member, event.standings)
+                self._stopped[member] = self._check_standings(member, event.standings)
 
-    def _checked(self, member: int, standings: list[Standing]) -> list[Standing]:
+    def _check_standings(self, member: int, standings: list[Standing]) -> list[Standing]:
+        """Return the standings, unless a rank in them belongs to another process or does not exist."""
         if any(standing.rank not in self._placement[member] for standing in standings):
             raise OverlapError("it has the standing of a rank that belongs to another process")
         self.check_ranks(rank for standing in standings for rank in standing.awaits)
@@ -70,14 +71,16 @@ class RemoteStandings:
         """
         known = {self._member: list(standings_here), **self._stopped}
         members = range(len(self._placement))
-        return [standing for member in members for standing in known.get(member) or self._assumed(member, finished)]
+        return [
+            standing for member in members for standing in known.get(member) or self._assume_standings(member, finished)
+        ]
 
     def without_progress(self, finished: Collection[int]) -> dict[int, Standing]:
         """Return the standings of ranks without progress; `finished` are ranks that have finished."""
-        known = {**self._quiet, **{member: self._assumed(member, finished) for member in self._busy}}
+        known = {**self._quiet, **{member: self._assume_standings(member, finished) for member in self._busy}}
         return {standing.rank: standing for standings in known.values() for standing in standings}
 
-    def _assumed(self, member: int, finished: Collection[int]) -> list[Standing]:
+    def _assume_standings(self, member: int, finished: Collection[int]) -> list[Standing]:
         """Return the standings of a process that has not reported them, as other reports suggest."""
         busy = self._busy.get(member)
         standings = []

@@ -55,13 +55,13 @@ def given_secret(environ: Mapping[str, str]) -> bytes | None:
         UsageError: If it names one that cannot be read, is too short, or that others can read.
     """
     if text := environ.get("OVERLAP_SECRET_FD"):
-        return _inherited(text)
+        return _read_inherited(text)
     if path := environ.get("OVERLAP_SECRET_FILE"):
         if (secret := _private_file(Path(path))) is None:
             raise UsageError(f"OVERLAP_SECRET_FILE: {path}: there is no such file; write a secret into it")
-        return _strong("OVERLAP_SECRET_FILE", _decoded(secret))
+        return _check_strength("OVERLAP_SECRET_FILE", _decode_hex(secret))
     if text := _variable(environ):
-        return _strong("OVERLAP_SECRET", _decoded(text.encode()))
+        return _check_strength("OVERLAP_SECRET", _decode_hex(text.encode()))
     return None
 
 
@@ -73,11 +73,11 @@ def strong_secret(name: str, secret: bytes | str) -> bytes:
     """
     if not isinstance(secret, (bytes, str)):
         raise UsageError(f"{name}: expected bytes or text, got {type(secret).__name__}")
-    return _strong(name, _decoded(secret.encode() if isinstance(secret, str) else secret))
+    return _check_strength(name, _decode_hex(secret.encode() if isinstance(secret, str) else secret))
 
 
 def _variable(environ: Mapping[str, str]) -> str | None:
-    """Return the variable; it is removed from the environment of this process, and stored for the next worlds."""
+    """Return the value of OVERLAP_SECRET, and remove it from the environment; it is stored for later worlds."""
     if environ is not os.environ:
         return environ.get(VARIABLE)
     if text := os.environ.pop(VARIABLE, None):
@@ -103,19 +103,20 @@ def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:
     _check_private(folder, folder.lstat(), stat.S_ISDIR)
     path = folder / "secret"
     if (secret := _private_file(path)) is not None:
-        return _strong(str(path), secret)
+        return _check_strength(str(path), secret)
     # Written under a name of its own and linked: no reader sees half of it, and of two writers one wins.
     with tempfile.NamedTemporaryFile(dir=folder) as new:
         new.write(generate())
         new.flush()
         with suppress(FileExistsError):
             os.link(new.name, path)
-    return _strong(str(path), _private_file(path) or b"")
+    return _check_strength(str(path), _private_file(path) or b"")
 
 
-def _inherited(text: str) -> bytes:
+def _read_inherited(text: str) -> bytes:
+    """Return the secret in the file whose descriptor `overlap run` has passed on."""
     try:
-        return _strong("OVERLAP_SECRET_FD", os.pread(int(text), LONGEST_BYTES, 0))
+        return _check_strength("OVERLAP_SECRET_FD", os.pread(int(text), LONGEST_BYTES, 0))
     except (ValueError, OverflowError, OSError):
         raise UsageError(
             f"OVERLAP_SECRET_FD: expected a descriptor from `overlap run`, got {text!r}; unset it, or {ADVICE}"
@@ -138,6 +139,7 @@ def _private_file(path: Path) -> bytes | None:
 
 
 def _check_private(path: Path, status: os.stat_result, is_kind: Callable[[int], bool]) -> None:
+    """Refuse a file or folder of another kind, of another user, or that others may read."""
     if not is_kind(status.st_mode):
         raise UsageError(f"{path}: no plain file or folder; remove it, or {ADVICE}")
     if status.st_uid != os.getuid():
@@ -146,7 +148,8 @@ def _check_private(path: Path, status: os.stat_result, is_kind: Callable[[int], 
         raise UsageError(f"{path}: others can read it (mode {stat.S_IMODE(status.st_mode):04o}); chmod go= {path}")
 
 
-def _decoded(secret: bytes) -> bytes:
+def _decode_hex(secret: bytes) -> bytes:
+    """Return the bytes of a secret in hexadecimal digits; any other text is the secret itself."""
     secret = secret.strip()
     if len(secret) >= LENGTH_BYTES:
         with suppress(ValueError):
@@ -154,7 +157,8 @@ def _decoded(secret: bytes) -> bytes:
     return secret
 
 
-def _strong(name: str, secret: bytes) -> bytes:
+def _check_strength(name: str, secret: bytes) -> bytes:
+    """Return the secret, unless it is short enough to be guessed."""
     if len(secret) < SHORTEST_BYTES:
         raise UsageError(f"{name}: a secret of {len(secret)} bytes can be guessed; {ADVICE}")
     return secret

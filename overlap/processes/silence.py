@@ -79,7 +79,7 @@ async def watch(
             host = link.answering() if state is ProcessState.ELSEWHERE else ""
             if not link.suspected:
                 link.suspected = True
-                suspicion = _suspicion(state, host, patience)
+                suspicion = _explain_silence(state, host, patience)
                 report(f"{name(member)} has been silent for {patience.suspect_s:g} s: {suspicion}")
             limit_s = patience.answering_s if host else patience.silence_s
             if silent_s >= limit_s and state is not ProcessState.RUNS:
@@ -90,7 +90,8 @@ async def watch(
 _DETAILS = {ProcessState.STOPPED: "; it is stopped", ProcessState.GONE: "; it has ended"}
 
 
-def _suspicion(state: ProcessState, host: str, patience: SilenceLimits) -> str:
+def _explain_silence(state: ProcessState, host: str, patience: SilenceLimits) -> str:
+    """Return why a member is probably silent, and how long it is waited for, for a message."""
     if state is ProcessState.RUNS:
         return "it runs, but a call in it keeps the GIL; it is waited for"
     if host:

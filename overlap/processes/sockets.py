@@ -112,6 +112,7 @@ def listen_at_free_port(host: str, *, backlog: int = _BACKLOG) -> socket.socket:
 
 
 def _listen_failure(endpoint: Endpoint, error: OSError) -> str:
+    """Return why this process cannot listen at an endpoint, with the process that holds the port if it is known."""
     where = f"cannot listen at {format_endpoint(endpoint)}"
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(endpoint[1])
@@ -207,6 +208,7 @@ def port_holder(port: int) -> str | None:
 
 
 def _listening_inodes(port: int) -> Iterator[str]:
+    """Yield the inode numbers of TCP sockets that listen at a port of this machine."""
     for table in ("tcp", "tcp6"):
         try:
             lines = (PROC / "net" / table).read_text().splitlines()[1:]

@@ -33,7 +33,7 @@ LONGEST_BYTES = 6 * LONGEST_TEXT + 16 * 1024  # longest record: JSON has at most
 
 
 class Guilt(IntEnum):
-    """Guilt of a process in the end of its world, most first: by cause, not by clock."""
+    """Guilt of a process in the end of its world, the guiltiest first, by cause and not by time."""
 
     CAUSE = 0  # its error began there
     VICTIM = 1  # it ended because of another
@@ -73,7 +73,7 @@ Record: TypeAlias = Status | Entering | Leaving | MemberLost
 _RECORDS: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
-def status_of(error: BaseException, *, local: Container[int], text: str = "", code: int = 1) -> Status:
+def status_from_error(error: BaseException, *, local: Container[int], text: str = "", code: int = 1) -> Status:
     """Return the status record for the error that ends this process.
 
     Args:
@@ -97,7 +97,7 @@ def status_of(error: BaseException, *, local: Container[int], text: str = "", co
 def report_to_launcher(record: Record, environ: Mapping[str, str] = os.environ) -> bool:
     """Write a record to the launcher, which reads concurrently; return whether there is a launcher."""
     if isinstance(record, Status):
-        short = msgspec.structs.replace(record, line=record.line[:LONGEST_LINE], text=_shortened(record.text))
+        short = msgspec.structs.replace(record, line=record.line[:LONGEST_LINE], text=_cut_middle(record.text))
         record = readable(short)
     unsent = memoryview(msgspec.json.encode(record) + b"\n")
     with suppress(KeyError, ValueError, OSError):
@@ -109,13 +109,13 @@ def report_to_launcher(record: Record, environ: Mapping[str, str] = os.environ) 
 
 
 def read_record(data: bytes) -> Record | None:
-    """Return the record that a process has written, or None if it is none."""
+    """Return the record in a line that a process has written, or None if the line is no record."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _RECORDS.decode(data)
     return None
 
 
-def _shortened(text: str) -> str:
+def _cut_middle(text: str) -> str:
     """Shorten a text in the middle: its beginning has the error and its place, its end the rank at fault."""
     left_out = len(text) - LONGEST_TEXT
     if left_out <= 0:

@@ -52,7 +52,7 @@ class _ManagerThread(Generic[T]):
         self._started, self._ended, self._left = trio.Event(), trio.Event(), trio.Event()
         self._token: TrioToken
         self._entering = trio.CancelScope()
-        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
 
     async def start(self) -> None:
         """Start the thread, and wait until its loop runs."""
@@ -68,27 +68,31 @@ class _ManagerThread(Generic[T]):
             await self._ended.wait()
         self._thread.join()
 
-    def _live(self) -> None:
+    def _run_loop(self) -> None:
+        """Run an event loop in the thread until the manager is left; store its error."""
         try:
-            trio.run(self._hold)
+            trio.run(self._hold_manager)
         except BaseException as error:
             self.error = error
-        self._run_at_home(self._over)
+        self._run_in_home_loop(self._report_end)
 
-    async def _hold(self) -> None:
+    async def _hold_manager(self) -> None:
+        """Enter the manager, and leave it when `end` requests that."""
         self._token = current_trio_token()
-        self._run_at_home(self._started.set)
+        self._run_in_home_loop(self._started.set)
         with self._entering:
             async with self._manager as self.value:
-                self._run_at_home(self.entered.set)
+                self._run_in_home_loop(self.entered.set)
                 await self._left.wait()
 
-    def _over(self) -> None:
+    def _report_end(self) -> None:
+        """Release the tasks that wait in the home loop, and cancel the block if the manager has failed."""
         if self.error is not None:
             self.here.cancel()
         self.entered.set()
         self._ended.set()
 
-    def _run_at_home(self, function: object) -> None:
+    def _run_in_home_loop(self, function: object) -> None:
+        """Call a function in the event loop that has started the thread, unless it has ended."""
         with suppress(trio.RunFinishedError):
             self._home.run_sync_soon(function)  # type: ignore[arg-type]

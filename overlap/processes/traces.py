@@ -45,17 +45,17 @@ async def write_together(timeline: Callable[[], Timeline], path: str | PathLike[
     Raises:
         UsageError: On process 0, if it cannot write; each process has written its own timeline then.
     """
-    with undisturbed():
+    with delaying_sigterm():
         try:
             with trio.fail_after(END_LIMIT_S):
                 await membership.barrier("trace")
             failure = await _gather(timeline, path, membership)
         except (OverlapError, trio.TooSlowError):
             failure = "not all processes could give their timelines"
-            await _keep_own(timeline, path, membership, failure)
+            await _write_own_part(timeline, path, membership, failure)
             return False
         if failure:
-            await _keep_own(timeline, path, membership, failure)
+            await _write_own_part(timeline, path, membership, failure)
             if membership.member == 0:
                 raise UsageError(failure)
     return membership.member == 0
@@ -63,10 +63,10 @@ async def write_together(timeline: Callable[[], Timeline], path: str | PathLike[
 
 async def _gather(timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership) -> str:
     """Gather the parts at process 0, which writes them; return the reason of a failure, the same on all, or ""."""
-    part = await _in_thread(lambda: packed_part(timeline, membership))
+    part = await _run_in_thread(lambda: packed_part(timeline, membership))
     sizes = [int(size) for size in await membership.exchange("trace size", str(len(part)).encode())]
     if membership.member != 0:
-        await membership.gather("trace", part, _take_nothing)
+        await membership.gather("trace", part, _refuse_piece)
         reasons = await membership.exchange("trace written", b"")
         return reasons[0].decode(errors="replace")
     try:
@@ -89,19 +89,21 @@ def packed_part(timeline: Callable[[], Timeline], membership: Membership | None)
 async def _gather_and_write(
     own_part: bytes, sizes: list[int], path: str | PathLike[str], membership: Membership
 ) -> None:
+    """Gather the parts in one file as process 0, and write the trace from it; `sizes` are the bytes of each part."""
     starts = [sum(sizes[:member]) for member in range(len(sizes))]
     ends = list(starts)
     with _spool(path) as spool:
 
         def write(member: int, blob: bytes) -> None:
+            """Append a piece to the part of a member in the file."""
             spool.seek(ends[member])
             ends[member] += spool.write(blob)
 
-        async def take(member: int, blob: bytes) -> None:
-            await _in_thread(lambda: write(member, blob))
+        async def store_piece(member: int, blob: bytes) -> None:
+            await _run_in_thread(lambda: write(member, blob))
 
-        await membership.gather("trace", own_part, take)
-        await _in_thread(lambda: _write(spool, starts, path))
+        await membership.gather("trace", own_part, store_piece)
+        await _run_in_thread(lambda: _write(spool, starts, path))
 
 
 def _spool(path: str | PathLike[str]) -> BinaryIO:
@@ -114,11 +116,11 @@ def _write(spool: BinaryIO, starts: list[int], path: str | PathLike[str]) -> Non
     write_merged([Part(spool, start=start) for start in starts], path)
 
 
-async def _take_nothing(member: int, blob: bytes) -> None:
+async def _refuse_piece(member: int, blob: bytes) -> None:
     raise AssertionError("only process 0 receives parts")
 
 
-async def _keep_own(
+async def _write_own_part(
     timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership, why: str
 ) -> None:
     """Write the part of this process into a file of its own, on the common clock, and print its path."""
@@ -130,7 +132,7 @@ async def _keep_own(
         write_trace(own.shifted(clock.offset_ns), part)
 
     try:
-        await _in_thread(write)
+        await _run_in_thread(write)
     except UsageError as error:
         notify(f"no {path}: {why}; nor could this process keep its own: {error}")
     else:
@@ -154,12 +156,12 @@ def part_path(path: str | PathLike[str], member: int) -> Path:
     return folder / f"{stem}-process{member}{dot}{ending}"
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def _run_in_thread(work: Callable[[], T]) -> T:
     return await trio.to_thread.run_sync(work)
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def delaying_sigterm() -> Iterator[None]:
     """Delay SIGTERM during the block: a launcher ends a failed run by it, and kills only after a grace period."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
@@ -204,6 +206,7 @@ class TraceStream:
         self._append(self._path)
 
     def _restart(self) -> None:
+        """Begin the file again with the spans that the recorders still have, in place of the old one at once."""
         draft = self._path.with_name(self._path.name + ".new")
         draft.write_bytes(self._beginning)
         self._seen, self._written = {}, 0
@@ -211,6 +214,7 @@ class TraceStream:
         draft.replace(self._path)
 
     def _append(self, path: Path) -> None:
+        """Add the spans since the last call to a file, a block for each recorder."""
         blocks = []
         for recorder in self._recorders:
             if raws := recorder.since(self._seen.get(recorder.rank)):
@@ -229,7 +233,7 @@ class TraceStream:
 
 
 @contextmanager
-def streamed(make: Callable[[], TraceStream], *, is_written: Callable[[], bool]) -> Iterator[None]:
+def streaming_spans(make: Callable[[], TraceStream], *, is_written: Callable[[], bool]) -> Iterator[None]:
     """Write spans during the block, in a thread, because a program may block the loop. A full disk ends only the file.
 
     Args:
@@ -242,7 +246,7 @@ def streamed(make: Callable[[], TraceStream], *, is_written: Callable[[], bool])
         yield
         return
     done = Event()
-    thread = Thread(target=_flush, args=(stream, done), name="overlap trace", daemon=True)
+    thread = Thread(target=_flush_periodically, args=(stream, done), name="overlap trace", daemon=True)
     thread.start()
     try:
         yield
@@ -253,7 +257,8 @@ def streamed(make: Callable[[], TraceStream], *, is_written: Callable[[], bool])
             stream.remove()
 
 
-def _flush(stream: TraceStream, done: Event) -> None:
+def _flush_periodically(stream: TraceStream, done: Event) -> None:
+    """Write new spans every `EVERY_S`, more rarely if writing takes more than `MOST_SHARE` of a processor's time."""
     pause_s = EVERY_S
     with suppress(OSError):
         while not done.wait(pause_s):

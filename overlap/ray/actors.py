@@ -26,7 +26,7 @@ _GET_S = 600.0
 
 
 def _store_class() -> type:
-    """Return the class of a store's actor. Ray pickles a local class by value, and imports nothing of ours.
+    """Return the class of a store's actor; Ray pickles a local class by value, so that no actor imports overlap.
 
     So the process of a store starts in half the time, and needs no `runtime_env`.
     """

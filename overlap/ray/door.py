@@ -108,6 +108,7 @@ def run_configured(
 
     @contextmanager
     def reserve(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
+        """Connect to Ray, reserve the name of the job for the block, and yield a function that runs an attempt."""
         if not ray.is_initialized():
             ray.init(log_to_driver=True, logging_level="warning")
         with _reserved_name(spec) if name else nullcontext():
@@ -124,7 +125,7 @@ def run_configured(
 
 @contextmanager
 def _reserved_name(spec: GangSpec) -> Iterator[None]:
-    """Reserve the name of a job while it runs, by an actor of that name; nobody waits for its process."""
+    """Reserve the name of a job for the block, by an actor of that name."""
     try:
         holder = make_store(f"job/{spec.job}")
     except ValueError as error:

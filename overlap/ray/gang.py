@@ -17,7 +17,7 @@ from ..engines.home import take_records
 from ..engines.verdict import blamed_members, failure
 from ..notice import notify
 from .actors import CALLS, MemberActor, RayStore
-from .placement import GangPlacement, local_nodes, lost_nodes, placement_of
+from .placement import GangPlacement, local_nodes, lost_nodes, reserve_placement
 
 # From the first failure to the hard end of the actors that have not ended by themselves.
 GRACE_S = 10.0
@@ -41,7 +41,7 @@ class RayGang:
 
     def run_attempt(self, spec: GangSpec) -> GangOutcome:
         """Run one attempt, and return its outcome; no actor is left then."""
-        with placement_of(
+        with reserve_placement(
             f"job {spec.job!r}",
             spec.members,
             self.resources,
@@ -52,7 +52,7 @@ class RayGang:
             actors = [self._start_actor(spec, member, placement) for member in range(spec.members)]
             try:
                 running = [actor.run.remote(RayStore(actors[0])) for actor in actors]
-                outcome = _ActorWatch(spec, actors, placement.nodes, running).outcome()
+                outcome = _ActorWatch(spec, actors, placement.nodes, running).wait_for_outcome()
                 return self._with_files(spec, outcome, actors, placement)
             finally:
                 _end_actors(actors, [node in self.excluded_nodes for node in placement.nodes])
@@ -79,13 +79,13 @@ class RayGang:
         for node in sorted(nodes.difference(lost, local_nodes() if files else ())):
             near = [member for member in outcome.ends if placement.nodes[member] == node]
             if near:
-                files.update(_answer(actors[near[0]].left_behind.remote(), _ANSWER_S) or {})
+                files.update(_wait_for_answer(actors[near[0]].left_behind.remote(), _ANSWER_S) or {})
                 continue
             if (error := failure(spec, outcome)) is not None:
                 notify(f"{summary_line(error)}; looking for flight records on node {node[:6]}")
             on_node = NodeAffinitySchedulingStrategy(node, soft=False)
             reader = ray.remote(take_records).options(num_cpus=0, scheduling_strategy=on_node, max_retries=0)
-            files.update(_answer(reader.remote(spec.token), _LEFT_BEHIND_S) or {})
+            files.update(_wait_for_answer(reader.remote(spec.token), _LEFT_BEHIND_S) or {})
         return replace(outcome, files=files)
 
 
@@ -97,11 +97,11 @@ class _ActorWatch:
         self._pending = {answer: member for member, answer in enumerate(running)}
         self._ends: dict[int, MemberEnd] = {}
         self._lost: dict[int, str] = {}
-        self._homeless: set[int] = set()
+        self._on_lost_nodes: set[int] = set()
         self._until_s: float | None = None
         self._has_met = True
 
-    def outcome(self) -> GangOutcome:
+    def wait_for_outcome(self) -> GangOutcome:
         """Wait for the ends of all members; once one has failed, only as long as the others may need."""
         try:
             while self._pending and not self._is_over():
@@ -114,7 +114,7 @@ class _ActorWatch:
         )
         for member in self._pending.values():
             reason = "is gone" if member in blamed_members(self._spec, self._ends) else late
-            self._lost[member] = "is gone, and its node with it" if member in self._homeless else reason
+            self._lost[member] = "is gone, and its node with it" if member in self._on_lost_nodes else reason
         return GangOutcome(ends=self._ends, lost=self._lost)
 
     def _poll(self) -> None:
@@ -131,7 +131,7 @@ class _ActorWatch:
             self._until_s = time.monotonic() + (GRACE_S if self._has_met else _POLL_S)
         if self._until_s is not None:
             lost = lost_nodes({self._nodes[member] for member in self._pending.values()})
-            self._homeless = {member for member in self._pending.values() if self._nodes[member] in lost}
+            self._on_lost_nodes = {member for member in self._pending.values() if self._nodes[member] in lost}
 
     def _has_failed(self) -> bool:
         """Whether a member is lost, or has ended without results."""
@@ -146,19 +146,19 @@ class _ActorWatch:
             done, questions = ray.wait(questions, num_returns=1, timeout=_ANSWER_S)
             if not done:
                 return False
-            if (lives := _answer(done[0], _ANSWER_S)) is not None:
+            if (lives := _wait_for_answer(done[0], _ANSWER_S)) is not None:
                 return bool(lives)
         return False
 
     def _is_over(self) -> bool:
-        """Whether all missing members are lost, and will send no report."""
+        """Whether to stop waiting: the time after a failure is over, or no missing member will send a report."""
         if self._until_s is None:
             return False
-        return time.monotonic() >= self._until_s or self._gone().issuperset(self._pending.values())
+        return time.monotonic() >= self._until_s or self._members_without_report().issuperset(self._pending.values())
 
-    def _gone(self) -> set[int]:
-        """Return the members that will send no report; the others often name only one member of a lost node."""
-        return blamed_members(self._spec, self._ends) | self._homeless
+    def _members_without_report(self) -> set[int]:
+        """Return the members that will send no report: others blame them, or their nodes are lost."""
+        return blamed_members(self._spec, self._ends) | self._on_lost_nodes
 
     def _stop(self) -> None:
         """Stop the ranks, and wait for their ends within the limit of an answer."""
@@ -167,7 +167,7 @@ class _ActorWatch:
         ray.wait(list(self._pending), num_returns=len(self._pending), timeout=_ANSWER_S)
 
 
-def _answer(request: Any, limit_s: float) -> Any:
+def _wait_for_answer(request: Any, limit_s: float) -> Any:
     """Return the answer of an actor or task; None if it gives none in time."""
     try:
         return ray.get(request, timeout=limit_s)

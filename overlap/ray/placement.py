@@ -61,7 +61,7 @@ class GangPlacement:
 
 
 @contextmanager
-def placement_of(
+def reserve_placement(
     gang: str,
     members: int,
     resources: Mapping[str, float],

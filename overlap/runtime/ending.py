@@ -21,7 +21,7 @@ from weakref import WeakSet
 import trio
 from trio.lowlevel import Task
 
-from ..diagnostics import is_ours, presentable, where
+from ..diagnostics import is_ours, make_presentable, where
 from ..errors import PeerFailedError, RankFailedError, in_one_line
 from .trio_private import failed_task
 
@@ -99,12 +99,12 @@ RANK: ContextVar[tuple[int, int]] = ContextVar("rank")
 def ended_by_its_loop(internal: trio.TrioInternalError) -> RankFailedError | None:
     """Return the error of a world with an event loop that died of an error without a `repr`; None for other reasons.
 
-    A nursery of the program formats the error of its task by `repr`, in the loop itself; `presentable` comes too late.
+    A nursery of the program formats the error of its task by `repr`, in the loop itself, before `make_presentable`.
     """
     task, error = failed_task(internal)
     if task is None or error is None or RANK not in task.context:
         return None
-    shown = presentable(error)
+    shown = make_presentable(error)
     if shown is error:  # its `repr` works: another reason
         return None
     rank, world_size = task.context[RANK]

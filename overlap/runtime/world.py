@@ -14,10 +14,10 @@ import trio
 
 from transports import LinkLostError, Transport, TransportError
 
-from ..diagnostics import is_interrupt, only, origin, presentable, split_stops, where
+from ..diagnostics import is_interrupt, make_presentable, origin, split_stops, unwrap_single_error, where
 from ..errors import DeadlineError, PeerError, RemoteError, StallError, in_one_line, text_of, type_name
 from ..flight.recorder import NOT_RECORDED, Writer
-from ..hints import hint_of
+from ..hints import find_hint
 from ..timeline.ranklist import listed
 from ..timeline.recording import KeptSteps, Recorder
 from ..timeline.spans import ENDED, STARVED, Timeline
@@ -262,8 +262,8 @@ class World:
                     await _end_daemons(context.outstanding)
                     await context.outstanding.drain()
                 except BaseException as raised:  # in the open nursery: unfinished operations may need a task
-                    error = presentable(raised)
-                    if hint := hint_of(error):
+                    error = make_presentable(raised)
+                    if hint := find_hint(error):
                         error.add_note(hint)
                     self._record_standings(member, error)
                     self._abandon(member)
@@ -278,7 +278,7 @@ class World:
             failed, stopped = split_stops(raised, stops=_STOPS)
             if failed is None:
                 raise
-            cause = only(failed)
+            cause = unwrap_single_error(failed)
             if self._processes and self._is_consequence(context.rank, cause):
                 await self._processes.wait_for_culprit()
             self.fail(context.rank, cause)

@@ -70,14 +70,14 @@ class StepProgress:
         self.closed: bool = False
 
     def prepare(self, step: int) -> None:
-        """Note that this member has all that it needs for a step."""
+        """Note that this member has all that it needs to apply a step."""
         restored = self.agreed == 0 < step  # nothing has been applied: the first step may follow a checkpoint
-        self._check(step == self.agreed + 1 or restored, f"step {step} prepared after {self.agreed}")
+        self._assert_open(step == self.agreed + 1 or restored, f"step {step} prepared after {self.agreed}")
         self.prepared = step
 
     def agree(self, step: int) -> None:
         """Note that all members have prepared a step, which may be applied from now on."""
-        self._check(step == self.prepared, f"step {step} agreed, prepared is {self.prepared}")
+        self._assert_open(step == self.prepared, f"step {step} agreed, prepared is {self.prepared}")
         self.agreed = step
 
     def report(self) -> int:
@@ -91,7 +91,8 @@ class StepProgress:
             raise AssertionError(f"next world begins after step {step}; agreed {self.agreed}, prepared {self.prepared}")
         return StepProgress(step)
 
-    def _check(self, valid: bool, reason: str) -> None:
+    def _assert_open(self, valid: bool, reason: str) -> None:
+        """Raise an AssertionError after the report of this member, or if a condition does not hold."""
         if self.closed or not valid:
             raise AssertionError(f"after its report: {reason}" if self.closed else reason)
 
@@ -108,8 +109,8 @@ def accepts(record: EpochWorld, proposal: EpochWorld) -> bool:
     return follows and added and set(proposal.lost) == {*record.lost, *(before - after)}
 
 
-def state_of(member: int, world: EpochWorld | None, record: EpochWorld, *, reported: bool) -> State:
-    """State of a process, given the record of the witness.
+def member_state(member: int, world: EpochWorld | None, record: EpochWorld, *, reported: bool) -> State:
+    """Return the state of a process, given the newest world that the witness has recorded.
 
     Args:
         member: The process.
@@ -125,7 +126,7 @@ def state_of(member: int, world: EpochWorld | None, record: EpochWorld, *, repor
 
 
 def has_state(member: int, world: EpochWorld, *, prepared: int) -> bool:
-    """Whether a member has the state: from the beginning of its epoch, or since it has prepared a step there."""
+    """Whether a member has the state: it is no newcomer of its world, or has prepared a step there."""
     return member not in world.newcomers or prepared > world.step
 
 
@@ -139,7 +140,7 @@ def lost_members(
     suspect_s: float,
     report_s: float,
 ) -> set[int]:
-    """Members that count as lost: their processes have ended, or live and do not report for too long.
+    """Return the members that count as lost: their processes have ended, or have not reported for too long.
 
     Args:
         world: The world that lost a member.
@@ -166,7 +167,7 @@ def is_minority(world: EpochWorld, *, lost: Set[int], ended: Set[int]) -> bool:
     return bool(lost - ended) and 2 * len(alive) < len(world.members)
 
 
-def proposal_of(
+def propose_world(
     world: EpochWorld,
     reports: Mapping[int, int],
     lost: Set[int],
@@ -175,7 +176,7 @@ def proposal_of(
     spares: Set[int] = frozenset(),
     size: int = 0,
 ) -> EpochWorld | None:
-    """Next world, or None while a member that counts as alive has not reported.
+    """Return the next world to propose; None while a member that counts as alive has not reported.
 
     Members that have the state keep their order. Those that lack it follow, then spares by number.
 

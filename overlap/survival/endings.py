@@ -43,7 +43,7 @@ def is_end(error: Exception) -> bool:
     return cause.type_name in _NAMES if isinstance(cause, RemoteError) else isinstance(cause, _ENDS)
 
 
-def description(before: EpochWorld, after: EpochWorld, reason: str = "", *, full: int) -> str:
+def describe_new_epoch(before: EpochWorld, after: EpochWorld, reason: str = "", *, full: int) -> str:
     """Return the line for the user on a new epoch.
 
     Args:
@@ -54,12 +54,13 @@ def description(before: EpochWorld, after: EpochWorld, reason: str = "", *, full
     """
     lost = [member for member in before.members if member not in after.members]
     joined = [member for member in after.members if member not in before.members]
-    parts = [f"lost {_processes(lost)}" + (f": {reason}" if reason else "")] if lost or not joined else []
-    parts += [f"{_processes(joined)} join{'s' * (len(joined) == 1)}"] if joined else []
+    parts = [f"lost {_name_processes(lost)}" + (f": {reason}" if reason else "")] if lost or not joined else []
+    parts += [f"{_name_processes(joined)} join{'s' * (len(joined) == 1)}"] if joined else []
     going = f"going on with {len(after.members)} of {len(before.members)} processes"
     going += f" after step {after.step}" if after.step else ""
     return "; ".join([*parts, going, *["no spare is ready"] * (len(after.members) < len(before.members) == full)])
 
 
-def _processes(members: list[int]) -> str:
+def _name_processes(members: list[int]) -> str:
+    """Return processes in words: "process 2", "processes 1, 3"."""
     return f"process{'es' * (len(members) > 1)} {', '.join(map(str, members)) or 'no'}"

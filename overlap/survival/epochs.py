@@ -15,10 +15,10 @@ import trio
 
 from ..config import RunConfig
 from ..errors import PeerError, RankFailedError, UsageError, in_one_line
-from ..flight.folder import attempt
+from ..flight.folder import restart_count
 from ..notice import notify
 from ..processes.connect import count_world
-from ..processes.life import Keeper, WorldSetup, alone, among, live
+from ..processes.life import Keeper, WorldSetup, multi_process_setup, run_ranks, single_process_setup
 from ..processes.messages import MemberLost
 from ..processes.place import Place, renumber
 from ..processes.sockets import listen_at_free_port, local_address
@@ -27,9 +27,9 @@ from ..runtime.epoch import Epoch
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..timeline.sequence import in_first_world
-from .agreement import EpochWorld, State, has_state, is_minority, lost_members, proposal_of, state_of
-from .endings import EpochClosedError, NotMetError, SpareReadyError, StateLostError, description, is_end
-from .hosts import has_several_hosts, witness_folder, witness_of
+from .agreement import EpochWorld, State, has_state, is_minority, lost_members, member_state, propose_world
+from .endings import EpochClosedError, NotMetError, SpareReadyError, StateLostError, describe_new_epoch, is_end
+from .hosts import has_several_hosts, open_witness, witness_folder
 from .spare import program_here, until, wait_for_world
 from .witness import Report, Witness
 
@@ -92,7 +92,7 @@ async def live_epochs(
                     raise
                 loss = error
             else:
-                await run.witness.on(lambda: run.witness.finish(run.world.epoch))
+                await run.witness.access(lambda: run.witness.finish(run.world.epoch))
                 return results
             if (results_before := await run.follow(loss)) is not None:
                 return results_before  # type: ignore[return-value]
@@ -130,12 +130,12 @@ class SurvivingRun:
         folder = witness_folder()
         assert own_place.endpoint is not None, "overlap run sets the endpoint"
         self._address = local_address(own_place.endpoint) if has_several_hosts() else own_place.endpoint[0]
-        self.witness = witness_of(
-            folder, attempt(), self._number, self.member, self.world,
+        self.witness = open_witness(
+            folder, restart_count(), self._number, self.member, self.world,
             address=self._address, limit_s=run_config.lost_after_s,
         )  # fmt: skip
         self.place, self._listener, self._size = own_place, listen_at_free_port(self._address), own_place.processes
-        self._each_host = own_place.processes // own_place.nodes
+        self._processes_per_host = own_place.processes // own_place.nodes
         state_dir = run_config.state_dir or str(folder / "state")
         self._run_config = run_config.changed(own_place.source, ranks=own_place.world_size, state_dir=state_dir)
         self.epochs = [Epoch(survives=True, members=members) for _ in own_place.ranks]
@@ -144,16 +144,16 @@ class SurvivingRun:
             self.witness.program(program_here())
         self._joined_late = False  # as a spare
         self._finished: dict[int, object] = {}
-        self._change = "joined"  # Members that were lost and that joined, for the timeline
-        self._used: list[socket.socket] = []  # listened in earlier worlds
+        self._last_change = "joined"  # Members that were lost and that joined, for the timeline
+        self._old_listeners: list[socket.socket] = []  # listened in earlier worlds
 
     def close(self) -> None:
-        """Let this process count as ended for this run."""
+        """End this run: release the witness and the listeners, so that this process counts as ended."""
         _last[:] = [self.world]
         self.witness.close()
         if self._joined_late:  # members report the first world that they join
             report_to_launcher(Leaving(world=1))
-        for listener in (self._listener, *self._used):
+        for listener in (self._listener, *self._old_listeners):
             listener.close()
 
     # -- as a spare ----------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class SurvivingRun:
         if (record := await wait_for_world(self.witness, self.member)) is None:
             return False
         reports = self.witness.reports(record.epoch - 1, record.members)
-        self._follow_to(record, state_of(self.member, None, record, reported=False), reports)
+        self._enter_world(record, member_state(self.member, None, record, reported=False), reports)
         self._joined_late = True
         count_world()
         report_to_launcher(Entering(world=1, joined=True, ranks_each=self.place.ranks_per_process))
@@ -186,19 +186,21 @@ class SurvivingRun:
     ) -> list[T]:
         """Run the world of one epoch, to its end or the first loss."""
 
-        async def once(rank: Rank, *rest: object) -> T:
+        async def run_rank(rank: Rank, *rest: object) -> T:
+            """Run a rank, and store its result: an epoch may end after some ranks have finished."""
             result = await main(rank, *rest)
             self._finished[rank.rank] = result
             return result
 
-        def begin(world: World) -> None:
+        def enter_training(world: World) -> None:
+            """Note that all processes have met, and watch for spares if processes are missing."""
             self.state = State.TRAINS
             if self.world.epoch:
-                world.record_wire_event(f"epoch {self.world.epoch}: {self._change}")
+                world.record_wire_event(f"epoch {self.world.epoch}: {self._last_change}")
             on_start(world)
             first, size = self.world.members[0], len(self.world.members)
             if self._run_config.spares and self.member == first and size < self._size:
-                nursery.start_soon(self._watch_spares, world)
+                nursery.start_soon(self._end_for_spare, world)
 
         self._finished = {}
         own_place, run_config = self.place, self._run_config
@@ -213,9 +215,9 @@ class SurvivingRun:
             nursery.start_soon(self._watch_joining, joining)
             with joining:
                 try:
-                    opened = await self._open()
-                    results = await live(
-                        opened, own_place, once, args, run_config, keeper, begin,
+                    opened = await self._open_world()
+                    results = await run_ranks(
+                        opened, own_place, run_rank, args, run_config, keeper, enter_training,
                         has_signal=has_signal, epochs=self.epochs,
                     )  # fmt: skip
                 except Exception as error:  # raised outside, where the nursery does not wrap it
@@ -227,20 +229,21 @@ class SurvivingRun:
             raise failure
         return results
 
-    async def _open(self) -> AbstractAsyncContextManager[WorldSetup]:
+    async def _open_world(self) -> AbstractAsyncContextManager[WorldSetup]:
+        """Return the setup of the present world: by the launcher in the first epoch, then among the survivors."""
         own_place = self.place
         if not self.world.epoch:
-            return among(own_place, self._run_config)
+            return multi_process_setup(own_place, self._run_config)
         if own_place.processes == 1:
-            return alone(self._run_config)
+            return single_process_setup(self._run_config)
         from ..processes.connect import rendezvous
 
         world = self._number + _EPOCH * self.world.epoch
         meeting = await rendezvous(own_place, world, "survivors", self._run_config)
         meeting = replace(meeting, fresh=False)  # the witness belongs to one attempt
-        return among(own_place, self._run_config, meeting=meeting, on_lost=self._pass_on)
+        return multi_process_setup(own_place, self._run_config, meeting=meeting, on_lost=self._report_lost)
 
-    def _pass_on(self, lost: MemberLost) -> None:
+    def _report_lost(self, lost: MemberLost) -> None:
         """Report a lost process to the launcher, by its number in the first world."""
         report_to_launcher(MemberLost(member=self.world.members[lost.member], reason=lost.reason))
 
@@ -248,24 +251,26 @@ class SurvivingRun:
         """Give up joining when a process that is missing has ended, has given up itself, or is late."""
         with trio.move_on_after(JOIN_S if self.world.epoch else inf):
             async with self.witness.watching(self.world.members):
-                while self.state is State.JOINS and not await self.witness.on(self._has_fallen_apart):  # noqa: ASYNC110
+                while self.state is State.JOINS and not await self.witness.access(self._has_fallen_apart):  # noqa: ASYNC110
                     await trio.sleep(self.witness.look_s)
         if self.state is State.JOINS:
             joining.cancel()
 
     def _has_fallen_apart(self) -> bool:
-        return bool(self._gone() or self.witness.reports(self.world.epoch, self.world.members))
+        """Whether a process of the present world has ended, or has left it with a report."""
+        return bool(self._dead_members() or self.witness.reports(self.world.epoch, self.world.members))
 
-    async def _watch_spares(self, world: World) -> None:
+    async def _end_for_spare(self, world: World) -> None:
         """End a world that has fewer members than at first once a spare is ready."""
-        await until(self._spares)
+        await until(self._ready_spares)
         world.leave(SpareReadyError("a spare is ready to join"))
 
-    def _spares(self) -> set[int]:
-        """Spares that are ready; the witness is not asked in a job without spares."""
+    def _ready_spares(self) -> set[int]:
+        """Return the spares that are ready to join; none, without a look, in a job without spares."""
         return self.witness.spares() - {*self.world.members, *self.world.lost} if self._run_config.spares else set()
 
-    def _gone(self) -> set[int]:
+    def _dead_members(self) -> set[int]:
+        """Return the members of the present world whose processes have ended."""
         return {member for member in self.world.members if self.witness.is_dead(member)}
 
     # -- between two epochs --------------------------------------------------------------------------------------------
@@ -280,7 +285,7 @@ class SurvivingRun:
         return is_end(error)
 
     async def follow(self, loss: Exception) -> list[object] | None:
-        """Agree on the next world, and enter it.
+        """Agree with the survivors on the next world after a loss, and enter it.
 
         Returns:
             The results of the ranks here, if the loss came when all ranks of the world had finished; else None.
@@ -288,37 +293,37 @@ class SurvivingRun:
         Raises:
             EpochClosedError: The others went on without this process.
         """
-        suspects, before = self._suspects(loss), self.world
+        suspects, before = self._suspected_members(loss), self.world
         self.state = State.REPORTS
         step = max((epoch.survivor.report() for epoch in self.epochs if epoch.survivor), default=before.step)
         if self.place.listener is not None and before.epoch:  # processes of this world may still dial the old one
-            self._used.append(self._listener)
+            self._old_listeners.append(self._listener)
             self._listener = listen_at_free_port(self._address)
         host, port = self._listener.getsockname()[:2]
         report = Report(step=step, endpoint=(host, port), lacks=not all(map(self._has_state, self.epochs)))
-        await self.witness.on(lambda: self.witness.report(before.epoch, report))
+        await self.witness.access(lambda: self.witness.report(before.epoch, report))
         async with self.witness.watching(before.members):
-            record = await self._agree(suspects)
+            record = await self._wait_for_next_world(suspects)
         if record is None:
             return [self._finished[rank] for rank in self.place.ranks]
         if isinstance(loss, NotMetError) and loss.late and record.lost == before.lost:
             raise loss  # all live, and cannot meet: another epoch would not help
-        reports = await self.witness.on(lambda: self.witness.reports(before.epoch, record.members))
-        self._follow_to(record, state_of(self.member, before, record, reported=True), reports)
+        reports = await self.witness.access(lambda: self.witness.reports(before.epoch, record.members))
+        self._enter_world(record, member_state(self.member, before, record, reported=True), reports)
         spares = self._size if self._run_config.spares else 0
-        self._change = description(before, record, full=spares)
+        self._last_change = describe_new_epoch(before, record, full=spares)
         if record.members[0] == self.member:
-            notify(description(before, record, in_one_line(loss), full=spares))
+            notify(describe_new_epoch(before, record, in_one_line(loss), full=spares))
         return None
 
     def _has_state(self, epoch: Epoch) -> bool:
-        """Whether a rank has the state: of its model, or in the memory of a program without a model."""
+        """Whether a rank has the state of the job: in its model, or in its memory if it has no model."""
         if epoch.survivor is not None:
             return has_state(self.member, self.world, prepared=epoch.survivor.prepared)
         return has_state(self.member, self.world, prepared=int(bool(epoch.memory)))
 
-    def _suspects(self, loss: Exception) -> set[int]:
-        """Return the processes that this one calls lost, though they may live."""
+    def _suspected_members(self, loss: Exception) -> set[int]:
+        """Return the members that this process calls lost after an error, though they may live."""
         cause = loss.cause if isinstance(loss, RankFailedError) else loss
         if isinstance(cause, NotMetError) and cause.late:
             return set(self.world.members) - {self.member}
@@ -326,23 +331,23 @@ class SurvivingRun:
             return {self.world.members[cause.culprit // self.place.ranks_per_process]}
         return set()
 
-    async def _agree(self, suspects: set[int]) -> EpochWorld | None:
-        """Return the next world, once the witness has decided on it; None: the present one has ended well."""
+    async def _wait_for_next_world(self, suspects: set[int]) -> EpochWorld | None:
+        """Return the next world, once the witness has recorded it; None: the present one has ended well."""
         start_s = trio.current_time()
-        while (record := await self.witness.on(self.witness.record)).epoch == self.world.epoch:
+        while (record := await self.witness.access(self.witness.record)).epoch == self.world.epoch:
             waited_s = trio.current_time() - start_s
-            if await self.witness.on(partial(self._look, suspects, waited_s)):
+            if await self.witness.access(partial(self._propose_if_reported, suspects, waited_s)):
                 return None
             await trio.sleep(self.witness.look_s)
         return record
 
-    def _look(self, suspects: set[int], waited_s: float) -> bool:
-        """Propose the next world if all live members have reported; return whether the present one has ended well."""
+    def _propose_if_reported(self, suspects: set[int], waited_s: float) -> bool:
+        """Propose the next world once all live members have reported; return whether the present one ended well."""
         if self.witness.has_finished(self.world.epoch) and len(self._finished) == len(self.epochs):
             return True
         reports = self.witness.reports(self.world.epoch, self.world.members)
         lost = lost_members(
-            self.world, dead=self._gone(), suspects=suspects, reports=reports.keys(), waited_s=waited_s,
+            self.world, dead=self._dead_members(), suspects=suspects, reports=reports.keys(), waited_s=waited_s,
             suspect_s=SUSPECT_S, report_s=REPORT_S,
         )  # fmt: skip
         ended = {member for member in lost if self.witness.has_ended(member)}
@@ -350,13 +355,13 @@ class SurvivingRun:
             return False
         steps = {member: report.step for member, report in reports.items()}
         lacking = {member for member, report in reports.items() if report.lacks}
-        proposal = proposal_of(self.world, steps, lost, lacking=lacking, spares=self._spares(), size=self._size)
+        proposal = propose_world(self.world, steps, lost, lacking=lacking, spares=self._ready_spares(), size=self._size)
         if proposal is not None:
             self.witness.propose(proposal)
         return False
 
-    def _follow_to(self, record: EpochWorld, state: State, reports: Mapping[int, Report]) -> None:
-        """Enter the next world.
+    def _enter_world(self, record: EpochWorld, state: State, reports: Mapping[int, Report]) -> None:
+        """Set the place, the settings and the epochs of this process for the next world.
 
         Raises:
             EpochClosedError: This process is no member of it.
@@ -374,7 +379,7 @@ class SurvivingRun:
                 f"{list(record.members)} had received it; start the job again from its last checkpoint"
             )
         processes, process = len(record.members), record.members.index(self.member)
-        hosts = [member // self._each_host for member in record.members]
+        hosts = [member // self._processes_per_host for member in record.members]
         nodes = (
             len(set(hosts)) if {hosts.count(host) for host in hosts} == {processes // len(set(hosts))} else processes
         )

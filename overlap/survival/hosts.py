@@ -60,7 +60,7 @@ class SharedWitness(Witness):
     def __init__(
         self, folder: Path, attempt: int, run: int, member: int, first: EpochWorld, *, address: str, limit_s: float
     ) -> None:
-        self._where, self._limit_s, self._address = folder, limit_s, address
+        self._job_folder, self._limit_s, self._address = folder, limit_s, address
         self._ended: set[int] = set()
         self._cut_off: set[int] = set()
         try:
@@ -69,30 +69,32 @@ class SharedWitness(Witness):
             raise self._unreachable(error.strerror or str(error)) from error
 
     def close(self) -> None:
-        """Let the other hosts see that this process has ended its run."""
-        self._sign.close()
+        """Close the socket by which other hosts see that this process lives in this run."""
+        self._alive_socket.close()
 
-    def _show_life(self) -> None:
-        self._sign = listen_at_free_port(self._address, backlog=_BACKLOG)
-        self._create(f"alive-{self._member}", {"endpoint": self._sign.getsockname()[:2]})
+    def _mark_alive(self) -> None:
+        """Listen at a free port, and write its endpoint: its connections end with this process."""
+        self._alive_socket = listen_at_free_port(self._address, backlog=_BACKLOG)
+        self._create(f"alive-{self._member}", {"endpoint": self._alive_socket.getsockname()[:2]})
 
     def is_dead(self, member: int) -> bool:
-        """Whether a process has ended, or its host gave no answer, as far as `watching` knows."""
+        """Whether a process has ended, or its host did not answer, while `watching` was open."""
         return member in self._ended or member in self._cut_off
 
     def has_ended(self, member: int) -> bool:
-        """Whether a process has ended, by the word of the kernel of its host."""
+        """Whether a process has certainly ended: the kernel of its host refused or reset a connection."""
         return member in self._ended
 
-    async def on(self, call: Callable[[], T]) -> T:
-        """Return the result of a call that reads or writes the folder; repeat one that fails, for a time.
+    async def access(self, call: Callable[[], T]) -> T:
+        """Return the result of a call that reads or writes the folder; a failed call is repeated for `limit_s`.
 
         Raises:
             WitnessError: The folder could not be reached in time.
         """
         reason = "it does not answer"
 
-        def renewed() -> T:
+        def call_after_write() -> T:
+            """Write a file before the call: a client of NFS then reads the folder anew from the server."""
             draft = self._folder / f"look-{self._member}"
             draft.touch()
             draft.unlink()
@@ -101,28 +103,29 @@ class SharedWitness(Witness):
         with trio.move_on_after(self._limit_s):
             while True:
                 try:
-                    return await trio.to_thread.run_sync(renewed, abandon_on_cancel=True)
+                    return await trio.to_thread.run_sync(call_after_write, abandon_on_cancel=True)
                 except OSError as error:
                     reason = error.strerror or str(error)
                 await trio.sleep(_PAUSE_S)
         raise self._unreachable(reason)
 
     def _unreachable(self, reason: str) -> WitnessError:
+        """Return the error for a folder that this host cannot reach."""
         return WitnessError(
-            f"process {self._member} cannot reach the witness in {self._where}: {reason}; it ends, because the others "
-            "may go on without it"
+            f"process {self._member} cannot reach the witness in {self._job_folder}: {reason}; it ends, because the "
+            "others may go on without it"
         )
 
     @asynccontextmanager
     async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
-        """Learn of the end of members, for the length of the block."""
+        """Watch the ends of members for the length of the block; `is_dead` and `has_ended` return what was seen."""
         others = set(members) - {self._member}
         self._ended -= others
         self._cut_off -= others
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             for member in others:
-                nursery.start_soon(self._watch, member)
+                nursery.start_soon(self._watch_member, member)
             try:
                 yield
             except Exception as error:  # raised outside, where the nursery does not wrap it
@@ -131,9 +134,9 @@ class SharedWitness(Witness):
         if failure is not None:
             raise failure
 
-    async def _watch(self, member: int) -> None:
+    async def _watch_member(self, member: int) -> None:
         """Connect to the socket of a member, and wait for the end of that connection."""
-        while (endpoint := await self._endpoint(member)) is None:  # noqa: ASYNC110  another host writes it
+        while (endpoint := await self._read_endpoint(member)) is None:  # noqa: ASYNC110  another host writes it
             await trio.sleep(self.look_s)
         try:
             with trio.fail_after(OUTAGE_S):
@@ -152,14 +155,15 @@ class SharedWitness(Witness):
                 reset = isinstance(error.__cause__, ConnectionResetError)
                 (self._ended if reset else self._cut_off).add(member)
 
-    async def _endpoint(self, member: int) -> tuple[str, int] | None:
+    async def _read_endpoint(self, member: int) -> tuple[str, int] | None:
+        """Return the endpoint at which a member shows that it lives; None: it has written none yet."""
         with suppress(WitnessError):  # the task that asks it for a decision raises that
-            content = await self.on(lambda: self._content(self._folder / f"alive-{member}"))
+            content = await self.access(lambda: self._read_json(self._folder / f"alive-{member}"))
             return None if content is None else tuple(content["endpoint"])
         return None
 
 
-def witness_of(
+def open_witness(
     folder: Path, attempt: int, run: int, member: int, first: EpochWorld, *, address: str, limit_s: float | None
 ) -> Witness:
     """Return the witness of a job on one host or on several; arguments as for `SharedWitness`."""

@@ -12,7 +12,7 @@ import trio
 
 from ..errors import UsageError
 from ..version import version
-from .agreement import EpochWorld, State, state_of
+from .agreement import EpochWorld, State, member_state
 from .witness import Witness
 
 #: How often a spare looks whether a world takes it, and a world that lacks members for spares.
@@ -40,7 +40,7 @@ async def wait_for_world(witness: Witness, member: int) -> EpochWorld | None:
     while True:
         witness.offer()
         record = witness.record()
-        if state_of(member, None, record, reported=False) is not State.WAITS:
+        if member_state(member, None, record, reported=False) is not State.WAITS:
             return record
         if witness.has_finished(record.epoch):
             return None
@@ -48,7 +48,7 @@ async def wait_for_world(witness: Witness, member: int) -> EpochWorld | None:
 
 
 async def until(condition: Callable[[], object], every_s: float = WAIT_S) -> None:
-    """Wait until a condition holds that other processes make true."""
+    """Wait until a condition holds that other processes make true; it is checked every `every_s`."""
     while not condition():  # noqa: ASYNC110
         await trio.sleep(every_s)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from ..errors import PeerLostError, RankFailedError
 from ..runtime.epoch import Epoch
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
-from .agreement import EpochWorld, proposal_of
+from .agreement import EpochWorld, propose_world
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -54,26 +54,28 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
             if following is None:
                 raise
         for member in following.members:
-            _enter(epochs[member], following)
+            _enter_world(epochs[member], following)
         world, start_ns = following, backend.now_ns() + round(faults.recovery_s * 1e9)
 
 
 def _lost_ranks(error: Exception) -> frozenset[int]:
-    """Return the ranks that are lost according to an error; none if it is another kind of error."""
+    """Return the rank that an error reports as lost; none for other errors."""
     cause = error.cause if isinstance(error, RankFailedError) else error
     return frozenset({cause.culprit}) if isinstance(cause, PeerLostError) else frozenset()
 
 
 def _next_world(world: EpochWorld, epochs: Mapping[int, Epoch], ranks: frozenset[int]) -> EpochWorld | None:
+    """Return the world after the loss of some ranks; None if no rank is lost, or none is left."""
     lost = {world.members[rank] for rank in ranks}
     if not lost:
         return None
     survivors = {member: epochs[member].survivor for member in world.members if member not in lost}
     reports = {member: model.report() if model else world.step for member, model in survivors.items()}
-    return proposal_of(world, reports, lost)
+    return propose_world(world, reports, lost)
 
 
-def _enter(epoch: Epoch, world: EpochWorld) -> None:
+def _enter_world(epoch: Epoch, world: EpochWorld) -> None:
+    """Set the memory of a rank for the next world, and move its model to the step of that world."""
     epoch.number, epoch.step, epoch.members = world.epoch, world.step, world.members
     if epoch.survivor is not None:
         epoch.survivor.advance(world.step)

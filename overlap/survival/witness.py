@@ -65,21 +65,22 @@ class Witness:
         self._folder = self._members / f"run-{run}"
         folder.mkdir(mode=0o700, exist_ok=True)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._show_life()
+        self._mark_alive()
 
     def close(self) -> None:
         """End the use of the witness in this run."""
 
-    def _show_life(self) -> None:
-        _lock(self._members / f"alive-{self._member}")
+    def _mark_alive(self) -> None:
+        """Lock the file that shows that this process lives; the kernel unlocks it at the end."""
+        _create_locked(self._members / f"alive-{self._member}")
 
-    async def on(self, call: Callable[[], T]) -> T:
+    async def access(self, call: Callable[[], T]) -> T:
         """Return the result of a call that reads or writes the folder: here it takes microseconds."""
         return call()
 
     @asynccontextmanager
     async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
-        """Learn of the end of members, for the length of the block: here the kernel knows at any time."""
+        """Watch the ends of members for the length of the block; on one host the kernel shows them at any time."""
         yield
 
     def has_ended(self, member: int) -> bool:
@@ -96,31 +97,31 @@ class Witness:
         return False
 
     def record(self) -> EpochWorld:
-        """Return the newest world."""
-        return _newest(self._folder) or self._first
+        """Return the newest world that is recorded: the first one until a proposal was accepted."""
+        return _read_newest_world(self._folder) or self._first
 
     def report(self, epoch: int, report: Report) -> None:
-        """Leave the report of this member, once in an epoch."""
+        """Write the report of this member; only the first one of an epoch counts."""
         self._create(f"report-{epoch}-{self._member}", asdict(report))
 
     def reports(self, epoch: int, members: Iterable[int]) -> dict[int, Report]:
         """Return the reports of an epoch, by member."""
-        read = ((member, self._read(f"report-{epoch}-{member}")) for member in members)
+        read = ((member, self._read_report(f"report-{epoch}-{member}")) for member in members)
         return {member: report for member, report in read if report is not None}
 
     def propose(self, proposal: EpochWorld) -> bool:
-        """Make a proposal the record, if it may follow it and is the first of its epoch."""
+        """Record a proposal if it may follow the record and is the first of its epoch; return whether it was."""
         return accepts(self.record(), proposal) and self._create(f"epoch-{proposal.epoch}", asdict(proposal))
 
     def program(self, own: str | None = None) -> str | None:
-        """Return the program that the members run; None: none has named it. A member names its own if none has."""
+        """Return the program that the members run; None if none has written it. `own` is written if none was."""
         if own is not None:
             self._create("program", {"program": own})
-        content = self._content(self._folder / "program")
+        content = self._read_json(self._folder / "program")
         return None if content is None else str(content["program"])
 
     def offer(self) -> None:
-        """Note that this process is ready to join, now; a spare repeats it while it waits."""
+        """Record that this spare is ready to join now; it must repeat that within `_FRESH_NS`."""
         now_ns, path = monotonic_ns(), self._folder / f"spare-{self._member}"
         path.touch(mode=0o600)
         os.utime(path, ns=(now_ns, now_ns))  # of the clock that all processes of a host share
@@ -135,7 +136,7 @@ class Witness:
         return found
 
     def finish(self, epoch: int) -> None:
-        """Note that the world of an epoch has ended well: all its ranks have finished their programs."""
+        """Record that the world of an epoch has ended well: all its ranks have finished their programs."""
         self._create(f"finished-{epoch}", {})
 
     def has_finished(self, epoch: int) -> bool:
@@ -153,12 +154,14 @@ class Witness:
         finally:
             draft.unlink()
 
-    def _read(self, name: str) -> Report | None:
-        if (content := self._content(self._folder / name)) is not None:
+    def _read_report(self, name: str) -> Report | None:
+        """Return the report in a file; None if there is no such file."""
+        if (content := self._read_json(self._folder / name)) is not None:
             return Report(**content | {"endpoint": tuple(content["endpoint"])})
         return None
 
-    def _content(self, path: Path) -> dict[str, Any] | None:
+    def _read_json(self, path: Path) -> dict[str, Any] | None:
+        """Return the content of a file; None if there is no such file."""
         with suppress(FileNotFoundError):
             return cast("dict[str, Any]", json.loads(path.read_text()))
         return None
@@ -167,8 +170,8 @@ class Witness:
 _locked: dict[Path, int] = {}  # descriptors that stay open: closing one would unlock the file
 
 
-def _lock(path: Path) -> None:
-    """Make a file that is locked from its first moment until this process ends, once."""
+def _create_locked(path: Path) -> None:
+    """Create a file that is locked until this process ends; later calls do nothing."""
     if path not in _locked:
         draft = path.with_name(f"draft-{path.name}")
         _locked[path] = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -185,7 +188,7 @@ def newest_world(folder: Path, attempt: int) -> EpochWorld | None:
     """Return the newest world that the witness of a job has decided on; None: it has not decided yet."""
     runs = _attempt_folder(folder, attempt).glob("run-*")
     for run in sorted(runs, key=lambda path: int(path.name.removeprefix("run-")), reverse=True):
-        if (world := _newest(run)) is not None:
+        if (world := _read_newest_world(run)) is not None:
             return world
     return None
 
@@ -194,7 +197,8 @@ def _attempt_folder(folder: Path, attempt: int) -> Path:
     return folder / f"attempt-{attempt}"
 
 
-def _newest(folder: Path) -> EpochWorld | None:
+def _read_newest_world(folder: Path) -> EpochWorld | None:
+    """Return the world of the last epoch in the folder of a run; None: no epoch has followed the first."""
     epochs = [int(path.name.removeprefix("epoch-")) for path in folder.glob("epoch-*")]
     if not epochs:
         return None

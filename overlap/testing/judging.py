@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from topology.errors import TopologyError
 
-from ..diagnostics import only, where
+from ..diagnostics import unwrap_single_error, where
 from ..errors import (
     CollectiveMismatchError,
     DeadlineError,
@@ -104,14 +104,14 @@ def _end_verdict(record: Record, error: BaseException) -> Verdict:
     at = next(filter(None, map(where, [cause, *chain])), "")
     line = at.removeprefix(" at ")
     return Verdict(
-        kind="crash", text=f"{culprit} failed{at}: {in_one_line(only(cause))}", ranks=ranks,
+        kind="crash", text=f"{culprit} failed{at}: {in_one_line(unwrap_single_error(cause))}", ranks=ranks,
         lines=(line,) if line else (),
     )  # fmt: skip
 
 
 def _error_chain(error: BaseException) -> Iterable[BaseException]:
     """Yield an error and its causes, the outermost first."""
-    link: BaseException | None = only(error)
+    link: BaseException | None = unwrap_single_error(error)
     while link is not None:
         yield link
         link = link.__cause__

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import trio
 
-from ..diagnostics import place_of
+from ..diagnostics import line_in_thread
 from ..errors import OverlapError, UsageError
 from ..runtime.future import Future
 
@@ -236,7 +236,7 @@ class RankThread(Generic[T]):
 
     def line_now(self) -> str:
         """Return the line that the thread executes, as "file:line"."""
-        return place_of(self._thread.ident or 0)
+        return line_in_thread(self._thread.ident or 0)
 
     def _unwind(self) -> None:
         """End the thread: every later request of the program raises."""
@@ -316,7 +316,7 @@ class RankThread(Generic[T]):
                 f"a thread that the program of rank {self.rank.rank} has started communicates; in a test only the "
                 "program's own thread can, because the order of threads is not repeatable; move the call there"
             )
-            self._refused.line = place_of(threading.get_ident())
+            self._refused.line = line_in_thread(threading.get_ident())
             raise self._refused
         if self._is_ending:
             raise StopThread

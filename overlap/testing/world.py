@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..processes.life import cluster_of
+from ..processes.life import find_cluster
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.epoch import Epoch
@@ -291,7 +291,7 @@ def simulate(
     wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]],
 ) -> WorldResult:
     """Run a world of ranks in virtual time; `wrap` makes the program of its ranks once the world exists."""
-    placed = cluster_of(cluster, ranks)
+    placed = find_cluster(cluster, ranks)
     size = ranks or placed.world_size
     record = Record(size=size)
     clock = TestedBackend(assumptions, placed, plan, record)

@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 from ..embedded.connection import Connection
 from ..embedded.door import connect
 from ..errors import OverlapError, UsageError
-from ..processes.connect import introduced
+from ..processes.connect import introduce_by_mpi
 from ..processes.place import Place, find_place
 from ..runtime.rank import Rank
 from . import surviving
@@ -197,7 +197,7 @@ def _open_store(process_place: Place, timeout: timedelta) -> dist.Store:
     """Return the store of a world's processes, at the address that the launcher has named or process 0 chose."""
     endpoint, listener = process_place.endpoint, None
     if endpoint is None:
-        endpoint, _, listener = trio.run(introduced, process_place)
+        endpoint, _, listener = trio.run(introduce_by_mpi, process_place)
     return dist.TCPStore(
         *endpoint,
         world_size=process_place.processes,

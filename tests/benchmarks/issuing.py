@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from overlap import Rank, run
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.config import RunConfig, imposed
+from overlap.config import RunConfig, setting_environment
 from overlap.flight.layout import file_bytes
 from overlap.flight.recorder import Known, Writer
 from overlap.timeline.recording import RawCollective, Recorder
@@ -41,7 +41,7 @@ _SPANS = 1000  # in a sample: one span is shorter than two looks at the clock
 
 def measure_issue(sampling: Sampling) -> Times:
     """Time until `all_reduce()` of 8 bytes returns, on rank 0 of 2."""
-    with imposed(RunConfig()):
+    with setting_environment(RunConfig()):
         return Times.of(run(_issue, sampling, ranks=2)[0])
 
 
@@ -62,7 +62,7 @@ async def _issue(rank: Rank, sampling: Sampling) -> list[int]:
 
 def measure_issue_behind(sampling: Sampling) -> Times:
     """Time until `all_reduce()` returns while thousands wait for the other rank, each of an array of its own."""
-    with imposed(RunConfig()):
+    with setting_environment(RunConfig()):
         return Times.of(run(_issue_behind, sampling, trio.Event(), ranks=2)[0])
 
 
@@ -84,7 +84,7 @@ async def _issue_behind(rank: Rank, sampling: Sampling, issued: trio.Event) -> l
 
 def measure_issue_in_a_thread(sampling: Sampling) -> Times:
     """Time until `all_reduce()` of 8 bytes returns in the compute thread of rank 0 of 2."""
-    with imposed(RunConfig()):
+    with setting_environment(RunConfig()):
         return Times.of(run(_issue_in_a_thread, sampling, ranks=2)[0])
 
 
@@ -108,7 +108,7 @@ async def _issue_in_a_thread(rank: Rank, sampling: Sampling) -> list[int]:
 
 def measure_compute(sampling: Sampling, argument: Callable[[], object]) -> Times:
     """Time until `rank.compute(fn, argument)` returns, while the compute stream is busy with something else."""
-    with imposed(RunConfig()):
+    with setting_environment(RunConfig()):
         return Times.of(run(_compute, sampling, argument, ranks=1)[0])
 
 

@@ -8,7 +8,7 @@ from typing import cast
 
 from overlap import Future, Rank, parallel, run
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.config import RunConfig, imposed
+from overlap.config import RunConfig, setting_environment
 from overlap.units import format_ns
 from tests.parallel.deep import LAYERS as DEEP
 from tests.parallel.deep import MB, RANKS, spans_of, steady
@@ -44,7 +44,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
 
 
 def _free(sampling: Sampling) -> Figure:
-    with imposed(RunConfig()):
+    with setting_environment(RunConfig()):
         [samples] = run(_both, sampling.warmup + sampling.iters, ranks=1)
     without, layer = (Times.of(each[sampling.warmup :]) for each in samples)
     text = f"  DataParallel: as fast as without ({without.median_ns / 1e6:.1f} ms)"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from overlap import Rank, run
 from overlap.cli.bench.sampling import BATCH, Sampling, slowest
-from overlap.config import RunConfig, imposed
+from overlap.config import RunConfig, setting_environment
 from overlap.units import format_bytes, format_ns
 
 from .figures import Figure, as_fast_as, time_of
@@ -67,7 +67,7 @@ def figures(sampling: Sampling) -> Iterator[Figure]:
 
 def _compared(size_bytes: int, sampling: Sampling) -> Iterator[Figure]:
     batch = BATCH if size_bytes <= _MANY_BYTES else _FEW
-    with imposed(RunConfig()):
+    with setting_environment(RunConfig()):
         told = run(_on_rank, size_bytes, sampling, batch, ranks=RANKS)
     times = {kind: slowest([samples[kind] for samples, _ in told], batch=batch) for kind in KINDS}
     wrong = sum(wrong for _, wrong in told)

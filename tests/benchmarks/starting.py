@@ -15,7 +15,7 @@ import numpy as np
 from overlap import OverlapError, Rank, run
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import environment
-from overlap.config import RunConfig, imposed
+from overlap.config import RunConfig, setting_environment
 
 __all__ = [
     "CROWD",
@@ -56,7 +56,7 @@ def measure_import(sampling: Sampling) -> Times:
 def measure_startup(sampling: Sampling) -> Times:
     """Time of a world of 32 ranks from start to end, each with a compute thread and one collective."""
     samples = []
-    with imposed(RunConfig()):
+    with setting_environment(RunConfig()):
         for _ in range(sampling.few):
             begun_ns = perf_counter_ns()
             run(_up_and_down, ranks=RANKS_UP)
@@ -105,7 +105,7 @@ def _busy(count: int) -> Iterator[None]:
 @contextmanager
 def fresh_python() -> Iterator[Callable[..., str]]:
     """Give a function that runs the interpreter and returns what it prints, with everything compiled beforehand."""
-    with TemporaryDirectory() as bytecode, imposed(RunConfig()):
+    with TemporaryDirectory() as bytecode, setting_environment(RunConfig()):
         environ = environment(bytecode=bytecode)
 
         def python(*args: str) -> str:

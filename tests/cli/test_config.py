@@ -10,7 +10,7 @@ import pytest
 import overlap
 from overlap import UsageError, trace_files
 from overlap.cli.options import add_settings, flag_of, given
-from overlap.config import RunConfig, imposed, requested, unknown_variables
+from overlap.config import RunConfig, resolve_config, setting_environment, unknown_variables
 from overlap.processes.place import member_variables
 from overlap.settings import option
 from overlap.units import count
@@ -141,7 +141,7 @@ def test_imposed_settings_replace_the_environments_and_are_taken_back(monkeypatc
     monkeypatch.setenv("OVERLAP_RANKS", "7")
     monkeypatch.setenv("OVERLAP_ALGORITHM", "mesh")
     monkeypatch.delenv("OVERLAP_CLUSTER", raising=False)
-    with suppress(ZeroDivisionError), imposed(RunConfig(ranks=3, cluster="local")):
+    with suppress(ZeroDivisionError), setting_environment(RunConfig(ranks=3, cluster="local")):
         assert RunConfig.from_environment() == RunConfig(ranks=3, cluster="local")
         raise ZeroDivisionError
     assert RunConfig.from_environment() == RunConfig(ranks=7, algorithm="mesh")
@@ -161,7 +161,7 @@ def test_imposed_settings_replace_the_environments_and_are_taken_back(monkeypatc
     ],
 )
 def test_later_traces_get_numbers(name, second, tmp_path):
-    with imposed(RunConfig()):
+    with setting_environment(RunConfig()):
         path = str(tmp_path / name)
         assert [trace_files.next_path(path), trace_files.next_path(path)] == [Path(path), tmp_path / second]
 
@@ -169,7 +169,7 @@ def test_later_traces_get_numbers(name, second, tmp_path):
 def test_numbers_start_again_with_new_settings_and_only_written_traces_are_told(tmp_path):
     path = str(tmp_path / "run.json")
     for _ in range(2):
-        with imposed(RunConfig()):
+        with setting_environment(RunConfig()):
             first, second, third = (trace_files.next_path(path) for _ in range(3))
             assert third == tmp_path / "run-3.json"
             second.touch()  # of an earlier program
@@ -187,7 +187,7 @@ def test_numbers_start_again_with_new_settings_and_only_written_traces_are_told(
 def test_every_value_says_where_it_came_from(monkeypatch):
     monkeypatch.setenv("OVERLAP_RANKS", "3")
     asked = RunConfig.given(ranks=2, timeout_s=5.0, trace=None)
-    wanted = requested(print, (), asked)
+    wanted = resolve_config(print, (), asked)
     assert (wanted.ranks, wanted.timeout_s, wanted.trace) == (3, 5.0, None)
     assert wanted.sources == {"ranks": "OVERLAP_RANKS", "timeout_s": "argument"}
     launched = wanted.changed("torchrun", ranks=8)
@@ -195,7 +195,7 @@ def test_every_value_says_where_it_came_from(monkeypatch):
 
 
 def test_the_variables_of_an_imposed_configuration_were_said_by_its_options():
-    with imposed(RunConfig.given("--ranks", ranks=3)):
+    with setting_environment(RunConfig.given("--ranks", ranks=3)):
         assert RunConfig.from_environment().sources == {"ranks": "--ranks"}
         os.environ["OVERLAP_RANKS"] = "4"  # by the program; the block takes it back
         assert RunConfig.from_environment().sources == {"ranks": "OVERLAP_RANKS"}
@@ -252,7 +252,7 @@ def test_a_transport_is_told_what_somebody_has_said():
 def test_some_tls_files_alone_are_refused(monkeypatch):
     monkeypatch.setenv("OVERLAP_TLS_KEY", "k")
     with pytest.raises(UsageError, match=r"^TLS needs three files: OVERLAP_TLS_CERT, "):
-        requested(print, (), RunConfig())
+        resolve_config(print, (), RunConfig())
 
 
 # -- one edit a setting ------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
         More.from_environment({"OVERLAP_COLOUR_DEPTH": "x"})
     with pytest.raises(UsageError, match=r"^colour_depth: too deep$"):
         More(colour_depth=100).verify()
-    with imposed(told):
+    with setting_environment(told):
         assert More.from_environment() == told
 
 

@@ -327,15 +327,15 @@ def test_main_reads_the_arguments_of_the_process(monkeypatch, capsys):
 
 
 def test_broken_pipes_of_several_nodes_are_one():
-    from overlap.launch.report import innermost
+    from overlap.launch.report import unwrap_groups
 
     pipe, other = BrokenPipeError(32, "Broken pipe"), ValueError("no")
-    assert innermost(ExceptionGroup("all", [pipe, ExceptionGroup("inner", [BrokenPipeError()])])) is pipe
+    assert unwrap_groups(ExceptionGroup("all", [pipe, ExceptionGroup("inner", [BrokenPipeError()])])) is pipe
     full = OutputError("the output", OSError(28, "No space left on device"))
-    assert innermost(ExceptionGroup("all", [full, OutputError("the output", OSError(28))])) is full
+    assert unwrap_groups(ExceptionGroup("all", [full, OutputError("the output", OSError(28))])) is full
     both = ExceptionGroup("all", [pipe, other])
-    assert innermost(both) is both
-    assert innermost(ExceptionGroup("all", [other])) is other
+    assert unwrap_groups(both) is both
+    assert unwrap_groups(ExceptionGroup("all", [other])) is other
 
 
 _PROGRAM = """

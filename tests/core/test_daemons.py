@@ -28,7 +28,7 @@ async def catching() -> None:
             await trio.sleep(10)
 
 
-def parent_of(child: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+def parent_pid(child: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
     async def parent() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child)
@@ -54,7 +54,7 @@ async def computes(rank: R) -> None:
 
 
 WAYS = {"shielded": shielded, "catching": catching}
-WAYS |= {f"{name} child": parent_of(child) for name, child in WAYS.items()}
+WAYS |= {f"{name} child": parent_pid(child) for name, child in WAYS.items()}
 
 
 @pytest.mark.parametrize("end", [returns, raises, computes])
@@ -126,7 +126,7 @@ def test_a_daemon_that_catches_its_cancellation_a_few_times_ends_by_itself(
         events.append("ended")
 
     async def main(rank: R) -> None:
-        daemon = rank.spawn(parent_of(reluctant), daemon=True)
+        daemon = rank.spawn(parent_pid(reluctant), daemon=True)
         await trio.sleep(0.01)
         assert daemon.cancel()
         assert daemon.cancel()

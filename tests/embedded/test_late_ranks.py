@@ -31,6 +31,6 @@ def test_the_rank_that_is_waited_for(rank: int, expected: str, monkeypatch: pyte
             raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        with rendezvous.through_store(Empty(), rank, 2, secret=None, job="late", nodes=None, host=None):
+        with rendezvous.rendezvous_through_store(Empty(), rank, 2, secret=None, job="late", nodes=None, host=None):
             pass
     assert [line[: len(expected)] for line in said] == [expected]

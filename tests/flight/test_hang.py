@@ -13,7 +13,7 @@ import pytest
 
 from overlap.errors import UsageError
 from overlap.flight import hang
-from overlap.flight.dumps import plain, read_dump
+from overlap.flight.dumps import read_dump, unpickle_plain
 from overlap.flight.hang import PAGE_LINES, is_dump, judge
 
 LIMIT_S = 280
@@ -203,7 +203,7 @@ def test_lists_that_contain_each_other_end(tmp_path, depth):
         read_dump(path)
     nested = b"\x80\x02}K\x01" + b"q\x00h\x00\x86" * depth + b"K\x01s."
     with pytest.raises(ValueError, match="a key that is neither text nor number"):
-        plain(nested)
+        unpickle_plain(nested)
 
 
 def test_damaged_dumps_cost_a_sentence(tmp_path):
@@ -333,7 +333,7 @@ def test_plain_data_of_every_kind_is_read(protocol):
     data = {"a": [1, -1, 255, 256, 70_000, -70_000, 1 << 40, 1.5, None, True, False], "b": (1, ("x", 2), ()),
             "c": ["text", "é" * 300, {}, {"k": [{"l": (1, 2, 3, 4)}]}],
             7: [[i, str(i)] for i in range(400)]}  # fmt: skip
-    assert plain(pickle.dumps(data, protocol)) == data
+    assert unpickle_plain(pickle.dumps(data, protocol)) == data
 
 
 def test_equal_dicts_of_a_pickle_differ_after_an_index_is_bound_again():
@@ -342,7 +342,7 @@ def test_equal_dicts_of_a_pickle_differ_after_an_index_is_bound_again():
 
     same = b"}(h\x00h\x01u"
     content = b"\x80\x02](" + text(b"k", b"\x00") + text(b"a", b"\x01") + same + text(b"b", b"\x01") + same + b"e."
-    assert plain(content) == pickle.loads(content) == ["k", "a", {"k": "a"}, "b", {"k": "b"}]
+    assert unpickle_plain(content) == pickle.loads(content) == ["k", "a", {"k": "a"}, "b", {"k": "b"}]
 
 
 def test_a_rank_that_is_in_a_group_of_unknown_members_is_not_blamed(tmp_path):

@@ -20,7 +20,7 @@ from overlap.flight.folder import runs
 from overlap.flight.hang import PAGE_LINES, judge
 from overlap.flight.layout import START_AT, TEXT_LIMIT_BYTES, read_text, write_text
 from overlap.flight.reading import read_flight
-from overlap.kernel_facts import start_of
+from overlap.kernel_facts import start_ticks
 from tests import interpreters
 
 from . import KILLED
@@ -226,7 +226,7 @@ def test_runs_of_other_users_come_last(folder, sample, capsys, monkeypatch):
         (folder / f"{name}.flight").write_bytes(renamed(sample, name, os.getcwd()))
     owner = os.getuid()
     monkeypatch.setattr("os.getuid", lambda: owner + 1)
-    monkeypatch.setattr("os.stat", partial(stat_of, {folder / "b.flight": owner + 1}))
+    monkeypatch.setattr("os.stat", partial(read_stat, {folder / "b.flight": owner + 1}))
     assert judged(capsys)[0] == "job b"
     (folder / "b.flight").unlink()
     (folder / "c.flight").write_bytes(renamed(sample, "c", "/elsewhere"))
@@ -237,7 +237,7 @@ def test_runs_of_other_users_come_last(folder, sample, capsys, monkeypatch):
     )
 
 
-def stat_of(owners, path, stat=os.stat, **how):
+def read_stat(owners, path, stat=os.stat, **how):
     found = stat(path, **how)
     owner = owners.get(Path(path)) if isinstance(path, str) else None
     return found if owner is None else os.stat_result([*found[:4], owner, *found[5:]])
@@ -252,9 +252,9 @@ def test_a_pipe_among_records_is_passed_over(folder, sample, capsys):
 def test_a_process_id_that_is_used_again_is_no_running_job() -> None:
     """A record is of a process that began when it says."""
     host, pid = platform.node()[:100], os.getpid()
-    assert runs(host, pid, start_of(pid))
-    assert not runs(host, pid, str(int(start_of(pid)) + 1))
-    assert not runs(f"{host}-other", pid, start_of(pid))
+    assert runs(host, pid, start_ticks(pid))
+    assert not runs(host, pid, str(int(start_ticks(pid)) + 1))
+    assert not runs(f"{host}-other", pid, start_ticks(pid))
     assert not runs(host, pid, "")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap.launch.binding import by_place, kept_to, shares, shares_here
+from overlap.launch.binding import bound_to_cores, share_cores, share_own_cores, sort_by_package
 from tests.interpreters import ROOT, Python
 from transports.patience import usable
 
@@ -27,7 +27,7 @@ ANY = frozenset[int]()
     ],
 )
 def test_shares_are_as_large_for_all(cores: list[int], processes: int, expected: list[set[int]]) -> None:
-    assert shares(cores, processes) == expected
+    assert share_cores(cores, processes) == expected
 
 
 def test_threads_of_one_unit_stand_side_by_side(tmp_path: Path) -> None:
@@ -36,23 +36,23 @@ def test_threads_of_one_unit_stand_side_by_side(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text(f"{package}\n")
         (folder / "core_id").write_text(f"{unit}\n")  # and no die_id, as of older systems
-    assert by_place(range(8), str(tmp_path)) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert sort_by_package(range(8), str(tmp_path)) == [0, 4, 2, 6, 1, 5, 3, 7]
 
 
 def test_cores_of_which_nothing_is_said_keep_their_order(tmp_path: Path) -> None:
-    assert by_place([2, 0, 1], str(tmp_path)) == [0, 1, 2]
+    assert sort_by_package([2, 0, 1], str(tmp_path)) == [0, 1, 2]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores")
 def test_who_starts_them_keeps_its_own_cores() -> None:
     before = usable()
     one = frozenset({min(before)})
-    with kept_to(one):
+    with bound_to_cores(one):
         assert usable() == one
     assert usable() == before
-    with kept_to(ANY):
+    with bound_to_cores(ANY):
         assert usable() == before
-    with kept_to(frozenset({1 << 12})):  # there is no such
+    with bound_to_cores(frozenset({1 << 12})):  # there is no such
         assert usable() == before
     assert usable() == before
 
@@ -60,8 +60,8 @@ def test_who_starts_them_keeps_its_own_cores() -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores")
 def test_shares_are_of_the_cores_that_this_thread_may_use() -> None:
     one = frozenset({min(usable())})
-    with kept_to(one):
-        assert shares_here(2) == [one, one]
+    with bound_to_cores(one):
+        assert share_own_cores(2) == [one, one]
 
 
 _TELLS = """
@@ -82,5 +82,5 @@ def test_each_process_of_a_launch_keeps_to_its_share(tmp_path: Path, options: li
     command = ("-m", "overlap", "run", "--processes", "2", "--no-prefix", *options, "tells.py")
     job = Python(*command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     told, _ = job.communicate(timeout=60)
-    expected = [sorted(share) for share in shares(by_place(cores), 2)] if bound else [cores, cores]
+    expected = [sorted(share) for share in share_cores(sort_by_package(cores), 2)] if bound else [cores, cores]
     assert told == f"{expected}\n"

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from overlap import UsageError
-from overlap.processes.connect import introduced
+from overlap.processes.connect import introduce_by_mpi
 from overlap.processes.launchers import first_host, is_loopback
 from overlap.processes.place import Place, find_place, member_variables, without_membership
 
@@ -314,7 +314,7 @@ def test_an_mpi_library_that_is_not_the_launchers(monkeypatch):
     monkeypatch.setattr("transports.mpi.introduce", introduce)
     place = find_place({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"})
     with pytest.raises(UsageError) as caught:
-        trio.run(introduced, place)
+        trio.run(introduce_by_mpi, place)
     assert str(caught.value) == (
         "Open MPI started 4 processes, and the library of mpi4py (MPICH Version: 4.3.0) sees 1: it is not the "
         "launcher's; start with the mpiexec that belongs to it, install an mpi4py that was built for the launcher's "

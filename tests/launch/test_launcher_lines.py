@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap.launch.output import LONGEST_BYTES, LineBuffer, prefix_of
+from overlap.launch.output import LONGEST_BYTES, LineBuffer, line_prefix
 
 
 def cut(*pieces, times=None):
@@ -53,6 +53,6 @@ def test_pieces_of_any_size_give_the_same_lines(lines, data):
 
 
 def test_prefixes():
-    assert prefix_of(3, colour=False) == b"[process 3] "
-    assert prefix_of(0, colour=True) == b"\x1b[36m[process 0]\x1b[0m "
-    assert prefix_of(0, colour=True) != prefix_of(1, colour=True)
+    assert line_prefix(3, colour=False) == b"[process 3] "
+    assert line_prefix(0, colour=True) == b"\x1b[36m[process 0]\x1b[0m "
+    assert line_prefix(0, colour=True) != line_prefix(1, colour=True)

@@ -45,7 +45,7 @@ class Node:
         self._losses, self._stopped_s = losses, stopped_s
         self.name, self._held, self._kernel = f"node {node}", held, kernel  # in it from the beginning, second by second
         self.process = SimpleNamespace(returncode=None)
-        self.vanished = lambda: False
+        self.has_vanished = lambda: False
         self._queued = queued  # share of the time in which it waits for a processor
         self.got = []
         self._after_s = {SIGINT: 0.0, SIGTERM: 0.0, SIGKILL: 0.0} | {signal.Signals[key]: s for key, s in after.items()}
@@ -53,7 +53,7 @@ class Node:
         self.relays = [SimpleNamespace(run=trio.lowlevel.checkpoint, hurry=lambda: None)]
         self.drain_reports = trio.lowlevel.checkpoint
 
-    async def listen(self, news, lost):
+    async def read_records(self, news, lost):
         for instant_s, node in self._losses:
             await trio.sleep_until(instant_s)
             lost(node)
@@ -77,13 +77,13 @@ class Node:
             return "D", self._kernel[second]
         return ("t", "is held by a debugger") if self._held else ("", "")
 
-    def reached(self):
+    def last_world(self):
         return self._waits or 0
 
-    def waits_in(self):
+    def awaited_world(self):
         return None if self.process.returncode is not None else self._waits
 
-    def has_yet_to_come(self):
+    def has_entered_no_world(self):
         return self._waits_s < inf and self._waits is None
 
     def waits_as_spare(self):
@@ -92,10 +92,10 @@ class Node:
     def was_killed(self):
         return self.process.returncode < 0 and self.status is None and not self.stopped
 
-    def lacks(self, world):
+    def has_missed(self, world):
         return False
 
-    async def reaped(self):
+    async def wait_and_reap(self):
         if self.process.returncode is None:
             with self._life:
                 await trio.sleep_forever()

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from overlap import UsageError
-from overlap.launch.lifeline import take, tie
+from overlap.launch.lifeline import join_launcher, tie_to_pipe
 from overlap.launch.output import READ_BYTES, STDOUT, Log, OutputError, Relay, Screen
 
 
@@ -145,7 +145,7 @@ def test_the_launcher_ties_a_process_that_has_not_started_to_hold_its_lifeline(p
         stdout=subprocess.PIPE,
     )
     with child:
-        assert tie(reads, child.pid)
+        assert tie_to_pipe(reads, child.pid)
         pipe.close(reads)
         assert child.stdout.readline() == b"\n"
         pipe.close(writes)
@@ -157,9 +157,11 @@ import os, sys
 if sys.argv[1] == "thread":
     import fcntl
     del fcntl.F_SETSIG
-from overlap.launch.lifeline import take
+from overlap.launch.lifeline import join_launcher
 told = os.environ["OVERLAP_LIFELINE_FD"]
-print(take(), take(), os.environ["OVERLAP_MEMBER_PID"] == str(os.getpid()), os.get_inheritable(int(told)), flush=True)
+joined = join_launcher()
+is_member = os.environ["OVERLAP_MEMBER_PID"] == str(os.getpid())
+print(joined, join_launcher(), is_member, os.get_inheritable(int(told)), flush=True)
 while True:
     pass
 """
@@ -208,12 +210,12 @@ def test_what_was_printed_is_in_the_log_before_what_the_process_says_elsewhere(t
 
 
 def test_without_a_launcher_there_is_nothing_to_take():
-    assert not take({})
-    assert not take({"OVERLAP_LIFELINE_FD": "3", "OVERLAP_MEMBER_PID": "1"})
+    assert not join_launcher({})
+    assert not join_launcher({"OVERLAP_LIFELINE_FD": "3", "OVERLAP_MEMBER_PID": "1"})
 
 
 def test_descriptors_that_are_not_open_are_told(pipe):
     reads, _ = pipe()
     pipe.close(reads)
     with pytest.raises(UsageError, match=r"the descriptors of OVERLAP_\*_FD are not open here"):
-        take({"OVERLAP_LIFELINE_FD": str(reads)})
+        join_launcher({"OVERLAP_LIFELINE_FD": str(reads)})

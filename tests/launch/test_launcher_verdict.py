@@ -17,7 +17,7 @@ from overlap.processes.status import (
     Status,
     read_record,
     report_to_launcher,
-    status_of,
+    status_from_error,
 )
 from transports import LinkLostError
 
@@ -213,12 +213,12 @@ def test_a_long_line_of_a_card_keeps_its_beginning_and_its_end():
     ],
 )  # fmt: skip
 def test_an_error_is_judged_by_where_it_began(error, expected):
-    assert status_of(error, local=range(4, 8)) == expected
+    assert status_from_error(error, local=range(4, 8)) == expected
 
 
 def test_a_lost_link_is_never_the_cause():
-    assert not status_of(LinkLostError("gone"), local=range(4, 8)).cause
-    assert not status_of(failed(5, LinkLostError("gone")), local=range(4, 8)).cause
+    assert not status_from_error(LinkLostError("gone"), local=range(4, 8)).cause
+    assert not status_from_error(failed(5, LinkLostError("gone")), local=range(4, 8)).cause
 
 
 def test_the_record_is_read_back():

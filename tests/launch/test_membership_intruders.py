@@ -31,8 +31,8 @@ from overlap.processes.messages import (
     Pong,
     Ready,
     Refused,
+    add_frame_head,
     encode,
-    framed,
 )
 from overlap.processes.silence import SilenceLimits, watch
 from transports.handshake import VERSION, welcome
@@ -144,10 +144,10 @@ def test_a_handshake_that_is_late_matters_where_a_member_is_missing(*, comes: bo
     ("data", "reason"),
     [
         (b"\xff" * 12, "bytes that are no frame, or were damaged on the way"),
-        (framed(bytes(65537))[:12], "a frame claims 65537 bytes, the limit is 65536"),
-        (framed(b"abc")[:-1] + b"?", "a frame of 3 bytes that was damaged on the way"),
+        (add_frame_head(bytes(65537))[:12], "a frame claims 65537 bytes, the limit is 65536"),
+        (add_frame_head(b"abc")[:-1] + b"?", "a frame of 3 bytes that was damaged on the way"),
         (
-            framed(b"\xc1"),
+            add_frame_head(b"\xc1"),
             "1 bytes that are no message: MessagePack data is malformed: invalid opcode '\\xc1' (byte 0)",
         ),
         (encode(Ready(process="")), "a Ready, which is not its turn"),

@@ -23,10 +23,10 @@ from overlap.processes.messages import (
     Ready,
     Refused,
     Waiting,
+    add_frame_head,
     decode,
     encode,
     encode_event,
-    framed,
 )
 
 EXAMPLES: dict[Any, list[Any]] = {
@@ -99,7 +99,7 @@ def test_it_does_not_matter_how_the_wire_cuts(cuts: list[int]) -> None:
 )
 def test_nothing_else_is_read(said: object, message: str) -> None:
     with pytest.raises(MessageError, match=message):
-        read(framed(msgpack.packb(said)))
+        read(add_frame_head(msgpack.packb(said)))
 
 
 @pytest.mark.parametrize("length_bytes", [FRAME_LIMIT_BYTES + 1, 2**32 - 1])

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from overlap.errors import UsageError
-from overlap.kernel_facts import parent_of
+from overlap.kernel_facts import parent_pid
 from overlap.launch import mpi
 from overlap.launch.mpi import seats
 
@@ -86,11 +86,11 @@ def test_a_stub_that_is_killed_is_named(tmp_path: Path) -> None:
     async def main() -> None:
         async with seats(command(tmp_path, MPIEXEC), 2, {**os.environ, "ENDED": str(tmp_path / "ended")}) as taken:
             os.kill(taken[1].pid, signal.SIGKILL)
-            assert await taken[1].lost() == (
+            assert await taken[1].wait_until_lost() == (
                 f"the helper of mpiexec (pid {taken[1].pid}) that holds its place has ended"
             )
             with trio.move_on_after(0) as scope:
-                await taken[0].lost()
+                await taken[0].wait_until_lost()
             assert scope.cancelled_caught
 
     trio.run(main)
@@ -103,10 +103,10 @@ def test_a_helper_that_stays_stopped_is_named(tmp_path: Path, monkeypatch: pytes
 
     async def main() -> None:
         async with seats(command(tmp_path, MPIEXEC), 1, {**os.environ, "ENDED": str(tmp_path / "ended")}) as taken:
-            pid = parent_of(taken[0].pid) if parents else taken[0].pid
+            pid = parent_pid(taken[0].pid) if parents else taken[0].pid
             os.kill(pid, signal.SIGSTOP)
             try:
-                lost = await taken[0].lost()
+                lost = await taken[0].wait_until_lost()
             finally:
                 os.kill(pid, signal.SIGCONT)
             name = "a process" if parents else "the helper"

@@ -127,10 +127,10 @@ def test_a_part_is_kept_where_there_is_room(tmp_path: Path) -> None:
 
 WRITES = """
 import os, signal, sys, trio
-from overlap.processes.traces import undisturbed
+from overlap.processes.traces import delaying_sigterm
 
 async def main():
-    with undisturbed():
+    with delaying_sigterm():
         os.kill(os.getpid(), signal.SIGTERM)
         await trio.sleep(0)
         print("written", flush=True)

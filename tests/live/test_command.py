@@ -11,7 +11,7 @@ import pytest
 import overlap
 from overlap.cli import main
 from overlap.errors import UsageError
-from overlap.live.worlds import chosen, running
+from overlap.live.worlds import find_world, running
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_top_shows_what_has_just_been_done(capsys):
 
 def test_calls_of_a_record_have_their_bytes():
     def look():
-        world = chosen(None)
+        world = find_world(None)
         for each in world.processes:
             each.ranks()
         calls = {words.kind: words.nbytes for each in world.processes for words in each.calls.values()}
@@ -93,10 +93,10 @@ def test_calls_of_a_record_have_their_bytes():
 
 def test_who_is_no_job_is_told_in_one_line():
     with pytest.raises(UsageError) as caught:
-        chosen(None)
+        find_world(None)
     assert str(caught.value) == "no world of yours runs on this host"
     with pytest.raises(UsageError) as caught:
-        chosen("x")
+        find_world("x")
     assert str(caught.value) == "'x' is no running job, nor the program or a process of one; running on this host: none"
 
 
@@ -129,7 +129,7 @@ def test_jobs_of_one_program_are_listed(monkeypatch):
 
     def refused():
         with pytest.raises(UsageError) as caught:
-            chosen("train.py")
+            find_world("train.py")
         return str(caught.value)
 
     def jobs():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from overlap.threads import frames_of, without_collector
+from overlap.threads import read_frames, without_collector
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ def test_frames_are_found_and_nothing_is_collected_meanwhile(deep: int) -> None:
 
     def note(phase: str, _: object) -> None:
         inside = sys._getframe(1)
-        looking.append(inside.f_code is frames_of.__code__ and "frame" in inside.f_locals)
+        looking.append(inside.f_code is read_frames.__code__ and "frame" in inside.f_locals)
 
     thresholds = gc.get_threshold()
     gc.callbacks.append(note)
     gc.set_threshold(1)
     try:
-        names = [frame.f_code.co_name for frame in frames_of(deep)]
+        names = [frame.f_code.co_name for frame in read_frames(deep)]
     finally:
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(note)
@@ -53,7 +53,7 @@ def test_frames_are_found_and_nothing_is_collected_meanwhile(deep: int) -> None:
 def test_a_collector_that_is_off_stays_off() -> None:
     gc.disable()
     try:
-        frames_of(threading.get_ident())
+        read_frames(threading.get_ident())
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -103,4 +103,4 @@ def test_a_thread_that_has_ended_has_no_frames() -> None:
     thread = threading.Thread(target=str)
     thread.start()
     thread.join()
-    assert frames_of(thread.ident or 0) == []
+    assert read_frames(thread.ident or 0) == []

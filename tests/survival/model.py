@@ -19,8 +19,8 @@ from overlap.survival.agreement import (
     accepts,
     has_state,
     lost_members,
-    proposal_of,
-    state_of,
+    member_state,
+    propose_world,
 )
 
 STEPS = 12
@@ -125,7 +125,7 @@ class Job:
 
     def wait(self, me: Member) -> Iterator[int]:
         me.offered = True
-        while (state := state_of(me.number, None, self.record, reported=False)) is State.WAITS:
+        while (state := member_state(me.number, None, self.record, reported=False)) is State.WAITS:
             yield 1
             if self.record.epoch in self.done:
                 me.finished = True
@@ -208,7 +208,7 @@ class Job:
 
     def agree(self, me: Member) -> Iterator[int]:
         began = self.turn
-        while (state := state_of(me.number, me.world, self.record, reported=True)) is State.REPORTS:
+        while (state := member_state(me.number, me.world, self.record, reported=True)) is State.REPORTS:
             if me.world.epoch in self.done and me.number in self.ended.get(me.world.epoch, ()):
                 me.finished = True
                 return
@@ -219,7 +219,7 @@ class Job:
                 reports=reports.keys(), waited_s=self.turn - began, suspect_s=SUSPECT_S, report_s=REPORT_S,
             )  # fmt: skip
             spares = self.spares()
-            proposal = proposal_of(me.world, reports, lost, lacking=lacking, spares=spares, size=self.size)
+            proposal = propose_world(me.world, reports, lost, lacking=lacking, spares=spares, size=self.size)
             waiting = spares - {*me.world.members, *me.world.lost}
             assert proposal is None or len(proposal.members) == self.size or waiting <= set(proposal.members)
             yield 1  # between the look and the decision anything may happen

@@ -12,8 +12,8 @@ from overlap.survival.agreement import (
     has_state,
     is_minority,
     lost_members,
-    proposal_of,
-    state_of,
+    member_state,
+    propose_world,
 )
 from tests.survival.model import FOREVER, STEPS, Job
 
@@ -98,9 +98,9 @@ def test_the_witness_accepts_newcomers_that_were_never_lost() -> None:
 def test_spares_fill_the_places_of_the_lost_by_number() -> None:
     world = EpochWorld(epoch=2, members=(0, 1, 4), step=5, newcomers=(4,), lost=(2, 3))
     reports = {0: 6, 1: 5, 4: 5}
-    more = proposal_of(world, reports, {0}, lacking={4}, spares={3, 4, 6, 5}, size=4)
+    more = propose_world(world, reports, {0}, lacking={4}, spares={3, 4, 6, 5}, size=4)
     assert more == EpochWorld(epoch=3, members=(1, 4, 5, 6), step=5, newcomers=(4, 5, 6), lost=(2, 3, 0))
-    alone = proposal_of(world, {4: 5}, {0, 1}, lacking={4}, size=3)
+    alone = propose_world(world, {4: 5}, {0, 1}, lacking={4}, size=3)
     assert alone == EpochWorld(epoch=3, members=(4,), step=5, newcomers=(4,), lost=(2, 3, 0, 1))
 
 
@@ -113,23 +113,23 @@ def test_a_newcomer_has_the_state_once_it_has_prepared_a_step() -> None:
 
 def test_a_spare_waits_until_a_world_takes_it() -> None:
     first = EpochWorld(epoch=0, members=(0, 1), step=0)
-    assert state_of(2, None, first, reported=False) is State.WAITS
+    assert member_state(2, None, first, reported=False) is State.WAITS
     taken = EpochWorld(epoch=1, members=(1, 2), step=4, newcomers=(2,), lost=(0,))
-    assert state_of(2, None, taken, reported=False) is State.JOINS
+    assert member_state(2, None, taken, reported=False) is State.JOINS
     later = EpochWorld(epoch=2, members=(1, 3), step=4, newcomers=(3,), lost=(0, 2))
-    assert state_of(2, None, later, reported=False) is State.OUT
+    assert member_state(2, None, later, reported=False) is State.OUT
 
 
 def test_a_member_that_returns_after_a_long_stop_is_out() -> None:
     old = EpochWorld(epoch=0, members=(0, 1, 2), step=3)
     record = EpochWorld(epoch=2, members=(0, 2), step=9)
-    assert state_of(1, old, record, reported=True) is State.OUT
+    assert member_state(1, old, record, reported=True) is State.OUT
 
 
 def test_a_proposal_waits_for_the_reports_of_the_living() -> None:
     world = EpochWorld(epoch=4, members=(3, 1, 2), step=5)
-    assert proposal_of(world, {3: 5}, {2}) is None
-    assert proposal_of(world, {3: 5, 1: 6}, {2}) == EpochWorld(epoch=5, members=(3, 1), step=6, lost=(2,))
+    assert propose_world(world, {3: 5}, {2}) is None
+    assert propose_world(world, {3: 5, 1: 6}, {2}) == EpochWorld(epoch=5, members=(3, 1), step=6, lost=(2,))
 
 
 def test_a_suspect_that_reports_is_not_lost() -> None:

@@ -115,7 +115,7 @@ class Job:
         arrived.add(member)
         while arrived != set(world.members):
             await trio.sleep(run.witness.look_s)
-            if run._gone() or run.witness.reports(world.epoch, world.members):
+            if run._dead_members() or run.witness.reports(world.epoch, world.members):
                 raise PeerLostError("lost before all had met", culprit=-1)
         run.state = State.TRAINS
         while model.progress.agreed < STEPS:
@@ -158,7 +158,7 @@ def one_process(monkeypatch):
     monkeypatch.setattr(epochs, "_runs", repeat(0))
     for name in ("renumber", "report_to_launcher", "notify"):
         monkeypatch.setattr(epochs, name, lambda *_: None)
-    monkeypatch.setattr(witness, "_lock", lambda path: None)
+    monkeypatch.setattr(witness, "_create_locked", lambda path: None)
     monkeypatch.setattr(Witness, "look_s", 0.02)  # as of the witness between hosts: of those waits most of the time is
     monkeypatch.setattr(Witness, "is_dead", lambda self, member: member in jobs[-1].dead)
     member, last = list(epochs._member), list(epochs._last)

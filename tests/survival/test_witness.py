@@ -95,7 +95,7 @@ async def test_a_host_that_gives_no_answer_is_dead_and_may_live(tmp_path, monkey
 async def test_a_folder_that_blocks_ends_the_process(tmp_path):
     witness, free = shared(tmp_path, 0, limit_s=0.2), threading.Event()
     with pytest.raises(WitnessError, match=r"process 0 cannot reach the witness in .*: it does not answer; it ends"):
-        await witness.on(free.wait)
+        await witness.access(free.wait)
     free.set()
     witness.close()
 
@@ -109,5 +109,5 @@ async def test_a_call_that_fails_for_a_moment_is_made_again(tmp_path):
             raise failures.pop()
         return witness.record()
 
-    assert await witness.on(look) == WORLD
+    assert await witness.access(look) == WORLD
     witness.close()

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ... import Rank, run
-from ...config import RunConfig, imposed
+from ...config import RunConfig, setting_environment
 from ..children import read_json_lines, start
 from .cases import Assignment, Case, wrong_elements
 from .sampling import Sampling, Times, slowest
@@ -144,7 +144,7 @@ def measure(
     clock_ns: Callable[[], int] = perf_counter_ns,
 ) -> Result:
     """Measure one case in a world of its own, in this process."""
-    with imposed(RunConfig()):  # the settings of a launcher would change the result
+    with setting_environment(RunConfig()):  # the settings of a launcher would change the result
         told = run(on_rank, case, sampling, check, clock_ns, ranks=case.ranks, algorithm=algorithm)[0]
     assert told is not None, "rank 0 gathers the samples"
     return summarised(case, sampling, told, check=check)

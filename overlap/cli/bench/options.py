@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ... import UsageError
 from ...cost.select import check_algorithm
-from ...settings import text_of
+from ...settings import format_setting
 from ...units import format_bytes, parse_bytes
 from .cases import Case
 from .measuring import ProcessLayout
@@ -75,7 +75,7 @@ def layout(args: argparse.Namespace) -> ProcessLayout:
     return ProcessLayout(
         processes=processes,
         tcp=bool(args.tcp),
-        rails=None if args.rails is None else text_of(args.rails),
+        rails=None if args.rails is None else format_setting(args.rails),
         peer_direct=args.peer_direct is not False,
         checksums=args.checksums,
         transport=args.transport or "auto",

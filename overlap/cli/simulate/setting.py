@@ -12,7 +12,7 @@ from ... import Faults, Interference, Virtual
 from ...config import RunConfig
 from ...cost.select import check_algorithm
 from ...errors import UsageError
-from ...processes.life import DEFAULT_RANKS, cluster_of
+from ...processes.life import DEFAULT_RANKS, find_cluster
 from ...settings import Option
 from ...simulation import Profile, Roofline
 from ...simulation.conditions import ALL
@@ -154,7 +154,7 @@ def _cluster(values: Mapping[str, Any], config: RunConfig) -> topology.Cluster:
         if values["cluster"] == LOCAL:
             size.setdefault("ranks", config.ranks or DEFAULT_RANKS)
         return topology.cluster(str(values["cluster"]), **size)
-    chosen = cluster_of(config.cluster, config.ranks)
+    chosen = find_cluster(config.cluster, config.ranks)
     if not size:
         return chosen
     anynumber = chosen.machine.devices is None

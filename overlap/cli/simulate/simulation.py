@@ -10,7 +10,7 @@ from typing import Any
 
 from topology import Cluster, TopologyError
 
-from ...config import RunConfig, imposed, overriding
+from ...config import RunConfig, overriding, setting_environment
 from ...cost.parameters import measured
 from ...cost.select import plan, size_class
 from ...errors import ScheduleError, UsageError
@@ -213,7 +213,7 @@ def simulate(
 
     begun_s = perf_counter()
     wanted = RunConfig.from_environment().changed("--trace", trace=trace)
-    with imposed(wanted), as_main(), overriding(revise=revise, watcher=watch, pulse=pulse and beat):
+    with setting_environment(wanted), as_main(), overriding(revise=revise, watcher=watch, pulse=pulse and beat):
         names = _run(program)
     wall_s = perf_counter() - begun_s
     if not seen:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from ...errors import ReplicaError, UsageError, agreed
+from ...errors import ReplicaError, UsageError, mark_agreed
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
@@ -63,7 +63,7 @@ def check_alike(
                 item = "the digests have come damaged"
             else:
                 item = f"one of those after {items[index - 1]}"
-            raise agreed(UsageError(f"{subject} differ between rank {this_rank} and rank {rank}: {item}"))
+            raise mark_agreed(UsageError(f"{subject} differ between rank {this_rank} and rank {rank}: {item}"))
 
 
 def agreement(work: MemoryWork, group: Group, subject: str, items: Sequence[str], *, name: str = "") -> Future[None]:

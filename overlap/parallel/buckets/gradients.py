@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ...errors import NonFiniteError, UsageError, agreed
+from ...errors import NonFiniteError, UsageError, mark_agreed
 from ...runtime.checking import first_not_finite
 from ...runtime.group import Group
 from ...timeline.recording import call_site
@@ -105,7 +105,7 @@ def blame(group: Group, name: str, gradient: Array | None, view: Array, step: in
         if count:
             raise _error(name, view, (count, index, kind), rank, step, site)
     message = f"reduce: the gradients of {name!r} in step {step - 1} are finite, but their sum over the ranks is not"
-    raise agreed(UsageError(f"{message}; scale the loss down"))
+    raise mark_agreed(UsageError(f"{message}; scale the loss down"))
 
 
 def _seen(array: Array) -> tuple[int, int, int]:

@@ -29,7 +29,7 @@ from trio.lowlevel import Task
 
 from ...diagnostics import is_ours, program_point
 from ...kernel_facts import queued_ns
-from ...threads import frames_of, start_thread, without_collector
+from ...threads import read_frames, start_thread, without_collector
 from ...timeline.recording import call_site
 from ..future import Future
 from ..trio_private import joins_children
@@ -239,7 +239,7 @@ class LoopWatch:
 
     def _running_rank(self, *, working_for: bool) -> BusyLoop | None:
         """Return the rank that runs on the event loop, with its line; None for our own work."""
-        running = frames_of(self._loop_thread)
+        running = read_frames(self._loop_thread)
         for rank, main in self._tasks().items():
             for task in tasks_of(main):
                 outermost = getattr(task.coro, "cr_frame", None)
