@@ -73,7 +73,7 @@ class Fragment:
             np.subtract(self._whole[here], self._sent[there], out=change[there])
         return change
 
-    def apply(self, number: int, since: bool, mean: Array) -> dict[str, Array]:
+    def make_outer_step(self, number: int, since: bool, mean: Array) -> dict[str, Array]:
         """Make an outer step with the mean change of all ranks; keep the progress of this rank since it was sent.
 
         Args:
@@ -93,6 +93,7 @@ class Fragment:
         return self._parameters.views
 
     def _copy_common(self) -> None:
+        """Overwrite this rank's weights of the fragment with the common ones."""
         if self._parameters.real:
             for here, _ in self._runs:
                 self._own[here] = self._whole[here]

@@ -95,24 +95,25 @@ class Local:
 
     def forward(self, w: object, x: object) -> Pair:
         """Issue the forward function."""
-        return self._pair("forward", w, x)
+        return self._issue_pair("forward", w, x)
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the backward function, or its halves."""
         if self._functions["backward"] is None:
             dx, kept = self.backward_input(w, kept, dy)
             return dx, self.backward_weights(w, kept)
-        return self._pair("backward", w, kept, dy)
+        return self._issue_pair("backward", w, kept, dy)
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the first half."""
-        return self._pair("backward_input", w, kept, dy)
+        return self._issue_pair("backward_input", w, kept, dy)
 
     def backward_weights(self, w: object, kept: object) -> Future[object]:
         """Issue the second half."""
         return self._issue("backward_weights", w, kept)
 
-    def _pair(self, name: str, *args: object) -> Pair:
+    def _issue_pair(self, name: str, *args: object) -> Pair:
+        """Issue a function of the layer, and return futures of its two results, which are checked."""
         function = cast("Callable[..., object]", self._functions[name])
         both = Checked(self._issue(name, *args), partial(check_pair, name, function, _EXPECTED[name]))
         return both[0], both[1]
@@ -146,7 +147,7 @@ def splits(layer: Layer) -> bool:
     return bool(getattr(layer, "splits", hasattr(layer, "backward_input")))
 
 
-async def forward_of(layer: Layer, w: object, x: object) -> Pair:
+async def issue_forward(layer: Layer, w: object, x: object) -> Pair:
     """Issue a layer's forward, whether it is async or not."""
     passed = layer.forward(w, x)
     return passed if isinstance(passed, tuple) else await passed
@@ -239,15 +240,15 @@ class Sequential:
     async def forward(self, w: object, x: object) -> Pair:
         """Issue layer after layer; waits only where a layer does."""
         await trio.lowlevel.checkpoint()
-        xs, kept = self._cut(x), dict[str, list[object]]()
+        xs, kept = self._split_parts(x), dict[str, list[object]]()
         for name, layer in self.layers.items():
-            passed = [await forward_of(layer, _weights(w, name), part) for part in xs]
+            passed = [await issue_forward(layer, _weights(w, name), part) for part in xs]
             xs, kept[name] = [y for y, _ in passed], [each for _, each in passed]
         return self._join(xs), kept
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
         """Issue layer after layer, from the last."""
-        dys, gradients = self._cut(dy), dict[str, object]()
+        dys, gradients = self._split_parts(dy), dict[str, object]()
         for name in reversed(self.layers):
             dys, halves = self._first_halves(name, w, kept, dys)
             gradients[name] = self._second_halves(name, w, halves)
@@ -255,7 +256,7 @@ class Sequential:
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the gradient of the input; of layers whose backward cannot be split, all of backward."""
-        dys, halves = self._cut(dy), dict[str, list[Half]]()
+        dys, halves = self._split_parts(dy), dict[str, list[Half]]()
         for name in reversed(self.layers):
             dys, halves[name] = self._first_halves(name, w, kept, dys)
         return self._join(dys), halves
@@ -266,19 +267,22 @@ class Sequential:
         return {name: self._second_halves(name, w, halves[name]) for name in reversed(self.layers)}
 
     def _first_halves(self, name: str, w: object, kept: object, dys: list[object]) -> tuple[list[object], list[Half]]:
+        """Issue a layer's input gradients for all parts; return these, and what the second halves need."""
         layer, weights = self.layers[name], _weights(w, name)
         parts = cast("Sequence[object]", pick(kept, (name,)))
         each = [first_half(layer, weights, part, dy) for part, dy in zip(parts, dys, strict=True)]
         return [dx for dx, _ in each], [half for _, half in each]
 
     def _second_halves(self, name: str, w: object, halves: list[Half]) -> object:
+        """Issue a layer's weight gradients for all parts, and return their sum."""
         layer, weights = self.layers[name], _weights(w, name)
         if len(halves) == 1:
             return second_half(layer, weights, halves[0])
         total = RunningSum(self._work, weights)
         return [total.add(second_half(layer, weights, half)) for half in halves][-1]
 
-    def _cut(self, x: object) -> list[object]:
+    def _split_parts(self, x: object) -> list[object]:
+        """Issue the cut of an array into `parts` along `axis`; a single part is the array itself."""
         if self.parts == 1:
             return [x]
         cut = self._work.compute(np.array_split, x, self.parts, self.axis, name="cut", role="program")
@@ -288,7 +292,7 @@ class Sequential:
         """Put parts side by side; a copy of activations, which costs little beside the products that made them."""
         if self.parts == 1:
             return parts[0]
-        return self._work.compute(_joined, parts, self.axis, name="join", role="program")
+        return self._work.compute(_concatenate, parts, self.axis, name="join", role="program")
 
 
 def _weights(w: object, name: str) -> object:
@@ -296,7 +300,8 @@ def _weights(w: object, name: str) -> object:
     return {} if isinstance(w, Mapping) and name not in w else pick(w, (name,))
 
 
-def _joined(parts: Sequence[Array], axis: int) -> Array:
+def _concatenate(parts: Sequence[Array], axis: int) -> Array:
+    """Return parts side by side along an axis; of arrays without data, one without data."""
     if not has_no_data(parts[0]):
         return np.concatenate(parts, axis)
     shape = list(parts[0].shape)

@@ -146,7 +146,7 @@ class Parameters:
         return [flat for flat, *_ in sets] + [array for _, *state in sets for array in state]
 
     def runs(self, plan: BucketPlan) -> list[Run]:
-        """Return where the weights of a bucket lie: neighbours in both places are one run."""
+        """Return the places of a bucket's weights in flat memory and in the bucket; neighbours in both are one run."""
         runs: list[Run] = []
         for slot in plan.slots:
             here, there = self._slices[slot.name], slice(slot.start, slot.stop)
@@ -172,7 +172,7 @@ class Parameters:
         if not self.real:
             return True
         flat, state = self.weights[dtype].flat, self.weights[dtype].state
-        for here, there in blocks(runs):
+        for here, there in cut_into_blocks(runs):
             part = gradient[there]
             if check and not is_finite(part):
                 return False
@@ -200,8 +200,8 @@ class Parameters:
         return plan.size * (3 * plan.dtype.itemsize + state)
 
 
-def blocks(runs: Iterable[Run]) -> Iterator[Run]:
-    """Cut runs into such pieces as the caches hold."""
+def cut_into_blocks(runs: Iterable[Run]) -> Iterator[Run]:
+    """Yield runs in blocks of at most `_BLOCK` elements."""
     for here, there in runs:
         for start in range(0, here.stop - here.start, _BLOCK):
             stop = min(start + _BLOCK, here.stop - here.start)
@@ -230,7 +230,7 @@ class ModelMemory:
         return "\n".join(f"{a:{wide[0]}}  {b:>{wide[1]}}  {c:>{wide[2]}}".rstrip() for a, b, c in rows)
 
 
-def memory_of(sets: Iterable[FlatWeights], *, gradients: int, others: int = 0) -> ModelMemory:
+def measure_memory(sets: Iterable[FlatWeights], *, gradients: int, others: int = 0) -> ModelMemory:
     """Return the memory of weights on this rank, of gradients, and of `others`: bytes of weights of other ranks."""
     arrays = [weights.arrays() for weights in sets]
     return ModelMemory(

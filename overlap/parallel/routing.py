@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .layers import Pair
-from .tree import mapped
+from .tree import map_leaves
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -147,8 +147,8 @@ def mean_gradients(ranks: int, weights: Sequence[object], gradients: Sequence[ob
         gradients: Gradients of each expert, a tree like its weights; None if it had no rows.
     """
     return [
-        mapped(np.zeros_like, each)
+        map_leaves(np.zeros_like, each)
         if gradient is None
-        else mapped(lambda array: array / np.asarray(ranks, array.dtype), gradient)
+        else map_leaves(lambda array: array / np.asarray(ranks, array.dtype), gradient)
         for each, gradient in zip(weights, gradients, strict=True)
     ]

@@ -77,6 +77,7 @@ class SurvivingSteps:
         return self._work.compute(partial(self._agree, step), agreed, name=name, stream=_STREAM)
 
     def _prepare(self, step: int, parts: Sequence[tuple[Averaged, slice]], *values: object) -> Array:
+        """Keep the means and factors of a step, which is prepared on this rank; return its number."""
         means, self._factors = values[: len(parts)], values[len(parts) :]  # type: ignore[assignment]
         self._means = [(*place, mean) for place, mean in zip(parts, means, strict=True)]  # type: ignore[misc]
         self._progress.prepare(step)
@@ -103,14 +104,14 @@ class SurvivingSteps:
         if step != prepared:
             return
         for bucket, part, mean in self._means:
-            if bucket.applied.get(part.start, 0) < step and not bucket.apply(step, part, mean, *self._factors):
+            if bucket.applied.get(part.start, 0) < step and not bucket.update_part(step, part, mean, *self._factors):
                 raise OverlapError(
                     f"the mean gradient of step {step} is not finite, in a bucket with {bucket.plan.names[0]!r}"
                 )
         self._means = []
 
 
-def surviving(
+def make_surviving_steps(
     rank: Rank, work: MemoryWork, group: Group, parameters: Parameters, *, hook: Hook | None
 ) -> tuple[SurvivingSteps | None, Parameters]:
     """Return the steps of a model under `--survive`, and its parameters: those of the epoch before, if it has trained.

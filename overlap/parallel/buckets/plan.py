@@ -98,7 +98,7 @@ def plan_buckets(
         if nbytes(names) >= (bucket_bytes if closed else min(first_bytes, bucket_bytes)):
             closed.append((dtype, open_.pop(dtype)))
     closed += open_.items()
-    return tuple(_plan(index, dtype, names, gradients) for index, (dtype, names) in enumerate(closed))
+    return tuple(_plan_bucket(index, dtype, names, gradients) for index, (dtype, names) in enumerate(closed))
 
 
 def plan_by_size(
@@ -118,12 +118,13 @@ def plan_by_dtype(
     return plan_buckets(gradients, order, bucket_bytes=limit, first_bytes=limit, alone_bytes=None)
 
 
-def _plan(
+def _plan_bucket(
     index: int,
     dtype: np.dtype[np.generic],
     names: Sequence[str],
     gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]],
 ) -> BucketPlan:
+    """Return the plan of one bucket: its gradients side by side, in the order of `names`."""
     slots, start = [], 0
     for name in names:
         shape = gradients[name][0]

@@ -48,7 +48,7 @@ class Shard:
         return cls(tensor=tensor, shape=shape, start=0, stop=prod(shape), data=data)
 
     def between(self, start: int, stop: int) -> Shard:
-        """Return the elements of it that are from `start` on and before `stop`, counted in the tensor; maybe none."""
+        """Return the elements of this piece from `start` to `stop`, counted in the whole tensor; maybe none."""
         first = min(max(start, self.start), self.stop)
         last = max(first, min(stop, self.stop))
         return replace(self, start=first, stop=last, data=self.data[first - self.start : last - self.start])
@@ -59,18 +59,18 @@ def state_name(key: str, weight: str) -> str:
     return f"optimizer:{key}:{weight}"
 
 
-def of_weight(tensor: str) -> str:
-    """Return the weight that a tensor is, or that an optimizer keeps it of."""
+def weight_name(tensor: str) -> str:
+    """Return the name of the weight of a tensor, which is the weight itself or an optimizer's state of it."""
     return tensor.split(":", 2)[2] if tensor.startswith("optimizer:") else tensor
 
 
-def renamed(tensor: str, weight: str) -> str:
-    """Return the name that a tensor has if its weight has that name."""
+def rename_tensor(tensor: str, weight: str) -> str:
+    """Return the name of a tensor after its weight has another name."""
     return state_name(tensor.split(":", 2)[1], weight) if tensor.startswith("optimizer:") else weight
 
 
-def divided(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
-    """Return a rank's share, in bytes, of pieces that all ranks have alike: every element is one rank's."""
+def share_pieces(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
+    """Return a rank's share of pieces that all ranks have: equal bytes for each, and no element twice."""
     sizes = [piece.data.nbytes for piece in pieces]
     total, share = sum(sizes), []
     for piece, before in zip(pieces, accumulate(sizes, initial=0), strict=False):
@@ -82,7 +82,7 @@ def divided(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
     return share
 
 
-def copied(pieces: Iterable[Shard]) -> list[Shard]:
+def copy_pieces(pieces: Iterable[Shard]) -> list[Shard]:
     """Return pieces with memory of their own."""
     return [replace(piece, data=piece.data.copy()) for piece in pieces]
 
