@@ -278,7 +278,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         return self._parameters.pieces()
 
     async def settle(self) -> None:
-        """Wait until all updates are done that have been issued or are due."""
+        """Wait until all updates that are issued or due have ended."""
         self._issue_due_updates()
         for update in [*self._issued, *set(self._newest.values())]:
             await update

@@ -147,7 +147,7 @@ class Experts:
         return y, kept
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
-        """Issue the way back; waits for nothing."""
+        """Issue the backward pass of the layer: gradients of tokens and weights; waits for nothing."""
         saved = cast("LeftForBackward", kept)
         there, back = self._row_counts(saved["table"])
         split = self._arrange("split gradient", _split_gradient, saved["routed"], saved["outputs"], dy)
@@ -162,7 +162,7 @@ class Experts:
         return dx, gradients | ({} if self.shared is None else {"shared": dw_shared})
 
     def _issue_experts_backward(self, w: object, left: LeftForBackward, received: object, back: Array) -> Pair:
-        """Issue the experts' backward, and the gradients of their rows; with halves, rows travel under the second."""
+        """Issue the experts' backward; return futures of the gradients of rows and weights."""
         weights, table = pick(w, ("experts",)), left["table"][:, self._own_experts]
         rows, saved = int(table.sum()), left["saved"]
         if self._backward_input is None:
@@ -184,7 +184,7 @@ class Experts:
         return self.rank.compute(function, *args, name=name, call_site=users_frame(), **cost)  # type: ignore[arg-type]
 
     def _exchange(self, rows: object, counts: Array, name: str) -> Future[object]:
-        """Issue an all-to-all of as many rows as the counts tell."""
+        """Issue an all-to-all of rows between experts and tokens, `counts[i, j]` rows from rank i to rank j."""
         exchanged = self.group.all_to_all(cast("Array", rows), counts=counts, name=name, call_site=users_frame())
         return cast("Future[object]", exchanged)
 

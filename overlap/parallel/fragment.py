@@ -47,11 +47,11 @@ class Fragment:
         self._sent = self._own  # a copy of this rank's weights of the fragment, once they are sent
 
     def notes(self) -> dict[str, object]:
-        """Return the counters of its outer steps, which all ranks have alike."""
+        """Return the counters of the outer steps, which are equal on all ranks."""
         return {"sent_at": self.sent_at, "due": self.due, "rounds": self.rounds, "pending": self.pending is not None}
 
     def own(self) -> dict[str, Array]:
-        """Return the mean change under way, once it has arrived."""
+        """Return the mean change that is on the wire, once it has arrived, and the sent weights; empty if none is."""
         return {} if self.pending is None else {"sent": self._sent, "mean": self.pending.result()}
 
     def resume(self, notes: Mapping[str, Any], arrays: Mapping[str, Array] | None, work: MemoryWork) -> None:
@@ -74,7 +74,7 @@ class Fragment:
         return change
 
     def make_outer_step(self, number: int, since: bool, mean: Array) -> dict[str, Array]:
-        """Make an outer step with the mean change of all ranks; keep the progress of this rank since it was sent.
+        """Make an outer step with the mean change of all ranks, and keep this rank's progress since it was sent.
 
         Args:
             number: Number of the outer step, from 1.

@@ -105,11 +105,11 @@ class Local:
         return self._issue_pair("backward", w, kept, dy)
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
-        """Issue the first half."""
+        """Issue the first half of backward: the gradient of the input."""
         return self._issue_pair("backward_input", w, kept, dy)
 
     def backward_weights(self, w: object, kept: object) -> Future[object]:
-        """Issue the second half."""
+        """Issue the second half of backward: the gradients of the weights."""
         return self._issue("backward_weights", w, kept)
 
     def _issue_pair(self, name: str, *args: object) -> Pair:
@@ -154,7 +154,7 @@ async def issue_forward(layer: Layer, w: object, x: object) -> Pair:
 
 
 def first_half(layer: Layer, w: object, kept: object, dy: object) -> tuple[object, Half]:
-    """Issue the gradient of the input; all of backward, where that cannot be split."""
+    """Issue a layer's input gradient, and return what `second_half` needs; an undivided backward is issued whole."""
     if not splits(layer):
         dx, dw = layer.backward(w, kept, dy)
         return dx, (True, dw)
@@ -163,7 +163,7 @@ def first_half(layer: Layer, w: object, kept: object, dy: object) -> tuple[objec
 
 
 def second_half(layer: Layer, w: object, half: Half) -> object:
-    """Issue the rest of backward; return the gradients of the weights."""
+    """Issue the rest of a layer's backward after `first_half`; return the gradients of the weights."""
     is_there, value = half
     return value if is_there else cast("Any", layer).backward_weights(w, value)
 
@@ -234,7 +234,7 @@ class Sequential:
 
     @property
     def splits(self) -> bool:
-        """Whether backward comes in two halves, as it does if it does in one of the layers."""
+        """Whether the backward of some layer comes in two halves."""
         return any(map(splits, self.layers.values()))
 
     async def forward(self, w: object, x: object) -> Pair:
@@ -262,7 +262,7 @@ class Sequential:
         return self._join(dys), halves
 
     def backward_weights(self, w: object, kept: object) -> object:
-        """Issue the rest."""
+        """Issue the weight gradients of all layers, from the last."""
         halves = cast("Mapping[str, list[Half]]", kept)
         return {name: self._second_halves(name, w, halves[name]) for name in reversed(self.layers)}
 
@@ -296,7 +296,7 @@ class Sequential:
 
 
 def _weights(w: object, name: str) -> object:
-    """Return the weights of a layer; an empty dict for a layer that `w` has none for."""
+    """Return the weights of the layer `name`; an empty dict if it has none."""
     return {} if isinstance(w, Mapping) and name not in w else pick(w, (name,))
 
 

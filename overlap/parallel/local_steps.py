@@ -175,7 +175,7 @@ class LocalSteps(Strategy[Params]):
         return self._common.pieces(_OUTER)
 
     def notes(self) -> dict[str, object]:
-        """Return when outer steps have been made, and which are under way."""
+        """Return the counters of the outer steps of each fragment, which are equal on all ranks."""
         return {"fragments": [fragment.notes() for fragment in self._fragments]}
 
     def own(self) -> dict[str, Array]:

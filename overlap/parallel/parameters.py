@@ -66,11 +66,11 @@ class FlatWeights:
         )
 
     def arrays(self) -> list[Array]:
-        """Return the weights, and the state by the order of its names."""
+        """Return the weights, then the optimizer's state sorted by name, all flat."""
         return [self.flat, *(self.state[key] for key in sorted(self.state))]
 
     def places(self) -> list[tuple[Slot, slice]]:
-        """Return each weight that has elements here, and the place of these in `flat`."""
+        """Return each weight with elements in the part of this rank, and the slice of `flat` with these."""
         begin, end, slots = self.part.start, self.part.stop, self.plan.slots
         places = [(slot, slice(max(slot.start, begin) - begin, min(slot.stop, end) - begin)) for slot in slots]
         return [(slot, place) for slot, place in places if place.start < place.stop]
@@ -218,11 +218,11 @@ class ModelMemory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of the three, in bytes."""
         return self.parameters + self.gradients + self.optimizer
 
     def beside(self, expected: ModelMemory) -> str:
-        """Return a table of these measured sizes beside the sizes by formula."""
+        """Return a table with these measured sizes in one column and those by formula in the next."""
         rows = [("", "measured", "formula")]
         for name in (*(field.name for field in fields(self)), "total"):
             rows.append((name, f"{getattr(self, name):,.0f} B", f"{getattr(expected, name):,.0f} B"))

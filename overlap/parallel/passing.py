@@ -81,7 +81,7 @@ class StagePassing:
             )
 
     def _check_boundary(self, kind: Kind, stage: int, value: object) -> object:
-        """Return a future that fails if its array is not of the boundary; messages compare trees of them."""
+        """Return a future that fails unless its array has the boundary's shape and dtype; trees pass unchecked."""
         source = _source_stage(kind, stage)
         like = self._boundaries[min(source, stage)]
         if not isinstance(value, Future) or not isinstance(like, tuple) or isinstance(like[-1], (dict, list, tuple)):
@@ -91,10 +91,10 @@ class StagePassing:
         return Checked(value, partial(check_passed, kind is Kind.FORWARD, source, sizes, np.dtype(dtype)))
 
     def _tag(self, kind: Kind, stage: int, microbatch: int) -> int:
-        """Return a tag that only this message of a batch has: messages of a pair need not come in the order sent."""
+        """Return a tag that is unique in a batch: messages between two ranks may arrive in another order."""
         return (microbatch * self._schedule.stages + stage) * 2 + (kind is Kind.BACKWARD)
 
 
 def _source_stage(kind: Kind, stage: int) -> int:
-    """Return the stage that makes the input of an action."""
+    """Return the stage whose output is the input of an action: the one before in forward, the next in backward."""
     return stage - 1 if kind is Kind.FORWARD else stage + 1

@@ -44,7 +44,7 @@ class Passed:
     last: int  # The rank of the group that has the last stage
 
     async def loss(self) -> float:
-        """Return the mean loss of the batch, on every rank of the pipeline: all of them must ask for it."""
+        """Return the mean loss of the batch; collective over the ranks of the pipeline."""
         mine = None
         if self.group.rank == self.last:
             mine = np.array([np.mean([np.float64(cast("float", await each)) for each in self.losses])])

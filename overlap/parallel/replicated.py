@@ -76,13 +76,13 @@ class _Layout:
         self.nbytes: int = start + _TAIL_BYTES
 
     def shard(self, index: int, rank: int) -> slice:
-        """Return the elements of an array that a rank has."""
+        """Return the elements of an array, by its index, that are in the shard of a rank."""
         least, rest = divmod(self.sizes[index], self.ranks)
         start = rank * least + min(rank, rest)
         return slice(start, start + least + (rank < rest))
 
     def view(self, flat: Array, index: int, elements: int) -> Array:
-        """Return an array in a flat buffer."""
+        """Return the first elements of an array, by its index, as a view of a flat buffer."""
         start, dtype = self.starts[index], self._dtypes[index]
         return flat[start : start + elements * dtype.itemsize].view(dtype)
 
@@ -100,7 +100,7 @@ class _ReplicaProgress(StepProgress):
     """Progress from replica to replica."""
 
     def prepare(self, step: int) -> None:
-        """Note that this rank has all that it needs of a replica."""
+        """Note that this rank has valid copies of its own shard and its neighbour's."""
         self._check(step >= self.agreed, f"replica of step {step} prepared after {self.agreed}")
         self.prepared = step
 
@@ -172,7 +172,7 @@ class ShardReplicas:
             self.made = self._updates.popleft()[0]
 
     def send(self, step: int) -> None:
-        """Issue the copy of this rank's shard, behind all updates, and its way to the neighbour."""
+        """Issue the copy of this rank's shard behind all updates, then the exchange with the neighbours."""
         copy = self._work.compute(
             self._copy_shard, self._under_way, self._restored, name="copy for a replica", stream="optimizer",
             moved_bytes=2 * self.nbytes,
@@ -268,7 +268,7 @@ class ShardReplicas:
         self.sources = [source for source in (self._prepared, *complete) if source is not None and source.step == step]
 
     async def _share_table(self) -> list[list[int]]:
-        """Return a row of each rank: its node, then of each source the number of shards and the valid ones."""
+        """Return by rank: its node, then by replica the number of shards and the two valid ones here, -1 for none."""
         row = [self.rank.node]
         for source in self._sources:
             valid = await self._issue_check(source)
@@ -364,7 +364,7 @@ class ShardReplicas:
                 await bucket.gather_whole()
 
     def drop(self, step: int) -> None:
-        """Forget replicas: the model goes on from elsewhere, after a step."""
+        """Forget all replicas, as the model continues from a checkpoint of `step`."""
         self.complete = self._prepared = self._under_way = self._restored = None
         self._sources = []
         self._progress = _ReplicaProgress(step)
@@ -377,7 +377,7 @@ def _tail_bytes(flat: Array, step: int) -> Array:
 
 
 def _find_holders(table: Sequence[Sequence[int]]) -> dict[int, list[int | None]]:
-    """Return the first rank with a copy of each shard, or None, by the number of shards of a replica."""
+    """Return, by number of shards of a replica, the first rank with a copy of each shard; None if lost."""
     copies = {
         (row[start], shard): rank
         for rank, row in reversed([*enumerate(table)])

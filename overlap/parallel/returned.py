@@ -57,7 +57,7 @@ def check_pair(argument: str, function: Callable[..., object], expected: str, va
 
 
 def check_passed(forward: bool, stage: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], value: object) -> None:
-    """Refuse a value for the next stage, or the one before, that is not of the boundary.
+    """Refuse an output or gradient that has not the shape and dtype of the boundary between stages.
 
     Raises:
         UsageError: Naming the stage.

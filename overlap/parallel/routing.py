@@ -55,7 +55,7 @@ def route(router: Array, x: Array, k: int, normalised: bool) -> tuple[Routing, A
 
 
 def merge(routing: Routing, outputs: Array) -> Array:
-    """Return every token's outputs, in sorted rows, added up by gates: in the shape that the tokens came in."""
+    """Return the outputs of each token's experts, weighted by gates and added up, in the shape of the input."""
     y: Array = (by_token(routing, outputs) * routing.gates[:, :, None]).sum(1)
     return y.astype(outputs.dtype).reshape(routing.shape)
 
@@ -88,7 +88,7 @@ def route_backward(router: Array, routing: Routing, d_gates: Array, d_balance: A
 
 
 def places_by_expert(table: Array) -> Iterator[Array]:
-    """Yield for each expert of a rank where its rows are among those received: [source][expert] to [expert][source].
+    """Yield for each local expert the indices of its rows in the received order, [source][expert].
 
     Args:
         table: Rows from every rank for every expert of this rank, (n, experts of this rank).
@@ -100,7 +100,7 @@ def places_by_expert(table: Array) -> Iterator[Array]:
 
 
 def by_token(routing: Routing, rows: Array) -> Array:
-    """Return sorted rows token by token, (T, k, h)."""
+    """Return rows that are sorted by expert in the order of tokens, (T, k, h)."""
     out = np.empty_like(rows)
     out[routing.order] = rows
     return out.reshape(*routing.gates.shape, -1)

@@ -89,7 +89,7 @@ def _check_hook(hook: object) -> None:
 
 
 def resolve_group(rank: Rank, group: Group | None) -> Group:
-    """Return the group that was meant: all ranks, if none was given.
+    """Return the given group; if it is None, the group of all ranks.
 
     Raises:
         UsageError: If it is no group, or the rank is none.

@@ -165,7 +165,7 @@ class Sharded(Bucketed[Scattered, Params]):
         return ShardReplicas(self.rank, self.group, self._buckets, every)
 
     def _issue_first_weights(self, flats: list[Array]) -> None:
-        """Begin with the weights of the first rank; after a loss, with the state of the last replica."""
+        """Issue the first weights of all buckets: of the first rank, or after a loss of the last replica."""
         alike: Future[None] | None = None
         if self.group.size > 1:  # the comparison is issued before all that waits for weights
             alike = self._compare_params()
@@ -245,7 +245,7 @@ class Sharded(Bucketed[Scattered, Params]):
                 self._end_round()
 
     def _end_round(self) -> None:
-        """Send the buckets of a micro-batch that have not been sent."""
+        """Send the buckets of this micro-batch that are not full, with zeros for missing gradients."""
         for bucket in self._queue.rest():
             self._start_bucket(bucket)
 
@@ -274,7 +274,7 @@ class Sharded(Bucketed[Scattered, Params]):
         return others_parts + super()._norm_groups()
 
     def _reorder(self, order: Sequence[str]) -> None:
-        """Let buckets travel in the order in which their last gradients come."""
+        """Sort the buckets by the place of their last gradient in `order`."""
         ranking = {name: number for number, name in enumerate(order)}
         self._set_buckets(sorted(self._buckets, key=lambda bucket: max(ranking[name] for name in bucket.plan.names)))
 

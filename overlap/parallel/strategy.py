@@ -119,7 +119,7 @@ class Strategy(ABC, Generic[Params]):
         )
 
     def _note_first_step(self) -> None:
-        """Note under `--survive` that steps are made; refuse the first one of a model that has lost those before.
+        """Count steps under `--survive`; refuse to restart a model whose earlier steps were lost.
 
         Raises:
             UsageError: A process was lost, and the model has been made anew without a checkpoint.
@@ -161,7 +161,7 @@ class Strategy(ABC, Generic[Params]):
         return agreement(self._work, self.group, "params", items)
 
     def _broadcast_first_weights(self, parameters: Parameters, *, state: bool = False) -> list[Future[object]]:
-        """Give all ranks the weights of the first one, and its optimizer's state, after they compare parameters."""
+        """Issue the comparison of parameters, and broadcasts of the first rank's weights; with `state`, all arrays."""
         if self.group.size == 1:
             return []
         issued: list[Future[object]] = [self._compare_params()]

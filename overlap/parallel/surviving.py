@@ -67,7 +67,7 @@ class SurvivingSteps:
     # -- on the compute stream -----------------------------------------------------------------------------------------
 
     def agree(self, buckets: Sequence[Averaged], factors: Sequence[Future[object]], step: int) -> Future[object]:
-        """Return a future that is done when all ranks have prepared a step; updates wait for it."""
+        """Issue the agreement on a step; the future ends when all ranks have its means, and updates wait for that."""
         parts = [(bucket, part) for bucket in buckets for part in bucket.parts]
         means = [mean for bucket in buckets for mean in bucket.arrived]
         prepare = partial(self._prepare, step, parts)
@@ -114,7 +114,7 @@ class SurvivingSteps:
 def make_surviving_steps(
     rank: Rank, work: MemoryWork, group: Group, parameters: Parameters, *, hook: Hook | None
 ) -> tuple[SurvivingSteps | None, Parameters]:
-    """Return the steps of a model under `--survive`, and its parameters: those of the epoch before, if it has trained.
+    """Return the steps of a model under `--survive`, else None, and its parameters: earlier ones after a loss.
 
     The parameters of a rank that has joined are new: they have no values until those of rank 0 have arrived.
 

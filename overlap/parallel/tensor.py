@@ -123,7 +123,7 @@ class _Linear(ABC):
         return self.group.all_reduce(cast("Array", partial), name=f"sum {name}", call_site=users_frame())
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
-        """Issue both halves."""
+        """Issue the gradients of `x` and of the weights."""
         dx, needed = self.backward_input(w, kept, dy)
         return dx, self.backward_weights(w, needed)
 

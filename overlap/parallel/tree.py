@@ -212,7 +212,7 @@ def _match_leaves(part: object, value: object, name: str, site: Site) -> Iterato
 
 
 def _check_items(branches: Mapping[str | int, object], name: str, site: Site | None, value: object) -> None:
-    """Refuse a value that lacks an item; of a future's, the line that handed it over is told."""
+    """Refuse a value without an item for each branch; `site` is the program line that passed a future of it."""
     for key in branches:
         try:
             pick(value, (key,))
@@ -268,7 +268,7 @@ class RunningSum:
 
 
 def _strip_arrays(like: object) -> object:
-    """Return a tree without its arrays; None where there are none."""
+    """Return the form of a tree, with True for each array and None for each missing one."""
     return map_leaves(lambda leaf: leaf if leaf is None else True, like)
 
 
@@ -297,12 +297,12 @@ def _add_into(own: object, tree: object) -> None:
 
 
 def has_no_data(array: Array) -> bool:
-    """Whether an array has one element for all its places, as arrays have in simulations without data."""
+    """Whether all elements of an array share one place in memory, as in simulations of shapes alone."""
     return array.size > 1 and not any(array.strides)
 
 
 def _nbytes(tree: object) -> int:
-    """Count the bytes of the arrays in a tree that have been computed."""
+    """Return the bytes of all arrays in a tree; futures that are not done count 0."""
     leaves = (pick(tree, path) for path in _leaf_paths(tree, ()))
     there = (each.result() if isinstance(each, Future) and each.done else each for each in leaves)
     return sum(int(getattr(each, "nbytes", 0)) for each in there)

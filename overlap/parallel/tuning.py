@@ -77,12 +77,12 @@ class Choice:
         )
 
     def to_array(self) -> Array:
-        """Return it as an array, for other ranks."""
+        """Return the choice as numbers in an array, for a broadcast."""
         return metadata([self.candidate, self.step_s, self.default_s])
 
     @classmethod
     def from_array(cls, array: Array) -> Choice:
-        """Return the choice in an array of `to_array`."""
+        """Return the choice that `to_array` has put into an array."""
         candidate, step_s, default_s = map(float, array)
         return cls(candidate=int(candidate), step_s=step_s, default_s=default_s)
 
@@ -117,7 +117,7 @@ class Tuner:
             note((name, rank.now_ns()))
 
     async def choose(self) -> Array:
-        """Replay the recording in a thread, as it has a clock of its own; return the choice."""
+        """Replay the recording in a thread; return the choice as an array, for other ranks."""
         later_steps = self._ready[1:]  # the first step has other buckets
         recording = read_recording(self._rank.recorder.spans(), later_steps, self._sizes)
         choice = await trio.to_thread.run_sync(choose_candidate, recording, self._make)
@@ -228,7 +228,7 @@ class _Wire:
         self._busy_ns, self._asked = False, 0
 
     async def carry(self, bucket: GradientBucket) -> Array:
-        """Take as long as the reduction of a bucket takes."""
+        """Sleep for the time that the reduction of a bucket takes on this wire; return its buffer."""
         await trio.sleep(self._latency_s)
         remaining = bucket.buffer.nbytes
         self._asked += 1

@@ -119,7 +119,7 @@ def _check_key(key: object, path: str) -> str | int:
 
 
 def from_json_form(noted: Mapping[str, Any], arrays: Sequence[Array]) -> Tree:
-    """Return the tree that `to_json_form` was given, with these arrays."""
+    """Return the tree of a form that `to_json_form` made, with arrays in the places of their numbers."""
     ((kind, value),) = noted.items()
     match kind:
         case "dict":

@@ -65,14 +65,14 @@ class Parts:
             sync_folder(folder)
 
     def read(self, save: Save, rank: int, ranks: int) -> bytearray:
-        """Return the part of a rank."""
+        """Return the bytes of a rank's part of a save."""
         with open(self._part_path(save, rank, ranks), "rb") as file:
             data = bytearray(os.fstat(file.fileno()).st_size)
             file.readinto(data)
         return data
 
     def find_parts(self) -> dict[Save, dict[int, set[int]]]:
-        """Return the ranks of each save with parts as files here, by the number of ranks that saved.
+        """Return for each save, by the number of ranks that saved it, the ranks whose parts are files here.
 
         Pipes, sockets, devices, folders and links that lead to no file are passed over: a pipe could not even be opened
         without a writer.

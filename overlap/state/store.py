@@ -53,7 +53,7 @@ class SavedState:
 
     @property
     def tree(self) -> Tree:
-        """The tree that this rank had saved.
+        """The tree that this rank saved.
 
         Raises:
             UsageError: If the world had another size: then the program must choose, with `part`.
@@ -199,7 +199,7 @@ class RankState:
     # -- with the other ranks ------------------------------------------------------------------------------------------
 
     async def _common_saves(self, offered: list[tuple[Save, int]], call_site: Site | None) -> list[tuple[Save, int]]:
-        """Return the saves that all ranks offer, the newest first."""
+        """Return the saves that all ranks can go on from, the newest first, with their numbers of ranks."""
         table = np.full((1, _OFFERED, 3), -1, np.int64)
         for index, (save, ranks) in enumerate(offered):
             table[0, index] = (save.step, save.nonce, ranks)
@@ -249,13 +249,13 @@ def _read_part(parts: Parts, save: Save, rank: int | None, ranks: int) -> tuple[
 
 
 async def all_agree(agrees: bool, group: Group, **options: Any) -> bool:
-    """Return whether all ranks of a group agree, on each of them."""
+    """Return whether `agrees` is true on all ranks of a group, the same on each of them."""
     least: Array = await group.all_reduce(metadata([agrees], np.int8), op="min", **options)
     return bool(least[0])
 
 
 async def common_nonce(group: Group, **options: Any) -> int:
-    """Return the number that the first rank of a group draws, on each of them."""
+    """Return a random number that the first rank draws, the same on all ranks of a group."""
     drawn = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
     return int((await group.broadcast(metadata([drawn], np.int64), **options))[0])
 

@@ -83,7 +83,7 @@ def agreement(work: MemoryWork, group: Group, subject: str, items: Sequence[str]
 
 
 def compare_replicas(work: MemoryWork, group: Group, views: Mapping[str, Array], step: int) -> Future[None]:
-    """Issue the comparison, behind all computes that have been issued; nothing waits for it.
+    """Issue a comparison of the weights of all ranks, behind all computes so far; nothing waits for it.
 
     Cost: one pass over the weights, at 10 GB/s and more, and 8 bytes of each parameter on a stream of its own.
 

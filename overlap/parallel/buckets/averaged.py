@@ -80,7 +80,7 @@ class Averaged(Bucket):
         return self._updated != self._step
 
     def update(self, *factors: object) -> Future[dict[str, Array]]:
-        """Issue the update of the step that was sent last, with its gradient times these numbers or futures of them."""
+        """Issue the update by the mean of the step that was sent last, times `factors`: numbers or futures of them."""
         self._updated = self._step
         moved_bytes = self._parameters.moved_bytes(self.plan) / len(self.parts)
         for part, arrived in zip(self.parts, self.arrived, strict=True):
@@ -119,7 +119,7 @@ class Averaged(Bucket):
         return self._parameters.views
 
     def update_part(self, step: int, part: slice, reduced: Array, *factors: float | None) -> bool:
-        """Update the weights of one part; return whether its gradient is finite, as far as that is looked at here."""
+        """Update the weights of one part; return False if its mean is checked here and is not finite."""
         runs = self._runs
         if len(self.parts) > 1:
             begin = runs[0][0].start
@@ -131,7 +131,7 @@ class Averaged(Bucket):
 
 
 def _plan_parts(plan: BucketPlan) -> list[slice]:
-    """Return the parts of the gradient that comes last, if it is large: only the update of its last part is exposed."""
+    """Return the parts in which a large last gradient travels: only the update of its last part is exposed."""
     count = max(1, min(_PARTS, plan.nbytes // BUCKET_BYTES))
     ends = [plan.size * (index + 1) // count for index in range(count)]
     return [slice(start, stop) for start, stop in pairwise([0, *ends])]

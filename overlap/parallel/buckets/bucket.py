@@ -83,11 +83,11 @@ class Bucket(ABC):
 
     @property
     def full(self) -> bool:
-        """Whether all gradients of this step are there."""
+        """Whether all gradients of this step were handed over."""
         return len(self.handed) == len(self.plan.slots)
 
     def _buffer_free(self) -> object:
-        """Return a future that is done when the buffer may be written; None if the order of computes sees to that."""
+        """Return a future that ends when the buffer may be written; None if the order of computes ensures that."""
         return None
 
     @abstractmethod
@@ -95,11 +95,11 @@ class Bucket(ABC):
         """Yield the means of the step that was sent last, and the names and places of the parameters in each."""
 
     def hand_over(self, name: str, gradient: object, site: Site) -> None:
-        """Take a gradient of this step."""
+        """Keep a gradient of this step, or a future of one, and the program line `site` that passed it."""
         self.handed[name], self._sites[name] = gradient, site
 
     def add(self, name: str, gradient: object, step: int) -> None:
-        """Add a gradient to the buffer, to be sent with later ones."""
+        """Issue the addition of a gradient to the buffer; it is sent with the gradients of a later micro-batch."""
         add, slot = partial(self._add_gradient, name, name in self._added, step, self.site), self.views[name]
         self._added.add(name)
         self._work.compute(add, self._buffer_free(), gradient, name="add", moved_bytes=3 * slot.nbytes)
@@ -170,7 +170,7 @@ class Bucket(ABC):
         return form(flat)
 
     def _flat_without_copy(self, gradient: Array | None) -> Array | None:
-        """Return the only gradient of the bucket, flat, if it can be sent without a copy."""
+        """Return the bucket's only gradient, flat, to be sent from where it is; None if it must be copied."""
         if not isinstance(gradient, np.ndarray) or not gradient.flags.c_contiguous or gradient.dtype != self.plan.dtype:
             return None
         if any(_is_same_memory(gradient, view) for view in self.views.values()):  # then it is in the buffer already
@@ -215,7 +215,7 @@ def _write_gradient(view: Array, gradient: Array, *, add: bool) -> None:
 
 
 def _is_same_memory(gradient: Array, view: Array) -> bool:
-    """Whether a gradient lies in its place already."""
+    """Whether a gradient is already in its place in the buffer."""
     return (
         gradient.__array_interface__["data"] == view.__array_interface__["data"]
         and gradient.strides == view.strides

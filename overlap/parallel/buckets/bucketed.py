@@ -65,21 +65,21 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
 
     def _count_copies(self, settings: Settings) -> dict[str, int]:
-        """Return how many ranks of the clip group have each parameter, where that is more than one."""
+        """Return by parameter the number of ranks in the clip group with the same values, from `clip_copies`."""
         copied: dict[str, int] = {}
         for name, copies in (settings.clip_copies or {}).items():
             self._names.find(name, lambda leaf, copies=copies: copied.__setitem__(leaf, copies))  # type: ignore[misc]
         return copied
 
     def _set_buckets(self, buckets: list[B]) -> None:
-        """Take these buckets from now on, in the order in which they travel."""
+        """Use these buckets from now on, in the order in which they travel."""
         self._queue = BucketQueue(buckets)
         self._buckets, self._home = buckets, self._queue.home
 
     # -- for each strategy ----------------------------------------------------------------------------------------
 
     def _prepare_bucket(self, bucket: B) -> None:
-        """Let a bucket be ready for the gradients of the next step."""
+        """Issue the work that must precede the first gradient of a step in a bucket; by default none."""
 
     @abstractmethod
     def _send_bucket(self, bucket: B) -> None:
@@ -95,7 +95,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
 
     @abstractmethod
     def _reorder(self, order: Sequence[str]) -> None:
-        """Let buckets fit gradients that come in that order."""
+        """Rearrange buckets for gradients that arrive in this order of names."""
 
     @abstractmethod
     async def _await_weights(self) -> Params:
@@ -106,7 +106,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         self.step()
 
     def _work_after_step(self) -> Callable[[], Coroutine[object, object, None]] | None:
-        """Return the work for the await of the step that was made last, if there is any."""
+        """Return an async function that the await of the last step runs; None if there is nothing to do."""
         return None
 
     # -- the loop ------------------------------------------------------------------------------------------------

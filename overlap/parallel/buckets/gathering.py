@@ -29,15 +29,15 @@ class Gathering:
         return found
 
     def gather_to_keep(self, bucket: Scattered) -> Future[dict[str, Array]]:
-        """Return the parameters of a bucket by name, to be kept."""
+        """Return the parameters of a bucket by name, for a caller that keeps them."""
         return self.visit(bucket)
 
     def end_step(self) -> None:
-        """Note that a step ends, and that the updates of all buckets are issued next."""
+        """Forget the parameters of this step: the updates of all buckets are issued next."""
         self._open.clear()
 
     def begin_step(self, buckets: Sequence[Scattered]) -> None:
-        """Note that the updates have been issued, in that order of buckets."""
+        """Gather all buckets in this order, after their updates were issued."""
         for bucket in buckets:
             self._whole[bucket] = bucket.gather()
 
@@ -91,18 +91,18 @@ class Prefetched(Gathering):
             bucket.unused.append(bucket.drop_gathered(self.visit(bucket)))
 
     def gather_to_keep(self, bucket: Scattered) -> Future[dict[str, Array]]:
-        """Return the parameters of a bucket by name, to be kept."""
+        """Return the parameters of a bucket by name, for a caller that keeps them."""
         self._drop_prefetched()
         return bucket.parameters_by_name(bucket.gather())
 
     def end_step(self) -> None:
-        """Note that a step ends, and that the updates of all buckets are issued next."""
+        """Forget the parameters of this step: the updates of all buckets are issued next."""
         self._drop_prefetched()
         self._current = None
         self._expected, self._visits = self._visits, []
 
     def begin_step(self, buckets: Sequence[Scattered]) -> None:
-        """Note that the updates have been issued, in that order of buckets."""
+        """Gather the first `depth` buckets that are expected, after the updates were issued."""
         for bucket in self._expected[: self._depth]:
             self._ahead.append((bucket, bucket.gather()))
 

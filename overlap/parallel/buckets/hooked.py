@@ -50,7 +50,7 @@ class Hooked:
         self._counts = None if counts is None else tuple(counts)
 
     def start(self, packed: Future[Array], step: int, site: Site | None) -> Future[Array]:
-        """Return a future of the mean: of all of it, or of this rank's part."""
+        """Return a future of the hook's mean of packed gradients: all of it, or this rank's part with `counts`."""
         return self._rank.spawn(self._call_hook, packed, step, site, name=f"hook of bucket {self._plan.index}")
 
     @property
@@ -63,7 +63,7 @@ class Hooked:
         return ""
 
     def own(self) -> dict[str, Array]:
-        """Return the state for a checkpoint; none if there is none."""
+        """Return the hook's state as arrays for a checkpoint; empty if there is none, or none that can be saved."""
         return {} if not self.state or self.unsavable else self._pack_state()
 
     def _pack_state(self) -> dict[str, Array]:
@@ -71,7 +71,7 @@ class Hooked:
         return pack_state(self._name, {"names": self._plan.names, "state": self.state})
 
     def resume(self, own: Own) -> bool:
-        """Take the state of a checkpoint over; False if it is that of another bucket, or of an earlier version."""
+        """Adopt the state of a checkpoint; return False if that is of another bucket or an earlier version."""
         saved = unpack_state(self._name, own)
         if saved is None:
             return not any(name.startswith(f"{self._name}:") for name in own)

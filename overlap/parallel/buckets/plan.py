@@ -41,12 +41,12 @@ class BucketPlan:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements of all gradients."""
         return self.slots[-1].stop
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """Number of bytes of all gradients."""
         return self.size * self.dtype.itemsize
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def shares(size: int, ranks: int) -> tuple[int, ...]:
-    """Return how many of `size` elements each rank has: as even as can be, the first ones have one more."""
+    """Return the number of elements of each rank: equal parts of `size`, with one more for the first ranks."""
     return tuple(size // ranks + (rank < size % ranks) for rank in range(ranks))
 
 
@@ -80,18 +80,18 @@ class Scattered(Bucket):
     # -- operations ------------------------------------------------------------------------------------------------
 
     def begin(self, first: Array | Future[Array]) -> None:
-        """Take over the parameters that all ranks begin with."""
+        """Issue the copy of the first parameters into place."""
         self.updated = self._work.compute(
             self.fill, first, name="first weights", moved_bytes=2 * self.plan.nbytes, stream="optimizer"
         )
 
     def begin_empty(self) -> None:
-        """Wait for parameters and state that are written into place."""
+        """Set `updated` without a copy, for parameters and state that a checkpoint writes into place."""
         self.updated = self._work.compute(lambda: self.newest, name="first weights", stream="optimizer")
 
     @property
     def newest(self) -> Array:
-        """A new view of the parameters that are kept here."""
+        """A new view of the parameters on this rank: all of them in stages 1 and 2, else this rank's part."""
         return self.weights.flat[:] if self.whole is None else self.whole[:]
 
     async def gather_whole(self) -> None:
@@ -198,7 +198,7 @@ class Scattered(Bucket):
         return newest
 
     def _accumulate(self, added: bool, part: Array) -> Array:
-        """Keep the mean gradient of this rank's part, or add it to the kept one."""
+        """Write this rank's part of the mean into `grad`, or add it if `added`; return `grad`."""
         if not self._work.real:
             return self.grad
         kept = self.grad[:]

@@ -304,7 +304,7 @@ class Checkpoints:
         return await all_agree(agrees, self._group, stream=self._stream, name="restore", call_site=site)
 
     async def _saved_steps(self, site: Site) -> list[int]:
-        """Return the steps that the first rank finds, the newest first; in virtual time there are none."""
+        """Return the steps with a checkpoint in the first rank's folder, the newest first; none in virtual time."""
         if not self._rank.state.real:
             return []
         steps = await in_thread(partial(complete_steps, self._folder)) if self._group.rank == 0 else []
@@ -334,7 +334,7 @@ class Checkpoints:
         return manifest, ""
 
     async def _check_model(self, folder: Path, saved_tensors: Tensors, tensors: Tensors, site: Site) -> None:
-        """Refuse the checkpoint of another model; tensors without elements are in none."""
+        """Refuse a checkpoint whose tensors are not the model's; tensors without elements do not count."""
         self._naming.check(tensors)
         prefix = self._naming.prefix
         saved = {

@@ -47,7 +47,7 @@ class Naming:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a checkpoint is of the whole model, of which this rank has blocks."""
+        """Whether this rank has blocks of the whole model's tensors, not tensors of a part by itself."""
         return self._cuts is not None
 
     def check(self, tensors: Tensors) -> None:

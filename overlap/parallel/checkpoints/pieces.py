@@ -33,7 +33,7 @@ class Shard:
 
     @property
     def key(self) -> str:
-        """The name of the tensor, or of this block of it."""
+        """Name of the tensor, with the axis and number of the block if this is a block of it."""
         cut = self.cut
         return self.tensor if cut is None else f"{self.tensor}|{cut.axis}:{cut.index}/{cut.of}"
 
@@ -44,7 +44,7 @@ class Shard:
 
     @classmethod
     def whole(cls, tensor: str, shape: tuple[int, ...], data: Array) -> Shard:
-        """Return all of a tensor."""
+        """Return the shard that has all elements of a tensor."""
         return cls(tensor=tensor, shape=shape, start=0, stop=prod(shape), data=data)
 
     def between(self, start: int, stop: int) -> Shard:
@@ -83,7 +83,7 @@ def share_pieces(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
 
 
 def copy_pieces(pieces: Iterable[Shard]) -> list[Shard]:
-    """Return pieces with memory of their own."""
+    """Return the pieces with copies of their data."""
     return [replace(piece, data=piece.data.copy()) for piece in pieces]
 
 
@@ -110,7 +110,7 @@ class Cut:
             raise UsageError(f"index: expected less than the {self.of} blocks of {self.name!r}, got {self.index}")
 
     def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the whole weight, from that of this block."""
+        """Return the shape of the whole weight, given the shape of a block."""
         return tuple(size * self.of if axis == self.axis else size for axis, size in enumerate(shape))
 
     def block(self, whole: Array) -> Array:

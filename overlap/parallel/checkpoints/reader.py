@@ -68,7 +68,7 @@ class Reader:
             raise DamagedError(f"{path}: {error}") from error
 
     def check_pieces(self) -> None:
-        """See that the pieces lie within their tensors, and leave out nothing.
+        """Refuse stored pieces that exceed their tensors, or leave out elements.
 
         Raises:
             DamagedError: If they do not.
@@ -99,7 +99,7 @@ class Reader:
             piece.data[...] = block.reshape(-1)[piece.start : piece.stop]
 
     def whole(self, name: str) -> Array:
-        """Return a tensor in memory of its own.
+        """Return all of a tensor in new memory, from its pieces or blocks.
 
         Raises:
             DamagedError: If not all of it is there.

@@ -45,7 +45,7 @@ def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Shard], not
 
 
 def merge(folder: Path, ranks: int) -> None:
-    """Make one file of the files of all ranks, which has each tensor in its shape, under its name."""
+    """Replace the files of all ranks by one file, with each whole tensor under its name."""
     manifest = _make_manifest(folder, ranks, 0, {})
     reader = Reader(folder, manifest)
     tensors = {name: reader.whole(name) for name in reader.tensors}
@@ -57,7 +57,7 @@ def merge(folder: Path, ranks: int) -> None:
 
 
 def commit(written: Path, parent: Path, step: int, ranks: int, extra: Mapping[str, object], *, keep: int) -> None:
-    """Let a written folder appear as the checkpoint of its step; remove older checkpoints and unfinished folders.
+    """Rename a written folder to the checkpoint of its step; remove older checkpoints and unfinished folders.
 
     Raises:
         UsageError: If the part of a rank is not seen here.

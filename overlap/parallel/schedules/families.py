@@ -106,7 +106,7 @@ def _interleaved_row(rank: int, ranks: int, microbatches: int, chunks: int, size
     ahead = min((chunks - 1) * size + 2 * (ranks - 1 - rank), total)
 
     def nth(kind: Kind, n: int) -> Action:
-        """The n-th of a kind: rounds of `size` microbatches over the chunks, upwards or downwards."""
+        """Return the n-th action of a kind: `size` microbatches on each chunk in turn, backward from the last chunk."""
         chunk = n // size % chunks
         microbatch = n // (size * chunks) * size + n % size
         return Action(rank + ranks * (chunk if kind is F else chunks - 1 - chunk), kind, microbatch)

@@ -64,7 +64,7 @@ class _Row:
                 self.actions.append(Action(stage, kind, number))
 
     def count(self, stage: int, kind: Kind) -> int:
-        """Return how many there are, including the ones that were not appended."""
+        """Return the number of actions of a kind at a stage so far, including those after the last microbatch."""
         return self._counts.get((stage, kind), 0)
 
     def add_backward(self, stage: int, *, split: bool) -> None:
@@ -76,12 +76,12 @@ class _Row:
             self._weights.append(Action(stage, W, number))
 
     def add_weight_gradients(self, times: int = 1) -> None:
-        """Append the weights' gradients that have waited longest."""
+        """Append the oldest `times` weight gradients that `add_backward` has kept."""
         self.actions += [self._weights.popleft() for _ in range(times)]
 
 
 def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    """The order of torch's ScheduleZBVZeroBubble: for at least 2p-1 microbatches, without the surplus."""
+    """Return a rank's row of ZB-V, as torch's ScheduleZBVZeroBubble makes it, for any number of microbatches."""
     row, whole = _Row(rank, ranks, microbatches), max(microbatches, 2 * ranks - 1)
     down, up, rest = row.down, row.up, ranks - rank
     row.add_next(down, *[F] * (2 * rest - 1))
@@ -104,7 +104,7 @@ def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
 
 
 def _dualpipe_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    """The eight phases of deepseek-ai/DualPipe, dualpipev.py."""
+    """Return a rank's row of DualPipe-V, in the eight phases of deepseek-ai/DualPipe (dualpipev.py)."""
     row, rest, turn = _Row(rank, ranks, microbatches), ranks - rank - 1, rank + 1
     down, up = row.down, row.up
     row.add_next(down, *[F] * (2 * rest))

@@ -76,7 +76,7 @@ def _prove_complete(name: str, rows: Rows, owners: tuple[int, ...], microbatches
 
 
 def _prove_end(name: str, rows: Rows, owners: tuple[int, ...]) -> None:
-    """Let every rank go as far as it can, and refuse the schedule if one does not get to its end."""
+    """Replay the rows, and refuse them if a rank waits without end; the error names each waiting rank."""
     done = replay_starts(rows, owners, Durations())
     stuck = {rank: step for rank, row in enumerate(rows) for step in range(len(row))[::-1] if row[step] not in done}
     if stuck:

@@ -69,7 +69,7 @@ def replay_starts(rows: Rows, owners: tuple[int, ...], durations: Durations) -> 
 
 
 def _ready_time(action: Action, rank: int, ends: dict[Action, int], owners: tuple[int, ...], hop: int) -> int | None:
-    """Return when all inputs of an action are there; None if that is not known yet."""
+    """Return when all inputs of an action are on its rank; None if one has not run yet."""
     ready = 0
     for either in action.needs(len(owners) - 1):
         over = [ends[each] + hop * (owners[each.stage] != rank) for each in either if each in ends]
