@@ -164,7 +164,7 @@ def test_the_replay_takes_what_can_be_worked_out_by_hand():
     ids=["latency", "bandwidth"],
 )
 def test_the_best_candidate_is_taken(known, size, order):
-    choice = tuning.best_of(known, make)
+    choice = tuning.choose_candidate(known, make)
     times = [tuning.replay(known, make, *candidate) for candidate in tuning.CANDIDATES]
     assert choice.step_s <= 1.01 * min(times)
     assert choice.default_s == times[0]
