@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from . import groups, machinefile, routes, rules
-from .errors import MAX_RANKS, TopologyError, unknown
+from .errors import MAX_RANKS, TopologyError, unknown_name_error
 from .figures import Figure
 from .groups import Axis
 from .machine import LATEST, Machine
@@ -120,12 +120,12 @@ class Cluster(RankMap):
         """
         peaks = dict(self.machine.chip.flops_per_s)
         if dtype not in peaks:
-            raise unknown(f"dtype on {self.machine.chip.name}", dtype, list(peaks) or ["none"])
+            raise unknown_name_error(f"dtype on {self.machine.chip.name}", dtype, list(peaks) or ["none"])
         return peaks[dtype].value / self.ranks_per_device
 
     def memory_bytes_per_s(self) -> float | None:
         """Return a rank's even share of its device's memory bandwidth, None if unknown."""
-        return self._share(self.machine.chip.memory_bytes_per_s)
+        return self._rank_share(self.machine.chip.memory_bytes_per_s)
 
     def rank_memory_bytes_per_s(self) -> float | None:
         """Return the bandwidth of a rank's copies: its share of its device's, or one that all ranks use."""
@@ -134,9 +134,9 @@ class Cluster(RankMap):
 
     def memory_bytes(self) -> float | None:
         """Return a rank's even share of its device's memory, None if unknown."""
-        return self._share(self.machine.chip.memory_bytes)
+        return self._rank_share(self.machine.chip.memory_bytes)
 
-    def _share(self, figure: Figure | None) -> float | None:
+    def _rank_share(self, figure: Figure | None) -> float | None:
         """Return a rank's even share of a figure of its device, None if unknown."""
         return figure.value / self.ranks_per_device if figure else None
 

@@ -102,7 +102,7 @@ def prepare(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
     sslot, dslot, op, ends = s.sslot[rows], s.dslot[rows], s.op[rows], bounds - bounds[0]
     row = np.arange(rows.start, rows.stop, dtype=np.int32)
     if (count != 1).any():
-        owner, offset = _cells(count, regroup=len(ends) == 2 and bool(src[0] == dst[0]))
+        owner, offset = _order_cells(count, regroup=len(ends) == 2 and bool(src[0] == dst[0]))
         ends = np.append(0, np.cumsum(count))[ends]
         src, dst, sslot, dslot, row = (column[owner] for column in (src, dst, sslot, dslot, row))
         sbuf, dbuf, op = (column[owner] for column in (sbuf, dbuf, op))
@@ -116,8 +116,8 @@ def prepare(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
     return Batch(row, read, write, sbuf, dbuf, add, lower, ends.tolist(), np.flatnonzero(broken))
 
 
-def _cells(count: NDArray[np.int32], *, regroup: bool) -> tuple[Ints, NDArray[np.int32]]:
-    """Return the row and the offset in it of each cell: row by row, or if they may be regrouped, offset by offset.
+def _order_cells(count: NDArray[np.int32], *, regroup: bool) -> tuple[Ints, NDArray[np.int32]]:
+    """Return row and offset of each cell, row by row; offset by offset if the cells may be regrouped.
 
     Many ranks that copy many slots touch nearby memory at one offset, and a page for every cell along one row.
     """

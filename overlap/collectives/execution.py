@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch import Batch, CellRun, pieces, prepare
-from .explain import explain, hazard
+from .explain import explain_error, hazard_error
 from .memory import Bases, ReplayMemory, SlotLayout, Sweep, Words
 from .pattern import Ints
 from .rules import Flags, check_rows
@@ -59,7 +59,7 @@ class Replay:
         pending: list[CellRun] = []
         for phase, (first, runs) in enumerate(zip(bounds[:-1].tolist(), batch.runs(), strict=True)):
             alone = not local[phase] and self._local_reads[0] != steps[phase]
-            if alone and runs and self._independent(runs):
+            if alone and runs and self._are_independent(runs):
                 pending += runs
             else:
                 self._run_runs(pending)
@@ -67,7 +67,7 @@ class Replay:
                 self._run_cells(batch, slice(batch.ends[phase], batch.ends[phase + 1]), first)
         self._run_runs(pending)
 
-    def _independent(self, runs: list[CellRun]) -> bool:
+    def _are_independent(self, runs: list[CellRun]) -> bool:
         """Return whether no cell that the runs write is touched by another run, in shared memory too."""
         bases = self.layout.shared
         pieces = [(run.write + bases[run.dbuf], run.cells, True) for run in runs]
@@ -158,7 +158,7 @@ class Replay:
 
     def _refuse(self, bad: Flags, row: Ints, conflict: str) -> None:
         if bad.any():
-            raise hazard(self.schedule, int(row[int(bad.argmax())]), conflict)
+            raise hazard_error(self.schedule, int(row[int(bad.argmax())]), conflict)
 
     def check_results(self) -> None:
         """Compare OUT with the result that the collective defines.
@@ -171,12 +171,12 @@ class Replay:
         faults: dict[int, tuple[int, int]] = {}
         for piece in self.layout.sweep(Buffer.OUT):
             for number, (memory, first) in enumerate(zip(self.memories, firsts, strict=True)):
-                fault = None if number in faults else self._fault(memory, first, piece)
+                fault = None if number in faults else self._find_fault(memory, first, piece)
                 if fault is not None:
                     faults[number] = fault
         if faults:
             # Report the first memory: a wrong sum explains more than a wrong order of operands.
-            raise explain(self.schedule, *faults[min(faults)])
+            raise explain_error(self.schedule, *faults[min(faults)])
 
     def _first_result(self, memory: ReplayMemory) -> Words:
         """Return the result of rank 0. All other ranks must agree with it."""
@@ -184,7 +184,7 @@ class Replay:
         values: Words = memory.values[memory.bases[Buffer.OUT] + self.layout.locate(np.zeros_like(slot), slot)]
         return values
 
-    def _fault(self, memory: ReplayMemory, first: Words | None, piece: Sweep) -> tuple[int, int] | None:
+    def _find_fault(self, memory: ReplayMemory, first: Words | None, piece: Sweep) -> tuple[int, int] | None:
         """Return a rank and a slot of a piece of OUT that holds another value than it should."""
         start = memory.bases[Buffer.OUT] + piece.cells.start
         cells = slice(start, start + len(piece.rank))
@@ -192,7 +192,7 @@ class Replay:
             if first is not None:
                 expected = first[piece.slot]
             else:
-                find = fingerprint.fold_in_order if memory.ordered else fingerprint.result
+                find = fingerprint.fold_in_order if memory.ordered else fingerprint.expected_values
                 expected = find(piece.rank, piece.slot)
             wrong = memory.lane(lane)[cells] != expected
             if wrong.any():

@@ -58,8 +58,8 @@ def expected_contributors(schedule: Schedule, rank: int, slot: int) -> Counter[O
     return Counter([Origin(r, Buffer.IN, at) for r, at in cells] + initial)
 
 
-def hazard(schedule: Schedule, row: int, conflict: str) -> ScheduleError:
-    """Return the error for a row that writes cells of another row of its step."""
+def hazard_error(schedule: Schedule, row: int, conflict: str) -> ScheduleError:
+    """Return the error for a row that writes a cell which another row of its step uses."""
     rank, slot, step = int(schedule.dst[row]), int(schedule.dslot[row]), int(schedule.step[row])
     buffer = Buffer(int(schedule.dbuf[row])).name
     return ScheduleError(
@@ -71,8 +71,8 @@ def hazard(schedule: Schedule, row: int, conflict: str) -> ScheduleError:
     )
 
 
-def explain(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
-    """Return the error for a result that is wrong, by tracing where it comes from."""
+def explain_error(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
+    """Return the error for a wrong result, with the inputs that reached it and those that should have."""
     got, want = contributors(schedule, rank, slot), expected_contributors(schedule, rank, slot)
     step = _last_write(schedule, rank, slot)
     subject = f"{schedule!r}: slot {slot} of the result of rank {rank}, last written in step {step},"

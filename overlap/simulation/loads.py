@@ -92,7 +92,7 @@ class Resources:
             step[resources >= first] = self.ranks_per_unit // level.ranks
         moved: Ints = resources + np.multiply.outer(units, step)
         servers = units * (nodes // self.cluster.servers or 1)
-        moved[:, wire] = self.wires(self._numbering.shifted(resources[wire] - self._first_wire, servers))
+        moved[:, wire] = self.wires(self._numbering.shift_to_units(resources[wire] - self._first_wire, servers))
         return moved
 
 

@@ -251,7 +251,7 @@ def test_paths_on_any_connected_graph_are_shortest(n, data):
     a, b = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, n - 1))
     path = wiring.path(a, b)
     assert (path[0], path[-1]) == (a, b)
-    assert all(wiring.linked(p, q) for p, q in pairwise(path))
+    assert all(wiring.are_adjacent(p, q) for p, q in pairwise(path))
     assert len(path) - 1 == wiring.distance(a, b) == hops_from(a, wiring.adjacent)[b]
 
 
