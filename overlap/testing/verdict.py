@@ -61,7 +61,7 @@ class Meetings:
             return [] if any(end.op == other for end in ends.values()) else [_other_end(issue)]
         return [rank for rank in issue.members if rank not in ends]
 
-    def blocked(self, rank: int) -> Issue | None:
+    def blocking_issue(self, rank: int) -> Issue | None:
         """Return the operation in which a rank waits for others: one that it awaits, else the oldest."""
         if rank in self.record.stopped:
             return None
@@ -89,7 +89,7 @@ _ONE_END = {"send": ("send without a receive", "received"), "recv": ("receive wi
 def why_stalled(record: Record) -> Verdict | None:
     """Return why ranks wait for ever: the cycle of their waits, or the rank that does not arrive."""
     meetings = Meetings(record)
-    blocked = {rank: issue for rank in range(record.size) if (issue := meetings.blocked(rank)) is not None}
+    blocked = {rank: issue for rank in range(record.size) if (issue := meetings.blocking_issue(rank)) is not None}
     for start in blocked:
         chain = _wait_chain(start, blocked, meetings)
         if chain[-1] in chain[:-1]:

@@ -116,6 +116,7 @@ class TestedCommunicators(FaultyCommunicators):
         _describe(issue, operation)
 
         def ended() -> None:
+            """Note end, failure and wait of the operation; a withdrawn receive leaves the record."""
             self.unfinished.pop(id(operation), None)
             if issue.op == "recv" and operation.state is CANCELLED:  # nobody waits for its message
                 self.record.issues.remove(issue)
@@ -298,6 +299,7 @@ def simulate(
     result = WorldResult(record=record, faults=plan.happened)
 
     async def live() -> list[Any]:
+        """Run the world, and note at its end which operations no rank has awaited."""
         world = clock.world(size, placed, algorithm=None)
         shared = clock.shared
         assert shared is not None
