@@ -297,18 +297,18 @@ def names() -> tuple[str, ...]:
 def _parse_name(name: str) -> tuple[str, dict[str, int]]:
     """Return the name of a cluster without its suffixes, and their numbers: " x4", " lnc=1"."""
     suffixes: dict[str, int] = {}
-    rest = name.strip()
-    while match := _SUFFIX.fullmatch(rest):
+    base_name = name.strip()
+    while match := _SUFFIX.fullmatch(base_name):
         for key in ("nodes", "lnc"):
             if match[key] is not None:
                 suffixes[key] = _agree_on(key, suffixes.get(key), int(match[key])) or 0
-        rest = match["rest"]
-    first, _, more = rest.partition(" ")
+        base_name = match["rest"]
+    first, _, more = base_name.partition(" ")
     if more and (first in names() or first.endswith(".toml")):
         raise TopologyError(
             f"cluster: expected nodes or cores after {first!r}, such as x4 or lnc=1, got {more.strip()!r}"
         )
-    return rest, suffixes
+    return base_name, suffixes
 
 
 def _agree_on(key: str, first: int | None, second: int | None) -> int | None:

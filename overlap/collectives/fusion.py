@@ -62,13 +62,13 @@ def _find_links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Li
     cell, row, write = _scratch_timeline(schedule, selected)
     follows = np.append(cell[1:] == cell[:-1], False)
     is_copy = write & copies[row]
-    after = np.append(row[1:], 0)
-    after_write = np.append(write[1:], False)
-    add_next = follows & after_write & (schedule.op[after] == Op.ADD)
+    next_row = np.append(row[1:], 0)
+    next_writes = np.append(write[1:], False)
+    add_next = follows & next_writes & (schedule.op[next_row] == Op.ADD)
     blocked = np.zeros(len(schedule), np.bool_)
-    blocked[row[is_copy & follows & ~after_write]] = True
+    blocked[row[is_copy & follows & ~next_writes]] = True
     chosen = is_copy & add_next
-    copy, add = row[chosen], after[chosen]
+    copy, add = row[chosen], next_row[chosen]
     source = _source_cell(schedule, copy, cell[chosen])
     blocked[copy[_find_overwritten(schedule, source, copy, add)]] = True
     stride = np.int64(1) << 33

@@ -96,7 +96,7 @@ def slots_moved(schedule: UnevenSchedule, counts: Counts) -> Floats:
     kind = Collective(schedule.collective)
     total_rows = whole_rows(kind, (sum(counts),), counts, size)
     rows = np.array([*counts, 0], np.float64)  # the last one: where a rank has less SCRATCH than others
-    moved = np.empty(len(schedule))
+    row_slots = np.empty(len(schedule))
     for buffer, held in zip(
         Buffer, (*_natural_blocks(schedule.collective, size), _pad_lists(schedule.held)), strict=True
     ):
@@ -104,8 +104,8 @@ def slots_moved(schedule: UnevenSchedule, counts: Counts) -> Floats:
         rank, first, count = schedule.dst[into], schedule.dslot[into], schedule.count[into]
         before = np.cumsum(np.repeat(rows[held], k, axis=1), axis=1)
         before = np.concatenate([np.zeros((size, 1)), before], axis=1)
-        moved[into] = before[rank, first + count] - before[rank, first]
-    return moved * (size / total_rows)
+        row_slots[into] = before[rank, first + count] - before[rank, first]
+    return row_slots * (size / total_rows)
 
 
 def _pad_lists(held: tuple[tuple[int, ...], ...]) -> Ints:
@@ -141,17 +141,17 @@ def _follow_blocks(schedule: Schedule, cells: _Cells) -> Ints:
     read = s.src[cells.row] * base[-1] + base[cells.sbuf] + cells.sslot
     write = s.dst[cells.row] * base[-1] + base[cells.dbuf] + cells.dslot
     adds = s.op[cells.row] == Op.ADD
-    moved = np.empty(len(cells.row), np.int64)
+    cell_block = np.empty(len(cells.row), np.int64)
     for start, stop in pairwise(np.searchsorted(cells.row, phases(s)).tolist()):
         part = slice(start, stop)
-        moved[part] = content[read[part]]
-        if (adds[part] & (content[write[part]] != moved[part])).any():
+        cell_block[part] = content[read[part]]
+        if (adds[part] & (content[write[part]] != cell_block[part])).any():
             raise ScheduleError(
                 f"{s!r} reduces parts of different blocks into one: blocks cannot differ in size; "
                 "pass equal counts or choose another algorithm"
             )
-        content[write[part]] = moved[part]
-    return moved
+        content[write[part]] = cell_block[part]
+    return cell_block
 
 
 def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Cells, tuple[tuple[int, ...], ...]]:
@@ -185,7 +185,7 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
     begins = np.searchsorted(owner[order], np.arange(s.size + 1))
     position = np.empty(len(keys), np.int64)
     position[order] = np.arange(len(keys)) - begins[owner[order]]
-    held = (keys % blocks)[order]
+    scratch_blocks = (keys % blocks)[order]
 
     def moved(lookup: Ints, mask: NDArray[np.bool_], slot: Ints) -> Ints:
         """Return the slots of `mask` in their new places in SCRATCH, the others as they are."""
@@ -194,14 +194,14 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
         return target
 
     scratch = np.uint8(Buffer.SCRATCH)
-    placed = _Cells(
+    new_cells = _Cells(
         cells.row,
         np.where(read, scratch, cells.sbuf),
         moved(read_key, read, cells.sslot),
         np.where(written, scratch, cells.dbuf),
         moved(write_key, written, cells.dslot),
     )
-    return placed, tuple(tuple(held[start:stop].tolist()) for start, stop in pairwise(begins.tolist()))
+    return new_cells, tuple(tuple(scratch_blocks[start:stop].tolist()) for start, stop in pairwise(begins.tolist()))
 
 
 def _join_cells(schedule: Schedule, cells: _Cells, held: tuple[tuple[int, ...], ...]) -> UnevenSchedule:

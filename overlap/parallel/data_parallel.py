@@ -214,6 +214,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         super()._take(gradients, site)
 
     def _prepare_bucket(self, bucket: Averaged) -> None:
+        """Issue the update of a bucket if it is due, before the buffer is written again."""
         if bucket.update_due:
             self._issue_update(bucket)
 

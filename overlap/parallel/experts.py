@@ -215,6 +215,7 @@ class Experts:
 
 
 def _merge_outputs(routed: tuple[Routing, object, object], outputs: Array, shared: Array | None) -> Array:
+    """Return the outputs of a token's experts added up by gates, plus the shared expert's."""
     y = merge(routed[0], outputs)
     return y if shared is None else y + shared
 

@@ -50,7 +50,7 @@ class Fragment:
         """Return the counters of the outer steps, which are equal on all ranks."""
         return {"sent_at": self.sent_at, "due": self.due, "rounds": self.rounds, "pending": self.pending is not None}
 
-    def own(self) -> dict[str, Array]:
+    def arrays_under_way(self) -> dict[str, Array]:
         """Return the mean change that is on the wire, once it has arrived, and the sent weights; empty if none is."""
         return {} if self.pending is None else {"sent": self._sent, "mean": self.pending.result()}
 

@@ -111,6 +111,7 @@ class LocalSteps(Strategy[Params]):
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _weight(self, name: str) -> Array | Future[object]:
+        """Return the newest weight; a future of it while a step is under way."""
         newest = self._newest
         return self._parameters.views[name] if newest.done and not newest.failed else newest[name]
 
@@ -182,7 +183,7 @@ class LocalSteps(Strategy[Params]):
         """Return this rank's weights, the inner optimizer's state, and outer steps under way."""
         arrays = {f"weights:{piece.tensor}": piece.data for piece in self._parameters.pieces()}
         for number, fragment in enumerate(self._fragments):
-            arrays |= {f"fragment:{number}:{key}": array for key, array in fragment.own().items()}
+            arrays |= {f"fragment:{number}:{key}": array for key, array in fragment.arrays_under_way().items()}
         return arrays
 
     async def settle(self) -> None:
@@ -234,6 +235,7 @@ class LocalSteps(Strategy[Params]):
             )
 
     def _issue_outer_update_if_due(self, fragment: Fragment) -> None:
+        """Issue the outer step of a fragment whose delay is over."""
         if fragment.due <= self.steps:
             self._issue_outer_update(fragment)
 

@@ -74,15 +74,18 @@ def _blocks(*arrays: Array, size: int = _BLOCK) -> Iterator[tuple[Numbers, ...]]
 
 
 def _learning_rate(lr: Rate, step: int) -> float:
+    """Return the learning rate of a step, from 1."""
     return float(lr(step) if callable(lr) else lr)
 
 
 def _check_rate(lr: object) -> None:
+    """Refuse a learning rate that is negative, or neither number nor function."""
     if not callable(lr) and not (isinstance(lr, (int, float)) and lr >= 0):
         raise UsageError(f"lr: expected a number from 0, or a function of the step, got {lr!r}")
 
 
 def _check_share(name: str, share: float) -> None:
+    """Refuse a share that is not from 0 to below 1."""
     if not 0 <= share < 1:
         raise UsageError(f"{name}: expected at least 0 and less than 1, got {share!r}")
 

@@ -310,6 +310,7 @@ class Pass:
         ), loss
 
     def _divide_by_microbatches(self, dy: object) -> object:
+        """Return a gradient divided by the number of microbatches; unchanged if it has no data."""
         array, count = cast("NDArray[Any]", dy), self._schedule.microbatches
         return array if has_no_data(array) or count == 1 else array / np.asarray(count, array.dtype)
 
@@ -345,8 +346,10 @@ class Pass:
 
 
 def _parameter_name(stage: int, name: str) -> str:
+    """Return the name of a stage's weight in the model: "stage.name"."""
     return f"{stage}.{name}" if name else str(stage)
 
 
 def _identity(value: object) -> object:
+    """Return the argument, for a compute that only copies a future."""
     return value

@@ -145,6 +145,7 @@ class ShardReplicas:
         rank.epoch.survivor = self
 
     def _spawn(self, fn: Callable[..., Awaitable[T]], *args: object, name: str) -> Future[T]:
+        """Start a task of replicas; its error is raised where it is awaited."""
         return self.rank.spawn(fn, *args, name=name, errors="await", call_site=self._site)
 
     @property
@@ -328,7 +329,7 @@ class ShardReplicas:
             return str(error)
         return ""
 
-    async def _exchange_shards(self, before: _Layout, holders: Sequence[int]) -> None:
+    async def _exchange_shards(self, old_layout: _Layout, holders: Sequence[int]) -> None:
         """Send the holders' copies to the ranks that need them now, and write them into the buckets."""
         group, stream = self._group, self.rank.stream(_STREAM)
         copies = {shard: flat for source in self._sources for shard, flat in source.shards.items()}
@@ -339,7 +340,7 @@ class ShardReplicas:
         for index, array in enumerate(arrays):
             shard = _make_shard(self._layout.shard(index, group.rank), array)
             for number, holder in enumerate(holders):
-                elements = before.shard(index, number)
+                elements = old_layout.shard(index, number)
                 if holder != group.rank:
                     part = shard.between(elements.start, elements.stop)
                     if part.data.size:
@@ -347,7 +348,7 @@ class ShardReplicas:
                     continue
                 size = elements.stop - elements.start
                 if self._work.real:
-                    source = _make_shard(elements, before.view(copies[number], index, size))
+                    source = _make_shard(elements, old_layout.view(copies[number], index, size))
                 else:
                     source = _make_shard(elements, self.rank.empty(size, array.dtype))
                 for rank in range(group.size):

@@ -40,13 +40,13 @@ def route(router: Array, x: Array, k: int, normalised: bool) -> tuple[Routing, A
     """
     tokens = x.reshape(-1, x.shape[-1])
     scores = tokens.astype(np.result_type(x, np.float32), copy=False) @ router
-    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p = np.exp(scores - scores.max(-1, keepdims=True))  # less the maximum, so that nothing overflows
     p /= p.sum(-1, keepdims=True)
     chosen = np.argsort(-p, axis=1, kind="stable")[:, :k]
     gates = np.take_along_axis(p, chosen, 1)
     if normalised:
         gates = gates / gates.sum(-1, keepdims=True)
-    order = np.argsort(chosen.reshape(-1), kind="stable")
+    order = np.argsort(chosen.reshape(-1), kind="stable")  # by expert; rows of one expert stay in the order of tokens
     counts = np.bincount(chosen.reshape(-1), minlength=router.shape[1]).astype(np.int64)
     routing = Routing(
         x=tokens, shape=x.shape, probabilities=p, chosen=chosen, gates=gates, order=order, normalised=normalised
@@ -62,9 +62,9 @@ def merge(routing: Routing, outputs: Array) -> Array:
 
 def split_gradient(routing: Routing, outputs: Array, dy: Array) -> tuple[Array, Array]:
     """Return the gradients of the outputs, in sorted rows, and the gradients of the gates, (T, k)."""
-    each = dy.reshape(len(routing.gates), 1, -1)
-    rows = (each * routing.gates[:, :, None]).astype(dy.dtype).reshape(len(routing.order), -1)[routing.order]
-    return rows, (each * by_token(routing, outputs)).sum(-1)
+    token_dy = dy.reshape(len(routing.gates), 1, -1)  # (T, 1, h), for all k experts of a token
+    rows = (token_dy * routing.gates[:, :, None]).astype(dy.dtype).reshape(len(routing.order), -1)[routing.order]
+    return rows, (token_dy * by_token(routing, outputs)).sum(-1)
 
 
 def route_backward(router: Array, routing: Routing, d_gates: Array, d_balance: Array | None) -> tuple[Array, Array]:

@@ -84,6 +84,7 @@ class SurvivingSteps:
         return metadata([step], np.int64)
 
     def _agree(self, step: int, _: object) -> None:
+        """Note that all ranks have prepared a step."""
         self._progress.agree(step)
 
     # -- after a loss --------------------------------------------------------------------------------------------------

@@ -108,6 +108,7 @@ class _Linear(ABC):
         }
 
     def _compute(self, fn: Callable[..., object], *args: object, name: str | None = None) -> Future[object]:
+        """Issue a compute of the matrix's size, with its flops on the virtual clock."""
         return self.rank.compute(fn, *args, flops=self._flops, name=name, call_site=users_frame())
 
     def _gather_rows(self, x: object, name: str) -> object:
@@ -287,25 +288,25 @@ class VocabularyLoss:
         """Return by token the sum of exponentials here, and the target's score if it is here: (2, ...), less `top`."""
         if has_no_data(scores):
             return np.broadcast_to(scores.flat[0], (2, *scores.shape[:-1]))
-        here, word = self._find_own_words(target)
-        came = np.take_along_axis(scores, word[..., None], -1)[..., 0] - top
-        return np.stack([np.exp(scores - top[..., None]).sum(-1), np.where(here, came, scores.dtype.type(0))])
+        is_own, word = self._find_own_words(target)
+        target_score = np.take_along_axis(scores, word[..., None], -1)[..., 0] - top
+        return np.stack([np.exp(scores - top[..., None]).sum(-1), np.where(is_own, target_score, scores.dtype.type(0))])
 
     def _gradient_and_loss(self, scores: Array, target: Array, top: Array, sums: Array) -> tuple[Array, float]:
         """Return the gradient of this rank's scores, (probability - one-hot target) / tokens, and the mean loss."""
         if has_no_data(scores):
             return scores, 0.0
-        total, came = sums
+        total, target_score = sums
         p = np.exp(scores - top[..., None])
         p /= total[..., None]
-        here, word = self._find_own_words(target)
-        at = (*np.nonzero(here), word[here])
+        is_own, word = self._find_own_words(target)
+        at = (*np.nonzero(is_own), word[is_own])
         p[at] -= 1
         p /= np.asarray(total.size, p.dtype)
-        return p, float((np.log(total) - came).mean())
+        return p, float((np.log(total) - target_score).mean())
 
     def _find_own_words(self, target: Array) -> tuple[Array, Array]:
         """Return which targets are words of this rank, and their columns here, 0 for the others."""
         word = np.asarray(target) - self.group.rank * self._words_per_rank
-        is_here = (word >= 0) & (word < self._words_per_rank)
-        return is_here, np.where(is_here, word, 0)
+        is_own = (word >= 0) & (word < self._words_per_rank)
+        return is_own, np.where(is_own, word, 0)

@@ -131,6 +131,7 @@ def _leaf_paths(tree: object, above: Path) -> Iterator[Path]:
 
 
 def _items(tree: object) -> Iterator[tuple[str | int, object]]:
+    """Return keys or indices of a branch, with their values."""
     return iter(tree.items()) if isinstance(tree, Mapping) else enumerate(cast("Sequence[object]", tree))
 
 

@@ -166,13 +166,13 @@ def _measure_wire(spans: Sequence[Span], from_ns: int) -> tuple[float, float]:
 
     The wire is busy from the end of the latency of a bucket to the end of the bucket; other buckets may wait meanwhile.
     """
-    moved = [(s.info, s.end_ns) for s in spans if s.kind == "comm" and s.info is not None and s.end_ns > from_ns]
-    if not moved:
+    transfers = [(s.info, s.end_ns) for s in spans if s.kind == "comm" and s.info is not None and s.end_ns > from_ns]
+    if not transfers:
         return 0.0, 0.0
     small_ns = [s.info.transfer_ns for s in spans if s.kind == "comm" and s.info is not None and s.info.nbytes <= 4096]
     latency_ns = min(small_ns, default=0)
-    busy_ns = length(merge((min(info.met_ns + latency_ns, end_ns), end_ns) for info, end_ns in moved))
-    nbytes = sum(info.nbytes for info, _ in moved)
+    busy_ns = length(merge((min(info.met_ns + latency_ns, end_ns), end_ns) for info, end_ns in transfers))
+    nbytes = sum(info.nbytes for info, _ in transfers)
     return latency_ns / 1e9, busy_ns / 1e9 / max(1, nbytes)
 
 
@@ -203,19 +203,20 @@ async def _run_steps(rank: Rank, recording: StepRecording, make: MakeModel, size
     params = {name: rank.empty(count, dtype) for name, (count, dtype) in recording.sizes.items()}
     model = make(rank, params, bucket_bytes=size, order=order, hook=wire.carry)
     layer_s = recording.forward_s / len(params)
-    over: list[int] = []
+    forward_ends_ns: list[int] = []
     for _ in range(_STEPS):
         for name in params:
             rank.compute(nothing, model[name], seconds=layer_s)
-        rank.compute(lambda: over.append(rank.now_ns()), seconds=0.0)
+        rank.compute(lambda: forward_ends_ns.append(rank.now_ns()), seconds=0.0)
         for name, seconds in recording.backward_s:
             model.reduce(name, rank.compute(_identity, params[name], seconds=seconds))
         model.step()
     await model.finish()
-    return over
+    return forward_ends_ns
 
 
 def _identity(gradient: Array) -> Array:
+    """Return the gradient; its compute takes the recorded time."""
     return gradient
 
 

@@ -136,4 +136,5 @@ def from_json_form(noted: Mapping[str, Any], arrays: Sequence[Array]) -> Tree:
 
 
 def _dtype_name(dtype: np.dtype[np.generic]) -> str:
+    """Return the name of a dtype in a header: numpy's short one, or that of a type of ml_dtypes."""
     return dtype.str if dtype.kind != "V" and np.dtype(dtype.str) == dtype else dtype.name

@@ -108,10 +108,12 @@ class Parts:
         return [(save, folder) for save, folder in folders if os.path.isdir(folder)]
 
     def _part_path(self, save: Save, rank: int, ranks: int) -> Path:
+        """Return the path of a rank's part of a save."""
         return self.folder / _folder_name(save) / f"part-{rank}-of-{ranks}.state"
 
 
 def _folder_name(save: Save) -> str:
+    """Return the name of the folder of a save."""
     return f"step-{save.step:012}-{save.nonce:016x}"
 
 

@@ -226,9 +226,11 @@ class RankState:
         self._looked = True
 
     async def _all_ranks_agree(self, agrees: bool, site: Site | None) -> bool:
+        """Return whether `agrees` is true on all ranks."""
         return await all_agree(agrees, self._world, stream=self._stream, name="state.latest", call_site=site)
 
     async def _wait_for_ranks(self, site: Site | None, name: str = "state.save") -> None:
+        """Wait until all ranks have arrived here."""
         await self._world.barrier(stream=self._stream, name=name, call_site=site)
 
 

@@ -280,7 +280,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     def own(self) -> dict[str, Array]:
         """Return the state of this rank's hooks."""
         hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
-        return {name: array for hook in hooked for name, array in hook.own().items()}
+        return {name: array for hook in hooked for name, array in hook.state_arrays().items()}
 
     def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
         """Go on from that step: weights and the optimizer's state have been written into place.

@@ -62,7 +62,7 @@ class Hooked:
             return f"the state of a hook is not in it: {error}"
         return ""
 
-    def own(self) -> dict[str, Array]:
+    def state_arrays(self) -> dict[str, Array]:
         """Return the hook's state as arrays for a checkpoint; empty if there is none, or none that can be saved."""
         return {} if not self.state or self.unsavable else self._pack_state()
 

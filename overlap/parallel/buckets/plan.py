@@ -86,6 +86,7 @@ def plan_buckets(
     open_: dict[np.dtype[np.generic], list[str]] = {}
 
     def nbytes(names: Sequence[str]) -> int:
+        """Return the bytes of some gradients."""
         return sum(prod(gradients[name][0]) * gradients[name][1].itemsize for name in names)
 
     for name in order:

@@ -170,7 +170,7 @@ class Checkpoints:
         site = users_site()
         _check_savable(model)
         check_types(model.tensors())
-        self._naming.check(model.tensors())
+        self._naming.check_cuts(model.tensors())
         await self.finish()
         await model.settle()
         pieces = [self._naming.rename_piece(piece) for piece in model.kept()] + self._own_pieces(model)
@@ -296,11 +296,13 @@ class Checkpoints:
         self._rank.state.note_kept(step)
 
     async def _wait_for_ranks(self, site: Site) -> None:
+        """Wait until all ranks of the group have arrived here."""
         await self._group.barrier(stream=self._stream, name="checkpoint", call_site=site)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def _all_ranks_agree(self, agrees: bool, site: Site) -> bool:
+        """Return whether `agrees` is true on all ranks of the group."""
         return await all_agree(agrees, self._group, stream=self._stream, name="restore", call_site=site)
 
     async def _saved_steps(self, site: Site) -> list[int]:
@@ -328,14 +330,14 @@ class Checkpoints:
             reader = Reader(folder, manifest)
             reader.check_pieces()
             for name in list(reader.files)[self._group.rank :: self._group.size]:
-                reader.check(name)
+                reader.check_file(name)
         except (OSError, DamagedError) as error:
             return {}, str(error)
         return manifest, ""
 
     async def _check_model(self, folder: Path, saved_tensors: Tensors, tensors: Tensors, site: Site) -> None:
         """Refuse a checkpoint whose tensors are not the model's; tensors without elements do not count."""
-        self._naming.check(tensors)
+        self._naming.check_cuts(tensors)
         prefix = self._naming.prefix
         saved = {
             name: (dtype, tuple(shape))

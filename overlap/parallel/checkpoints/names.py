@@ -50,7 +50,7 @@ class Naming:
         """Whether this rank has blocks of the whole model's tensors, not tensors of a part by itself."""
         return self._cuts is not None
 
-    def check(self, tensors: Tensors) -> None:
+    def check_cuts(self, tensors: Tensors) -> None:
         """Refuse cuts that do not fit a model.
 
         Raises:
@@ -90,14 +90,14 @@ def describe_difference(saved: Tensors, expected: Tensors, prefix: str = "") -> 
         prefix: Prefix of all names, left out of the text.
     """
     for name in [*expected, *saved]:
-        before, now, short = saved.get(name), expected.get(name), name.removeprefix(prefix)
-        if before == now:
+        saved_form, model_form, short_name = saved.get(name), expected.get(name), name.removeprefix(prefix)
+        if saved_form == model_form:
             continue
-        if before is None:
-            return f"it has no {short!r}"
-        if now is None:
-            return f"it has {short!r}, which this one has not"
-        return f"{short!r} is {' '.join(map(str, before))} there and {' '.join(map(str, now))} here"
+        if saved_form is None:
+            return f"it has no {short_name!r}"
+        if model_form is None:
+            return f"it has {short_name!r}, which this one has not"
+        return f"{short_name!r} is {' '.join(map(str, saved_form))} there and {' '.join(map(str, model_form))} here"
     return ""
 
 

@@ -47,7 +47,7 @@ class Reader:
                 self._stored_pieces.setdefault(tensor, []).append((start, stop, file["name"], key))
         self._headers: dict[str, tuple[dict[str, Any], int]] = {}
 
-    def check(self, name: str) -> None:
+    def check_file(self, name: str) -> None:
         """Compare a file with its size and checksum in the manifest.
 
         Raises:

@@ -49,6 +49,7 @@ def bfloat16(
         raise UsageError(f"rounding: expected 'nearest' or 'stochastic', got {rounding!r}")
 
     async def hook(bucket: GradientBucket) -> Values:
+        """Return the mean of a bucket that travels as bfloat16, in the bucket's dtype."""
         check_floats(bucket, "bfloat16")
         values, random = bucket.buffer, bucket.rng
         if rounding == "nearest":
@@ -114,6 +115,7 @@ def float16() -> Callable[[GradientBucket], Awaitable[Values]]:
     """
 
     async def hook(bucket: GradientBucket) -> Values:
+        """Return the mean of a bucket that travels as float16 with one scale, in the bucket's dtype."""
         check_floats(bucket, "float16")
         largest = await shared_largest(bucket)
         sent = await run_aside(bucket, _scale_values, bucket.buffer, largest, name="to float16")
@@ -124,8 +126,10 @@ def float16() -> Callable[[GradientBucket], Awaitable[Values]]:
 
 
 def _scale_values(values: Values, largest: Values) -> Values:
+    """Return the values as float16, scaled so that the largest one of all ranks fits."""
     return scale_values(values, scale_for(largest, _TOP)).astype(np.float16)
 
 
 def _unscale_values(values: Values, largest: Values, dtype: np.dtype[np.generic]) -> Values:
+    """Return received values without their scale, in the bucket's dtype."""
     return unscale_values(values.astype(np.float32), scale_for(largest, _TOP), dtype)

@@ -36,6 +36,7 @@ async def run_aside(bucket: GradientBucket, fn: Callable[..., T], *args: object,
     """
 
     def quietly(*args: object) -> T:
+        """Call the function without numpy's warnings."""
         with np.errstate(all="ignore"):  # an infinite gradient is the program's business, not a warning of ours
             return fn(*args)
 

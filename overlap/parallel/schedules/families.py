@@ -131,10 +131,12 @@ class Family:
 
 
 def _equal_durations(t: Durations) -> bool:
+    """Whether F, I and W take the same time."""
     return t.forward == t.input_gradient == t.weight_gradient
 
 
 def _fill_and_drain(p: int, m: int, t: Durations) -> int:
+    """Return the idle time while a pipeline of p ranks fills and drains: (p-1)(F+B)."""
     return (p - 1) * (t.of(F) + t.of(B))
 
 

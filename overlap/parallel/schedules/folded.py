@@ -83,12 +83,12 @@ class _Row:
 def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
     """Return a rank's row of ZB-V, as torch's ScheduleZBVZeroBubble makes it, for any number of microbatches."""
     row, whole = _Row(rank, ranks, microbatches), max(microbatches, 2 * ranks - 1)
-    down, up, rest = row.down, row.up, ranks - rank
-    row.add_next(down, *[F] * (2 * rest - 1))
+    down, up, remaining_ranks = row.down, row.up, ranks - rank
+    row.add_next(down, *[F] * (2 * remaining_ranks - 1))
     for _ in range(rank):
         row.add_next(up, F)
         row.add_next(down, F)
-    for _ in range(rest):
+    for _ in range(remaining_ranks):
         row.add_next(up, F, I, W)
     while min(row.count(down, F), row.count(up, F)) < whole:
         row.add_next(down, *[F] * (row.count(down, F) < whole), I, W)
@@ -96,7 +96,7 @@ def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
     for _ in range(rank):
         row.add_next(down, I)
         row.add_next(up, I)
-    for _ in range(rest):
+    for _ in range(remaining_ranks):
         row.add_next(down, I, W)
     row.add_next(up, *[W] * (whole - row.count(up, W)))
     row.add_next(down, *[W] * (whole - row.count(down, W)))
@@ -105,13 +105,13 @@ def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
 
 def _dualpipe_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
     """Return a rank's row of DualPipe-V, in the eight phases of deepseek-ai/DualPipe (dualpipev.py)."""
-    row, rest, turn = _Row(rank, ranks, microbatches), ranks - rank - 1, rank + 1
+    row, ranks_below, turn = _Row(rank, ranks, microbatches), ranks - rank - 1, rank + 1
     down, up = row.down, row.up
-    row.add_next(down, *[F] * (2 * rest))
+    row.add_next(down, *[F] * (2 * ranks_below))
     for _ in range(turn):
         row.add_next(down, F)
         row.add_next(up, F)
-    for _ in range(rest):
+    for _ in range(ranks_below):
         row.add_backward(up, split=True)
         row.add_weight_gradients()
         row.add_next(up, F)
@@ -120,13 +120,13 @@ def _dualpipe_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
         row.add_backward(up, split=False)
         row.add_next(up, F)
         row.add_backward(down, split=False)
-    for _ in range(rest):
+    for _ in range(ranks_below):
         row.add_backward(up, split=False)
         row.add_next(up, F)
         row.add_backward(down, split=False)
     for number in range(2 * turn):  # the second half of them without weights' gradients, which follow later
         row.add_backward(down if number % 2 else up, split=number >= turn)
-    for _ in range(rest):
+    for _ in range(ranks_below):
         row.add_weight_gradients()
         row.add_backward(down, split=True)
     row.add_weight_gradients(turn)

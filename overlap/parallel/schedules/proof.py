@@ -77,13 +77,13 @@ def _prove_complete(name: str, rows: Rows, owners: tuple[int, ...], microbatches
 
 def _prove_end(name: str, rows: Rows, owners: tuple[int, ...]) -> None:
     """Replay the rows, and refuse them if a rank waits without end; the error names each waiting rank."""
-    done = replay_starts(rows, owners, Durations())
-    stuck = {rank: step for rank, row in enumerate(rows) for step in range(len(row))[::-1] if row[step] not in done}
+    starts = replay_starts(rows, owners, Durations())
+    stuck = {rank: step for rank, row in enumerate(rows) for step in range(len(row))[::-1] if row[step] not in starts}
     if stuck:
         waits = []
         for rank, step in stuck.items():
             action = rows[rank][step]
-            missing = next(e for e in action.needs(len(owners) - 1) if not any(each in done for each in e))
+            missing = next(e for e in action.needs(len(owners) - 1) if not any(each in starts for each in e))
             waits.append(f"rank {rank} waits in {action} for {' or '.join(map(str, missing))}")
         rank, step = next(iter(stuck.items()))
         raise _schedule_error(name, rows, rank, step, f"it never ends: {', '.join(waits)}")

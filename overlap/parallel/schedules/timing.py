@@ -53,9 +53,9 @@ def replay_starts(rows: Rows, owners: tuple[int, ...], durations: Durations) -> 
     starts: dict[Action, int] = {}
     ends: dict[Action, int] = {}
     heads, free = [0] * len(rows), [0] * len(rows)
-    moved = True
-    while moved:
-        moved = False
+    progressed = True
+    while progressed:
+        progressed = False
         for rank, row in enumerate(rows):
             while heads[rank] < len(row):
                 action = row[heads[rank]]
@@ -64,7 +64,7 @@ def replay_starts(rows: Rows, owners: tuple[int, ...], durations: Durations) -> 
                     break
                 starts[action] = max(ready, free[rank])
                 ends[action] = free[rank] = starts[action] + durations.of(action.kind)
-                heads[rank], moved = heads[rank] + 1, True
+                heads[rank], progressed = heads[rank] + 1, True
     return starts
 
 
@@ -119,4 +119,5 @@ def _draw_row(row: Sequence[Action], timing: Timing, durations: Durations, *, pl
 
 
 def _draw_line(head: str, cells: list[str], column: int, margin: int) -> str:
+    """Return a line of the grid: its head, then cells of `column` characters."""
     return " ".join([head.rjust(margin), "", *(cell.ljust(column) for cell in cells)]).rstrip()
