@@ -201,7 +201,7 @@ def torch_of_ranks() -> Iterator[None]:
         patches.replace(torch.autograd.profiler, "_prepare_profiler", profiler.start)
         patches.replace(torch.autograd.profiler, "_enable_profiler", profiler.start)
         patches.replace(torch.autograd.profiler, "_disable_profiler", profiler.stop)
-        patches.replace(recording, "rank_of", _find_rank)
+        patches.replace(recording, "find_rank", _find_rank)
         patches.replace(DistributedDataParallel, "__init__", _wrap_model)
         # issues all operations of the first update of a static graph, and waits for them, in one call of C++
         patches.replace(_distributed_c10d.Reducer, "_delay_all_reduce", _delay_all_reduce)
