@@ -96,7 +96,7 @@ def _cells_before(schedule: Schedule, rows: Ints) -> Ints:
 
 
 def prepare(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
-    """Return the batch of the phases that begin at the rows `bounds[:-1]` and end at `bounds[-1]`."""
+    """Return the cells of some phases as columns; `bounds` has the first row of each, and the end of the last."""
     s, rows = schedule, slice(int(bounds[0]), int(bounds[-1]))
     src, dst, sbuf, dbuf, count = s.src[rows], s.dst[rows], s.sbuf[rows], s.dbuf[rows], s.count[rows]
     sslot, dslot, op, ends = s.sslot[rows], s.dslot[rows], s.op[rows], bounds - bounds[0]
@@ -109,6 +109,7 @@ def prepare(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
         sslot, dslot = sslot + offset, dslot + offset
     read, write, lower = layout.locate(src, sslot), layout.locate(dst, dslot), src < dst
     broken = np.empty(len(row), np.bool_)
+    # One number for both buffers, operation and operand order: a run of cells has one kind.
     kind = (((sbuf << 2) + dbuf) << 2) + (op << 1) + lower
     broken[1:] = (read[1:] - read[:-1] != 1) | (write[1:] - write[:-1] != 1) | (kind[1:] != kind[:-1])
     broken[ends[:-1]] = True

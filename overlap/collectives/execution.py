@@ -36,7 +36,7 @@ class Replay:
         self._local_reads: tuple[int, Ints] = (-1, np.empty(0, np.int64))
 
     def run(self, bounds: Ints) -> None:
-        """Check and carry out all phases, given the rows at which they begin, and the number of rows.
+        """Check and carry out all phases; `bounds` has the rows at which they begin, and the number of rows.
 
         Raises:
             ScheduleError: At the first row that breaks a rule.
@@ -117,7 +117,7 @@ class Replay:
                 memory.add(source[wave], target[wave], lower[wave])
 
     def _check_cells(self, batch: Batch, cells: slice, first: int) -> list[NDArray[np.intp]] | None:
-        """Refuse hazards within a phase; return the waves of its fan-ins, if there are any."""
+        """Refuse hazards within a phase; return the waves of cells that several rows add to, None if there are none."""
         stamp, waves, step, row = self._stamp, None, int(self.schedule.step[first]), batch.row[cells]
         read = _add_bases(batch.read[cells], batch.sbuf[cells], self.layout.shared)
         write = _add_bases(batch.write[cells], batch.dbuf[cells], self.layout.shared)
@@ -150,6 +150,7 @@ class Replay:
         together = (group[1:] == group[:-1]) & (group[1:] >= 0) & (op[1:] == Op.ADD) & (op[:-1] == Op.ADD)
         self._refuse(again & ~np.append(True, together), row[order], "another row of its step writes")
         firsts = np.flatnonzero(~again)
+        # The n-th write of a cell is in wave n.
         nth = np.arange(len(write)) - np.repeat(firsts, np.diff(np.append(firsts, len(write))))
         adds = op == Op.ADD
         order, nth = order[adds], nth[adds]
@@ -157,6 +158,7 @@ class Replay:
         return np.split(order[by_wave], np.cumsum(np.bincount(nth))[:-1])
 
     def _refuse(self, bad: Flags, row: Ints, conflict: str) -> None:
+        """Raise the error of the first cell that is bad, if there is one."""
         if bad.any():
             raise hazard_error(self.schedule, int(row[int(bad.argmax())]), conflict)
 

@@ -67,6 +67,7 @@ def find_waits(
     """
     lane = (queue % lanes).astype(np.int32)
     first = np.flatnonzero(np.diff(queue, prepend=-1))
+    # The position of each step in its queue, from 1.
     nth = np.arange(len(queue)) - np.repeat(first, np.diff(np.append(first, len(queue)))) + 1
     cell, task, write, changes, of_input = _timeline(schedule, row, accesses)
     copies = bool((write & ~changes).any())
@@ -74,11 +75,13 @@ def find_waits(
     waits: list[list[tuple[int, int]]] = [[] for _ in range(len(row))]
     for other_lane in np.unique(lane).tolist():
         done = np.where(lane[task] == other_lane, nth[task], 0)
+        # A write waits for all earlier accesses of its cell in the other lane, a read for earlier writes.
         need = np.where(write, _largest_before(segment, done), _largest_before(segment, np.where(write, done, 0)))
         if copies:
             need = np.where(of_input, _largest_before(segment, np.where(changes, done, 0)), need)
         per_task = np.zeros(len(row), np.int64)
         np.maximum.at(per_task, task, np.where(lane[task] == other_lane, 0, need))
+        # A queue works in order: a step need not wait again for what an earlier one has waited for.
         fresh = per_task > _largest_before(queue * np.int64(len(row) + 2), per_task)
         for step, n in zip(np.flatnonzero(fresh).tolist(), per_task[fresh].tolist(), strict=True):
             waits[step].append((other_lane, n))

@@ -164,6 +164,7 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
 
     def key(rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints) -> Ints:
         """Return one number for each rank, buffer, place in it and block."""
+        # Digits of a number in a mixed base: rank, buffer, place in the buffer, block.
         return ((rank.astype(np.int64) * 3 + buffer) * (slots // k) + slot // k) * blocks + block
 
     stays = _natural_blocks(s.collective, s.size)[1]

@@ -275,7 +275,7 @@ class ShardReplicas:
             valid = await self._issue_check(source)
             source.shards = {shard: flat for shard, flat in source.shards.items() if shard in valid}
             row += [source.ranks, *sorted(valid), -1, -1][:3]
-        row += [-1] * (1 + 3 * _SOURCES - len(row))
+        row += [-1] * (1 + 3 * _SOURCES - len(row))  # three numbers for each source: ranks, and two shards
         name = RoleName("replicas", "library")
         return await self._group.gather_row(row, name=name, stream=self.rank.stream(_STREAM), call_site=self._site)
 
@@ -379,6 +379,7 @@ def _tail_bytes(flat: Array, step: int) -> Array:
 
 def _find_holders(table: Sequence[Sequence[int]]) -> dict[int, list[int | None]]:
     """Return, by number of shards of a replica, the first rank with a copy of each shard; None if lost."""
+    # Of several ranks with a copy the first one counts: the dict keeps the last value, so ranks come in reverse.
     copies = {
         (row[start], shard): rank
         for rank, row in reversed([*enumerate(table)])

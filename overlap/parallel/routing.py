@@ -79,11 +79,12 @@ def route_backward(router: Array, routing: Routing, d_gates: Array, d_balance: A
     p = routing.probabilities
     if routing.normalised:
         total = np.take_along_axis(p, routing.chosen, 1).sum(-1, keepdims=True)
+        # The gates are chosen / total: the derivative of a quotient.
         d_gates = (d_gates - (d_gates * routing.gates).sum(-1, keepdims=True)) / total
     dp = np.zeros_like(p) if d_balance is None else np.broadcast_to(d_balance.astype(p.dtype), p.shape).copy()
     rows = np.arange(len(p))[:, None]
     dp[rows, routing.chosen] += d_gates
-    d_scores = p * (dp - (dp * p).sum(-1, keepdims=True))
+    d_scores = p * (dp - (dp * p).sum(-1, keepdims=True))  # the derivative of softmax
     return (d_scores @ router.T).astype(routing.x.dtype), (routing.x.T @ d_scores).astype(router.dtype)
 
 

@@ -301,7 +301,7 @@ class VocabularyLoss:
         p /= total[..., None]
         is_own, word = self._find_own_words(target)
         at = (*np.nonzero(is_own), word[is_own])
-        p[at] -= 1
+        p[at] -= 1  # probabilities less the wanted ones, which are 1 at the target
         p /= np.asarray(total.size, p.dtype)
         return p, float((np.log(total) - target_score).mean())
 

@@ -43,6 +43,8 @@ CANDIDATES: tuple[tuple[Size, Literal["forward", "fifo"]], ...] = tuple(
 RECORDED = 5  # steps; the first two are warm-up
 _STEPS = 5  # replayed; the last two count
 _CHUNK_BYTES = 256 << 10  # after which something more urgent may overtake
+_SMALL_BYTES = 4096  # messages up to this size take the latency alone
+_NEAR_BEST = 1.01  # candidates within 1 % of the best count as equal, so that noise does not choose
 
 
 MakeModel: TypeAlias = Callable[..., TrainableModel]
@@ -169,7 +171,9 @@ def _measure_wire(spans: Sequence[Span], from_ns: int) -> tuple[float, float]:
     transfers = [(s.info, s.end_ns) for s in spans if s.kind == "comm" and s.info is not None and s.end_ns > from_ns]
     if not transfers:
         return 0.0, 0.0
-    small_ns = [s.info.transfer_ns for s in spans if s.kind == "comm" and s.info is not None and s.info.nbytes <= 4096]
+    small_ns = [
+        s.info.transfer_ns for s in spans if s.kind == "comm" and s.info is not None and s.info.nbytes <= _SMALL_BYTES
+    ]
     latency_ns = min(small_ns, default=0)
     busy_ns = length(merge((min(info.met_ns + latency_ns, end_ns), end_ns) for info, end_ns in transfers))
     nbytes = sum(info.nbytes for info, _ in transfers)
@@ -179,7 +183,7 @@ def _measure_wire(spans: Sequence[Span], from_ns: int) -> tuple[float, float]:
 def choose_candidate(recording: StepRecording, make: MakeModel) -> Choice:
     """Replay all candidates, and return the first one that is at most 1 % slower than the best."""
     times = [replay(recording, make, size, order) for size, order in CANDIDATES]
-    best = min(range(len(times)), key=lambda index: (times[index] > 1.01 * min(times), index))
+    best = min(range(len(times)), key=lambda index: (times[index] > _NEAR_BEST * min(times), index))
     return Choice(candidate=best, step_s=times[best], default_s=times[0])
 
 

@@ -16,7 +16,7 @@ from .rank_order import scratch_block
 
 
 def _all_pairs(size: int) -> tuple[Ints, Ints]:
-    """Return (size - 1, size) senders and receivers, nearest first."""
+    """Return all senders and receivers, (size - 1, size), by distance from near to far."""
     src = np.arange(size, dtype=np.int32)[None, :]
     dst = (src + np.arange(1, size, dtype=np.int32)[:, None]) % np.int32(size)
     return np.broadcast_to(src, dst.shape), dst

@@ -75,6 +75,7 @@ def share_pieces(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
     total, share = sum(sizes), []
     for piece, before in zip(pieces, accumulate(sizes, initial=0), strict=False):
         size = piece.dtype.itemsize
+        # Shares begin and end at bytes; an element belongs to the share with its first byte, so quotients round up.
         first, last = (-(-max(0, total * at // ranks - before) // size) for at in (rank, rank + 1))
         part = piece.between(piece.start + first, piece.start + last)
         if part.stop > part.start:
