@@ -62,8 +62,8 @@ class Batch:
         return [runs[start:stop] for start, stop in pairwise(np.searchsorted(cut, self.ends).tolist())]
 
 
-def pieces(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
-    """Cut long phases of local rows between ranks, which have nothing to do with each other there.
+def cut_local_phases(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
+    """Cut long phases of local rows between ranks, as local rows of different ranks are independent.
 
     Args:
         schedule: A schedule with at least one row.

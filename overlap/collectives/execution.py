@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Batch, CellRun, pieces, prepare
+from .batch import Batch, CellRun, cut_local_phases, prepare
 from .explain import explain_error, hazard_error
 from .memory import Bases, ReplayMemory, SlotLayout, Sweep, Words
 from .pattern import Ints
@@ -43,7 +43,7 @@ class Replay:
         """
         if not len(self.schedule):
             return
-        bounds, cells = pieces(self.schedule, bounds)
+        bounds, cells = cut_local_phases(self.schedule, bounds)
         at = 0
         while at < len(bounds) - 1:
             upto = max(at + 1, int(np.searchsorted(cells, cells[at] + _CHUNK_CELLS, side="right")) - 1)
@@ -70,11 +70,11 @@ class Replay:
     def _are_independent(self, runs: list[CellRun]) -> bool:
         """Return whether no cell that the runs write is touched by another run, in shared memory too."""
         bases = self.layout.shared
-        pieces = [(run.write + bases[run.dbuf], run.cells, True) for run in runs]
-        pieces += [(run.read + bases[run.sbuf], run.cells, False) for run in runs]
-        pieces.sort()
+        cut_local_phases = [(run.write + bases[run.dbuf], run.cells, True) for run in runs]
+        cut_local_phases += [(run.read + bases[run.sbuf], run.cells, False) for run in runs]
+        cut_local_phases.sort()
         written = touched = -1
-        for start, cells, writes in pieces:
+        for start, cells, writes in cut_local_phases:
             if start < written or (writes and start < touched):
                 return False
             touched = max(touched, start + cells)

@@ -20,7 +20,7 @@ class Origin(NamedTuple):
 
 
 def contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
-    """Return how often each initial slot goes into slot `slot` of the OUT of `rank`, following the rows backwards.
+    """Return how often each initial slot is added into a slot of OUT on a rank, by the rows in reverse.
 
     Cost: O(rows), in Python for the rows that touch this slot's place within a block.
     """

@@ -36,7 +36,7 @@ class _Links(NamedTuple):
 
 
 def fuse(schedule: Schedule, selected: Flags) -> Fused:
-    """Find local copies into SCRATCH that the ADDs behind them make needless, by reading the source themselves.
+    """Find copies into SCRATCH that are not needed, as the next ADD can read their source itself.
 
     Args:
         selected: (size,) Whether each rank is of interest; rows of other ranks stay as they are.

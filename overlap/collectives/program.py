@@ -75,13 +75,13 @@ def project(schedule: Schedule, rank: int) -> Program:
 
 def project_all(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[Program]:
     """Return the programs of several ranks (by default all), sharing the work."""
-    with _without_collection():
+    with _pause_garbage_collection():
         return _make_programs(schedule, ranks)
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
-    """Make many objects without garbage collection in between: half the time in a program that has many others."""
+def _pause_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection within a ``with``: making many objects then takes half the time."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -98,7 +98,7 @@ def hierarchical(
     intra_options: Options | None = None,
     inter_options: Options | None = None,
 ) -> Schedule:
-    """Compose two levels.
+    """Return a schedule on two levels: one algorithm inside nodes, another between them, in slices.
 
     Args:
         table: Makes the table of a level, as `generate` does.

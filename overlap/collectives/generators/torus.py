@@ -70,7 +70,7 @@ def squarest(size: int) -> tuple[int, int]:
 def _copy_waves(
     size: int, sides: Sequence[int], waves: Callable[[Ints, Sequence[int], int, int], Iterable[Wave]], *, first: int = 1
 ) -> Pattern:
-    """Run the waves once for each dimension to start with, in both directions, `first` being that of even copies."""
+    """Return a pattern of parts that each start with another axis and direction; even parts go `first`, 1 or -1."""
     if prod(sides) != size or min(sides, default=1) < 1:
         raise ScheduleError(f"a torus of sides {sides} does not have {size} ranks; pass sides with that product")
     ranks = np.arange(size, dtype=np.int32).reshape(tuple(sides))
