@@ -23,12 +23,12 @@ class Fragment:
     methods are called on the compute stream.
 
     Attributes:
-        plan: Which weights.
-        sends_at: In which step of each period their change is sent.
-        pending: The mean change of all ranks, if it is on the wire.
-        sent_at: The step that it was sent at last.
-        due: The step that it is to come in at, while it is pending.
-        rounds: How many outer steps have been issued.
+        plan: Names and places of the weights.
+        sends_at: Number of the step in each period after which the change of the weights is sent.
+        pending: Future of the mean change of all ranks; None if no change is on the wire.
+        sent_at: Step after which the last change was sent.
+        due: Step after which the pending mean is applied.
+        rounds: Number of outer steps that have been issued.
     """
 
     plan: BucketPlan

@@ -37,7 +37,7 @@ Cost: TypeAlias = Mapping[str, float]
 Pair: TypeAlias = tuple[object, object]
 
 Half: TypeAlias = tuple[bool, object]
-"""Whether the gradients of the weights are there, and the gradients, or the values that they are computed from."""
+"""True and the gradients of the weights; or False and the values from which `backward_weights` computes them."""
 
 
 class Layer(Protocol):

@@ -26,7 +26,7 @@ Stage: TypeAlias = Literal[1, 2, 3]
 """A stage of ZeRO: ranks share out the optimizer's state; gradients as well; parameters as well."""
 
 Run: TypeAlias = tuple[slice, slice]
-"""Elements that lie side by side among the weights, and in a bucket: where in either."""
+"""Neighbouring elements: their slice of the flat weights, and their slice of a bucket."""
 
 
 class FlatWeights:

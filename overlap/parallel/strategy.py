@@ -27,9 +27,9 @@ _STEPS = "overlap.parallel: steps"
 
 
 class Ahead:
-    """The result of `model.step()`: `await` it to wait until the program is only so many steps ahead.
+    """The result of `model.step()`: `await` waits until the program is at most `ahead` steps ahead of its futures.
 
-    It need not be awaited: it is for loops that would issue thousands of steps before the first has run.
+    Loops that would issue thousands of steps before the first has run should await it; short ones need not.
 
     Args:
         pending: Futures to wait for.

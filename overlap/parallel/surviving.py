@@ -55,7 +55,7 @@ class SurvivingSteps:
             raise UsageError("--survive goes on with one DataParallel model in a program, and this is the second")
         self.rank, self.parameters = rank, parameters
         self._work, self._group, self._progress = work, group, StepProgress(rank.epoch.step)
-        self._means: list[tuple[Averaged, slice, Array]] = []  # of the step that was prepared last
+        self._means: list[tuple[Averaged, slice, Array]] = []  # bucket, part and mean of the last prepared step
         self._factors: Sequence[float | None] = ()
         rank.epoch.survivor = self
 

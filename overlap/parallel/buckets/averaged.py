@@ -17,7 +17,7 @@ from .plan import BUCKET_BYTES, BucketPlan
 if TYPE_CHECKING:
     from ..tree import Array
 
-_PARTS = 4  # so a quarter of its update is not hidden; more parts would cost latency
+_PARTS = 4  # of a large last gradient: a quarter of its update is exposed, and more parts would cost latency
 
 
 class Averaged(Bucket):

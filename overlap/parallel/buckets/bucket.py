@@ -1,4 +1,4 @@
-"""One bucket at work: gradients come in, are packed side by side, and their mean over the group comes back."""
+"""One bucket: takes gradients, packs them into one flat array, and issues their mean over the group."""
 
 from __future__ import annotations
 
