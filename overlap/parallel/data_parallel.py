@@ -16,7 +16,7 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from .buckets.agreement import compare_replicas
-from .buckets.averaged import Averaged
+from .buckets.averaged import AveragedBucket
 from .buckets.bucketed import Bucketed
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .checkpoints.names import Own
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .tree import Array
 
 
-class DataParallel(Bucketed[Averaged, Params]):
+class DataParallel(Bucketed[AveragedBucket, Params]):
     """A model with gradients averaged over a group of ranks.
 
     Parameters are named in the order of forward; their gradients may be handed over in any order, the same on all
@@ -160,7 +160,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         last = max(range(len(plans)), key=lambda index: (priorities[index], index))
         self._set_buckets(
             [
-                Averaged(
+                AveragedBucket(
                     self._context,
                     plan,
                     priority=priority,
@@ -213,12 +213,12 @@ class DataParallel(Bucketed[Averaged, Params]):
                 self._tuner.note_gradient(self.steps, name, gradient)
         super()._take(gradients, site)
 
-    def _prepare_bucket(self, bucket: Averaged) -> None:
+    def _prepare_bucket(self, bucket: AveragedBucket) -> None:
         """Issue the update of a bucket if it is due, before the buffer is written again."""
         if bucket.update_due:
             self._issue_update(bucket)
 
-    def _send_bucket(self, bucket: Averaged) -> None:
+    def _send_bucket(self, bucket: AveragedBucket) -> None:
         bucket.send(self.steps + 1)
 
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
@@ -302,7 +302,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         for bucket in self._buckets:
             self._prepare_bucket(bucket)
 
-    def _issue_update(self, bucket: Averaged) -> None:
+    def _issue_update(self, bucket: AveragedBucket) -> None:
         """Issue the update of a bucket, and note it as the newest of the bucket's weights."""
         newest = bucket.update(*self._factors)
         issued = self._issued

@@ -140,7 +140,7 @@ class Pipeline:
         Raises:
             UsageError: If a batch is missing where it is needed, or does not divide into microbatches.
         """
-        passing = Pass(self, self._split_batch("x", x, 0), self._split_batch("target", target, -1))
+        passing = BatchPass(self, self._split_batch("x", x, 0), self._split_batch("target", target, -1))
         for action in self.schedule.rows[self.group.rank]:
             while len(self._under_way) > self._ahead:
                 await self._under_way.popleft()
@@ -221,7 +221,7 @@ class IssuedLoss(Protocol):
         """Issue the gradient and the loss; return a future of both."""
 
 
-class Pass:
+class BatchPass:
     """A batch that is being issued.
 
     Args:

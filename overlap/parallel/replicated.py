@@ -30,7 +30,7 @@ from ..runtime.rank import Rank
 from ..survival.agreement import StepProgress
 from ..timeline.ranklist import listed
 from ..timeline.span import RoleName
-from .buckets.scattered import Scattered, shares
+from .buckets.scattered import ScatteredBucket, shares
 from .checkpoints.pieces import Shard
 from .work import MemoryWork, users_site
 
@@ -60,7 +60,7 @@ class _Layout:
         ranks: Number of ranks with a shard.
     """
 
-    def __init__(self, buckets: Sequence[Scattered], ranks: int) -> None:
+    def __init__(self, buckets: Sequence[ScatteredBucket], ranks: int) -> None:
         self.ranks = ranks
         self.sizes: list[int] = []  # Elements of an array on all ranks together
         self.starts: list[int] = []
@@ -119,7 +119,7 @@ class ShardReplicas:
 
     rank: Rank
 
-    def __init__(self, rank: Rank, group: Group, buckets: Sequence[Scattered], every: int) -> None:
+    def __init__(self, rank: Rank, group: Group, buckets: Sequence[ScatteredBucket], every: int) -> None:
         if group.size != rank.world_size:
             raise UsageError(f"group: {group.name} is not all ranks; --survive goes on with models of all ranks only")
         earlier = rank.epoch.survivor

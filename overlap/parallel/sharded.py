@@ -18,7 +18,7 @@ from ..timeline.span import RoleName
 from .buckets.bucketed import Bucketed
 from .buckets.gathering import Gathering, Prefetched
 from .buckets.plan import BucketPlan, Hook, plan_by_size
-from .buckets.scattered import Scattered
+from .buckets.scattered import ScatteredBucket
 from .checkpoints.names import Own
 from .checkpoints.pieces import Shard, Tensors
 from .optimizers import Optimizer, check_optimizer
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .tree import Array
 
 
-class Sharded(Bucketed[Scattered, Params]):
+class Sharded(Bucketed[ScatteredBucket, Params]):
     """A model that a group of ranks shares out; it is used as `DataParallel` is.
 
     ======  =====================================  =========================================================
@@ -192,11 +192,11 @@ class Sharded(Bucketed[Scattered, Params]):
         ]
         return [await each for each in sent]
 
-    def _make_bucket(self, plan: BucketPlan) -> Scattered:
+    def _make_bucket(self, plan: BucketPlan) -> ScatteredBucket:
         """Return a bucket; with order="forward" its priority is that of its first weight in forward."""
         depths = {name: depth for depth, name in enumerate(self._leaves)}
         priority = min(depths[name] for name in plan.names) if self._settings.order == "forward" else 0
-        return Scattered(
+        return ScatteredBucket(
             self._context,
             plan,
             priority=priority,
@@ -217,7 +217,7 @@ class Sharded(Bucketed[Scattered, Params]):
             )
         return self._gathering.visit(bucket)[name]
 
-    def _send_bucket(self, bucket: Scattered) -> None:
+    def _send_bucket(self, bucket: ScatteredBucket) -> None:
         """Issue the scatter of a bucket, at most `in_flight` at once; under `no_sync`, the last one begins a round."""
         wire = self._on_the_wire
         before = wire.popleft() if len(wire) >= self._settings.in_flight else None

@@ -21,7 +21,7 @@ from ..runtime.memory.arrays import metadata
 from ..runtime.rank import Rank
 from ..survival.agreement import StepProgress
 from ..timeline.span import RoleName
-from .buckets.averaged import Averaged
+from .buckets.averaged import AveragedBucket
 from .buckets.plan import Hook
 from .parameters import Parameters
 from .work import MemoryWork
@@ -55,7 +55,7 @@ class SurvivingSteps:
             raise UsageError("--survive goes on with one DataParallel model in a program, and this is the second")
         self.rank, self.parameters = rank, parameters
         self._work, self._group, self._progress = work, group, StepProgress(rank.epoch.step)
-        self._means: list[tuple[Averaged, slice, Array]] = []  # bucket, part and mean of the last prepared step
+        self._means: list[tuple[AveragedBucket, slice, Array]] = []  # bucket, part and mean of the last prepared step
         self._factors: Sequence[float | None] = ()
         rank.epoch.survivor = self
 
@@ -66,7 +66,7 @@ class SurvivingSteps:
 
     # -- on the compute stream -----------------------------------------------------------------------------------------
 
-    def agree(self, buckets: Sequence[Averaged], factors: Sequence[Future[object]], step: int) -> Future[object]:
+    def agree(self, buckets: Sequence[AveragedBucket], factors: Sequence[Future[object]], step: int) -> Future[object]:
         """Issue the agreement on a step; the future ends when all ranks have its means, and updates wait for that."""
         parts = [(bucket, part) for bucket in buckets for part in bucket.parts]
         means = [mean for bucket in buckets for mean in bucket.arrived]
@@ -76,7 +76,7 @@ class SurvivingSteps:
         agreed = self._group.all_reduce(ready, op="min", stream=self.rank.stream(_STREAM), name=name)
         return self._work.compute(partial(self._agree, step), agreed, name=name, stream=_STREAM)
 
-    def _prepare(self, step: int, parts: Sequence[tuple[Averaged, slice]], *values: object) -> Array:
+    def _prepare(self, step: int, parts: Sequence[tuple[AveragedBucket, slice]], *values: object) -> Array:
         """Keep the means and factors of a step, which is prepared on this rank; return its number."""
         means, self._factors = values[: len(parts)], values[len(parts) :]  # type: ignore[assignment]
         self._means = [(*place, mean) for place, mean in zip(parts, means, strict=True)]  # type: ignore[misc]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PARTS = 4  # of a large last gradient: a quarter of its update is exposed, and more parts would cost latency
 
 
-class Averaged(Bucket):
+class AveragedBucket(Bucket):
     """A bucket whose mean comes back to every rank.
 
     It has one buffer for good. That is enough, as all that writes it is a compute of this rank: the gradients of a step

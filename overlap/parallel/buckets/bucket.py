@@ -16,7 +16,7 @@ from ...runtime.rank import Rank
 from ...timeline.span import RoleName
 from ..work import MemoryWork
 from .gradients import check_gradient, is_finite, not_finite
-from .hooked import Hooked
+from .hooked import BucketHook
 from .plan import BucketPlan, Hook
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class Bucket(ABC):
         self.site: Site | None = None
         self._sites: dict[str, Site] = {}
         self.views: dict[str, Array] = {} if buffer is None else plan.views(buffer)
-        self.hooked: Hooked | None = None
+        self.hooked: BucketHook | None = None
         if context.hook is not None:
-            self.hooked = Hooked(context.hook, context.rank, context.group, plan, priority=priority, counts=counts)
+            self.hooked = BucketHook(context.hook, context.rank, context.group, plan, priority=priority, counts=counts)
         self._context, self._group, self._work = context, context.group, context.work
         self._priority, self._buffer = priority, buffer
         self._alone = len(plan.slots) == 1 and context.hook is None  # then the gradient need not be copied

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...runtime.future import Future
-from .scattered import Scattered
+from .scattered import ScatteredBucket
 
 if TYPE_CHECKING:
     from ..tree import Array
@@ -18,17 +18,17 @@ class Gathering:
     """Stages 1 and 2: whole parameters stay, and are gathered in place after each update."""
 
     def __init__(self) -> None:
-        self._whole: dict[Scattered, Future[Array]] = {}
-        self._open: dict[Scattered, Future[dict[str, Array]]] = {}
+        self._whole: dict[ScatteredBucket, Future[Array]] = {}
+        self._open: dict[ScatteredBucket, Future[dict[str, Array]]] = {}
 
-    def visit(self, bucket: Scattered) -> Future[dict[str, Array]]:
+    def visit(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
         """Return the parameters of a bucket by name, for the computes that are issued next."""
         found = self._open.get(bucket)
         if found is None:
             found = self._open[bucket] = bucket.parameters_by_name(self._whole.get(bucket, bucket.updated))
         return found
 
-    def gather_to_keep(self, bucket: Scattered) -> Future[dict[str, Array]]:
+    def gather_to_keep(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
         """Return the parameters of a bucket by name, for a caller that keeps them."""
         return self.visit(bucket)
 
@@ -36,7 +36,7 @@ class Gathering:
         """Forget the parameters of this step: the updates of all buckets are issued next."""
         self._open.clear()
 
-    def begin_step(self, buckets: Sequence[Scattered]) -> None:
+    def begin_step(self, buckets: Sequence[ScatteredBucket]) -> None:
         """Gather all buckets in this order, after their updates were issued."""
         for bucket in buckets:
             self._whole[bucket] = bucket.gather()
@@ -60,12 +60,12 @@ class Prefetched(Gathering):
     def __init__(self, depth: int) -> None:
         super().__init__()
         self._depth = depth
-        self._expected: list[Scattered] = []
-        self._visits: list[Scattered] = []
-        self._ahead: deque[tuple[Scattered, Future[Array]]] = deque()
-        self._current: tuple[Scattered, Future[dict[str, Array]]] | None = None
+        self._expected: list[ScatteredBucket] = []
+        self._visits: list[ScatteredBucket] = []
+        self._ahead: deque[tuple[ScatteredBucket, Future[Array]]] = deque()
+        self._current: tuple[ScatteredBucket, Future[dict[str, Array]]] | None = None
 
-    def visit(self, bucket: Scattered) -> Future[dict[str, Array]]:
+    def visit(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
         """Return the parameters of a bucket by name, for the computes that are issued next."""
         if self._current is not None and self._current[0] is bucket:
             return self._current[1]
@@ -90,7 +90,7 @@ class Prefetched(Gathering):
         for bucket in self._expected:
             bucket.unused.append(bucket.drop_gathered(self.visit(bucket)))
 
-    def gather_to_keep(self, bucket: Scattered) -> Future[dict[str, Array]]:
+    def gather_to_keep(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
         """Return the parameters of a bucket by name, for a caller that keeps them."""
         self._drop_prefetched()
         return bucket.parameters_by_name(bucket.gather())
@@ -101,7 +101,7 @@ class Prefetched(Gathering):
         self._current = None
         self._expected, self._visits = self._visits, []
 
-    def begin_step(self, buckets: Sequence[Scattered]) -> None:
+    def begin_step(self, buckets: Sequence[ScatteredBucket]) -> None:
         """Gather the first `depth` buckets that are expected, after the updates were issued."""
         for bucket in self._expected[: self._depth]:
             self._ahead.append((bucket, bucket.gather()))

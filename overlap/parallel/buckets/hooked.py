@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..tree import Array, Site
 
 
-class Hooked:
+class BucketHook:
     """A hook at work on one bucket, with a stream of the bucket's own.
 
     Args:

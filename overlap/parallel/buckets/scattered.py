@@ -23,7 +23,7 @@ def shares(size: int, ranks: int) -> tuple[int, ...]:
     return tuple(size // ranks + (rank < size % ranks) for rank in range(ranks))
 
 
-class Scattered(Bucket):
+class ScatteredBucket(Bucket):
     """A bucket's parameters, gradients and optimizer state, as far as a stage of ZeRO leaves them on this rank.
 
     Updates have a compute stream of their own, "optimizer": the update of a layer that is far behind backward runs
