@@ -140,13 +140,13 @@ class Issuing:
     def _reduction(self, opts: Any, timeout: timedelta | None, op: Any = None) -> tuple[tuple[str, Any], float]:
         """Return the operator and the time limit of a call."""
         operator = op if op is not None else dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-        return reduction(operator), self._limit(opts, timeout)
+        return parse_reduction(operator), self._limit(opts, timeout)
 
     def _limit(self, opts: Any, timeout: timedelta | None) -> float:
         """Return the time limit of a call, in seconds."""
         if isinstance(opts, timedelta):
             timeout = opts
-        return seconds(timeout if timeout is not None else getattr(opts, "timeout", None), self._timeout)
+        return limit_seconds(timeout if timeout is not None else getattr(opts, "timeout", None), self._timeout)
 
     def _check_count(self, tensors: Sequence[object], argument: str, *, per_rank: int = 1) -> None:
         """Check that a list has `per_rank` tensors for each rank."""
@@ -213,7 +213,7 @@ _NAMES = {
 }
 
 
-def reduction(op: Any) -> tuple[str, Any]:
+def parse_reduction(op: Any) -> tuple[str, Any]:
     """Return the name of a reduction, and the factor by which each rank multiplies first, or None."""
     kind = getattr(op, "op", op)
     name = _NAMES.get(kind)
@@ -224,7 +224,7 @@ def reduction(op: Any) -> tuple[str, Any]:
     raise CallError(f"op: backend 'overlap' reduces by {', '.join(sorted(k.name for k in _NAMES))}, got {kind}")
 
 
-def seconds(timeout: timedelta | None, default: timedelta) -> float:
+def limit_seconds(timeout: timedelta | None, default: timedelta) -> float:
     """Return a limit in seconds; a limit that is not positive means the default."""
     if timeout is None or timeout <= timedelta(0):
         timeout = default

@@ -21,7 +21,7 @@ import overlap  # noqa: E402
 from overlap.runtime.memory.foreign import changes  # noqa: E402
 from overlap.torch import private, record  # noqa: E402
 from overlap.torch.errors import CallError  # noqa: E402
-from overlap.torch.issuing import reduction  # noqa: E402
+from overlap.torch.issuing import parse_reduction  # noqa: E402
 from overlap.torch.model import frozen_settings  # noqa: E402
 from overlap.torch.operations import exclude_from_compiler  # noqa: E402
 
@@ -145,12 +145,12 @@ def test_without_its_note_a_schedule_warns(monkeypatch: Monkeypatch) -> None:
 
 def test_a_factor_is_found_in_any_version_or_refused(monkeypatch: Monkeypatch) -> None:
     operator = dist._make_nccl_premul_sum(2.0)
-    assert reduction(operator) == ("sum", 2.0)
+    assert parse_reduction(operator) == ("sum", 2.0)
     assert private.get_factor(OldOperator()) == 3.0
     assert private.get_factor(object()) is None
     monkeypatch.setattr(private, "get_factor", lambda op: None)
     with pytest.raises(CallError, match="op: backend 'overlap' reduces by AVG, BAND, "):
-        reduction(operator)
+        parse_reduction(operator)
 
 
 class OldOperator:
