@@ -252,7 +252,7 @@ def _fit_world(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tup
 @lru_cache(maxsize=256)
 def _make_wiring(machine: Machine, devices: int) -> Wiring:
     """Return the wires between the devices of a node; made once for each machine."""
-    return Wiring.of(machine.wires, devices)
+    return Wiring.from_spec(machine.wires, devices)
 
 
 def cluster(

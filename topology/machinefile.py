@@ -251,6 +251,6 @@ def _check_devices(devices: int | None, wires: WiringSpec) -> None:
     strange = [pair for pair in wires.pairs if max(pair) >= devices or pair[0] == pair[1]]
     if strange:
         raise wrong("wires.pairs", f"pairs of different devices below {devices}", strange[0])
-    if lost := Wiring.of(wires, devices).unreachable_devices():
+    if lost := Wiring.from_spec(wires, devices).unreachable_devices():
         key = "pairs" if wires.shape == "links" else "shape"
         raise ValueError(f"wires.{key}: expected a connected graph, found no way from device 0 to {lost[0]}")

@@ -128,7 +128,7 @@ class Wiring:
     neighbours: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     @classmethod
-    def of(cls, wires: WiringSpec, devices: int) -> Wiring:
+    def from_spec(cls, wires: WiringSpec, devices: int) -> Wiring:
         """Build the graph that a machine file describes; it may be disconnected."""
         if wires.shape in ("full", "switch"):
             return cls(devices=devices, complete=True, switched=wires.shape == "switch")

@@ -67,8 +67,8 @@ def make_uneven(schedule: Schedule) -> UnevenSchedule:
     block = _follow_blocks(schedule, cells)
     read = block >= 0  # no row reads the other cells
     cells, block = cells.select(read), block[read]
-    moved, held = _assign_scratch(schedule, cells, block)
-    return _join_cells(schedule, moved, held)
+    new_cells, held = _assign_scratch(schedule, cells, block)
+    return _join_cells(schedule, new_cells, held)
 
 
 def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) -> tuple[list[int], ...]:
@@ -188,7 +188,7 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
     position[order] = np.arange(len(keys)) - begins[owner[order]]
     scratch_blocks = (keys % blocks)[order]
 
-    def moved(lookup: Ints, mask: NDArray[np.bool_], slot: Ints) -> Ints:
+    def new_slots(lookup: Ints, mask: NDArray[np.bool_], slot: Ints) -> Ints:
         """Return the slots of `mask` in their new places in SCRATCH, the others as they are."""
         target = slot.copy()
         target[mask] = position[np.searchsorted(keys, lookup[mask])] * k + slot[mask] % k
@@ -198,9 +198,9 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
     new_cells = _Cells(
         cells.row,
         np.where(read, scratch, cells.sbuf),
-        moved(read_key, read, cells.sslot),
+        new_slots(read_key, read, cells.sslot),
         np.where(written, scratch, cells.dbuf),
-        moved(write_key, written, cells.dslot),
+        new_slots(write_key, written, cells.dslot),
     )
     return new_cells, tuple(tuple(scratch_blocks[start:stop].tolist()) for start, stop in pairwise(begins.tolist()))
 

@@ -115,7 +115,7 @@ class TestedCommunicators(FaultyCommunicators):
         self.unfinished[id(operation)] = issue, operation
         _describe(issue, operation)
 
-        def ended() -> None:
+        def note_end() -> None:
             """Note end, failure and wait of the operation; a withdrawn receive leaves the record."""
             self.unfinished.pop(id(operation), None)
             if issue.op == "recv" and operation.state is CANCELLED:  # nobody waits for its message
@@ -128,7 +128,7 @@ class TestedCommunicators(FaultyCommunicators):
             if issue.awaited:
                 issue.waited_ns = issue.ended_ns
 
-        call_when_done(operation, Onlooker(ended))
+        call_when_done(operation, Onlooker(note_end))
 
     def drop_withdrawn(self) -> None:
         """Drop receives with a cancelled await from the record: nobody waits for their messages."""

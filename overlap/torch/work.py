@@ -208,11 +208,11 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         """
         recorded = self._recorded = threading.Event()
 
-        def ended(_: object) -> None:
+        def note_end(_: object) -> None:
             record()
             recorded.set()
 
-        call_at_end(self._handle, ended)
+        call_at_end(self._handle, note_end)
 
     def _value(self, _: object) -> object:
         """Wait for the end of the operation, and return its tensors, as the value of a future."""
