@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from . import groups, machinefile, routes, rules
-from .errors import MAX_RANKS, TopologyError, unknown
+from .errors import MAX_RANKS, TopologyError, unknown_name_error
 from .figures import Figure
 from .groups import Axis
 from .machine import LATEST, Machine
@@ -120,12 +120,12 @@ class Cluster(RankMap):
         """
         peaks = dict(self.machine.chip.flops_per_s)
         if dtype not in peaks:
-            raise unknown(f"dtype on {self.machine.chip.name}", dtype, list(peaks) or ["none"])
+            raise unknown_name_error(f"dtype on {self.machine.chip.name}", dtype, list(peaks) or ["none"])
         return peaks[dtype].value / self.ranks_per_device
 
     def memory_bytes_per_s(self) -> float | None:
         """Return a rank's even share of its device's memory bandwidth, None if unknown."""
-        return self._share(self.machine.chip.memory_bytes_per_s)
+        return self._rank_share(self.machine.chip.memory_bytes_per_s)
 
     def rank_memory_bytes_per_s(self) -> float | None:
         """Return the bandwidth of a rank's copies: its share of its device's, or one that all ranks use."""
@@ -134,9 +134,9 @@ class Cluster(RankMap):
 
     def memory_bytes(self) -> float | None:
         """Return a rank's even share of its device's memory, None if unknown."""
-        return self._share(self.machine.chip.memory_bytes)
+        return self._rank_share(self.machine.chip.memory_bytes)
 
-    def _share(self, figure: Figure | None) -> float | None:
+    def _rank_share(self, figure: Figure | None) -> float | None:
         """Return a rank's even share of a figure of its device, None if unknown."""
         return figure.value / self.ranks_per_device if figure else None
 
@@ -252,7 +252,7 @@ def _fit_world(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tup
 @lru_cache(maxsize=256)
 def _make_wiring(machine: Machine, devices: int) -> Wiring:
     """Return the wires between the devices of a node; made once for each machine."""
-    return Wiring.of(machine.wires, devices)
+    return Wiring.from_spec(machine.wires, devices)
 
 
 def cluster(
@@ -297,18 +297,18 @@ def names() -> tuple[str, ...]:
 def _parse_name(name: str) -> tuple[str, dict[str, int]]:
     """Return the name of a cluster without its suffixes, and their numbers: " x4", " lnc=1"."""
     suffixes: dict[str, int] = {}
-    rest = name.strip()
-    while match := _SUFFIX.fullmatch(rest):
+    base_name = name.strip()
+    while match := _SUFFIX.fullmatch(base_name):
         for key in ("nodes", "lnc"):
             if match[key] is not None:
                 suffixes[key] = _agree_on(key, suffixes.get(key), int(match[key])) or 0
-        rest = match["rest"]
-    first, _, more = rest.partition(" ")
+        base_name = match["rest"]
+    first, _, more = base_name.partition(" ")
     if more and (first in names() or first.endswith(".toml")):
         raise TopologyError(
             f"cluster: expected nodes or cores after {first!r}, such as x4 or lnc=1, got {more.strip()!r}"
         )
-    return rest, suffixes
+    return base_name, suffixes
 
 
 def _agree_on(key: str, first: int | None, second: int | None) -> int | None:

@@ -140,17 +140,17 @@ def _exchange_colours(
     even, odd, even2, odd2 = (colours.get(side) for side in square)
     if even != even2 or odd != odd2 or even == odd:
         return counts
-    _paint(colours, square, odd, even)
+    _colour_edges(colours, square, odd, even)
     new = [
         _count_rings(colours, colour, graph) if colour in (even, odd) else count for colour, count in enumerate(counts)
     ]
     if sum(new) <= sum(counts):
         return new
-    _paint(colours, square, even, odd)
+    _colour_edges(colours, square, even, odd)
     return counts
 
 
-def _paint(colours: Colours, square: tuple[frozenset[int], ...], even: int | None, odd: int | None) -> None:
+def _colour_edges(colours: Colours, square: tuple[frozenset[int], ...], even: int | None, odd: int | None) -> None:
     """Give the edges of a square two colours in turn; None removes an edge."""
     for side, colour in zip(square, (even, odd, even, odd), strict=True):
         if colour is None:

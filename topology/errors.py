@@ -60,8 +60,8 @@ class TopologyWarning(UserWarning):
     """A group runs, but leaves part of the machine unused or is not known to be supported."""
 
 
-def unknown(kind: str, name: str, names: Sequence[str]) -> TopologyError:
-    """Build the error for a misspelt name: it lists the known names and guesses the right one.
+def unknown_name_error(kind: str, name: str, names: Sequence[str]) -> TopologyError:
+    """Return the error for an unknown name, with the known names and the most similar one.
 
     Names that begin with the text come before similar ones.
     """

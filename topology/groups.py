@@ -120,12 +120,12 @@ def _neighbours(cluster: RankMap, device: int) -> list[int]:
 
 def _axis_rings(cluster: RankMap, devices: list[int]) -> list[list[Cycle]]:
     """Return the rings along each axis of the torus that some devices fill."""
-    shape = _box(cluster, devices)
+    shape = _find_box(cluster, devices)
     if shape is None:
         return []
     return [
         [
-            tuple(devices[_move(shape, start, axis, step)] for step in range(side))
+            tuple(devices[_move_along_axis(shape, start, axis, step)] for step in range(side))
             for start in range(shape.size)
             if shape.coordinates(start)[axis] == 0
         ]
@@ -134,8 +134,8 @@ def _axis_rings(cluster: RankMap, devices: list[int]) -> list[list[Cycle]]:
     ]
 
 
-def _move(shape: Grid, start: int, axis: int, by: int) -> int:
-    """Return the device some steps along an axis that wraps."""
+def _move_along_axis(shape: Grid, start: int, axis: int, by: int) -> int:
+    """Return the device some steps along an axis whose ends meet."""
     device = shape.moved(start, axis, by)
     assert device is not None
     return device
@@ -153,10 +153,10 @@ def grid(cluster: RankMap, ranks: Iterable[int]) -> Grid | None:
     """
     devices = by_device(cluster, ranks)
     even = len({len(members) for members in devices.values()}) == 1
-    return _box(cluster, list(devices)) if even and len(_units(cluster, devices)) == 1 else None
+    return _find_box(cluster, list(devices)) if even and len(_units(cluster, devices)) == 1 else None
 
 
-def _box(cluster: RankMap, devices: list[int]) -> Grid | None:
+def _find_box(cluster: RankMap, devices: list[int]) -> Grid | None:
     """Return the grid that devices of one unit fill, None if they fill none."""
     inside = cluster.wiring.grid
     if inside is None:
@@ -204,11 +204,11 @@ def hypercube_axes(cluster: RankMap, ranks: Iterable[int]) -> tuple[Axis, ...]:
             "recursive halving and doubling needs a power of two ranks, evenly on devices and nodes; "
             f"found {len(group)} ranks on {len(devices)} devices"
         )
-    return tuple(_axis(cluster, group, bit) for bit in reversed(range(len(group).bit_length() - 1)))
+    return tuple(_exchange_axis(cluster, group, bit) for bit in reversed(range(len(group).bit_length() - 1)))
 
 
-def _axis(cluster: RankMap, group: list[int], bit: int) -> Axis:
-    """Return the exchange of ranks with indices that differ in one bit."""
+def _exchange_axis(cluster: RankMap, group: list[int], bit: int) -> Axis:
+    """Return the axis that pairs ranks whose indices in the group differ in one bit."""
     partners = tuple(group[index ^ (1 << bit)] for index in range(len(group)))
     links_of_pairs = [
         (route(cluster, rank, partner), cluster.link_kind(rank, partner))

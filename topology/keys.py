@@ -9,7 +9,7 @@ from typing import Annotated
 
 
 def wrong(key: str, expected: str, found: object) -> ValueError:
-    """Build the error for a value that contradicts other keys."""
+    """Return the error for a value that contradicts other keys."""
     return ValueError(f"{key}: expected {expected}, found {as_written(found)!r}")
 
 

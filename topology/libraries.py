@@ -27,7 +27,7 @@ Bytes = Annotated[int, Numbers("a whole number of bytes, 1 or more", least=1, wh
 _VERSION = re.compile(r"\d+(\.\d+)*")
 
 
-def version_of(text: str) -> tuple[int, ...]:
+def parse_version(text: str) -> tuple[int, ...]:
     """Return a version as numbers that compare: "2.18" is after "2.4"."""
     return tuple(int(part) for part in text.split("."))
 
@@ -150,13 +150,15 @@ class Library:
 
     def has(self, operation: str) -> tuple[LibraryAlgorithm, ...]:
         """Return the algorithms of the library's version for an operation."""
-        now = version_of(self.version)
-        return tuple(model for model in self.models if operation in model.operations and version_of(model.since) <= now)
+        now = parse_version(self.version)
+        return tuple(
+            model for model in self.models if operation in model.operations and parse_version(model.since) <= now
+        )
 
     @property
     def chunk(self) -> int | None:
         """Size in bytes of the pieces in which trees of its version pass data on; None if it suits the vector."""
-        return self.chunk_bytes if version_of(self.version) >= version_of(self.chunk_since) else None
+        return self.chunk_bytes if parse_version(self.version) >= parse_version(self.chunk_since) else None
 
     def covers(self, operation: str) -> bool:
         """Whether the record covers the library's algorithms for an operation."""

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import cast
 
-from .errors import TopologyError, unknown
+from .errors import TopologyError, unknown_name_error
 from .figures import Collectives, Overheads
 from .keys import wrong
 from .machine import LINKED, MAX_DEVICES, Machine, Network, UltraServer, WiringSpec
@@ -67,7 +67,7 @@ def load(path: str | Path) -> Machine:
 def _builtin_table(name: str) -> Table:
     """Return the table of a machine that comes with the package, with the machine that it extends."""
     if name not in builtin_names():
-        raise unknown("cluster", name, builtin_names())
+        raise unknown_name_error("cluster", name, builtin_names())
     text = (_DATA / f"{name}.toml").read_text(encoding="utf-8")
     return _resolve_extends(_parse_toml(text, name), where=f"{name}.toml")
 
@@ -112,9 +112,9 @@ def _merge_values(key: str, old: object, new: object) -> object:
 def _merge_rules(old: list[object], new: list[object]) -> list[object]:
     """Replace rules of equal id in place, and add the others at the end."""
     result = list(old)
-    places = {_id(rule): index for index, rule in enumerate(old)}
+    places = {_rule_id(rule): index for index, rule in enumerate(old)}
     for rule in new:
-        name = _id(rule)
+        name = _rule_id(rule)
         index = None if name is None else places.get(name)
         if index is None:
             result.append(rule)
@@ -123,8 +123,8 @@ def _merge_rules(old: list[object], new: list[object]) -> list[object]:
     return result
 
 
-def _id(rule: object) -> str | None:
-    """Return the id of a rule, None if it has none: parsing the machine then raises."""
+def _rule_id(rule: object) -> str | None:
+    """Return the id of a rule; None if it has none, which parsing refuses."""
     name = rule.get("id") if isinstance(rule, dict) else None
     return name if isinstance(name, str) else None
 
@@ -251,6 +251,6 @@ def _check_devices(devices: int | None, wires: WiringSpec) -> None:
     strange = [pair for pair in wires.pairs if max(pair) >= devices or pair[0] == pair[1]]
     if strange:
         raise wrong("wires.pairs", f"pairs of different devices below {devices}", strange[0])
-    if lost := Wiring.of(wires, devices).unreached():
+    if lost := Wiring.from_spec(wires, devices).unreachable_devices():
         key = "pairs" if wires.shape == "links" else "shape"
         raise ValueError(f"wires.{key}: expected a connected graph, found no way from device 0 to {lost[0]}")

@@ -67,7 +67,7 @@ def picture(cluster: Cluster, *, width: int = 80) -> str:
     Returns:
         "" for shapes that have no rows, such as a long chain or an irregular graph, and where it is too narrow.
     """
-    rows = _rows(cluster)
+    rows = _arrange_rows(cluster)
     if not rows or max(map(len, rows)) > _WIDEST_ROW:
         return ""
     for style in _STYLES:
@@ -79,7 +79,7 @@ def picture(cluster: Cluster, *, width: int = 80) -> str:
 
 def _picture_lines(cluster: Cluster, rows: list[list[int]], style: _Style, columns: int) -> list[str]:
     """Return the rows of devices as boxes joined by wires, with notes at their ends where there is room."""
-    cells = {device: _cell(cluster, device, short=style.short) for row in rows for device in row}
+    cells = {device: _box_texts(cluster, device, short=style.short) for row in rows for device in row}
     width = max(len(line) for cell in cells.values() for line in cell)
     lines = [
         line.rstrip() for index in range(len(rows)) for line in _row_lines(cluster, rows, index, cells, width, style)
@@ -96,7 +96,7 @@ def _bottom_lines(lines: Sequence[str]) -> list[int]:
     return [at - 1 for at, line in enumerate(lines) if "└" in line]
 
 
-def _rows(cluster: Cluster) -> list[list[int]]:
+def _arrange_rows(cluster: Cluster) -> list[list[int]]:
     """Arrange devices in rows; a long ring or chain is folded."""
     grid, devices = cluster.wiring.grid, cluster.devices_per_node
     if grid is None:
@@ -111,9 +111,9 @@ def _rows(cluster: Cluster) -> list[list[int]]:
     return [list(range(first, first + side)) for first in range(0, devices, side)]
 
 
-def _cell(cluster: Cluster, device: int, *, short: bool) -> list[str]:
+def _box_texts(cluster: Cluster, device: int, *, short: bool) -> list[str]:
     """Return the texts of a device's box: number, ranks, adapter."""
-    lines = [f"dev {device}" if short else f"device {device}", _ranks(cluster, device)]
+    lines = [f"dev {device}" if short else f"device {device}", _describe_ranks(cluster, device)]
     if short:
         lines[1] = lines[1].replace("ranks ", "r ").replace("rank ", "r ")
     if cluster.machine.network is not None:
@@ -121,7 +121,7 @@ def _cell(cluster: Cluster, device: int, *, short: bool) -> list[str]:
     return lines
 
 
-def _ranks(cluster: Cluster, device: int) -> str:
+def _describe_ranks(cluster: Cluster, device: int) -> str:
     """Return the ranks of a device in words."""
     first = device * cluster.ranks_per_device
     ranks = range(first, min(first + cluster.ranks_per_device, cluster.ranks_per_node))
@@ -139,8 +139,8 @@ def _row_lines(
     row, gap = rows[index], style.gap
     above = [_has_wire(cluster, rows, index - 1, index, column) for column in range(len(row))]
     below = [_has_wire(cluster, rows, index, index + 1, column) for column in range(len(row))]
-    sides = [cluster.wiring.grid is not None and cluster.wiring.linked(a, b) for a, b in pairwise(row)]
-    closes = len(rows[0]) > 2 and cluster.wiring.grid is not None and cluster.wiring.linked(row[0], row[-1])
+    sides = [cluster.wiring.grid is not None and cluster.wiring.are_adjacent(a, b) for a, b in pairwise(row)]
+    closes = len(rows[0]) > 2 and cluster.wiring.grid is not None and cluster.wiring.are_adjacent(row[0], row[-1])
     stubs = _edge_line(["│" if up else " " for up in above], width, gap) if index == 0 and any(above) else None
     lines = [stubs] if stubs else []
     lines.append(_join_boxes([_border("┌", "┴" if up else "─", "┐", width) for up in above], gap))
@@ -162,7 +162,7 @@ def _has_wire(cluster: Cluster, rows: list[list[int]], upper: int, lower: int, c
     # Two rows are joined by one wire, which the picture shows between them.
     if wraps and len(rows) == 2:
         return False
-    return cluster.wiring.linked(rows[upper % len(rows)][column], rows[lower % len(rows)][column])
+    return cluster.wiring.are_adjacent(rows[upper % len(rows)][column], rows[lower % len(rows)][column])
 
 
 def _numa(cluster: Cluster, row: Sequence[int]) -> str:
@@ -206,7 +206,7 @@ def _remark(cluster: Cluster, width: int) -> list[str]:
     return paragraph(remark, width, first="   ", rest="   ") if remark else []
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table with a head and left-aligned columns as text."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (head, *rows)]
@@ -221,7 +221,7 @@ def _device_table(cluster: Cluster) -> str:
     rows = [
         [
             str(device),
-            _ranks(cluster, device).removeprefix("ranks ").removeprefix("rank "),
+            _describe_ranks(cluster, device).removeprefix("ranks ").removeprefix("rank "),
             _neighbours(cluster, device),
             str(_nic(cluster, device)) if cluster.nics_per_node else "none",
             str(numa[device]) if numa else "-",
@@ -229,7 +229,7 @@ def _device_table(cluster: Cluster) -> str:
         ]
         for device in range(cluster.devices_per_node)
     ]
-    return _table(["device", "ranks", "connected to", "nic", "numa", "pcie"], rows)
+    return _format_table(["device", "ranks", "connected to", "nic", "numa", "pcie"], rows)
 
 
 def _neighbours(cluster: Cluster, device: int) -> str:
@@ -253,7 +253,7 @@ def _link_table(cluster: Cluster, width: int) -> str:
     ]
     if not rows:
         return ""
-    lines = [_table(["link", "GB/s one way", "latency us", "confidence"], rows), "sources of the bandwidths:"]
+    lines = [_format_table(["link", "GB/s one way", "latency us", "confidence"], rows), "sources of the bandwidths:"]
     for spec in cluster.machine.links:
         lines += paragraph(f"{spec.kind}: {spec.bandwidth_bytes_per_s.source}", width, first="  ", rest="    ")
     return "\n".join(lines)

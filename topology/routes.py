@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from .errors import TopologyError, unknown
+from .errors import TopologyError, unknown_name_error
 from .machine import LinkKind, LinkSpec, Machine, Rule
 from .wiring import Wiring, torus
 
@@ -125,7 +125,7 @@ class RankMap:
         for spec in self.machine.links:
             if spec.kind == kind:
                 return spec
-        raise unknown(f"link kind on {self.machine.name}", kind, [spec.kind for spec in self.machine.links])
+        raise unknown_name_error(f"link kind on {self.machine.name}", kind, [spec.kind for spec in self.machine.links])
 
     def latency_s(self, kind: LinkKind) -> float:
         """Give the latency of one hop over a kind of wire."""
@@ -192,29 +192,29 @@ def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:
         ends = [Port("core", source.node, rank % cluster.ranks_per_node) for rank in (a, b)]
         return _links_between(cluster, kind, ends)
     if source.node == target.node:
-        return _between_devices(cluster, source.node, source.device, target.device)
+        return _links_between_devices(cluster, source.node, source.device, target.device)
     if source.node // cluster.servers == target.node // cluster.servers:
-        inside = _between_devices(cluster, source.node, source.device, target.device)
-        return inside + _between_servers(cluster, source.node, target.node, target.device)
+        inside = _links_between_devices(cluster, source.node, source.device, target.device)
+        return inside + _links_between_servers(cluster, source.node, target.node, target.device)
     if cluster.machine.network is None:
         raise TopologyError(
             f"no wire joins node {source.node} and node {target.node}: "
             f"{cluster.machine.name} has no network for collectives; use one node, or another machine"
         )
     src, dst = (Port("nic", place.node, cluster.nic_of(rank)) for rank, place in ((a, source), (b, target)))
-    return _through(cluster, kind, src, FABRIC, dst)
+    return _links_through(cluster, kind, src, FABRIC, dst)
 
 
-def _between_devices(cluster: RankMap, node: int, src: int, dst: int) -> tuple[Link, ...]:
+def _links_between_devices(cluster: RankMap, node: int, src: int, dst: int) -> tuple[Link, ...]:
     """Return the links between two devices of a node, through the switch if there is one."""
     ports = [Port("device", node, device) for device in cluster.wiring.path(src, dst)]
     kind = cluster.machine.wires.link
     if cluster.wiring.switched and src != dst:
-        return _through(cluster, kind, ports[0], Port("switch", node, 0), ports[1])
+        return _links_through(cluster, kind, ports[0], Port("switch", node, 0), ports[1])
     return _links_between(cluster, kind, ports)
 
 
-def _between_servers(cluster: RankMap, src: int, dst: int, device: int) -> tuple[Link, ...]:
+def _links_between_servers(cluster: RankMap, src: int, dst: int, device: int) -> tuple[Link, ...]:
     """Return the links of a device from server to server of an UltraServer."""
     first = src - src % cluster.servers
     way = torus(cluster.servers).path(src - first, dst - first)
@@ -232,7 +232,7 @@ def _links_between(cluster: RankMap, kind: LinkKind, ports: list[Port]) -> tuple
     return tuple(Link(kind, near, far, latency_s, rate) for near, far in pairwise(ports))
 
 
-def _through(cluster: RankMap, kind: LinkKind, src: Port, middle: Port, dst: Port) -> tuple[Link, ...]:
-    """Return the two links through a switch or the network; the latency counts once."""
+def _links_through(cluster: RankMap, kind: LinkKind, src: Port, middle: Port, dst: Port) -> tuple[Link, ...]:
+    """Return the two links through a switch or the network; the first one has all the latency."""
     rate = cluster.bandwidth_bytes_per_s(kind) * (cluster.nics_per_bundle if middle == FABRIC else 1)
     return (Link(kind, src, middle, cluster.latency_s(kind), rate), Link(kind, middle, dst, 0.0, rate))

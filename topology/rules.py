@@ -87,19 +87,19 @@ def is_peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
     return False
 
 
-def _tiles(rule: Rule, part: Local, cluster: RankMap) -> bool:
-    """Whether a part is a run of ranks that starts at a multiple of its length."""
+def _is_aligned_run(rule: Rule, part: Local, cluster: RankMap) -> bool:
+    """Whether a part is consecutive ranks from a multiple of their number on."""
     return part == tuple(range(part[0], part[0] + len(part))) and part[0] % len(part) == 0
 
 
-def _devices(rule: Rule, part: Local, cluster: RankMap) -> bool:
-    """Whether a part is all ranks of consecutive devices."""
+def _is_whole_devices(rule: Rule, part: Local, cluster: RankMap) -> bool:
+    """Whether a part has all ranks of consecutive devices, and no others."""
     first, last, cores = part[0], part[-1] + 1, cluster.ranks_per_device
     return part == tuple(range(first, last)) and first % cores == 0 and last % cores == 0
 
 
-def _peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
-    """Whether links between peers join all ranks of a local part."""
+def _is_joined_by_peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
+    """Whether wires between ranks of a part join all of them, directly or through others."""
     reached, remaining = [part[0]], set(part[1:])
     for rank in reached:
         near = {other for other in remaining if _are_linked(cluster, rank, other)}
@@ -111,11 +111,11 @@ def _peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
 def _are_linked(cluster: RankMap, a: int, b: int) -> bool:
     """Return whether two local indices share a device or a wire."""
     device_a, device_b = a // cluster.ranks_per_device, b // cluster.ranks_per_device
-    return device_a == device_b or cluster.wiring.linked(device_a, device_b)
+    return device_a == device_b or cluster.wiring.are_adjacent(device_a, device_b)
 
 
-def _servers(rule: Rule, local: Parts, cluster: RankMap) -> bool:
-    """Whether the nodes of a group are allowed numbers of neighbouring servers of each UltraServer."""
+def _has_allowed_servers(rule: Rule, local: Parts, cluster: RankMap) -> bool:
+    """Whether a group has nodes on an allowed number of neighbouring servers in each UltraServer."""
     servers = cluster.machine.ultraserver.servers[-1] if cluster.machine.ultraserver else 1
     touched: dict[int, list[int]] = {}
     for node in sorted(local):
@@ -132,15 +132,15 @@ def _are_coupled(nodes: list[int], allowed: tuple[int, ...], servers: int) -> bo
 _LOCAL: dict[RuleKind, Callable[[Rule, Local, RankMap], bool]] = {
     "sizes": lambda rule, part, cluster: len(part) in rule.sizes,
     "multiple": lambda rule, part, cluster: len(part) % rule.sizes[0] == 0,
-    "tiles": _tiles,
+    "tiles": _is_aligned_run,
     "sets": lambda rule, part, cluster: part in rule.sets,
-    "devices": _devices,
-    "peers": _peers,
+    "devices": _is_whole_devices,
+    "peers": _is_joined_by_peers,
 }
 _WHOLE: dict[RuleKind, Callable[[Rule, Parts, RankMap], bool]] = {
     "node": lambda rule, local, cluster: len(local) == 1,
     "symmetric": lambda rule, local, cluster: len(set(local.values())) == 1,
-    "servers": _servers,
+    "servers": _has_allowed_servers,
 }
 
 

@@ -67,7 +67,9 @@ def _read_record(
             values[name] = _read_value(annotations[name], value, inside, where)
     for field in fields(cast("Any", kind)):
         if field.name not in values and field.default is MISSING:
-            raise ValueError(f"{_join_key(key, field.name)}: missing, expected {_words(annotations[field.name])}")
+            raise ValueError(
+                f"{_join_key(key, field.name)}: missing, expected {_describe_form(annotations[field.name])}"
+            )
     try:
         return kind(**values)
     except ValueError as error:
@@ -76,7 +78,7 @@ def _read_record(
 
 def _read_value(annotation: Any, value: object, key: str, where: str) -> object:
     """Return the value of a key in the form that its annotation asks for."""
-    kinds, words = _read(annotation)
+    kinds, words = _split_annotation(annotation)
     kind = kinds[0]
     if kind is Figure:
         return _read_figure(kinds, cast("Numbers", words), value, key, where)
@@ -92,12 +94,12 @@ def _read_value(annotation: Any, value: object, key: str, where: str) -> object:
         return _read_items(kind, annotation, value, key, where)
     known = get_args(kind) if get_origin(kind) is Literal else None
     if type(value) is not kind if known is None else not isinstance(value, str) or value not in known:
-        raise _mistake(key, _words(annotation), value)
+        raise _mistake(key, _describe_form(annotation), value)
     return value
 
 
-def _read(annotation: Any) -> tuple[tuple[Any, ...], Words | None]:
-    """Return the kinds of value that an annotation allows, without None, and its words."""
+def _split_annotation(annotation: Any) -> tuple[tuple[Any, ...], Words | None]:
+    """Return the kinds of value that an annotation allows, without None, and the words that it allows."""
     words = None
     while get_origin(annotation) in (Annotated, Union, UnionType):
         if get_origin(annotation) is Annotated:
@@ -110,9 +112,9 @@ def _read(annotation: Any) -> tuple[tuple[Any, ...], Words | None]:
     return (annotation,), words
 
 
-def _words(annotation: Any) -> str:
-    """Return the expected value of a key, in words."""
-    (kind, *_), words = _read(annotation)
+def _describe_form(annotation: Any) -> str:
+    """Return in words the values that an annotation allows."""
+    (kind, *_), words = _split_annotation(annotation)
     if kind is Figure and words is not None:
         return f"{words.expected}, or {{ value, source, confidence }}"
     if words is not None:
@@ -126,7 +128,7 @@ def _read_figure(kinds: tuple[Any, ...], numbers: Numbers, value: object, key: s
     """Return a figure or a curve; a bare number is a figure of the user's own."""
     if not isinstance(value, dict):
         if not numbers.allow(value):
-            raise _mistake(key, _words(Annotated[Figure, numbers]), value)
+            raise _mistake(key, _describe_form(Annotated[Figure, numbers]), value)
         return Figure(value=float(cast("float", value)), source=where, confidence="E")
     if Curve in kinds:
         if ("value" in value) == ("points" in value):
@@ -176,7 +178,7 @@ def _read_items(kind: Any, annotation: Any, value: object, key: str, where: str)
     items = get_args(kind)
     many = items[-1] is Ellipsis
     if not isinstance(value, list) or (not many and len(value) != len(items)):
-        raise _mistake(key, _words(annotation), value)
+        raise _mistake(key, _describe_form(annotation), value)
     return tuple(
         _read_value(items[0 if many else index], item, f"{key}[{index}]", where) for index, item in enumerate(value)
     )

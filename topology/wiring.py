@@ -128,7 +128,7 @@ class Wiring:
     neighbours: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     @classmethod
-    def of(cls, wires: WiringSpec, devices: int) -> Wiring:
+    def from_spec(cls, wires: WiringSpec, devices: int) -> Wiring:
         """Build the graph that a machine file describes; it may be disconnected."""
         if wires.shape in ("full", "switch"):
             return cls(devices=devices, complete=True, switched=wires.shape == "switch")
@@ -147,8 +147,8 @@ class Wiring:
             return tuple(other for other in range(self.devices) if other != device)
         return self.neighbours[device]
 
-    def linked(self, a: int, b: int) -> bool:
-        """Tell whether two different devices are one hop apart."""
+    def are_adjacent(self, a: int, b: int) -> bool:
+        """Whether two different devices are one hop apart."""
         return a != b and (self.complete or b in self.neighbours[a])
 
     def path(self, src: int, dst: int) -> tuple[int, ...]:
@@ -179,8 +179,8 @@ class Wiring:
         hops = _distances(self, dst)[src]
         return None if hops < 0 else hops
 
-    def unreached(self) -> tuple[int, ...]:
-        """List the devices that no way joins to device 0: none in a connected graph."""
+    def unreachable_devices(self) -> tuple[int, ...]:
+        """Return the devices without a way to device 0: none in a connected graph."""
         if self.complete:
             return ()
         return tuple(device for device, hops in enumerate(_distances(self, 0)) if hops < 0)

@@ -62,8 +62,8 @@ class Batch:
         return [runs[start:stop] for start, stop in pairwise(np.searchsorted(cut, self.ends).tolist())]
 
 
-def pieces(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
-    """Cut long phases of local rows between ranks, which have nothing to do with each other there.
+def cut_local_phases(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
+    """Cut long phases of local rows between ranks, as local rows of different ranks are independent.
 
     Args:
         schedule: A schedule with at least one row.
@@ -96,19 +96,20 @@ def _cells_before(schedule: Schedule, rows: Ints) -> Ints:
 
 
 def prepare(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
-    """Return the batch of the phases that begin at the rows `bounds[:-1]` and end at `bounds[-1]`."""
+    """Return the cells of some phases as columns; `bounds` has the first row of each, and the end of the last."""
     s, rows = schedule, slice(int(bounds[0]), int(bounds[-1]))
     src, dst, sbuf, dbuf, count = s.src[rows], s.dst[rows], s.sbuf[rows], s.dbuf[rows], s.count[rows]
     sslot, dslot, op, ends = s.sslot[rows], s.dslot[rows], s.op[rows], bounds - bounds[0]
     row = np.arange(rows.start, rows.stop, dtype=np.int32)
     if (count != 1).any():
-        owner, offset = _cells(count, regroup=len(ends) == 2 and bool(src[0] == dst[0]))
+        owner, offset = _order_cells(count, regroup=len(ends) == 2 and bool(src[0] == dst[0]))
         ends = np.append(0, np.cumsum(count))[ends]
         src, dst, sslot, dslot, row = (column[owner] for column in (src, dst, sslot, dslot, row))
         sbuf, dbuf, op = (column[owner] for column in (sbuf, dbuf, op))
         sslot, dslot = sslot + offset, dslot + offset
     read, write, lower = layout.locate(src, sslot), layout.locate(dst, dslot), src < dst
     broken = np.empty(len(row), np.bool_)
+    # One number for both buffers, operation and operand order: a run of cells has one kind.
     kind = (((sbuf << 2) + dbuf) << 2) + (op << 1) + lower
     broken[1:] = (read[1:] - read[:-1] != 1) | (write[1:] - write[:-1] != 1) | (kind[1:] != kind[:-1])
     broken[ends[:-1]] = True
@@ -116,8 +117,8 @@ def prepare(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
     return Batch(row, read, write, sbuf, dbuf, add, lower, ends.tolist(), np.flatnonzero(broken))
 
 
-def _cells(count: NDArray[np.int32], *, regroup: bool) -> tuple[Ints, NDArray[np.int32]]:
-    """Return the row and the offset in it of each cell: row by row, or if they may be regrouped, offset by offset.
+def _order_cells(count: NDArray[np.int32], *, regroup: bool) -> tuple[Ints, NDArray[np.int32]]:
+    """Return row and offset of each cell, row by row; offset by offset if the cells may be regrouped.
 
     Many ranks that copy many slots touch nearby memory at one offset, and a page for every cell along one row.
     """

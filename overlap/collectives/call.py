@@ -69,8 +69,8 @@ class Call:
     key: CallKey
 
     @property
-    def settled(self) -> bool:
-        """Whether the call has all values that a program needs to start."""
+    def has_all_values(self) -> bool:
+        """Whether dtype, shape and all other values that a program needs are known."""
         return self.dtype is not None or self.kind is Collective.BARRIER
 
     def result_at(self, position: int) -> Shape:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Batch, CellRun, pieces, prepare
-from .explain import explain, hazard
+from .batch import Batch, CellRun, cut_local_phases, prepare
+from .explain import explain_error, hazard_error
 from .memory import Bases, ReplayMemory, SlotLayout, Sweep, Words
 from .pattern import Ints
 from .rules import Flags, check_rows
@@ -36,14 +36,14 @@ class Replay:
         self._local_reads: tuple[int, Ints] = (-1, np.empty(0, np.int64))
 
     def run(self, bounds: Ints) -> None:
-        """Check and carry out all phases, given the rows at which they begin, and the number of rows.
+        """Check and carry out all phases; `bounds` has the rows at which they begin, and the number of rows.
 
         Raises:
             ScheduleError: At the first row that breaks a rule.
         """
         if not len(self.schedule):
             return
-        bounds, cells = pieces(self.schedule, bounds)
+        bounds, cells = cut_local_phases(self.schedule, bounds)
         at = 0
         while at < len(bounds) - 1:
             upto = max(at + 1, int(np.searchsorted(cells, cells[at] + _CHUNK_CELLS, side="right")) - 1)
@@ -59,7 +59,7 @@ class Replay:
         pending: list[CellRun] = []
         for phase, (first, runs) in enumerate(zip(bounds[:-1].tolist(), batch.runs(), strict=True)):
             alone = not local[phase] and self._local_reads[0] != steps[phase]
-            if alone and runs and self._independent(runs):
+            if alone and runs and self._are_independent(runs):
                 pending += runs
             else:
                 self._run_runs(pending)
@@ -67,14 +67,14 @@ class Replay:
                 self._run_cells(batch, slice(batch.ends[phase], batch.ends[phase + 1]), first)
         self._run_runs(pending)
 
-    def _independent(self, runs: list[CellRun]) -> bool:
+    def _are_independent(self, runs: list[CellRun]) -> bool:
         """Return whether no cell that the runs write is touched by another run, in shared memory too."""
         bases = self.layout.shared
-        pieces = [(run.write + bases[run.dbuf], run.cells, True) for run in runs]
-        pieces += [(run.read + bases[run.sbuf], run.cells, False) for run in runs]
-        pieces.sort()
+        cut_local_phases = [(run.write + bases[run.dbuf], run.cells, True) for run in runs]
+        cut_local_phases += [(run.read + bases[run.sbuf], run.cells, False) for run in runs]
+        cut_local_phases.sort()
         written = touched = -1
-        for start, cells, writes in pieces:
+        for start, cells, writes in cut_local_phases:
             if start < written or (writes and start < touched):
                 return False
             touched = max(touched, start + cells)
@@ -117,7 +117,7 @@ class Replay:
                 memory.add(source[wave], target[wave], lower[wave])
 
     def _check_cells(self, batch: Batch, cells: slice, first: int) -> list[NDArray[np.intp]] | None:
-        """Refuse hazards within a phase; return the waves of its fan-ins, if there are any."""
+        """Refuse hazards within a phase; return the waves of cells that several rows add to, None if there are none."""
         stamp, waves, step, row = self._stamp, None, int(self.schedule.step[first]), batch.row[cells]
         read = _add_bases(batch.read[cells], batch.sbuf[cells], self.layout.shared)
         write = _add_bases(batch.write[cells], batch.dbuf[cells], self.layout.shared)
@@ -150,6 +150,7 @@ class Replay:
         together = (group[1:] == group[:-1]) & (group[1:] >= 0) & (op[1:] == Op.ADD) & (op[:-1] == Op.ADD)
         self._refuse(again & ~np.append(True, together), row[order], "another row of its step writes")
         firsts = np.flatnonzero(~again)
+        # The n-th write of a cell is in wave n.
         nth = np.arange(len(write)) - np.repeat(firsts, np.diff(np.append(firsts, len(write))))
         adds = op == Op.ADD
         order, nth = order[adds], nth[adds]
@@ -157,8 +158,9 @@ class Replay:
         return np.split(order[by_wave], np.cumsum(np.bincount(nth))[:-1])
 
     def _refuse(self, bad: Flags, row: Ints, conflict: str) -> None:
+        """Raise the error of the first cell that is bad, if there is one."""
         if bad.any():
-            raise hazard(self.schedule, int(row[int(bad.argmax())]), conflict)
+            raise hazard_error(self.schedule, int(row[int(bad.argmax())]), conflict)
 
     def check_results(self) -> None:
         """Compare OUT with the result that the collective defines.
@@ -171,12 +173,12 @@ class Replay:
         faults: dict[int, tuple[int, int]] = {}
         for piece in self.layout.sweep(Buffer.OUT):
             for number, (memory, first) in enumerate(zip(self.memories, firsts, strict=True)):
-                fault = None if number in faults else self._fault(memory, first, piece)
+                fault = None if number in faults else self._find_fault(memory, first, piece)
                 if fault is not None:
                     faults[number] = fault
         if faults:
             # Report the first memory: a wrong sum explains more than a wrong order of operands.
-            raise explain(self.schedule, *faults[min(faults)])
+            raise explain_error(self.schedule, *faults[min(faults)])
 
     def _first_result(self, memory: ReplayMemory) -> Words:
         """Return the result of rank 0. All other ranks must agree with it."""
@@ -184,7 +186,7 @@ class Replay:
         values: Words = memory.values[memory.bases[Buffer.OUT] + self.layout.locate(np.zeros_like(slot), slot)]
         return values
 
-    def _fault(self, memory: ReplayMemory, first: Words | None, piece: Sweep) -> tuple[int, int] | None:
+    def _find_fault(self, memory: ReplayMemory, first: Words | None, piece: Sweep) -> tuple[int, int] | None:
         """Return a rank and a slot of a piece of OUT that holds another value than it should."""
         start = memory.bases[Buffer.OUT] + piece.cells.start
         cells = slice(start, start + len(piece.rank))
@@ -192,7 +194,7 @@ class Replay:
             if first is not None:
                 expected = first[piece.slot]
             else:
-                find = fingerprint.fold_in_order if memory.ordered else fingerprint.result
+                find = fingerprint.fold_in_order if memory.ordered else fingerprint.expected_values
                 expected = find(piece.rank, piece.slot)
             wrong = memory.lane(lane)[cells] != expected
             if wrong.any():

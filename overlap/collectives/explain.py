@@ -20,7 +20,7 @@ class Origin(NamedTuple):
 
 
 def contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
-    """Return how often each initial slot goes into slot `slot` of the OUT of `rank`, following the rows backwards.
+    """Return how often each initial slot is added into a slot of OUT on a rank, by the rows in reverse.
 
     Cost: O(rows), in Python for the rows that touch this slot's place within a block.
     """
@@ -58,8 +58,8 @@ def expected_contributors(schedule: Schedule, rank: int, slot: int) -> Counter[O
     return Counter([Origin(r, Buffer.IN, at) for r, at in cells] + initial)
 
 
-def hazard(schedule: Schedule, row: int, conflict: str) -> ScheduleError:
-    """Return the error for a row that writes cells of another row of its step."""
+def hazard_error(schedule: Schedule, row: int, conflict: str) -> ScheduleError:
+    """Return the error for a row that writes a cell which another row of its step uses."""
     rank, slot, step = int(schedule.dst[row]), int(schedule.dslot[row]), int(schedule.step[row])
     buffer = Buffer(int(schedule.dbuf[row])).name
     return ScheduleError(
@@ -71,8 +71,8 @@ def hazard(schedule: Schedule, row: int, conflict: str) -> ScheduleError:
     )
 
 
-def explain(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
-    """Return the error for a result that is wrong, by tracing where it comes from."""
+def explain_error(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
+    """Return the error for a wrong result, with the inputs that reached it and those that should have."""
     got, want = contributors(schedule, rank, slot), expected_contributors(schedule, rank, slot)
     step = _last_write(schedule, rank, slot)
     subject = f"{schedule!r}: slot {slot} of the result of rank {rank}, last written in step {step},"

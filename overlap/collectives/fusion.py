@@ -36,7 +36,7 @@ class _Links(NamedTuple):
 
 
 def fuse(schedule: Schedule, selected: Flags) -> Fused:
-    """Find local copies into SCRATCH that the ADDs behind them make needless, by reading the source themselves.
+    """Find copies into SCRATCH that are not needed, as the next ADD can read their source itself.
 
     Args:
         selected: (size,) Whether each rank is of interest; rows of other ranks stay as they are.
@@ -47,8 +47,8 @@ def fuse(schedule: Schedule, selected: Flags) -> Fused:
     copies &= selected[schedule.src]
     if not copies.any():
         return Fused(copies, base_buffer, base_slot)
-    links, blocked = _links(schedule, selected, copies)
-    dropped, fusable = _choose(schedule, links, copies & ~blocked)
+    links, blocked = _find_links(schedule, selected, copies)
+    dropped, fusable = _choose_copies(schedule, links, copies & ~blocked)
     chosen = fusable[links.add]
     add, copy = links.add[chosen], links.copy[chosen]
     base_buffer[add] = schedule.sbuf[copy]
@@ -57,20 +57,20 @@ def fuse(schedule: Schedule, selected: Flags) -> Fused:
     return Fused(dropped, base_buffer, base_slot)
 
 
-def _links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Links, Flags]:
+def _find_links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Links, Flags]:
     """Return the links, and the copies that must stay because another row than one ADD reads them."""
     cell, row, write = _scratch_timeline(schedule, selected)
     follows = np.append(cell[1:] == cell[:-1], False)
     is_copy = write & copies[row]
-    after = np.append(row[1:], 0)
-    after_write = np.append(write[1:], False)
-    add_next = follows & after_write & (schedule.op[after] == Op.ADD)
+    next_row = np.append(row[1:], 0)
+    next_writes = np.append(write[1:], False)
+    add_next = follows & next_writes & (schedule.op[next_row] == Op.ADD)
     blocked = np.zeros(len(schedule), np.bool_)
-    blocked[row[is_copy & follows & ~after_write]] = True
+    blocked[row[is_copy & follows & ~next_writes]] = True
     chosen = is_copy & add_next
-    copy, add = row[chosen], after[chosen]
+    copy, add = row[chosen], next_row[chosen]
     source = _source_cell(schedule, copy, cell[chosen])
-    blocked[copy[_overwritten(schedule, source, copy, add)]] = True
+    blocked[copy[_find_overwritten(schedule, source, copy, add)]] = True
     stride = np.int64(1) << 33
     shift = schedule.sbuf[copy] * stride + (schedule.sslot[copy].astype(np.int64) - schedule.dslot[copy])
     return _Links(copy, add, shift), blocked
@@ -104,7 +104,7 @@ def _source_cell(schedule: Schedule, copy: Ints, cell: Ints) -> tuple[Ints, Ints
     return source, written
 
 
-def _overwritten(schedule: Schedule, cells: tuple[Ints, Ints], copy: Ints, add: Ints) -> Flags:
+def _find_overwritten(schedule: Schedule, cells: tuple[Ints, Ints], copy: Ints, add: Ints) -> Flags:
     """Return the links with a source that changes between the copy and the ADD, other than by an ADD in place."""
     source, target = cells
     rows = np.flatnonzero(np.isin(schedule.dst, schedule.dst[copy]))
@@ -118,7 +118,7 @@ def _overwritten(schedule: Schedule, cells: tuple[Ints, Ints], copy: Ints, add: 
     return changed
 
 
-def _choose(schedule: Schedule, links: _Links, candidates: Flags) -> tuple[Flags, Flags]:
+def _choose_copies(schedule: Schedule, links: _Links, candidates: Flags) -> tuple[Flags, Flags]:
     """Return the copies to drop, and the ADDs that read their source. They need each other: repeat until stable."""
     rows = len(schedule)
     while True:

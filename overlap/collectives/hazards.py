@@ -54,10 +54,10 @@ def cell_numbers(schedule: Schedule, rank: Ints, buffer: NDArray[np.integer], sl
     return memory
 
 
-def waits_of(
+def find_waits(
     schedule: Schedule, row: Ints, queue: Ints, lanes: int, accesses: Sequence[Access]
 ) -> list[tuple[tuple[int, int], ...]]:
-    """Return for every step the (lane, number of its first steps) that must have finished before.
+    """Return by step the lanes that it waits for, each with the number of that lane's first steps.
 
     Args:
         row: Table row of each step; steps are sorted by queue, then row.
@@ -67,6 +67,7 @@ def waits_of(
     """
     lane = (queue % lanes).astype(np.int32)
     first = np.flatnonzero(np.diff(queue, prepend=-1))
+    # The position of each step in its queue, from 1.
     nth = np.arange(len(queue)) - np.repeat(first, np.diff(np.append(first, len(queue)))) + 1
     cell, task, write, changes, of_input = _timeline(schedule, row, accesses)
     copies = bool((write & ~changes).any())
@@ -74,12 +75,14 @@ def waits_of(
     waits: list[list[tuple[int, int]]] = [[] for _ in range(len(row))]
     for other_lane in np.unique(lane).tolist():
         done = np.where(lane[task] == other_lane, nth[task], 0)
-        need = np.where(write, _before(segment, done), _before(segment, np.where(write, done, 0)))
+        # A write waits for all earlier accesses of its cell in the other lane, a read for earlier writes.
+        need = np.where(write, _largest_before(segment, done), _largest_before(segment, np.where(write, done, 0)))
         if copies:
-            need = np.where(of_input, _before(segment, np.where(changes, done, 0)), need)
+            need = np.where(of_input, _largest_before(segment, np.where(changes, done, 0)), need)
         per_task = np.zeros(len(row), np.int64)
         np.maximum.at(per_task, task, np.where(lane[task] == other_lane, 0, need))
-        fresh = per_task > _before(queue * np.int64(len(row) + 2), per_task)
+        # A queue works in order: a step need not wait again for what an earlier one has waited for.
+        fresh = per_task > _largest_before(queue * np.int64(len(row) + 2), per_task)
         for step, n in zip(np.flatnonzero(fresh).tolist(), per_task[fresh].tolist(), strict=True):
             waits[step].append((other_lane, n))
     return [tuple(w) for w in waits]
@@ -108,7 +111,7 @@ def _timeline(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _Tim
     return _Timeline(*(column[order] for column in timeline))  # type: ignore[arg-type]
 
 
-def _before(segment: Ints, value: Ints) -> Ints:
-    """Return the largest earlier `value` of the same segment, 0 if none; segments ascend in strides above any value."""
+def _largest_before(segment: Ints, value: Ints) -> Ints:
+    """Return by access the largest earlier `value` of its segment, else 0; segments are further apart than values."""
     best = np.maximum.accumulate(segment + value)
     return np.maximum(np.concatenate([np.zeros(min(len(best), 1), np.int64), best[:-1]]) - segment, 0)

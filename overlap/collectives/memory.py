@@ -44,8 +44,8 @@ class Fingerprint:
         value: Words = self.of_rank[rank] * self.of_slot[slot]
         return value
 
-    def result(self, rank: Ints, slot: Ints) -> Words:
-        """Return the values that output slots must hold at the end; anything for slots that do not exist."""
+    def expected_values(self, rank: Ints, slot: Ints) -> Words:
+        """Return the values that output slots must have at the end; any value for slots that do not exist."""
         s, k = self.schedule, self.schedule.slots_per_block
         slot = np.minimum(slot, s.slots[1] - 1)
         if s.reduces:

@@ -29,16 +29,16 @@ def narrow_to_root(wider: Schedule, root: int) -> Schedule:
     collective = next(narrow for narrow, wide in WIDER.items() if wide == wider.collective)
     needed = _needed_rows(wider, root)
     columns = {name: getattr(wider, name)[needed].copy() for name in COLUMNS}
-    moved = wider.slots[2]
+    first_slot = wider.slots[2]
     for rank, buffer, slot in (("src", "sbuf", "sslot"), ("dst", "dbuf", "dslot")):
-        away = columns[buffer] == Buffer.OUT
+        uses_out = columns[buffer] == Buffer.OUT
         if collective == "gather":
-            away &= columns[rank] != root
-        columns[slot][away] += moved
-        columns[buffer][away] = Buffer.SCRATCH
+            uses_out &= columns[rank] != root
+        columns[slot][uses_out] += first_slot
+        columns[buffer][uses_out] = Buffer.SCRATCH
     if collective == "reduce":
         last = {
-            "step": wider.steps, "op": Op.MOVE, "src": root, "dst": root, "sbuf": Buffer.SCRATCH, "sslot": moved,
+            "step": wider.steps, "op": Op.MOVE, "src": root, "dst": root, "sbuf": Buffer.SCRATCH, "sslot": first_slot,
             "dbuf": Buffer.OUT, "dslot": 0, "count": wider.slots[1], "channel": 0, "group": -1,
         }  # fmt: skip
         columns = {name: np.append(column, np.array(last[name], column.dtype)) for name, column in columns.items()}

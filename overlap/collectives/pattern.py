@@ -47,7 +47,7 @@ class Pattern:
 
     @property
     def backward(self) -> Pattern:
-        """The pattern to read backwards."""
+        """The pattern reversed in time: edges from the leaves to the owners."""
         return self.mate or self
 
 
@@ -111,7 +111,7 @@ def _edges(pattern: Pattern, slots: Ints, flag: NDArray[np.bool_]) -> _Edges:
     return _Edges(step, src, dst, slot, flag[first], count, p.channel[first], p.group[first])
 
 
-def _forward(
+def _add_forward_rows(
     table: TableWriter, pattern: Pattern, slot: Ints, *, start: int, source: Buffer, block_slots: int | None = None
 ) -> None:
     """Add the forward reading: owners send from `source`, other ranks pass on the chunks in OUT.
@@ -135,13 +135,13 @@ def _forward(
     )  # fmt: skip
 
 
-def _backward(table: TableWriter, pattern: Pattern, slot: Ints) -> None:
+def _add_backward_rows(table: TableWriter, pattern: Pattern, slot: Ints) -> None:
     """Add the backward reading: leaves send from IN; inner ranks copy IN to SCRATCH, and add."""
     slots = slot[pattern.chunk]
     inner = np.zeros((pattern.size, len(slot)), np.bool_)
     inner[pattern.src, slots] = True
     inner[pattern.owner, slot] = True
-    _copies(table, inner)
+    _add_copies(table, inner)
     edges = _edges(pattern, slots, inner[pattern.dst, slots])
     source = np.where(edges.flag, np.int8(Buffer.SCRATCH), np.int8(Buffer.IN))
     columns = (edges.step, edges.dst, edges.src, edges.slot, edges.channel, edges.group, source)
@@ -151,7 +151,7 @@ def _backward(table: TableWriter, pattern: Pattern, slot: Ints) -> None:
     table.add(step, src, dst, (source, cell), (Buffer.SCRATCH, cell), count=count, channel=channel, group=group)
 
 
-def _copies(table: TableWriter, inner: NDArray[np.bool_]) -> None:
+def _add_copies(table: TableWriter, inner: NDArray[np.bool_]) -> None:
     """Add the local rows that copy IN to SCRATCH where a rank adds: (size, slots)."""
     framed = np.zeros((inner.shape[0], inner.shape[1] + 2), np.int8)
     framed[:, 1:-1] = inner
@@ -172,7 +172,7 @@ def _last_step_first(columns: Sequence[Ints]) -> list[Ints]:
     return [column[order] for column in columns]
 
 
-def _finalise(table: TableWriter, step: int, owner: Ints, slot: Ints, target: Ints) -> None:
+def _add_final_rows(table: TableWriter, step: int, owner: Ints, slot: Ints, target: Ints) -> None:
     """Add the local rows that turn each owner's sums into results."""
     order = np.lexsort((slot, owner))
     owner, slot, target = owner[order], slot[order], target[order]
@@ -182,7 +182,7 @@ def _finalise(table: TableWriter, step: int, owner: Ints, slot: Ints, target: In
     table.move(step, owner[first], owner[first], *cells, count=count)
 
 
-def _by_rank(pattern: Pattern) -> Ints:
+def _slots_by_rank(pattern: Pattern) -> Ints:
     """Return the slot of each chunk where blocks are in rank order: part after part within a block."""
     chunk = np.arange(len(pattern.owner), dtype=np.int32)
     return pattern.owner * np.int32(pattern.parts) + chunk // np.int32(pattern.size)
@@ -193,7 +193,7 @@ def all_gather(algorithm: str, pattern: Pattern) -> Schedule:
     table, k = TableWriter(), pattern.parts
     ranks = np.arange(pattern.size, dtype=np.int32)
     table.move(0, ranks, ranks, (Buffer.IN, 0), (Buffer.OUT, ranks * k), count=k)
-    _forward(table, pattern, _by_rank(pattern), start=0, source=Buffer.IN, block_slots=k)
+    _add_forward_rows(table, pattern, _slots_by_rank(pattern), start=0, source=Buffer.IN, block_slots=k)
     return table.build("all_gather", algorithm, pattern.size, slots_per_block=k)
 
 
@@ -201,15 +201,15 @@ def broadcast(algorithm: str, pattern: Pattern, root: int) -> Schedule:
     """Read a pattern forwards: the root owns every chunk."""
     table, k = TableWriter(), len(pattern.owner)
     table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, 0), count=k)
-    _forward(table, pattern, np.arange(k, dtype=np.int32), start=0, source=Buffer.IN)
+    _add_forward_rows(table, pattern, np.arange(k, dtype=np.int32), start=0, source=Buffer.IN)
     return table.build("broadcast", algorithm, pattern.size, slots_per_block=k, root=root)
 
 
 def reduce_scatter(algorithm: str, pattern: Pattern) -> Schedule:
     """Read a pattern backwards: every rank ends with one block."""
-    table, k, slot = TableWriter(), pattern.parts, _by_rank(pattern)
-    _backward(table, pattern.backward, slot)
-    _finalise(table, pattern.steps, pattern.owner, slot, slot % k)
+    table, k, slot = TableWriter(), pattern.parts, _slots_by_rank(pattern)
+    _add_backward_rows(table, pattern.backward, slot)
+    _add_final_rows(table, pattern.steps, pattern.owner, slot, slot % k)
     return table.build("reduce_scatter", algorithm, pattern.size, slots_per_block=k, scratch=pattern.size)
 
 
@@ -217,8 +217,8 @@ def reduce(algorithm: str, pattern: Pattern, root: int) -> Schedule:
     """Read a pattern backwards: the root ends with every chunk."""
     table, k = TableWriter(), len(pattern.owner)
     slot = np.arange(k, dtype=np.int32)
-    _backward(table, pattern.backward, slot)
-    _finalise(table, pattern.steps, pattern.owner, slot, slot)
+    _add_backward_rows(table, pattern.backward, slot)
+    _add_final_rows(table, pattern.steps, pattern.owner, slot, slot)
     return table.build("reduce", algorithm, pattern.size, slots_per_block=k, root=root, scratch=1)
 
 
@@ -226,7 +226,7 @@ def all_reduce(algorithm: str, pattern: Pattern) -> Schedule:
     """Read a pattern backwards, then forwards. A chunk has the same slot in every buffer."""
     table, k = TableWriter(), len(pattern.owner)
     slot = np.arange(k, dtype=np.int32) if pattern.place is None else pattern.place
-    _backward(table, pattern.backward, slot)
-    _finalise(table, pattern.steps, pattern.owner, slot, slot)
-    _forward(table, pattern, slot, start=pattern.steps, source=Buffer.OUT)
+    _add_backward_rows(table, pattern.backward, slot)
+    _add_final_rows(table, pattern.steps, pattern.owner, slot, slot)
+    _add_forward_rows(table, pattern, slot, start=pattern.steps, source=Buffer.OUT)
     return table.build("all_reduce", algorithm, pattern.size, slots_per_block=k, scratch=1)

@@ -64,8 +64,8 @@ class Placement(ABC):
     def wires(self) -> Wires:
         """Return the figures of all wires that routes have used so far."""
 
-    def first_of(self, wires: Ints) -> int:
-        """Return the first of some wires, in an order that does not depend on earlier calls."""
+    def first_wire(self, wires: Ints) -> int:
+        """Return the first of some wires by an order of their ends, which no earlier call changes."""
         return int(wires.min())
 
     @abstractmethod
@@ -100,7 +100,7 @@ class Numbering:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         bundles = max(1, min(cluster.nics_per_node, cluster.devices_per_node))
-        node, device, self.core = _places(cluster, np.arange(cluster.world_size))
+        node, device, self.core = _place_ranks(cluster, np.arange(cluster.world_size))
         self.device = node * cluster.devices_per_node + device
         self.unit = node // cluster.servers
         self.nic = node * bundles + device * bundles // cluster.devices_per_node
@@ -125,12 +125,12 @@ class Numbering:
         for key, first, other in zip(keys.tolist(), a[row].tolist(), b[row].tolist(), strict=True):
             if key not in ways:
                 ways[key] = len(self._ways)
-                self._ways.append(self._between(first, other, *divmod(key, devices)))
-        table, lengths = self._table()
+                self._ways.append(self._wires_between(first, other, *divmod(key, devices)))
+        table, lengths = self._padded_way_table()
         rows = np.array([ways[key] for key in keys.tolist()], np.int64)[inverse]
         return table[rows], lengths[rows]
 
-    def _between(self, a: int, b: int, src_device: int, dst_device: int) -> list[int]:
+    def _wires_between(self, a: int, b: int, src_device: int, dst_device: int) -> list[int]:
         """Return the wires between two ranks of different devices; wires of a switch are looked up by device."""
         if (
             src_device in self._up
@@ -138,7 +138,7 @@ class Numbering:
             and src_device // self._per_node == dst_device // self._per_node
         ):
             return [self._up[src_device], self._down[dst_device]]
-        wires = [self._number_of(link) for link in self.cluster.route(a, b)]
+        wires = [self._number_link(link) for link in self.cluster.route(a, b)]
         if self.cluster.wiring.switched and src_device // self._per_node == dst_device // self._per_node:
             self._up[src_device], self._down[dst_device] = wires
         return wires
@@ -147,8 +147,8 @@ class Numbering:
     def _per_node(self) -> int:
         return self.cluster.devices_per_node
 
-    def _table(self) -> tuple[Ints, Ints]:
-        """Return the numbered wires of all routes as one table with -1 for missing ones, and the lengths."""
+    def _padded_way_table(self) -> tuple[Ints, Ints]:
+        """Return the wires of all device pairs so far as one table, -1 for none, and the number of each."""
         if len(self._padded_ways[1]) < len(self._ways):
             lengths = np.array([len(way) for way in self._ways], np.int64)
             longest = int(lengths.max(initial=1))
@@ -156,15 +156,15 @@ class Numbering:
             self._padded_ways = table, lengths
         return self._padded_ways
 
-    def _number_of(self, link: Link) -> int:
-        """Return the number of a link; a new link gets the next one."""
+    def _number_link(self, link: Link) -> int:
+        """Return the number of a link; a new link gets the next number."""
         if link not in self._number:
             self._number[link] = self.first_link + len(self.links)
             self.links.append(link)
         return self._number[link]
 
-    def shifted(self, wires: Ints, units: Ints) -> Ints:
-        """Return the wires of other units that have the positions of some wires in theirs.
+    def shift_to_units(self, wires: Ints, units: Ints) -> Ints:
+        """Return the wires in other units that have the same places as `wires` in theirs.
 
         Args:
             wires: (wires,) Numbers of wires; all units (nodes, or UltraServers) of the cluster are whole.
@@ -179,11 +179,11 @@ class Numbering:
         moved = wires + np.multiply.outer(units, np.where(wires < self.first_nic, chip, nic))
         for index in np.flatnonzero(wires >= self.first_link).tolist():
             link = self.links[int(wires[index]) - self.first_link]
-            moved[:, index] = [self._number_of(_move(link, unit * servers)) for unit in units.tolist()]
+            moved[:, index] = [self._number_link(_shift_link(link, unit * servers)) for unit in units.tolist()]
         return moved
 
     def link(self, wire: int) -> Link:
-        """Return the wire of a number."""
+        """Return the link of a wire's number."""
         cluster = self.cluster
         if wire >= self.first_link:
             return self.links[wire - self.first_link]
@@ -196,19 +196,19 @@ class Numbering:
         there = int(np.flatnonzero(self.unit != self.unit[here])[0])
         return cluster.route(there, here)[-1] if down else cluster.route(here, there)[0]
 
-    def first_of(self, wires: Ints) -> int:
+    def first_wire(self, wires: Ints) -> int:
         """Return the first wire by its ends. Wires inside devices and into the network come before the others."""
         if wires.min() < self.first_link:
             return int(wires.min())
-        return int(min(wires.tolist(), key=lambda wire: _ends(self.links[wire - self.first_link])))
+        return int(min(wires.tolist(), key=lambda wire: _sort_key(self.links[wire - self.first_link])))
 
     def wires(self) -> Wires:
         """Return the figures of all wires numbered so far."""
         if self._wires is None or len(self._wires.kind) < self.first_link + len(self.links):
-            self._wires = self._all_wires()
+            self._wires = self._collect_figures()
         return self._wires
 
-    def _all_wires(self) -> Wires:
+    def _collect_figures(self) -> Wires:
         """Return kind, latency and bandwidth of all wires, in the order of their numbers."""
         cluster, network = self.cluster, self.cluster.machine.network
         chips, nics, outer = self.first_nic, self.first_link - self.first_nic, network.link if network else "none"
@@ -226,20 +226,21 @@ class Numbering:
         return Wires(kind=kind, latency_s=latency_s, bytes_per_s=bytes_per_s)
 
 
-def _places(cluster: Cluster, ranks: Ints) -> tuple[Ints, Ints, Ints]:
+def _place_ranks(cluster: Cluster, ranks: Ints) -> tuple[Ints, Ints, Ints]:
     """Return node, device of the node, and core of each rank: `RankMap.place` for many ranks."""
     node, local = np.divmod(ranks, cluster.ranks_per_node)
     device, core = np.divmod(local, cluster.ranks_per_device)
     return node, device, core
 
 
-def _move(link: Link, nodes: int) -> Link:
-    """Return the same link some nodes further on."""
+def _shift_link(link: Link, nodes: int) -> Link:
+    """Return the link in the same place, `nodes` nodes further."""
     src, dst = (replace(port, node=port.node + nodes) for port in (link.src, link.dst))
     return replace(link, src=src, dst=dst)
 
 
-def _ends(link: Link) -> tuple[tuple[str, int, int], ...]:
+def _sort_key(link: Link) -> tuple[tuple[str, int, int], ...]:
+    """Return the ends of a link as tuples that can be sorted."""
     return tuple((port.role, port.node, port.index) for port in (link.src, link.dst))
 
 
@@ -260,7 +261,7 @@ class _OnCluster(Placement):
         self._cluster, self._world = cluster, ranks
         self.size = len(ranks)
         machine = cluster.machine
-        node, device, _ = _places(cluster, ranks)
+        node, device, _ = _place_ranks(cluster, ranks)
         # Ranks of the plain machine have a core each, and one memory for all of a node.
         shares = node // cluster.servers if machine.devices is None else node * cluster.devices_per_node + device
         self.device = np.unique(shares, return_inverse=True)[1].astype(np.int64)
@@ -275,8 +276,8 @@ class _OnCluster(Placement):
     def wires(self) -> Wires:
         return self._numbering.wires()
 
-    def first_of(self, wires: Ints) -> int:
-        return self._numbering.first_of(wires)
+    def first_wire(self, wires: Ints) -> int:
+        return self._numbering.first_wire(wires)
 
     def describe(self, wire: int) -> str:
         """Return a wire as text, by its ends."""

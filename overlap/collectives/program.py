@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .fusion import Fused, fuse
-from .hazards import Access, cell_numbers, waits_of
+from .hazards import Access, cell_numbers, find_waits
 from .pattern import Ints
 from .schedule import Buffer, Op, Schedule
 
@@ -75,13 +75,13 @@ def project(schedule: Schedule, rank: int) -> Program:
 
 def project_all(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[Program]:
     """Return the programs of several ranks (by default all), sharing the work."""
-    with _without_collection():
+    with _pause_garbage_collection():
         return _make_programs(schedule, ranks)
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
-    """Make many objects without garbage collection in between: half the time in a program that has many others."""
+def _pause_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection within a ``with``: making many objects then takes half the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -172,7 +172,7 @@ def _copies_itself(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -
 def _make_steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
     """Return the step of each task, with the tasks that it waits for."""
     row, kind = tasks.row, tasks.kind
-    waits = waits_of(schedule, row, tasks.queue, lanes, _accesses(schedule, tasks))
+    waits = find_waits(schedule, row, tasks.queue, lanes, _accesses(schedule, tasks))
     count = schedule.count[row]
     peer = np.where(kind == _SEND, schedule.dst[row], schedule.src[row])
     base = _extents(tasks.fused.base_buffer[row], tasks.fused.base_slot[row], count)

@@ -108,7 +108,7 @@ def message_bytes(schedule: Schedule, nbytes: int) -> float:
     return float(remote.max() * nbytes / slots) if len(remote) else 0.0
 
 
-def slices_of(schedule: Schedule, nbytes: int) -> int:
+def slice_count(schedule: Schedule, nbytes: int) -> int:
     """Return the number of slices of a message: 1 if nothing follows from messages, or they are short."""
     if schedule.steps < 2 and not schedule.reduces:
         return 1
@@ -122,14 +122,14 @@ def in_slices(schedule: Schedule, nbytes: int) -> Schedule:
     Args:
         nbytes: Bytes of the whole vector, see `message_bytes`.
     """
-    result = slice_rows(schedule, slices_of(schedule, nbytes))
+    result = slice_rows(schedule, slice_count(schedule, nbytes))
     if result is schedule:
         return schedule
     try:
         verify(result)
     except ScheduleError:  # rows of different lengths touch the same slots: a slice of one is not a slice of the other
         single = with_rows(schedule, [single_slots(schedule)], slots_per_block=schedule.slots_per_block)
-        result = slice_rows(single, slices_of(single, nbytes))
+        result = slice_rows(single, slice_count(single, nbytes))
         verify(result)
     return result
 

@@ -117,13 +117,13 @@ def _order(step: NDArray[np.integer], remote: NDArray[np.bool_]) -> NDArray[np.i
 def adjacent_runs(*ascending: NDArray[np.integer], same: tuple[NDArray[np.integer], ...]) -> NDArray[np.intp]:
     """Return the first rows of runs: each `ascending` column grows by one, each `same` column is constant."""
     # The columns most likely to differ come first, so that tables without runs are done soon.
-    joined = same[0][1:] == same[0][:-1]
+    continues_run = same[0][1:] == same[0][:-1]
     for column in same[1:]:
-        if not joined.any():
+        if not continues_run.any():
             break
-        joined &= column[1:] == column[:-1]
+        continues_run &= column[1:] == column[:-1]
     for column in ascending:
-        if not joined.any():
+        if not continues_run.any():
             break
-        joined &= column[1:] - column[:-1] == 1
-    return np.flatnonzero(np.concatenate([np.ones(min(len(same[0]), 1), np.bool_), ~joined]))
+        continues_run &= column[1:] - column[:-1] == 1
+    return np.flatnonzero(np.concatenate([np.ones(min(len(same[0]), 1), np.bool_), ~continues_run]))

@@ -54,8 +54,8 @@ class _Cells:
         return _Cells(self.row[mask], self.sbuf[mask], self.sslot[mask], self.dbuf[mask], self.dslot[mask])
 
 
-def uneven(schedule: Schedule) -> UnevenSchedule:
-    """Return the table for blocks of different sizes. It is not proved yet.
+def make_uneven(schedule: Schedule) -> UnevenSchedule:
+    """Return the table of a schedule for blocks of different sizes, without a proof.
 
     Args:
         schedule: A proved all-gather, reduce-scatter or all-to-all.
@@ -63,12 +63,12 @@ def uneven(schedule: Schedule) -> UnevenSchedule:
     Raises:
         ScheduleError: If a row adds one block to another, so that their sizes cannot differ.
     """
-    cells = _cells(schedule)
-    block = _blocks_moved(schedule, cells)
+    cells = _expand_cells(schedule)
+    block = _follow_blocks(schedule, cells)
     read = block >= 0  # no row reads the other cells
     cells, block = cells.select(read), block[read]
-    moved, held = _assign_scratch(schedule, cells, block)
-    return _join_cells(schedule, moved, held)
+    new_cells, held = _assign_scratch(schedule, cells, block)
+    return _join_cells(schedule, new_cells, held)
 
 
 def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) -> tuple[list[int], ...]:
@@ -96,30 +96,32 @@ def slots_moved(schedule: UnevenSchedule, counts: Counts) -> Floats:
     kind = Collective(schedule.collective)
     total_rows = whole_rows(kind, (sum(counts),), counts, size)
     rows = np.array([*counts, 0], np.float64)  # the last one: where a rank has less SCRATCH than others
-    moved = np.empty(len(schedule))
-    for buffer, held in zip(Buffer, (*_natural(schedule.collective, size), _pad(schedule.held)), strict=True):
+    row_slots = np.empty(len(schedule))
+    for buffer, held in zip(
+        Buffer, (*_natural_blocks(schedule.collective, size), _pad_lists(schedule.held)), strict=True
+    ):
         into = np.flatnonzero(schedule.dbuf == buffer)
         rank, first, count = schedule.dst[into], schedule.dslot[into], schedule.count[into]
         before = np.cumsum(np.repeat(rows[held], k, axis=1), axis=1)
         before = np.concatenate([np.zeros((size, 1)), before], axis=1)
-        moved[into] = before[rank, first + count] - before[rank, first]
-    return moved * (size / total_rows)
+        row_slots[into] = before[rank, first + count] - before[rank, first]
+    return row_slots * (size / total_rows)
 
 
-def _pad(held: tuple[tuple[int, ...], ...]) -> Ints:
+def _pad_lists(held: tuple[tuple[int, ...], ...]) -> Ints:
     """Return lists of different lengths as one table, filled up with -1."""
     longest = max(map(len, held))
     return np.array([[*each, *[-1] * (longest - len(each))] for each in held], np.int64).reshape(len(held), longest)
 
 
-def _natural(collective: str, size: int) -> tuple[Ints, Ints]:
+def _natural_blocks(collective: str, size: int) -> tuple[Ints, Ints]:
     """Return (size, blocks) numbers of the blocks of every rank: in IN at first, and in OUT at the end."""
     kind, ranks = Collective(collective), range(size)
     given, got = ([blocks_of(kind, size, rank) for rank in ranks] for blocks_of in (blocks_given, blocks_got))
     return np.array(given, np.int64), np.array(got, np.int64)
 
 
-def _cells(schedule: Schedule) -> _Cells:
+def _expand_cells(schedule: Schedule) -> _Cells:
     """Return each cell that a row of the schedule reads and writes, row after row."""
     count = schedule.count.astype(np.int64)
     row = np.repeat(np.arange(len(schedule)), count)
@@ -129,27 +131,27 @@ def _cells(schedule: Schedule) -> _Cells:
     )
 
 
-def _blocks_moved(schedule: Schedule, cells: _Cells) -> Ints:
-    """Return (cells,) the block that each cell moves a part of, -1 for none, by following the table in time."""
+def _follow_blocks(schedule: Schedule, cells: _Cells) -> Ints:
+    """Return the number of the block that each cell moves a part of, -1 for none, row after row."""
     s, k = schedule, schedule.slots_per_block
     base = np.cumsum([0, *s.slots])
     content = np.full((s.size, base[-1]), -1, np.int64)
-    content[:, : base[1]] = np.repeat(_natural(s.collective, s.size)[0], k, axis=1)
+    content[:, : base[1]] = np.repeat(_natural_blocks(s.collective, s.size)[0], k, axis=1)
     content = content.reshape(-1)
     read = s.src[cells.row] * base[-1] + base[cells.sbuf] + cells.sslot
     write = s.dst[cells.row] * base[-1] + base[cells.dbuf] + cells.dslot
     adds = s.op[cells.row] == Op.ADD
-    moved = np.empty(len(cells.row), np.int64)
+    cell_block = np.empty(len(cells.row), np.int64)
     for start, stop in pairwise(np.searchsorted(cells.row, phases(s)).tolist()):
         part = slice(start, stop)
-        moved[part] = content[read[part]]
-        if (adds[part] & (content[write[part]] != moved[part])).any():
+        cell_block[part] = content[read[part]]
+        if (adds[part] & (content[write[part]] != cell_block[part])).any():
             raise ScheduleError(
                 f"{s!r} reduces parts of different blocks into one: blocks cannot differ in size; "
                 "pass equal counts or choose another algorithm"
             )
-        content[write[part]] = moved[part]
-    return moved
+        content[write[part]] = cell_block[part]
+    return cell_block
 
 
 def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Cells, tuple[tuple[int, ...], ...]]:
@@ -161,12 +163,14 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
     slots, blocks = max(s.slots), s.size * s.size
 
     def key(rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints) -> Ints:
+        """Return one number for each rank, buffer, place in it and block."""
+        # Digits of a number in a mixed base: rank, buffer, place in the buffer, block.
         return ((rank.astype(np.int64) * 3 + buffer) * (slots // k) + slot // k) * blocks + block
 
-    stays = _natural(s.collective, s.size)[1]
+    stays = _natural_blocks(s.collective, s.size)[1]
 
     def passing(rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints) -> NDArray[np.bool_]:
-        """Return the cells in which a block only passes through a rank."""
+        """Return the cells whose block is on this rank in between only: in SCRATCH, or in OUT but of another rank."""
         in_out = np.where(buffer == Buffer.OUT, slot // k, 0)
         passes: NDArray[np.bool_] = (buffer == Buffer.SCRATCH) | (
             (buffer == Buffer.OUT) & (stays[rank, in_out] != block)
@@ -182,22 +186,23 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
     begins = np.searchsorted(owner[order], np.arange(s.size + 1))
     position = np.empty(len(keys), np.int64)
     position[order] = np.arange(len(keys)) - begins[owner[order]]
-    held = (keys % blocks)[order]
+    scratch_blocks = (keys % blocks)[order]
 
-    def moved(lookup: Ints, mask: NDArray[np.bool_], slot: Ints) -> Ints:
+    def new_slots(lookup: Ints, mask: NDArray[np.bool_], slot: Ints) -> Ints:
+        """Return the slots of `mask` in their new places in SCRATCH, the others as they are."""
         target = slot.copy()
         target[mask] = position[np.searchsorted(keys, lookup[mask])] * k + slot[mask] % k
         return target
 
     scratch = np.uint8(Buffer.SCRATCH)
-    placed = _Cells(
+    new_cells = _Cells(
         cells.row,
         np.where(read, scratch, cells.sbuf),
-        moved(read_key, read, cells.sslot),
+        new_slots(read_key, read, cells.sslot),
         np.where(written, scratch, cells.dbuf),
-        moved(write_key, written, cells.dslot),
+        new_slots(write_key, written, cells.dslot),
     )
-    return placed, tuple(tuple(held[start:stop].tolist()) for start, stop in pairwise(begins.tolist()))
+    return new_cells, tuple(tuple(scratch_blocks[start:stop].tolist()) for start, stop in pairwise(begins.tolist()))
 
 
 def _join_cells(schedule: Schedule, cells: _Cells, held: tuple[tuple[int, ...], ...]) -> UnevenSchedule:

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from itertools import product
 
 from ..collectives.generators import generate
-from ..collectives.generators.composed import PHASES, Phase, Scope, starts
+from ..collectives.generators.composed import PHASES, Phase, Scope, phase_starts
 from ..collectives.generators.families import READINGS, SPREADING
 from ..collectives.generators.scattered import SCATTERS, scatter_steps
 from ..collectives.placement import Placement
@@ -274,7 +274,7 @@ class _Levels:
         whole = make(gather=gather, scatter=scatter, gather_options=fitted(gather, self.inside)[1], rings=rings)
         scattering = scatter_steps(size, scatter, root, rings)
         steps = {Scope.HOME: (scattering,), Scope.INSIDE: (whole.steps - scattering,)}
-        return pipeline(whole, starts(collective, steps), slices)
+        return pipeline(whole, phase_starts(collective, steps), slices)
 
     def _on_two_levels(self, names: _Names, slices: int) -> Schedule:
         collective, inter = self.request.collective, names[Scope.BETWEEN]

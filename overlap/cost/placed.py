@@ -199,7 +199,7 @@ class Placed:
     def busiest_wire(self) -> int | None:
         """Return the wire that is busy longest, of several the first by its ends; None without messages."""
         loads_s = self._loads_s()
-        return self.placement.first_of(np.flatnonzero(loads_s == loads_s.max())) if loads_s.any() else None
+        return self.placement.first_wire(np.flatnonzero(loads_s == loads_s.max())) if loads_s.any() else None
 
     def busy_s_per_slot(self) -> Floats:
         """Return the busy time of everything for a slot's bytes in all rounds: reducers, memories, then wires."""

@@ -16,7 +16,7 @@ def latest_step(folder: str | None) -> int | None:
         return None
     from ..parallel.checkpoints.files import complete_steps  # not at the top: loads all strategies and simulation
 
-    states = [save.step for save, _ in Parts(folder).complete()]
+    states = [save.step for save, _ in Parts(folder).complete_saves()]
     return max([*states, *complete_steps(folder)], default=None)
 
 

@@ -16,15 +16,15 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from .buckets.agreement import compare_replicas
-from .buckets.averaged import Averaged
+from .buckets.averaged import AveragedBucket
 from .buckets.bucketed import Bucketed
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .checkpoints.names import Own
-from .checkpoints.pieces import Shard, Tensors, divided
+from .checkpoints.pieces import Shard, Tensors, share_pieces
 from .optimizers import Optimizer, check_optimizer
-from .parameters import ModelMemory, Parameters, memory_of
+from .parameters import ModelMemory, Parameters, measure_memory
 from .settings import IN_FLIGHT, Batch, Order, Settings, Unused, check_count
-from .surviving import surviving
+from .surviving import make_surviving_steps
 from .tree import Params, Site, flatten
 from .tuning import CANDIDATES, RECORDED, Choice, Tuner
 from .work import nothing
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .tree import Array
 
 
-class DataParallel(Bucketed[Averaged, Params]):
+class DataParallel(Bucketed[AveragedBucket, Params]):
     """A model with gradients averaged over a group of ranks.
 
     Parameters are named in the order of forward; their gradients may be handed over in any order, the same on all
@@ -136,7 +136,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         self._bucket_bytes = bucket_bytes
         self._backward = list(reversed(leaves))
         fresh = Parameters(rank, leaves, optimizer, order=self._backward)
-        self._surviving, self._parameters = surviving(rank, self._work, self.group, fresh, hook=hook)
+        self._surviving, self._parameters = make_surviving_steps(rank, self._work, self.group, fresh, hook=hook)
         self.steps = rank.epoch.step
         self._stream = rank.stream(f"gradients of {self.group.name}", window=in_flight)
         self._factors: tuple[Future[object], ...] = ()  # of the gradients of the step that was sent last
@@ -144,21 +144,23 @@ class DataParallel(Bucketed[Averaged, Params]):
         self._issued: deque[Future[dict[str, Array]]] = deque()  # updates that are not known to be done
         self._newest: dict[str, Future[dict[str, Array]]] = {}
         joined = bool(rank.epoch.joined)  # ranks that need the weights and the state of the optimizer
-        first = self._first_weights(self._parameters, state=joined) if joined or self._parameters is fresh else []
+        first = (
+            self._broadcast_first_weights(self._parameters, state=joined) if joined or self._parameters is fresh else []
+        )
         if first:
             views = self._work.compute(lambda *_: self._parameters.views, *first, name="first weights")
             self._newest = dict.fromkeys(leaves, views)
-        self._plan()
+        self._plan_buckets()
 
-    def _plan(self) -> None:
+    def _plan_buckets(self) -> None:
         """Make the buckets, for gradients that come in the order of `_backward`."""
         plans = plan_by_size(self._leaves, self._backward, self._bucket_bytes)
         depths = {name: depth if self._order == "forward" else 0 for depth, name in enumerate(self._leaves)}
         priorities = [min(depths[name] for name in plan.names) for plan in plans]
         last = max(range(len(plans)), key=lambda index: (priorities[index], index))
-        self._use(
+        self._set_buckets(
             [
-                Averaged(
+                AveragedBucket(
                     self._context,
                     plan,
                     priority=priority,
@@ -177,14 +179,15 @@ class DataParallel(Bucketed[Averaged, Params]):
 
     def memory(self) -> ModelMemory:
         """Return the sizes of the arrays that the model keeps on this rank from step to step."""
-        return memory_of(self._parameters.weights.values(), gradients=sum(plan.nbytes for plan in self.plans))
+        return measure_memory(self._parameters.weights.values(), gradients=sum(plan.nbytes for plan in self.plans))
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _weight(self, name: str) -> Array | Future[object]:
+        """Return the newest weight; if its update is due, issue it first."""
         bucket = self._home[name]
-        if bucket.waits:
-            self._update(bucket)
+        if bucket.update_due:
+            self._issue_update(bucket)
         newest = self._newest.get(name)
         if newest is None or (newest.done and not newest.failed):
             return self._parameters.views[name]
@@ -204,38 +207,41 @@ class DataParallel(Bucketed[Averaged, Params]):
         return self._home[name].views[name]
 
     def _take(self, gradients: Mapping[str, object], site: Site) -> None:
+        """Hand gradients to their buckets; the tuner notes when each of them is ready."""
         if self._tuner is not None:
             for name, gradient in gradients.items():
-                self._tuner.handed_over(self.steps, name, gradient)
+                self._tuner.note_gradient(self.steps, name, gradient)
         super()._take(gradients, site)
 
-    def _prepare(self, bucket: Averaged) -> None:
-        if bucket.waits:
-            self._update(bucket)
+    def _prepare_bucket(self, bucket: AveragedBucket) -> None:
+        """Issue the update of a bucket if it is due, before the buffer is written again."""
+        if bucket.update_due:
+            self._issue_update(bucket)
 
-    def _send(self, bucket: Averaged) -> None:
+    def _send_bucket(self, bucket: AveragedBucket) -> None:
         bucket.send(self.steps + 1)
 
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
+        """Return futures of the means; updates are issued here, or with the next uses of the weights."""
         reduced = [each for bucket in self._buckets for each in bucket.arrived]
         if self._surviving is not None:
             factors = (*factors, self._surviving.agree(self._buckets, factors, self.steps))
         self._factors = factors
         for bucket in self._buckets:
             bucket.sent = False
-        self._work.compute(partial(self._look, reduced), name="look")
+        self._work.compute(partial(self._note_arrivals, reduced), name="look")
         compares = self._compare_every is not None and self.steps % self._compare_every == 0
         if self._order == "fifo" or self._all_hidden or compares:
-            self._update_all()
+            self._issue_due_updates()
         if compares:
             compare_replicas(self._work, self.group, self._parameters.views, self.steps)
         return reduced
 
-    def _after_step(self) -> Callable[[], Coroutine[object, object, None]] | None:
-        return self._tune if self._tuner is not None and self.steps == RECORDED else None
+    def _work_after_step(self) -> Callable[[], Coroutine[object, object, None]] | None:
+        return self._choose_buckets if self._tuner is not None and self.steps == RECORDED else None
 
-    async def _tune(self) -> None:
-        """Choose buckets and order, the same on all ranks."""
+    async def _choose_buckets(self) -> None:
+        """Choose bucket size and order by the recording of the first rank, and use them on all ranks."""
         assert self._tuner is not None
         await self.settle()
         array = await self._tuner.choose() if self.group.rank == 0 else None
@@ -243,16 +249,18 @@ class DataParallel(Bucketed[Averaged, Params]):
         choice = Choice.from_array(array)
         if self.group.rank == 0:
             notify(str(choice))
-        self._take_over(choice)
+        self._adopt_choice(choice)
 
-    def _take_over(self, choice: Choice) -> None:
+    def _adopt_choice(self, choice: Choice) -> None:
+        """Make the buckets of a choice, and stop recording."""
         self.choice, self._tuner = choice, None
         self._bucket_bytes, self._order = CANDIDATES[choice.candidate]
-        self._plan()
+        self._plan_buckets()
 
-    async def _whole(self) -> Params:
+    async def _await_weights(self) -> Params:
+        """Wait for all updates, and for the choice of buckets if it is due; return the weights."""
         if self._tuner is not None and self.steps >= RECORDED:
-            await self._tune()
+            await self._choose_buckets()
         await self.settle()
         return self._tree(self._parameters.views)
 
@@ -264,15 +272,15 @@ class DataParallel(Bucketed[Averaged, Params]):
 
     def kept(self) -> list[Shard]:
         """Return the pieces that this rank saves in a checkpoint: its share of the weights and state of all."""
-        return divided(self._parameters.pieces(), self.group.rank, self.group.size)
+        return share_pieces(self._parameters.pieces(), self.group.rank, self.group.size)
 
     def wanted(self) -> list[Shard]:
         """Return the pieces that this rank reads of a checkpoint: all of them."""
         return self._parameters.pieces()
 
     async def settle(self) -> None:
-        """Wait until all updates are done that have been issued or are due."""
-        self._update_all()
+        """Wait until all updates that are issued or due have ended."""
+        self._issue_due_updates()
         for update in [*self._issued, *set(self._newest.values())]:
             await update
         await self._work.compute(nothing, name="settle")
@@ -284,16 +292,18 @@ class DataParallel(Bucketed[Averaged, Params]):
     def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
         """Go on from that step, with the choice that had been made; see `Bucketed`."""
         if self._tuner is not None and "choice" in notes:
-            self._take_over(Choice.from_array(np.array(notes["choice"])))
+            self._adopt_choice(Choice.from_array(np.array(notes["choice"])))
         return super().resume(steps, notes, arrays)
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
-    def _update_all(self) -> None:
+    def _issue_due_updates(self) -> None:
+        """Issue the updates of all buckets that have one due."""
         for bucket in self._buckets:
-            self._prepare(bucket)
+            self._prepare_bucket(bucket)
 
-    def _update(self, bucket: Averaged) -> None:
+    def _issue_update(self, bucket: AveragedBucket) -> None:
+        """Issue the update of a bucket, and note it as the newest of the bucket's weights."""
         newest = bucket.update(*self._factors)
         issued = self._issued
         while issued and issued[0].done and not issued[0].failed:
@@ -301,7 +311,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         issued.append(newest)
         self._newest.update(dict.fromkeys(bucket.plan.names, newest))
 
-    def _look(self, reduced: list[Future[Array]]) -> None:
+    def _note_arrivals(self, reduced: list[Future[Array]]) -> None:
         """Note, when backward ends, whether only the last bucket is still on the wire.
 
         If not, weights are updated all at once after the next step, while that bucket travels; else each of them right
@@ -312,6 +322,6 @@ class DataParallel(Bucketed[Averaged, Params]):
     def _reorder(self, order: Sequence[str]) -> None:
         """Make new buckets for that order."""
         if order != self._backward:
-            self._update_all()
+            self._issue_due_updates()
             self._backward = list(order)
-            self._plan()
+            self._plan_buckets()

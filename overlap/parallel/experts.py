@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .layers import Cost, Layer, Pair, check_backward, forward_of
+from .layers import Cost, Layer, Pair, check_backward, issue_forward
 from .routing import Routing, by_token, mean_gradients, merge, route, route_backward, run_experts, split_gradient
 from .tree import pick
 from .work import users_frame
@@ -108,7 +108,7 @@ class Experts:
         self._forward, self._backward = forward, backward
         self._backward_input, self._backward_weights = backward_input, backward_weights
         each = experts // group.size
-        self._mine = slice(group.rank * each, (group.rank + 1) * each)
+        self._own_experts = slice(group.rank * each, (group.rank + 1) * each)
 
     def load(self, kept: object) -> Array:
         """Return how many rows each expert was sent by all ranks, (E,): whether the router spreads them."""
@@ -124,22 +124,22 @@ class Experts:
             load = self._balance_over.all_reduce(routed[2], name="rows for all experts")
         shared, kept_shared = (None, None)
         if self.shared is not None:
-            shared, kept_shared = await forward_of(self.shared, pick(w, ("shared",)), x)
+            shared, kept_shared = await issue_forward(self.shared, pick(w, ("shared",)), x)
         table = (await counts).reshape(self.group.size, self.experts)
-        there, back = self._ways(table)
+        there, back = self._row_counts(table)
         received = self._exchange(routed[1], there, "tokens to experts")
         rows = int(there[:, self.group.rank].sum())
         both = self._issue(
             "forward",
             partial(run_experts, self._forward),
-            table[:, self._mine],
+            table[:, self._own_experts],
             pick(w, ("experts",)),
             None,
             received,
             rows=rows,
         )
         outputs = self._exchange(both[0], back, "outputs to tokens")
-        y = self._arrange("merge", _merged, routed, outputs, shared)
+        y = self._arrange("merge", _merge_outputs, routed, outputs, shared)
         kept: LeftForBackward = {
             "routed": routed, "table": table, "load": table.sum(0) if load is None else load,
             "outputs": outputs, "saved": both[1], "shared": kept_shared,
@@ -147,43 +147,44 @@ class Experts:
         return y, kept
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
-        """Issue the way back; waits for nothing."""
+        """Issue the backward pass of the layer: gradients of tokens and weights; waits for nothing."""
         saved = cast("LeftForBackward", kept)
-        there, back = self._ways(saved["table"])
-        split = self._arrange("split gradient", _split, saved["routed"], saved["outputs"], dy)
+        there, back = self._row_counts(saved["table"])
+        split = self._arrange("split gradient", _split_gradient, saved["routed"], saved["outputs"], dy)
         received = self._exchange(split[0], there, "gradients to experts")
         chosen = self._issue("route", self._route_backward, pick(w, ("router",)), saved["routed"], saved["load"], split)
         dx_shared, dw_shared = None, None
         if self.shared is not None:
             dx_shared, dw_shared = self.shared.backward(pick(w, ("shared",)), saved["shared"], dy)
-        d_rows, dw = self._experts_backward(w, saved, received, back)
-        dx = self._arrange("merge", _gradient, saved["routed"], d_rows, chosen[0], dx_shared)
+        d_rows, dw = self._issue_experts_backward(w, saved, received, back)
+        dx = self._arrange("merge", _token_gradient, saved["routed"], d_rows, chosen[0], dx_shared)
         gradients = {"router": chosen[1], "experts": dw}
         return dx, gradients | ({} if self.shared is None else {"shared": dw_shared})
 
-    def _experts_backward(self, w: object, left: LeftForBackward, received: object, back: Array) -> Pair:
-        """Issue the experts' backward, and the gradients of their rows; with halves, rows travel under the second."""
-        weights, table = pick(w, ("experts",)), left["table"][:, self._mine]
+    def _issue_experts_backward(self, w: object, left: LeftForBackward, received: object, back: Array) -> Pair:
+        """Issue the experts' backward; return futures of the gradients of rows and weights."""
+        weights, table = pick(w, ("experts",)), left["table"][:, self._own_experts]
         rows, saved = int(table.sum()), left["saved"]
         if self._backward_input is None:
-            both = self._issue("backward", self._whole_backward, table, weights, saved, received, rows=rows)
+            both = self._issue("backward", self._run_backward, table, weights, saved, received, rows=rows)
             return self._exchange(both[0], back, "gradients to tokens"), both[1]
         halves = partial(run_experts, self._backward_input)
         first = self._issue("backward_input", halves, table, weights, saved, received, rows=rows)
         d_rows = self._exchange(first[0], back, "gradients to tokens")
-        return d_rows, self._issue("backward_weights", self._second_half, weights, first[1], rows=rows)
+        return d_rows, self._issue("backward_weights", self._run_weight_gradients, weights, first[1], rows=rows)
 
-    def _ways(self, table: Array) -> tuple[Array, Array]:
-        """Return how many rows go from rank to rank, there and back."""
+    def _row_counts(self, table: Array) -> tuple[Array, Array]:
+        """Return how many rows go from rank to rank, (n, n): tokens to experts, and outputs back."""
         there = table.reshape(self.group.size, self.group.size, -1).sum(-1)
         return there, there.T
 
     def _issue(self, name: str, function: Callable[..., object], *args: object, rows: int = 1) -> Future[object]:
+        """Issue a compute at the cost of its name times `rows`, on the virtual clock."""
         cost = {unit: each * rows for unit, each in self._costs.get(name, {}).items()}
         return self.rank.compute(function, *args, name=name, call_site=users_frame(), **cost)  # type: ignore[arg-type]
 
     def _exchange(self, rows: object, counts: Array, name: str) -> Future[object]:
-        """Issue an all-to-all of as many rows as the counts tell."""
+        """Issue an all-to-all of rows between experts and tokens, `counts[i, j]` rows from rank i to rank j."""
         exchanged = self.group.all_to_all(cast("Array", rows), counts=counts, name=name, call_site=users_frame())
         return cast("Future[object]", exchanged)
 
@@ -191,12 +192,14 @@ class Experts:
         """Issue a compute that sorts and adds rows, which takes no time on the virtual clock."""
         return self.rank.compute(function, *args, name=name, seconds=0.0, call_site=users_frame())
 
-    def _whole_backward(self, table: Array, weights: Sequence[object], saved: Sequence[object], d_out: Array) -> Pair:
+    def _run_backward(self, table: Array, weights: Sequence[object], saved: Sequence[object], d_out: Array) -> Pair:
+        """Return the gradients of the rows, and the mean gradients of each expert's weights."""
         assert self._backward is not None
         dx, gradients = run_experts(self._backward, table, weights, saved, d_out)
         return dx, mean_gradients(self.group.size, weights, cast("list[object]", gradients))
 
-    def _second_half(self, weights: Sequence[object], needed: Sequence[object]) -> list[object]:
+    def _run_weight_gradients(self, weights: Sequence[object], needed: Sequence[object]) -> list[object]:
+        """Return the mean gradients of the weights of each expert, by the second half of its backward."""
         assert self._backward_weights is not None
         gradients = [
             None if kept is None else self._backward_weights(w, kept) for w, kept in zip(weights, needed, strict=True)
@@ -204,22 +207,26 @@ class Experts:
         return mean_gradients(self.group.size, weights, gradients)
 
     def _route_backward(self, router: Array, routed: tuple[Routing, object, object], load: Array, split: Pair) -> Pair:
+        """Return the gradients of tokens and router, including the router's balance of load."""
         d_balance = None
         if self._balance:
             d_balance = self._balance * self.experts / len(routed[0].x) * load / load.sum()
         return route_backward(router, routed[0], cast("Array", split[1]), d_balance)
 
 
-def _merged(routed: tuple[Routing, object, object], outputs: Array, shared: Array | None) -> Array:
+def _merge_outputs(routed: tuple[Routing, object, object], outputs: Array, shared: Array | None) -> Array:
+    """Return the outputs of a token's experts added up by gates, plus the shared expert's."""
     y = merge(routed[0], outputs)
     return y if shared is None else y + shared
 
 
-def _split(routed: tuple[Routing, object, object], outputs: Array, dy: Array) -> Pair:
+def _split_gradient(routed: tuple[Routing, object, object], outputs: Array, dy: Array) -> Pair:
     return split_gradient(routed[0], outputs, dy)
 
 
-def _gradient(routed: tuple[Routing, object, object], d_rows: Array, d_choice: Array, d_shared: Array | None) -> Array:
+def _token_gradient(
+    routed: tuple[Routing, object, object], d_rows: Array, d_choice: Array, d_shared: Array | None
+) -> Array:
     """Add up the gradients of every token: from its experts, its router, and the shared expert."""
     routing = routed[0]
     dx: Array = (by_token(routing, d_rows).sum(1) + d_choice).reshape(routing.shape)

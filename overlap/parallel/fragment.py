@@ -23,12 +23,12 @@ class Fragment:
     methods are called on the compute stream.
 
     Attributes:
-        plan: Which weights.
-        sends_at: In which step of each period their change is sent.
-        pending: The mean change of all ranks, if it is on the wire.
-        sent_at: The step that it was sent at last.
-        due: The step that it is to come in at, while it is pending.
-        rounds: How many outer steps have been issued.
+        plan: Names and places of the weights.
+        sends_at: Number of the step in each period after which the change of the weights is sent.
+        pending: Future of the mean change of all ranks; None if no change is on the wire.
+        sent_at: Step after which the last change was sent.
+        due: Step after which the pending mean is applied.
+        rounds: Number of outer steps that have been issued.
     """
 
     plan: BucketPlan
@@ -47,11 +47,11 @@ class Fragment:
         self._sent = self._own  # a copy of this rank's weights of the fragment, once they are sent
 
     def notes(self) -> dict[str, object]:
-        """Return the counters of its outer steps, which all ranks have alike."""
+        """Return the counters of the outer steps, which are equal on all ranks."""
         return {"sent_at": self.sent_at, "due": self.due, "rounds": self.rounds, "pending": self.pending is not None}
 
-    def own(self) -> dict[str, Array]:
-        """Return the mean change under way, once it has arrived."""
+    def arrays_under_way(self) -> dict[str, Array]:
+        """Return the mean change that is on the wire, once it has arrived, and the sent weights; empty if none is."""
         return {} if self.pending is None else {"sent": self._sent, "mean": self.pending.result()}
 
     def resume(self, notes: Mapping[str, Any], arrays: Mapping[str, Array] | None, work: MemoryWork) -> None:
@@ -73,8 +73,8 @@ class Fragment:
             np.subtract(self._whole[here], self._sent[there], out=change[there])
         return change
 
-    def apply(self, number: int, since: bool, mean: Array) -> dict[str, Array]:
-        """Make an outer step with the mean change of all ranks; keep the progress of this rank since it was sent.
+    def make_outer_step(self, number: int, since: bool, mean: Array) -> dict[str, Array]:
+        """Make an outer step with the mean change of all ranks, and keep this rank's progress since it was sent.
 
         Args:
             number: Number of the outer step, from 1.
@@ -93,6 +93,7 @@ class Fragment:
         return self._parameters.views
 
     def _copy_common(self) -> None:
+        """Overwrite this rank's weights of the fragment with the common ones."""
         if self._parameters.real:
             for here, _ in self._runs:
                 self._own[here] = self._whole[here]

@@ -37,7 +37,7 @@ Cost: TypeAlias = Mapping[str, float]
 Pair: TypeAlias = tuple[object, object]
 
 Half: TypeAlias = tuple[bool, object]
-"""Whether the gradients of the weights are there, and the gradients, or the values that they are computed from."""
+"""True and the gradients of the weights; or False and the values from which `backward_weights` computes them."""
 
 
 class Layer(Protocol):
@@ -95,24 +95,25 @@ class Local:
 
     def forward(self, w: object, x: object) -> Pair:
         """Issue the forward function."""
-        return self._pair("forward", w, x)
+        return self._issue_pair("forward", w, x)
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the backward function, or its halves."""
         if self._functions["backward"] is None:
             dx, kept = self.backward_input(w, kept, dy)
             return dx, self.backward_weights(w, kept)
-        return self._pair("backward", w, kept, dy)
+        return self._issue_pair("backward", w, kept, dy)
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
-        """Issue the first half."""
-        return self._pair("backward_input", w, kept, dy)
+        """Issue the first half of backward: the gradient of the input."""
+        return self._issue_pair("backward_input", w, kept, dy)
 
     def backward_weights(self, w: object, kept: object) -> Future[object]:
-        """Issue the second half."""
+        """Issue the second half of backward: the gradients of the weights."""
         return self._issue("backward_weights", w, kept)
 
-    def _pair(self, name: str, *args: object) -> Pair:
+    def _issue_pair(self, name: str, *args: object) -> Pair:
+        """Issue a function of the layer, and return futures of its two results, which are checked."""
         function = cast("Callable[..., object]", self._functions[name])
         both = Checked(self._issue(name, *args), partial(check_pair, name, function, _EXPECTED[name]))
         return both[0], both[1]
@@ -146,14 +147,14 @@ def splits(layer: Layer) -> bool:
     return bool(getattr(layer, "splits", hasattr(layer, "backward_input")))
 
 
-async def forward_of(layer: Layer, w: object, x: object) -> Pair:
+async def issue_forward(layer: Layer, w: object, x: object) -> Pair:
     """Issue a layer's forward, whether it is async or not."""
     passed = layer.forward(w, x)
     return passed if isinstance(passed, tuple) else await passed
 
 
 def first_half(layer: Layer, w: object, kept: object, dy: object) -> tuple[object, Half]:
-    """Issue the gradient of the input; all of backward, where that cannot be split."""
+    """Issue a layer's input gradient, and return what `second_half` needs; an undivided backward is issued whole."""
     if not splits(layer):
         dx, dw = layer.backward(w, kept, dy)
         return dx, (True, dw)
@@ -162,7 +163,7 @@ def first_half(layer: Layer, w: object, kept: object, dy: object) -> tuple[objec
 
 
 def second_half(layer: Layer, w: object, half: Half) -> object:
-    """Issue the rest of backward; return the gradients of the weights."""
+    """Issue the rest of a layer's backward after `first_half`; return the gradients of the weights."""
     is_there, value = half
     return value if is_there else cast("Any", layer).backward_weights(w, value)
 
@@ -233,21 +234,21 @@ class Sequential:
 
     @property
     def splits(self) -> bool:
-        """Whether backward comes in two halves, as it does if it does in one of the layers."""
+        """Whether the backward of some layer comes in two halves."""
         return any(map(splits, self.layers.values()))
 
     async def forward(self, w: object, x: object) -> Pair:
         """Issue layer after layer; waits only where a layer does."""
         await trio.lowlevel.checkpoint()
-        xs, kept = self._cut(x), dict[str, list[object]]()
+        xs, kept = self._split_parts(x), dict[str, list[object]]()
         for name, layer in self.layers.items():
-            passed = [await forward_of(layer, _weights(w, name), part) for part in xs]
+            passed = [await issue_forward(layer, _weights(w, name), part) for part in xs]
             xs, kept[name] = [y for y, _ in passed], [each for _, each in passed]
         return self._join(xs), kept
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
         """Issue layer after layer, from the last."""
-        dys, gradients = self._cut(dy), dict[str, object]()
+        dys, gradients = self._split_parts(dy), dict[str, object]()
         for name in reversed(self.layers):
             dys, halves = self._first_halves(name, w, kept, dys)
             gradients[name] = self._second_halves(name, w, halves)
@@ -255,30 +256,33 @@ class Sequential:
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the gradient of the input; of layers whose backward cannot be split, all of backward."""
-        dys, halves = self._cut(dy), dict[str, list[Half]]()
+        dys, halves = self._split_parts(dy), dict[str, list[Half]]()
         for name in reversed(self.layers):
             dys, halves[name] = self._first_halves(name, w, kept, dys)
         return self._join(dys), halves
 
     def backward_weights(self, w: object, kept: object) -> object:
-        """Issue the rest."""
+        """Issue the weight gradients of all layers, from the last."""
         halves = cast("Mapping[str, list[Half]]", kept)
         return {name: self._second_halves(name, w, halves[name]) for name in reversed(self.layers)}
 
     def _first_halves(self, name: str, w: object, kept: object, dys: list[object]) -> tuple[list[object], list[Half]]:
+        """Issue a layer's input gradients for all parts; return these, and what the second halves need."""
         layer, weights = self.layers[name], _weights(w, name)
         parts = cast("Sequence[object]", pick(kept, (name,)))
         each = [first_half(layer, weights, part, dy) for part, dy in zip(parts, dys, strict=True)]
         return [dx for dx, _ in each], [half for _, half in each]
 
     def _second_halves(self, name: str, w: object, halves: list[Half]) -> object:
+        """Issue a layer's weight gradients for all parts, and return their sum."""
         layer, weights = self.layers[name], _weights(w, name)
         if len(halves) == 1:
             return second_half(layer, weights, halves[0])
         total = RunningSum(self._work, weights)
         return [total.add(second_half(layer, weights, half)) for half in halves][-1]
 
-    def _cut(self, x: object) -> list[object]:
+    def _split_parts(self, x: object) -> list[object]:
+        """Issue the cut of an array into `parts` along `axis`; a single part is the array itself."""
         if self.parts == 1:
             return [x]
         cut = self._work.compute(np.array_split, x, self.parts, self.axis, name="cut", role="program")
@@ -288,15 +292,16 @@ class Sequential:
         """Put parts side by side; a copy of activations, which costs little beside the products that made them."""
         if self.parts == 1:
             return parts[0]
-        return self._work.compute(_joined, parts, self.axis, name="join", role="program")
+        return self._work.compute(_concatenate, parts, self.axis, name="join", role="program")
 
 
 def _weights(w: object, name: str) -> object:
-    """Return the weights of a layer; an empty dict for a layer that `w` has none for."""
+    """Return the weights of the layer `name`; an empty dict if it has none."""
     return {} if isinstance(w, Mapping) and name not in w else pick(w, (name,))
 
 
-def _joined(parts: Sequence[Array], axis: int) -> Array:
+def _concatenate(parts: Sequence[Array], axis: int) -> Array:
+    """Return parts side by side along an axis; of arrays without data, one without data."""
     if not has_no_data(parts[0]):
         return np.concatenate(parts, axis)
     shape = list(parts[0].shape)

@@ -14,7 +14,7 @@ from ..timeline.span import RoleName
 from .buckets.gradients import check_gradient, is_finite, not_finite
 from .buckets.plan import plan_by_dtype
 from .checkpoints.names import Own
-from .checkpoints.pieces import Shard, Tensors, divided
+from .checkpoints.pieces import Shard, Tensors, share_pieces
 from .fragment import Fragment
 from .optimizers import SGD, Nesterov, Optimizer, check_optimizer
 from .parameters import Parameters
@@ -82,7 +82,7 @@ class LocalSteps(Strategy[Params]):
             UsageError: If an argument is invalid.
         """
         leaves = flatten(params)
-        _check(period=period, delay=delay, fragments=fragments, ahead=ahead, parameters=len(leaves))
+        _check_arguments(period=period, delay=delay, fragments=fragments, ahead=ahead, parameters=len(leaves))
         check_optimizer("optimizer", optimizer)
         check_optimizer("outer", outer)
         super().__init__(rank, params, group, ahead)
@@ -96,10 +96,13 @@ class LocalSteps(Strategy[Params]):
         ]
         self._handed: dict[str, object] = {}
         self._sites: dict[str, Site] = {}  # lines that handed them over
-        first = self._first_weights(self._parameters)
-        self._newest: Future[dict[str, Array]] = self._work.compute(self._begin, *first, name="first weights")
+        first = self._broadcast_first_weights(self._parameters)
+        self._newest: Future[dict[str, Array]] = self._work.compute(
+            self._copy_first_weights, *first, name="first weights"
+        )
 
-    def _begin(self, *_: object) -> dict[str, Array]:
+    def _copy_first_weights(self, *_: object) -> dict[str, Array]:
+        """Copy the first weights into the common ones, and return this rank's weights by name."""
         if self._parameters.real:
             for common, own in zip(self._common.weights.values(), self._parameters.weights.values(), strict=True):
                 common.flat[:] = own.flat
@@ -108,13 +111,15 @@ class LocalSteps(Strategy[Params]):
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _weight(self, name: str) -> Array | Future[object]:
+        """Return the newest weight; a future of it while a step is under way."""
         newest = self._newest
         return self._parameters.views[name] if newest.done and not newest.failed else newest[name]
 
     def _take(self, gradients: Mapping[str, object], site: Site) -> None:
+        """Keep the gradients for the next inner step; refuse a second one of a parameter."""
         for name, gradient in gradients.items():
             if name in self._handed:
-                raise self._second(name)
+                raise self._duplicate_error(name)
             self._handed[name], self._sites[name] = gradient, site
 
     def step(self) -> Ahead:
@@ -129,17 +134,17 @@ class LocalSteps(Strategy[Params]):
         missing = [name for name in self._leaves if name not in self._handed]
         if missing:
             raise UsageError(f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}")
-        self._note_step()
+        self._note_first_step()
         self.steps += 1
         moved_bytes = sum(self._parameters.moved_bytes(each.plan) for each in self._parameters.weights.values())
         gradients, self._handed = self._handed, {}
-        update, self._sites = partial(self._update, self.steps, self._sites), {}
+        update, self._sites = partial(self._make_inner_step, self.steps, self._sites), {}
         self._newest = self._work.compute(update, gradients, name="update", role="update", moved_bytes=moved_bytes)
         for fragment in self._fragments:
-            self._apply_if_due(fragment)
+            self._issue_outer_update_if_due(fragment)
             if self.steps % self.period == fragment.sends_at:
-                self._send(fragment)
-                self._apply_if_due(fragment)
+                self._send_change(fragment)
+                self._issue_outer_update_if_due(fragment)
         return Ahead(self._limit([cast("Future[object]", self._newest)]))
 
     async def finish(self) -> Params:
@@ -149,10 +154,10 @@ class LocalSteps(Strategy[Params]):
             The weights, in a tree like `params`; the arrays are the model's own.
         """
         for fragment in self._fragments:
-            self._apply(fragment)
+            self._issue_outer_update(fragment)
             if fragment.sent_at < self.steps:
-                self._send(fragment)
-                self._apply(fragment)
+                self._send_change(fragment)
+                self._issue_outer_update(fragment)
         await self._newest
         return self._tree(self._parameters.views)
 
@@ -164,21 +169,21 @@ class LocalSteps(Strategy[Params]):
 
     def kept(self) -> list[Shard]:
         """Return the pieces that this rank saves of the common weights and state."""
-        return divided(self.wanted(), self.group.rank, self.group.size)
+        return share_pieces(self.wanted(), self.group.rank, self.group.size)
 
     def wanted(self) -> list[Shard]:
         """Return the pieces of the common weights and state, which all ranks read."""
         return self._common.pieces(_OUTER)
 
     def notes(self) -> dict[str, object]:
-        """Return when outer steps have been made, and which are under way."""
+        """Return the counters of the outer steps of each fragment, which are equal on all ranks."""
         return {"fragments": [fragment.notes() for fragment in self._fragments]}
 
     def own(self) -> dict[str, Array]:
         """Return this rank's weights, the inner optimizer's state, and outer steps under way."""
         arrays = {f"weights:{piece.tensor}": piece.data for piece in self._parameters.pieces()}
         for number, fragment in enumerate(self._fragments):
-            arrays |= {f"fragment:{number}:{key}": array for key, array in fragment.own().items()}
+            arrays |= {f"fragment:{number}:{key}": array for key, array in fragment.arrays_under_way().items()}
         return arrays
 
     async def settle(self) -> None:
@@ -209,7 +214,8 @@ class LocalSteps(Strategy[Params]):
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def _update(self, step: int, sites: Mapping[str, Site], gradients: dict[str, Array]) -> dict[str, Array]:
+    def _make_inner_step(self, step: int, sites: Mapping[str, Site], gradients: dict[str, Array]) -> dict[str, Array]:
+        """Check gradients and let the inner optimizer make a step; return this rank's weights by name."""
         for name, gradient in gradients.items():
             check_gradient(name, gradient, *self._leaves[name], step, sites[name])
             if self._parameters.real and not is_finite(gradient.reshape(-1)):
@@ -217,7 +223,8 @@ class LocalSteps(Strategy[Params]):
         self._parameters.make_step(gradients, step)
         return self._parameters.views
 
-    def _send(self, fragment: Fragment) -> None:
+    def _send_change(self, fragment: Fragment) -> None:
+        """Issue the mean over ranks of the change of a fragment since its last outer step."""
         nbytes = fragment.plan.nbytes
         change = self._work.compute(fragment.change, name="change", moved_bytes=4 * nbytes)
         fragment.sent_at, fragment.due = self.steps, self.steps + self.delay
@@ -227,16 +234,18 @@ class LocalSteps(Strategy[Params]):
                 change, op="mean", stream=self._stream, name=RoleName("outer step", "bucket"), call_site=users_frame()
             )
 
-    def _apply_if_due(self, fragment: Fragment) -> None:
+    def _issue_outer_update_if_due(self, fragment: Fragment) -> None:
+        """Issue the outer step of a fragment whose delay is over."""
         if fragment.due <= self.steps:
-            self._apply(fragment)
+            self._issue_outer_update(fragment)
 
-    def _apply(self, fragment: Fragment) -> None:
+    def _issue_outer_update(self, fragment: Fragment) -> None:
+        """Issue the outer step of a fragment with the mean change under way; without one, do nothing."""
         pending, fragment.pending = fragment.pending, None
         if pending is None:
             return
         fragment.rounds += 1
-        step = partial(fragment.apply, fragment.rounds, fragment.sent_at < self.steps)
+        step = partial(fragment.make_outer_step, fragment.rounds, fragment.sent_at < self.steps)
         self._newest = self._work.compute(
             step, pending, name="outer update", role="update", moved_bytes=4 * fragment.plan.nbytes
         )
@@ -296,7 +305,8 @@ class DiLoCo(LocalSteps[Params]):
         )  # fmt: skip
 
 
-def _check(*, period: int, delay: int, fragments: int, ahead: int, parameters: int) -> None:
+def _check_arguments(*, period: int, delay: int, fragments: int, ahead: int, parameters: int) -> None:
+    """Refuse numbers that do not fit each other: delay below period, fragments that divide the period."""
     for name, value, least in (("period", period, 1), ("delay", delay, 0), ("fragments", fragments, 1)):
         check_count(name, value, least=least)
     check_count("ahead", ahead, least=0)

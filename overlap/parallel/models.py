@@ -52,11 +52,11 @@ class Models:
 
     def __getitem__(self, name: str) -> object:
         """Return the newest weight, or a future of it."""
-        return self._of(name)[name]
+        return self._find_model(name)[name]
 
     def reduce(self, name: str, grad: object) -> None:
         """Hand a gradient over to the model that has the parameter."""
-        self._of(name).reduce(name, grad)
+        self._find_model(name).reduce(name, grad)
 
     def step(self) -> list[object]:
         """Let all of them make a step; return the results of their `step`."""
@@ -66,7 +66,8 @@ class Models:
         """Wait until all updates of all of them are done; return the weights of each, in their order."""
         return [await model.finish() for model in self._models]
 
-    def _of(self, name: str) -> TrainableModel:
+    def _find_model(self, name: str) -> TrainableModel:
+        """Return the model that has a parameter; refuse an unknown name."""
         if name not in self._home:
             raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
         return self._home[name]

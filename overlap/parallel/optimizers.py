@@ -68,20 +68,24 @@ def check_optimizer(argument: str, optimizer: object) -> None:
 
 
 def _blocks(*arrays: Array, size: int = _BLOCK) -> Iterator[tuple[Numbers, ...]]:
+    """Yield the arrays in slices of `size` elements, which stay in a core's cache."""
     for start in range(0, arrays[0].size, size):
         yield tuple(cast("Numbers", array[start : start + size]) for array in arrays)
 
 
-def _rate(lr: Rate, step: int) -> float:
+def _learning_rate(lr: Rate, step: int) -> float:
+    """Return the learning rate of a step, from 1."""
     return float(lr(step) if callable(lr) else lr)
 
 
 def _check_rate(lr: object) -> None:
+    """Refuse a learning rate that is negative, or neither number nor function."""
     if not callable(lr) and not (isinstance(lr, (int, float)) and lr >= 0):
         raise UsageError(f"lr: expected a number from 0, or a function of the step, got {lr!r}")
 
 
 def _check_share(name: str, share: float) -> None:
+    """Refuse a share that is not from 0 to below 1."""
     if not 0 <= share < 1:
         raise UsageError(f"{name}: expected at least 0 and less than 1, got {share!r}")
 
@@ -106,7 +110,7 @@ class SGD:
 
     def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         """Make one step, in place. Cost: two passes; three with momentum."""
-        lr = _rate(self.lr, step)
+        lr = _learning_rate(self.lr, step)
         for p, g, *velocity in _blocks(param, grad, *state.values(), size=_WIDE_BLOCK):
             for v in velocity:
                 v *= self.momentum
@@ -146,7 +150,7 @@ class Adam:
 
     def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         """Make one step, in place. Cost: a dozen passes within a core's cache."""
-        _adam(self, param, grad, state, step, decay=1.0)
+        _make_adam_step(self, param, grad, state, step, decay=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +165,13 @@ class AdamW(Adam):
 
     def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         """Make one step, in place. Cost: a dozen passes within a core's cache."""
-        _adam(self, param, grad, state, step, decay=1.0 - _rate(self.lr, step) * self.weight_decay)
+        _make_adam_step(self, param, grad, state, step, decay=1.0 - _learning_rate(self.lr, step) * self.weight_decay)
 
 
-def _adam(rule: Adam, param: Array, grad: Array, state: dict[str, Array], step: int, *, decay: float) -> None:
+def _make_adam_step(rule: Adam, param: Array, grad: Array, state: dict[str, Array], step: int, *, decay: float) -> None:
+    """Make a step of Adam in place, block by block; `decay` multiplies the weights first."""
     first, second = rule.betas
-    rate, root = _rate(rule.lr, step) / (1 - first**step), sqrt(1 - second**step)
+    rate, root = _learning_rate(rule.lr, step) / (1 - first**step), sqrt(1 - second**step)
     for p, g, m, v in _blocks(param, grad, state["mean"], state["square"]):
         m *= first
         m += (1 - first) * g
@@ -203,4 +208,4 @@ class Nesterov(SGD):
         velocity = state["velocity"]
         velocity *= self.momentum
         velocity += grad
-        param -= _rate(self.lr, step) * (grad + self.momentum * velocity)
+        param -= _learning_rate(self.lr, step) * (grad + self.momentum * velocity)

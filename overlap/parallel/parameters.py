@@ -26,7 +26,7 @@ Stage: TypeAlias = Literal[1, 2, 3]
 """A stage of ZeRO: ranks share out the optimizer's state; gradients as well; parameters as well."""
 
 Run: TypeAlias = tuple[slice, slice]
-"""Elements that lie side by side among the weights, and in a bucket: where in either."""
+"""Neighbouring elements: their slice of the flat weights, and their slice of a bucket."""
 
 
 class FlatWeights:
@@ -66,11 +66,11 @@ class FlatWeights:
         )
 
     def arrays(self) -> list[Array]:
-        """Return the weights, and the state by the order of its names."""
+        """Return the weights, then the optimizer's state sorted by name, all flat."""
         return [self.flat, *(self.state[key] for key in sorted(self.state))]
 
     def places(self) -> list[tuple[Slot, slice]]:
-        """Return each weight that has elements here, and the place of these in `flat`."""
+        """Return each weight with elements in the part of this rank, and the slice of `flat` with these."""
         begin, end, slots = self.part.start, self.part.stop, self.plan.slots
         places = [(slot, slice(max(slot.start, begin) - begin, min(slot.stop, end) - begin)) for slot in slots]
         return [(slot, place) for slot, place in places if place.start < place.stop]
@@ -146,7 +146,7 @@ class Parameters:
         return [flat for flat, *_ in sets] + [array for _, *state in sets for array in state]
 
     def runs(self, plan: BucketPlan) -> list[Run]:
-        """Return where the weights of a bucket lie: neighbours in both places are one run."""
+        """Return the places of a bucket's weights in flat memory and in the bucket; neighbours in both are one run."""
         runs: list[Run] = []
         for slot in plan.slots:
             here, there = self._slices[slot.name], slice(slot.start, slot.stop)
@@ -172,7 +172,7 @@ class Parameters:
         if not self.real:
             return True
         flat, state = self.weights[dtype].flat, self.weights[dtype].state
-        for here, there in blocks(runs):
+        for here, there in cut_into_blocks(runs):
             part = gradient[there]
             if check and not is_finite(part):
                 return False
@@ -200,8 +200,8 @@ class Parameters:
         return plan.size * (3 * plan.dtype.itemsize + state)
 
 
-def blocks(runs: Iterable[Run]) -> Iterator[Run]:
-    """Cut runs into such pieces as the caches hold."""
+def cut_into_blocks(runs: Iterable[Run]) -> Iterator[Run]:
+    """Yield runs in blocks of at most `_BLOCK` elements."""
     for here, there in runs:
         for start in range(0, here.stop - here.start, _BLOCK):
             stop = min(start + _BLOCK, here.stop - here.start)
@@ -218,11 +218,11 @@ class ModelMemory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of the three, in bytes."""
         return self.parameters + self.gradients + self.optimizer
 
     def beside(self, expected: ModelMemory) -> str:
-        """Return a table of these measured sizes beside the sizes by formula."""
+        """Return a table with these measured sizes in one column and those by formula in the next."""
         rows = [("", "measured", "formula")]
         for name in (*(field.name for field in fields(self)), "total"):
             rows.append((name, f"{getattr(self, name):,.0f} B", f"{getattr(expected, name):,.0f} B"))
@@ -230,7 +230,7 @@ class ModelMemory:
         return "\n".join(f"{a:{wide[0]}}  {b:>{wide[1]}}  {c:>{wide[2]}}".rstrip() for a, b, c in rows)
 
 
-def memory_of(sets: Iterable[FlatWeights], *, gradients: int, others: int = 0) -> ModelMemory:
+def measure_memory(sets: Iterable[FlatWeights], *, gradients: int, others: int = 0) -> ModelMemory:
     """Return the memory of weights on this rank, of gradients, and of `others`: bytes of weights of other ranks."""
     arrays = [weights.arrays() for weights in sets]
     return ModelMemory(

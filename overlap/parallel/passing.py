@@ -39,17 +39,17 @@ class StagePassing:
         self, group: Group, schedule: PipelineSchedule, boundaries: Sequence[Boundary], stream: str | Stream
     ) -> None:
         self._group, self._schedule, self._boundaries, self._stream = group, schedule, boundaries, stream
-        self._here: dict[tuple[Kind, int, int], object] = {}  # values between two stages of this rank
+        self._local_values: dict[tuple[Kind, int, int], object] = {}  # values between two stages of this rank
 
     def stays(self, stage: int) -> bool:
         """Whether a stage is on this rank."""
         return 0 <= stage < self._schedule.stages and self._schedule.owners[stage] == self._group.rank
 
-    def take(self, kind: Kind, stage: int, microbatch: int) -> object:
-        """Return the input of an action: a future of the message of another rank, or the value that is here."""
-        if (kind, stage, microbatch) in self._here:
-            return self._here.pop((kind, stage, microbatch))
-        source = _source(kind, stage)
+    def receive(self, kind: Kind, stage: int, microbatch: int) -> object:
+        """Return the input of an action: a future of another rank's message, or the value that stayed on this rank."""
+        if (kind, stage, microbatch) in self._local_values:
+            return self._local_values.pop((kind, stage, microbatch))
+        source = _source_stage(kind, stage)
         return self._group.recv(
             cast("Like", self._boundaries[min(source, stage)]),
             self._schedule.owners[source],
@@ -59,7 +59,7 @@ class StagePassing:
             call_site=users_frame(),
         )
 
-    def give(self, kind: Kind, stage: int, microbatch: int, value: object) -> None:
+    def deliver(self, kind: Kind, stage: int, microbatch: int, value: object) -> None:
         """Hand over the input of an action at a stage: send it to its rank, or keep it; outside the pipeline, drop it.
 
         Args:
@@ -69,20 +69,20 @@ class StagePassing:
             value: An array or a tree of arrays, or a future of either.
         """
         if self.stays(stage):
-            self._here[kind, stage, microbatch] = value
+            self._local_values[kind, stage, microbatch] = value
         elif 0 <= stage < self._schedule.stages:
             self._group.send(
-                cast("Array", self._checked(kind, stage, value)),
+                cast("Array", self._check_boundary(kind, stage, value)),
                 self._schedule.owners[stage],
                 self._tag(kind, stage, microbatch),
                 stream=self._stream,
-                name=RoleName(f"{Action(_source(kind, stage), kind, microbatch)} to {stage}", "stage"),
+                name=RoleName(f"{Action(_source_stage(kind, stage), kind, microbatch)} to {stage}", "stage"),
                 call_site=users_frame(),
             )
 
-    def _checked(self, kind: Kind, stage: int, value: object) -> object:
-        """Return a future that fails if its array is not of the boundary; messages compare trees of them."""
-        source = _source(kind, stage)
+    def _check_boundary(self, kind: Kind, stage: int, value: object) -> object:
+        """Return a future that fails unless its array has the boundary's shape and dtype; trees pass unchecked."""
+        source = _source_stage(kind, stage)
         like = self._boundaries[min(source, stage)]
         if not isinstance(value, Future) or not isinstance(like, tuple) or isinstance(like[-1], (dict, list, tuple)):
             return value
@@ -91,10 +91,10 @@ class StagePassing:
         return Checked(value, partial(check_passed, kind is Kind.FORWARD, source, sizes, np.dtype(dtype)))
 
     def _tag(self, kind: Kind, stage: int, microbatch: int) -> int:
-        """Return a tag that only this message of a batch has: messages of a pair need not come in the order sent."""
+        """Return a tag that is unique in a batch: messages between two ranks may arrive in another order."""
         return (microbatch * self._schedule.stages + stage) * 2 + (kind is Kind.BACKWARD)
 
 
-def _source(kind: Kind, stage: int) -> int:
-    """Return the stage that makes the input of an action."""
+def _source_stage(kind: Kind, stage: int) -> int:
+    """Return the stage whose output is the input of an action: the one before in forward, the next in backward."""
     return stage - 1 if kind is Kind.FORWARD else stage + 1

@@ -14,12 +14,12 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.stream import Stream
-from .layers import Cost, Half, Layer, first_half, forward_of, second_half, splits
+from .layers import Cost, Half, Layer, first_half, issue_forward, second_half, splits
 from .models import TrainableModel
 from .passing import StagePassing
 from .returned import check_loss
 from .schedules import Action, Kind
-from .settings import check_count, group_of
+from .settings import check_count, resolve_group
 from .tree import Path, RunningSum, has_no_data, last_future, leaves, pick, rebuild
 from .work import MemoryWork, users_frame
 
@@ -44,7 +44,7 @@ class Passed:
     last: int  # The rank of the group that has the last stage
 
     async def loss(self) -> float:
-        """Return the mean loss of the batch, on every rank of the pipeline: all of them must ask for it."""
+        """Return the mean loss of the batch; collective over the ranks of the pipeline."""
         mine = None
         if self.group.rank == self.last:
             mine = np.array([np.mean([np.float64(cast("float", await each)) for each in self.losses])])
@@ -115,7 +115,7 @@ class Pipeline:
             UsageError: If the schedule is for another number of ranks, or splits a backward that a layer has in one
                 piece; if layers or weights are missing for a stage of this rank; if a number is invalid.
         """
-        self.rank, self.group, self.schedule = rank, group_of(rank, group), schedule
+        self.rank, self.group, self.schedule = rank, resolve_group(rank, group), schedule
         self._check_schedule()
         self._check_stages("layers", layers)
         self._check_stages("params", params)
@@ -124,7 +124,7 @@ class Pipeline:
         self.layers, self.params, self.model = dict(layers), dict(params), model
         self.names: dict[int, dict[str, Path]] = {stage: leaves(each) for stage, each in params.items()}
         self.loss, self.loss_cost = loss, dict(loss_cost or {})
-        self.boundaries: list[Boundary] = self._boundaries(boundary)
+        self.boundaries: list[Boundary] = self._boundary_list(boundary)
         self.stream, self.work = rank.stream("pipeline"), MemoryWork(rank)
         self._ahead = ahead
         self._under_way: deque[Future[object]] = deque()
@@ -140,7 +140,7 @@ class Pipeline:
         Raises:
             UsageError: If a batch is missing where it is needed, or does not divide into microbatches.
         """
-        passing = Pass(self, self._microbatches("x", x, 0), self._microbatches("target", target, -1))
+        passing = BatchPass(self, self._split_batch("x", x, 0), self._split_batch("target", target, -1))
         for action in self.schedule.rows[self.group.rank]:
             while len(self._under_way) > self._ahead:
                 await self._under_way.popleft()
@@ -154,7 +154,8 @@ class Pipeline:
             last=self.schedule.owners[-1],
         )
 
-    def _microbatches(self, argument: str, batch: Batch, stage: int) -> Sequence[object]:
+    def _split_batch(self, argument: str, batch: Batch, stage: int) -> Sequence[object]:
+        """Return the microbatches of a batch on the rank of a stage, 0 or -1; none on other ranks."""
         if self.schedule.owners[stage] != self.group.rank:
             return ()
         count = self.schedule.microbatches
@@ -176,6 +177,7 @@ class Pipeline:
     # -- checks ------------------------------------------------------------------------------------------------
 
     def _check_schedule(self) -> None:
+        """Refuse a schedule for another number of ranks than the group has."""
         if self.schedule.ranks != self.group.size:
             raise UsageError(
                 f"schedule: {self.schedule.name} is for {self.schedule.ranks} ranks, "
@@ -183,6 +185,7 @@ class Pipeline:
             )
 
     def _check_stages(self, argument: str, given: Mapping[int, object]) -> None:
+        """Refuse layers or weights of other stages than the schedule has on this rank."""
         mine = self.schedule.stages_of(self.group.rank)
         if set(given) != set(mine):
             got = ", ".join(map(str, given)) or "none"
@@ -192,6 +195,7 @@ class Pipeline:
             )
 
     def _check_halves(self, layers: Mapping[int, Layer]) -> None:
+        """Refuse layers whose backward cannot be split, if the schedule splits it."""
         whole = [stage for stage, layer in layers.items() if not splits(layer)]
         if self.schedule.splits_backward and whole:
             raise UsageError(
@@ -199,7 +203,8 @@ class Pipeline:
                 "backward_input and backward_weights"
             )
 
-    def _boundaries(self, boundary: Boundary | Sequence[Boundary]) -> list[Boundary]:
+    def _boundary_list(self, boundary: Boundary | Sequence[Boundary]) -> list[Boundary]:
+        """Return the boundaries between neighbouring stages; a single one holds for all."""
         between = self.schedule.stages - 1
         if isinstance(boundary, list):
             if len(boundary) != between:
@@ -216,7 +221,7 @@ class IssuedLoss(Protocol):
         """Issue the gradient and the loss; return a future of both."""
 
 
-class Pass:
+class BatchPass:
     """A batch that is being issued.
 
     Args:
@@ -244,40 +249,47 @@ class Pass:
         """Issue one action; return a tree with the future of the last compute. Waits only where a layer does."""
         stage, kind, i = action
         if kind is Kind.FORWARD:
-            return await self._forward(stage, i)
+            return await self._issue_forward(stage, i)
         if kind is Kind.WEIGHT_GRADIENT:
-            return self._add(stage, second_half(self._layer(stage), self._weights[stage], self._halves.pop((stage, i))))
-        dy, kept = self._passing.take(Kind.BACKWARD, stage, i), self._kept.pop((stage, i))
+            return self._add_gradients(
+                stage, second_half(self._layer(stage), self._weights[stage], self._halves.pop((stage, i)))
+            )
+        dy, kept = self._passing.receive(Kind.BACKWARD, stage, i), self._kept.pop((stage, i))
         if kind is Kind.BACKWARD:
             dx, dw = self._layer(stage).backward(self._weights[stage], kept, dy)
-            self._passing.give(Kind.BACKWARD, stage - 1, i, dx)
-            return self._add(stage, dw)
+            self._passing.deliver(Kind.BACKWARD, stage - 1, i, dx)
+            return self._add_gradients(stage, dw)
         dx, self._halves[stage, i] = first_half(self._layer(stage), self._weights[stage], kept, dy)
-        self._passing.give(Kind.BACKWARD, stage - 1, i, self._alone(dx) if self._passing.stays(stage - 1) else dx)
+        self._passing.deliver(
+            Kind.BACKWARD, stage - 1, i, self._detach_gradient(dx) if self._passing.stays(stage - 1) else dx
+        )
         return dx
 
-    async def _forward(self, stage: int, i: int) -> object:
+    async def _issue_forward(self, stage: int, i: int) -> object:
+        """Issue the forward of a microbatch at a stage, and deliver its output; the last stage starts backward."""
         if stage not in self._weights:
-            self._weights[stage] = self._newest(stage)
-        x = self._passing.take(Kind.FORWARD, stage, i) if stage else self._xs[i]
-        y, self._kept[stage, i] = await forward_of(self._layer(stage), self._weights[stage], x)
+            self._weights[stage] = self._newest_weights(stage)
+        x = self._passing.receive(Kind.FORWARD, stage, i) if stage else self._xs[i]
+        y, self._kept[stage, i] = await issue_forward(self._layer(stage), self._weights[stage], x)
         if stage == self._schedule.stages - 1:
-            return self._begin_backward(stage, i, y)
-        self._passing.give(Kind.FORWARD, stage + 1, i, y)
+            return self._start_backward(stage, i, y)
+        self._passing.deliver(Kind.FORWARD, stage + 1, i, y)
         return y
 
-    def _begin_backward(self, stage: int, i: int, y: object) -> object:
+    def _start_backward(self, stage: int, i: int, y: object) -> object:
+        """Issue the loss of a microbatch, and deliver its gradient to the last stage."""
         both = self._issue_loss(y, self._targets[i])
-        self._passing.give(Kind.BACKWARD, stage, i, both[0])
+        self._passing.deliver(Kind.BACKWARD, stage, i, both[0])
         self.losses.append(both[1])
         return both
 
     def _issue_loss(self, y: object, target: object) -> Future[Any]:
+        """Issue the loss function; return a future of the scaled gradient of the output, and the loss."""
         pipeline, loss = self._pipeline, self._pipeline.loss
         if isinstance(loss, IssuedLoss):
-            return pipeline.work.compute(self._shared, loss.issue(y, target), name="loss", role="program")
+            return pipeline.work.compute(self._scale_loss_gradient, loss.issue(y, target), name="loss", role="program")
         return pipeline.rank.compute(
-            lambda y, target: self._shared_of(loss, y, loss(y, target)),
+            lambda y, target: self._check_and_scale_loss(loss, y, loss(y, target)),
             y,
             target,
             name="loss",
@@ -285,16 +297,20 @@ class Pass:
             **pipeline.loss_cost,  # type: ignore[arg-type]
         )
 
-    def _shared_of(self, loss: Callable[..., object], y: object, both: object) -> tuple[object, object]:
+    def _check_and_scale_loss(self, loss: Callable[..., object], y: object, both: object) -> tuple[object, object]:
+        """Check the result of the loss function, and scale its gradient for the mean over the batch."""
         check_loss(loss, y, both)
-        return self._shared(cast("tuple[object, object]", both))
+        return self._scale_loss_gradient(cast("tuple[object, object]", both))
 
-    def _shared(self, both: tuple[object, object]) -> tuple[object, object]:
-        """Return the gradient for the mean over the batch, so that microbatches only have to be added up."""
+    def _scale_loss_gradient(self, both: tuple[object, object]) -> tuple[object, object]:
+        """Return the gradient divided by the number of microbatches, so that these are only added up, and the loss."""
         dy, loss = both
-        return rebuild(dy, {name: self._share(pick(dy, path)) for name, path in leaves(dy).items()}), loss
+        return rebuild(
+            dy, {name: self._divide_by_microbatches(pick(dy, path)) for name, path in leaves(dy).items()}
+        ), loss
 
-    def _share(self, dy: object) -> object:
+    def _divide_by_microbatches(self, dy: object) -> object:
+        """Return a gradient divided by the number of microbatches; unchanged if it has no data."""
         array, count = cast("NDArray[Any]", dy), self._schedule.microbatches
         return array if has_no_data(array) or count == 1 else array / np.asarray(count, array.dtype)
 
@@ -303,16 +319,16 @@ class Pass:
 
     # -- weights and their gradients -----------------------------------------------------------------------------
 
-    def _newest(self, stage: int) -> object:
-        """Return a stage's newest weights."""
+    def _newest_weights(self, stage: int) -> object:
+        """Return a stage's newest weights, as a tree: of the model if there is one, else `params`."""
         pipeline = self._pipeline
         like, model = pipeline.params[stage], pipeline.model
         if model is None:
             return like
-        return rebuild(like, {name: model[_joined(stage, name)] for name in pipeline.names[stage]})
+        return rebuild(like, {name: model[_parameter_name(stage, name)] for name in pipeline.names[stage]})
 
-    def _add(self, stage: int, dw: object) -> object:
-        """Add up a stage's gradients; after the last microbatch they are complete."""
+    def _add_gradients(self, stage: int, dw: object) -> object:
+        """Add to a stage's gradients and return the sum; after the last microbatch the model takes it."""
         pipeline = self._pipeline
         if stage not in self._sums:
             self._sums[stage] = RunningSum(pipeline.work, pipeline.params[stage])
@@ -321,17 +337,19 @@ class Pass:
             self.gradients[stage] = summed
             if pipeline.model is not None:
                 for name, path in pipeline.names[stage].items():
-                    pipeline.model.reduce(_joined(stage, name), pick(summed, path))
+                    pipeline.model.reduce(_parameter_name(stage, name), pick(summed, path))
         return summed
 
-    def _alone(self, dx: object) -> object:
-        """Return a gradient apart from the values it came with, so that it may lie here for long and they are freed."""
-        return self._pipeline.work.compute(_itself, dx, name="turn", role="program") if isinstance(dx, Future) else dx
+    def _detach_gradient(self, dx: object) -> object:
+        """Return a future of a gradient alone, so that the other results of its compute are freed."""
+        return self._pipeline.work.compute(_identity, dx, name="turn", role="program") if isinstance(dx, Future) else dx
 
 
-def _joined(stage: int, name: str) -> str:
+def _parameter_name(stage: int, name: str) -> str:
+    """Return the name of a stage's weight in the model: "stage.name"."""
     return f"{stage}.{name}" if name else str(stage)
 
 
-def _itself(value: object) -> object:
+def _identity(value: object) -> object:
+    """Return the argument, for a compute that only copies a future."""
     return value

@@ -30,7 +30,7 @@ from ..runtime.rank import Rank
 from ..survival.agreement import StepProgress
 from ..timeline.ranklist import listed
 from ..timeline.span import RoleName
-from .buckets.scattered import Scattered, shares
+from .buckets.scattered import ScatteredBucket, shares
 from .checkpoints.pieces import Shard
 from .work import MemoryWork, users_site
 
@@ -60,7 +60,7 @@ class _Layout:
         ranks: Number of ranks with a shard.
     """
 
-    def __init__(self, buckets: Sequence[Scattered], ranks: int) -> None:
+    def __init__(self, buckets: Sequence[ScatteredBucket], ranks: int) -> None:
         self.ranks = ranks
         self.sizes: list[int] = []  # Elements of an array on all ranks together
         self.starts: list[int] = []
@@ -76,13 +76,13 @@ class _Layout:
         self.nbytes: int = start + _TAIL_BYTES
 
     def shard(self, index: int, rank: int) -> slice:
-        """Return the elements of an array that a rank has."""
+        """Return the elements of an array, by its index, that are in the shard of a rank."""
         least, rest = divmod(self.sizes[index], self.ranks)
         start = rank * least + min(rank, rest)
         return slice(start, start + least + (rank < rest))
 
     def view(self, flat: Array, index: int, elements: int) -> Array:
-        """Return an array in a flat buffer."""
+        """Return the first elements of an array, by its index, as a view of a flat buffer."""
         start, dtype = self.starts[index], self._dtypes[index]
         return flat[start : start + elements * dtype.itemsize].view(dtype)
 
@@ -100,7 +100,7 @@ class _ReplicaProgress(StepProgress):
     """Progress from replica to replica."""
 
     def prepare(self, step: int) -> None:
-        """Note that this rank has all that it needs of a replica."""
+        """Note that this rank has valid copies of its own shard and its neighbour's."""
         self._assert_open(step >= self.agreed, f"replica of step {step} prepared after {self.agreed}")
         self.prepared = step
 
@@ -119,7 +119,7 @@ class ShardReplicas:
 
     rank: Rank
 
-    def __init__(self, rank: Rank, group: Group, buckets: Sequence[Scattered], every: int) -> None:
+    def __init__(self, rank: Rank, group: Group, buckets: Sequence[ScatteredBucket], every: int) -> None:
         if group.size != rank.world_size:
             raise UsageError(f"group: {group.name} is not all ranks; --survive goes on with models of all ranks only")
         earlier = rank.epoch.survivor
@@ -141,10 +141,11 @@ class ShardReplicas:
         self._updates: deque[tuple[int, list[Future[Array]]]] = deque()  # that are not known to be done, by step
         self._spare: list[Array] = []  # buffers of replicas that are not needed any more
         self._site: Site = users_site()
-        self._table: Future[list[list[int]]] = self._task(self._share_table, name="replicas")
+        self._table: Future[list[list[int]]] = self._spawn(self._share_table, name="replicas")
         rank.epoch.survivor = self
 
-    def _task(self, fn: Callable[..., Awaitable[T]], *args: object, name: str) -> Future[T]:
+    def _spawn(self, fn: Callable[..., Awaitable[T]], *args: object, name: str) -> Future[T]:
+        """Start a task of replicas; its error is raised where it is awaited."""
         return self.rank.spawn(fn, *args, name=name, errors="await", call_site=self._site)
 
     @property
@@ -162,37 +163,39 @@ class ShardReplicas:
     def end_step(self, step: int) -> None:
         """Issue a replica after the updates of a step, once in `every` steps."""
         self._updates.append((step, [bucket.updated for bucket in self._buckets]))
-        self._count_steps()
+        self._count_done_steps()
         if step % self.every == 0:
             self.send(step)
 
-    def _count_steps(self) -> None:
+    def _count_done_steps(self) -> None:
+        """Set `made` to the last step whose updates are all done."""
         while self._updates and all(update.done and not update.failed for update in self._updates[0][1]):
             self.made = self._updates.popleft()[0]
 
     def send(self, step: int) -> None:
-        """Issue the copy of this rank's shard, behind all updates, and its way to the neighbour."""
+        """Issue the copy of this rank's shard behind all updates, then the exchange with the neighbours."""
         copy = self._work.compute(
-            self._copy, self._under_way, self._restored, name="copy for a replica", stream="optimizer",
+            self._copy_shard, self._under_way, self._restored, name="copy for a replica", stream="optimizer",
             moved_bytes=2 * self.nbytes,
         )  # fmt: skip
-        self._under_way = self._task(self._send, step, copy, name=f"replica of step {step}")
+        self._under_way = self._spawn(self._send_replica, step, copy, name=f"replica of step {step}")
 
-    async def _send(self, step: int, copy: Future[Array]) -> None:
+    async def _send_replica(self, step: int, copy: Future[Array]) -> None:
+        """Exchange copies of shards with the neighbours; the replica is complete if all ranks have valid ones."""
         group, stream, size = self._group, self.rank.stream(_STREAM), self._group.size
-        distance = _distance([row[0] for row in await self._table])
+        distance = _neighbour_distance([row[0] for row in await self._table])
         flat, name = await copy, RoleName(f"replica of step {step}", "library")
-        sign = partial(self._sign, step, flat)  # no argument of the compute, which writes into it
+        sign = partial(self._write_tail, step, flat)  # no argument of the compute, which writes into it
         await self._work.compute(sign, name="digest of a replica", stream=_STREAM, moved_bytes=flat.nbytes)
         options: dict[str, Any] = {"stream": stream, "priority": _PRIORITY, "name": name, "call_site": self._site}
         replica = Snapshot(step=step, ranks=size, shards={group.rank: flat})
         if size > 1:
-            other = self._buffer()
+            other = self._take_buffer()
             pairs = [(rank, (rank + distance) % size) for rank in range(size)]
             for part in (slice(start, start + _CHUNK_BYTES) for start in range(0, flat.size, _CHUNK_BYTES)):
                 await group.permute(flat[part], pairs, other[part], **options)
             replica.shards[(group.rank - distance) % size] = other
-        valid = await self._check(replica)
+        valid = await self._issue_check(replica)
         if valid == replica.shards.keys():
             self._prepared = replica
             self._progress.prepare(step)
@@ -200,53 +203,62 @@ class ShardReplicas:
         if (await group.all_reduce(ready, op="min", **options))[0] or not self._work.real:
             self._progress.agree(step)
             before, self.complete, self._prepared = self.complete, replica, None
-            self._reuse(before)
+            self._recycle_buffers(before)
         else:
             self._prepared = None
-            self._reuse(replica)
+            self._recycle_buffers(replica)
             notify(f"replica of step {step} is dropped: a copy differs from its digest")
 
-    def _buffer(self) -> Array:
+    def _take_buffer(self) -> Array:
+        """Return a flat buffer for a shard: a spare one, or new memory."""
         if self._spare:
             return self._spare.pop()
         made: Array = self.rank.empty(self._layout.nbytes, np.uint8)
         return made
 
-    def _reuse(self, replica: Snapshot | None) -> None:
+    def _recycle_buffers(self, replica: Snapshot | None) -> None:
+        """Keep the buffers of a replica for the next ones, if it is of this number of ranks."""
         if replica is not None:
             self._spare += [flat for flat in replica.shards.values() if flat.size == self._layout.nbytes]
 
-    def _check(self, replica: Snapshot) -> Future[set[int]]:
+    def _issue_check(self, replica: Snapshot) -> Future[set[int]]:
+        """Issue the check of a replica; return a future of the ranks whose shards are valid."""
         return self._work.compute(
-            partial(self._valid, replica), name="check replica", stream=_STREAM, moved_bytes=2 * self.nbytes
+            partial(self._find_valid_shards, replica), name="check replica", stream=_STREAM, moved_bytes=2 * self.nbytes
         )
 
     # -- on compute streams --------------------------------------------------------------------------------------------
 
-    def _copy(self, *_: object) -> Array:
-        flat = self._buffer()
+    def _copy_shard(self, *_: object) -> Array:
+        """Return a copy of this rank's shard in a flat buffer, behind all its arguments."""
+        flat = self._take_buffer()
         if self._work.real:
             arrays = [array for bucket in self._buckets for array in bucket.weights.arrays()]
             for index, array in enumerate(arrays):
                 self._layout.view(flat, index, array.size)[:] = array
         return flat
 
-    def _sign(self, step: int, flat: Array) -> None:
+    def _write_tail(self, step: int, flat: Array) -> None:
+        """Write digest and step behind the shard in its buffer."""
         if self._work.real:
-            flat[-_TAIL_BYTES:] = _tail(flat, step)
+            flat[-_TAIL_BYTES:] = _tail_bytes(flat, step)
 
-    def _valid(self, replica: Snapshot) -> set[int]:
-        """Return the ranks with a shard that has its digest."""
+    def _find_valid_shards(self, replica: Snapshot) -> set[int]:
+        """Return the ranks of a replica whose shards have the digest that was stored with them."""
         if not self._work.real:
             return set(replica.shards)
         step = replica.step
-        return {rank for rank, flat in replica.shards.items() if bytes(flat[-_TAIL_BYTES:]) == bytes(_tail(flat, step))}
+        return {
+            rank
+            for rank, flat in replica.shards.items()
+            if bytes(flat[-_TAIL_BYTES:]) == bytes(_tail_bytes(flat, step))
+        }
 
     # -- after a loss --------------------------------------------------------------------------------------------------
 
     def report(self) -> int:
         """Return the step of the newest replica that all ranks have; nothing is agreed after this call."""
-        self._count_steps()
+        self._count_done_steps()
         self._updates.clear()
         return self._progress.report()
 
@@ -257,13 +269,13 @@ class ShardReplicas:
         self.sources = [source for source in (self._prepared, *complete) if source is not None and source.step == step]
 
     async def _share_table(self) -> list[list[int]]:
-        """Return a row of each rank: its node, then of each source the number of shards and the valid ones."""
+        """Return by rank: its node, then by replica the number of shards and the two valid ones here, -1 for none."""
         row = [self.rank.node]
         for source in self._sources:
-            valid = await self._check(source)
+            valid = await self._issue_check(source)
             source.shards = {shard: flat for shard, flat in source.shards.items() if shard in valid}
             row += [source.ranks, *sorted(valid), -1, -1][:3]
-        row += [-1] * (1 + 3 * _SOURCES - len(row))
+        row += [-1] * (1 + 3 * _SOURCES - len(row))  # three numbers for each source: ranks, and two shards
         name = RoleName("replicas", "library")
         return await self._group.gather_row(row, name=name, stream=self.rank.stream(_STREAM), call_site=self._site)
 
@@ -277,13 +289,14 @@ class ShardReplicas:
             A future of the weights by bucket: all in stages 1 and 2, this rank's shard in stage 3. It raises a
             `ReplicaLostError` if no rank has a valid copy of some shard.
         """
-        self._restored = self._task(self._restore, first, name="state from replicas")
+        self._restored = self._spawn(self._restore_buckets, first, name="state from replicas")
         return self._restored
 
-    async def _restore(self, first: Callable[[], Awaitable[Sequence[Array]]]) -> list[Array]:
+    async def _restore_buckets(self, first: Callable[[], Awaitable[Sequence[Array]]]) -> list[Array]:
+        """Return the weights by bucket, from replicas of the surviving ranks, or the first weights before step 1."""
         step, group = self.rank.epoch.step, self._group
         table = await self._table
-        holders = _holders(table)
+        holders = _find_holders(table)
         if not holders and not step:
             return [bucket.fill(flat) for bucket, flat in zip(self._buckets, await first(), strict=True)]
         ranks = next((ranks for ranks, ranks_of in holders.items() if None not in ranks_of), None)
@@ -295,13 +308,15 @@ class ShardReplicas:
                 "save checkpoints with Checkpoints(rank), and let main begin with `await checkpoints.restore(model)`"
             )
         self._sources = [source for source in self._sources if source.ranks == ranks]
-        await self._exchange(_Layout(self._buckets, ranks), [rank for rank in holders[ranks] if rank is not None])
+        await self._exchange_shards(
+            _Layout(self._buckets, ranks), [rank for rank in holders[ranks] if rank is not None]
+        )
         if group.rank == 0:
             notify(f"going on from replica of step {step}, repeated steps: {self.repeated} (replicate={self.every})")
         return [bucket.newest for bucket in self._buckets]
 
-    async def reason(self) -> str:
-        """Return why the state cannot be made whole; empty if it is. Then the buckets wait for another state."""
+    async def wait_for_loss_reason(self) -> str:
+        """Return why the state cannot be restored, empty if it can; then the buckets wait for a checkpoint."""
         if self._restored is None:
             return ""
         try:
@@ -314,7 +329,8 @@ class ShardReplicas:
             return str(error)
         return ""
 
-    async def _exchange(self, before: _Layout, holders: Sequence[int]) -> None:
+    async def _exchange_shards(self, old_layout: _Layout, holders: Sequence[int]) -> None:
+        """Send the holders' copies to the ranks that need them now, and write them into the buckets."""
         group, stream = self._group, self.rank.stream(_STREAM)
         copies = {shard: flat for source in self._sources for shard, flat in source.shards.items()}
         moves: list[Future[object]] = []
@@ -322,9 +338,9 @@ class ShardReplicas:
         name = RoleName("state from replicas", "library")
         options: dict[str, Any] = {"stream": stream, "name": name, "call_site": self._site}
         for index, array in enumerate(arrays):
-            shard = _shard(self._layout.shard(index, group.rank), array)
+            shard = _make_shard(self._layout.shard(index, group.rank), array)
             for number, holder in enumerate(holders):
-                elements = before.shard(index, number)
+                elements = old_layout.shard(index, number)
                 if holder != group.rank:
                     part = shard.between(elements.start, elements.stop)
                     if part.data.size:
@@ -332,9 +348,9 @@ class ShardReplicas:
                     continue
                 size = elements.stop - elements.start
                 if self._work.real:
-                    source = _shard(elements, before.view(copies[number], index, size))
+                    source = _make_shard(elements, old_layout.view(copies[number], index, size))
                 else:
-                    source = _shard(elements, self.rank.empty(size, array.dtype))
+                    source = _make_shard(elements, self.rank.empty(size, array.dtype))
                 for rank in range(group.size):
                     target = self._layout.shard(index, rank)
                     part = source.between(target.start, target.stop)
@@ -349,19 +365,21 @@ class ShardReplicas:
                 await bucket.gather_whole()
 
     def drop(self, step: int) -> None:
-        """Forget replicas: the model goes on from elsewhere, after a step."""
+        """Forget all replicas, as the model continues from a checkpoint of `step`."""
         self.complete = self._prepared = self._under_way = self._restored = None
         self._sources = []
         self._progress = _ReplicaProgress(step)
 
 
-def _tail(flat: Array, step: int) -> Array:
+def _tail_bytes(flat: Array, step: int) -> Array:
+    """Return the digest of a flat shard without its tail, and the step, as 16 bytes."""
     digest = xxhash.xxh3_64_intdigest(flat[:-_TAIL_BYTES].data)
     return np.array([digest, step], np.uint64).view(np.uint8)
 
 
-def _holders(table: Sequence[Sequence[int]]) -> dict[int, list[int | None]]:
-    """Return the first rank with a copy of each shard, or None, by the number of shards of a replica."""
+def _find_holders(table: Sequence[Sequence[int]]) -> dict[int, list[int | None]]:
+    """Return, by number of shards of a replica, the first rank with a copy of each shard; None if lost."""
+    # Of several ranks with a copy the first one counts: the dict keeps the last value, so ranks come in reverse.
     copies = {
         (row[start], shard): rank
         for rank, row in reversed([*enumerate(table)])
@@ -372,12 +390,13 @@ def _holders(table: Sequence[Sequence[int]]) -> dict[int, list[int | None]]:
     return {ranks: [copies.get((ranks, shard)) for shard in range(ranks)] for ranks in numbers}
 
 
-def _shard(elements: slice, array: Array) -> Shard:
+def _make_shard(elements: slice, array: Array) -> Shard:
+    """Return elements of an array without a name, as a shard that can be cut."""
     return Shard(tensor="", shape=(elements.stop,), start=elements.start, stop=elements.stop, data=array)
 
 
-def _distance(nodes: Sequence[int]) -> int:
-    """Return the distance to the neighbour: the least with which most ranks have theirs on another node."""
+def _neighbour_distance(nodes: Sequence[int]) -> int:
+    """Return the smallest distance by rank at which most ranks have a neighbour on another node."""
     size = len(nodes)
     elsewhere = {
         distance: sum(nodes[rank] != nodes[(rank + distance) % size] for rank in range(size))
@@ -386,7 +405,7 @@ def _distance(nodes: Sequence[int]) -> int:
     return max(elsewhere, key=lambda distance: (elsewhere[distance], -distance), default=0)
 
 
-async def reason_of(rank: Rank) -> str:
+async def replica_loss_reason(rank: Rank) -> str:
     """Return why the state of the last replica cannot be made whole; empty if it is, or there are no replicas."""
     survivor = rank.epoch.survivor
-    return await survivor.reason() if isinstance(survivor, ShardReplicas) else ""
+    return await survivor.wait_for_loss_reason() if isinstance(survivor, ShardReplicas) else ""

@@ -14,16 +14,16 @@ from ..runtime.future import Future
 _SHOWN = 4  # items of a tree in a message
 
 
-def described(value: object) -> str:
+def describe(value: object) -> str:
     """Return a value as messages tell it, such as "float32 (10, 64)" or "{'w': float32 (4,)}".
 
-    >>> described((1.5, np.zeros((2, 3), np.float32)))
+    >>> describe((1.5, np.zeros((2, 3), np.float32)))
     '(float, float32 (2, 3))'
     """
     if isinstance(value, Mapping):
-        return f"{{{_listed([f'{key!r}: {described(each)}' for key, each in value.items()])}}}"
+        return f"{{{_join_items([f'{key!r}: {describe(each)}' for key, each in value.items()])}}}"
     if isinstance(value, (tuple, list)):
-        return f"({_listed([described(each) for each in value])}{',' * (len(value) == 1)})"
+        return f"({_join_items([describe(each) for each in value])}{',' * (len(value) == 1)})"
     if isinstance(value, (np.ndarray, np.generic)):
         return f"{value.dtype.name} {value.shape}"
     if isinstance(value, Future):
@@ -31,11 +31,12 @@ def described(value: object) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def _listed(items: list[str]) -> str:
+def _join_items(items: list[str]) -> str:
+    """Return the first items with commas, and "..." for the others."""
     return ", ".join([*items[:_SHOWN], *["..."] * (len(items) > _SHOWN)])
 
 
-def defined(function: Callable[..., object]) -> str:
+def name_and_line(function: Callable[..., object]) -> str:
     """Return the name of a function and the line of its definition, such as "loss_fn (train.py:12)"."""
     return f"{getattr(function, '__name__', type(function).__name__)}{defined_at(function)}"
 
@@ -52,11 +53,11 @@ def check_pair(argument: str, function: Callable[..., object], expected: str, va
         UsageError: Naming the function.
     """
     if not is_pair(value):
-        raise wrong(argument, function, expected, value)
+        raise unexpected_result(argument, function, expected, value)
 
 
 def check_passed(forward: bool, stage: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], value: object) -> None:
-    """Refuse a value for the next stage, or the one before, that is not of the boundary.
+    """Refuse an output or gradient that has not the shape and dtype of the boundary between stages.
 
     Raises:
         UsageError: Naming the stage.
@@ -64,7 +65,7 @@ def check_passed(forward: bool, stage: int, shape: tuple[int, ...], dtype: np.dt
     if isinstance(value, np.ndarray) and value.shape == shape and value.dtype == dtype:
         return
     if isinstance(value, (np.ndarray, Mapping, tuple)):
-        returned = described(value) if forward else f"{described(value)} as the gradient of its input"
+        returned = describe(value) if forward else f"{describe(value)} as the gradient of its input"
         raise UsageError(
             f"boundary: stage {stage}'s {'forward' if forward else 'backward'} returned {returned}, "
             f"boundary= says {dtype.name} {shape}"
@@ -84,10 +85,10 @@ def check_loss(loss: Callable[..., object], y: object, value: object) -> None:
         shape = getattr(dy, "shape", None)
         if shape is not None and shape == getattr(y, "shape", shape):
             return
-    expected = f"(gradient, loss), in this order, with the gradient of the output {described(y)}"
-    raise wrong("loss", loss, expected, value)
+    expected = f"(gradient, loss), in this order, with the gradient of the output {describe(y)}"
+    raise unexpected_result("loss", loss, expected, value)
 
 
-def wrong(argument: str, function: Callable[..., object], expected: str, value: object) -> UsageError:
-    """Return the error for a result that cannot be meant."""
-    return UsageError(f"{argument}: {defined(function)} returned {described(value)}; expected {expected}")
+def unexpected_result(argument: str, function: Callable[..., object], expected: str, value: object) -> UsageError:
+    """Return the error for a function whose result is of another form than expected."""
+    return UsageError(f"{argument}: {name_and_line(function)} returned {describe(value)}; expected {expected}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .layers import Pair
-from .tree import mapped
+from .tree import map_leaves
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -40,13 +40,13 @@ def route(router: Array, x: Array, k: int, normalised: bool) -> tuple[Routing, A
     """
     tokens = x.reshape(-1, x.shape[-1])
     scores = tokens.astype(np.result_type(x, np.float32), copy=False) @ router
-    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p = np.exp(scores - scores.max(-1, keepdims=True))  # less the maximum, so that nothing overflows
     p /= p.sum(-1, keepdims=True)
     chosen = np.argsort(-p, axis=1, kind="stable")[:, :k]
     gates = np.take_along_axis(p, chosen, 1)
     if normalised:
         gates = gates / gates.sum(-1, keepdims=True)
-    order = np.argsort(chosen.reshape(-1), kind="stable")
+    order = np.argsort(chosen.reshape(-1), kind="stable")  # by expert; rows of one expert stay in the order of tokens
     counts = np.bincount(chosen.reshape(-1), minlength=router.shape[1]).astype(np.int64)
     routing = Routing(
         x=tokens, shape=x.shape, probabilities=p, chosen=chosen, gates=gates, order=order, normalised=normalised
@@ -55,16 +55,16 @@ def route(router: Array, x: Array, k: int, normalised: bool) -> tuple[Routing, A
 
 
 def merge(routing: Routing, outputs: Array) -> Array:
-    """Return every token's outputs, in sorted rows, added up by gates: in the shape that the tokens came in."""
+    """Return the outputs of each token's experts, weighted by gates and added up, in the shape of the input."""
     y: Array = (by_token(routing, outputs) * routing.gates[:, :, None]).sum(1)
     return y.astype(outputs.dtype).reshape(routing.shape)
 
 
 def split_gradient(routing: Routing, outputs: Array, dy: Array) -> tuple[Array, Array]:
     """Return the gradients of the outputs, in sorted rows, and the gradients of the gates, (T, k)."""
-    each = dy.reshape(len(routing.gates), 1, -1)
-    rows = (each * routing.gates[:, :, None]).astype(dy.dtype).reshape(len(routing.order), -1)[routing.order]
-    return rows, (each * by_token(routing, outputs)).sum(-1)
+    token_dy = dy.reshape(len(routing.gates), 1, -1)  # (T, 1, h), for all k experts of a token
+    rows = (token_dy * routing.gates[:, :, None]).astype(dy.dtype).reshape(len(routing.order), -1)[routing.order]
+    return rows, (token_dy * by_token(routing, outputs)).sum(-1)
 
 
 def route_backward(router: Array, routing: Routing, d_gates: Array, d_balance: Array | None) -> tuple[Array, Array]:
@@ -79,16 +79,17 @@ def route_backward(router: Array, routing: Routing, d_gates: Array, d_balance: A
     p = routing.probabilities
     if routing.normalised:
         total = np.take_along_axis(p, routing.chosen, 1).sum(-1, keepdims=True)
+        # The gates are chosen / total: the derivative of a quotient.
         d_gates = (d_gates - (d_gates * routing.gates).sum(-1, keepdims=True)) / total
     dp = np.zeros_like(p) if d_balance is None else np.broadcast_to(d_balance.astype(p.dtype), p.shape).copy()
     rows = np.arange(len(p))[:, None]
     dp[rows, routing.chosen] += d_gates
-    d_scores = p * (dp - (dp * p).sum(-1, keepdims=True))
+    d_scores = p * (dp - (dp * p).sum(-1, keepdims=True))  # the derivative of softmax
     return (d_scores @ router.T).astype(routing.x.dtype), (routing.x.T @ d_scores).astype(router.dtype)
 
 
 def places_by_expert(table: Array) -> Iterator[Array]:
-    """Yield for each expert of a rank where its rows are among those received: [source][expert] to [expert][source].
+    """Yield for each local expert the indices of its rows in the received order, [source][expert].
 
     Args:
         table: Rows from every rank for every expert of this rank, (n, experts of this rank).
@@ -100,7 +101,7 @@ def places_by_expert(table: Array) -> Iterator[Array]:
 
 
 def by_token(routing: Routing, rows: Array) -> Array:
-    """Return sorted rows token by token, (T, k, h)."""
+    """Return rows that are sorted by expert in the order of tokens, (T, k, h)."""
     out = np.empty_like(rows)
     out[routing.order] = rows
     return out.reshape(*routing.gates.shape, -1)
@@ -147,8 +148,8 @@ def mean_gradients(ranks: int, weights: Sequence[object], gradients: Sequence[ob
         gradients: Gradients of each expert, a tree like its weights; None if it had no rows.
     """
     return [
-        mapped(np.zeros_like, each)
+        map_leaves(np.zeros_like, each)
         if gradient is None
-        else mapped(lambda array: array / np.asarray(ranks, array.dtype), gradient)
+        else map_leaves(lambda array: array / np.asarray(ranks, array.dtype), gradient)
         for each, gradient in zip(weights, gradients, strict=True)
     ]

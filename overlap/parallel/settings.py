@@ -62,6 +62,7 @@ class Settings:
         self._check_clipping()
 
     def _check_clipping(self) -> None:
+        """Refuse a limit that is not positive, and options of the norm without a limit."""
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UsageError(f"clip_norm: expected a number above 0, got {self.clip_norm!r}")
         if self.clip_norm is None and (self.clip_group is not None or self.clip_copies):
@@ -72,11 +73,13 @@ class Settings:
 
 
 def _check_choice(argument: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a value that is not among the known ones."""
     if value not in known:
         raise UsageError(f"{argument}: expected {' or '.join(map(repr, known))}, got {value!r}")
 
 
 def _check_hook(hook: object) -> None:
+    """Refuse a hook that is no function of a bucket, such as a function that makes a hook."""
     if hook is None:
         return
     name = getattr(hook, "__name__", type(hook).__name__)
@@ -86,8 +89,8 @@ def _check_hook(hook: object) -> None:
         raise UsageError(f"hook: {name} makes a hook, and is none; write hook={name}()")
 
 
-def group_of(rank: Rank, group: Group | None) -> Group:
-    """Return the group that was meant: all ranks, if none was given.
+def resolve_group(rank: Rank, group: Group | None) -> Group:
+    """Return the given group; if it is None, the group of all ranks.
 
     Raises:
         UsageError: If it is no group, or the rank is none.

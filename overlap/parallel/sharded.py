@@ -18,11 +18,11 @@ from ..timeline.span import RoleName
 from .buckets.bucketed import Bucketed
 from .buckets.gathering import Gathering, Prefetched
 from .buckets.plan import BucketPlan, Hook, plan_by_size
-from .buckets.scattered import Scattered
+from .buckets.scattered import ScatteredBucket
 from .checkpoints.names import Own
 from .checkpoints.pieces import Shard, Tensors
 from .optimizers import Optimizer, check_optimizer
-from .parameters import ModelMemory, Stage, expected_memory, memory_of
+from .parameters import ModelMemory, Stage, expected_memory, measure_memory
 from .replicated import ShardReplicas
 from .settings import Batch, Order, Settings, Unused, check_count
 from .tree import Params, Site, flatten
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .tree import Array
 
 
-class Sharded(Bucketed[Scattered, Params]):
+class Sharded(Bucketed[ScatteredBucket, Params]):
     """A model that a group of ranks shares out; it is used as `DataParallel` is.
 
     ======  =====================================  =========================================================
@@ -144,17 +144,18 @@ class Sharded(Bucketed[Scattered, Params]):
         self.stage, self._optimizer, leaves = stage, optimizer, flatten(params)
         self._shared = shared
         plans = plan_by_size(self._leaves, reversed(leaves), bucket_bytes)
-        self._use([self._bucket(plan) for plan in plans])
-        flats = [_flat(rank, plan, leaves) for plan in plans]
-        self._replicas = self._replicas_of(replicate)
-        self._begin(flats)
+        self._set_buckets([self._make_bucket(plan) for plan in plans])
+        flats = [_concatenate_weights(rank, plan, leaves) for plan in plans]
+        self._replicas = self._make_replicas(replicate)
+        self._issue_first_weights(flats)
         self._gathering: Gathering = Prefetched(depth) if stage == 3 else Gathering()
         self._on_the_wire: deque[Future[Array]] = deque()
         if self._replicas is not None:
             self._replicas.send(self.steps)
         self._rounds = self._last_rounds = 0  # micro-batches without an update in this step, and in the one before
 
-    def _replicas_of(self, every: int | None) -> ShardReplicas | None:
+    def _make_replicas(self, every: int | None) -> ShardReplicas | None:
+        """Return the replicas on a neighbour, if they are asked for and the world survives losses; else None."""
         if every is not None:
             check_count("replicate", every)
         if every is None or not self.rank.epoch.survives:
@@ -163,12 +164,12 @@ class Sharded(Bucketed[Scattered, Params]):
             raise UsageError("hook: what a hook keeps of a lost rank is lost; leave it out with replicate")
         return ShardReplicas(self.rank, self.group, self._buckets, every)
 
-    def _begin(self, flats: list[Array]) -> None:
-        """Begin with the weights of the first rank; after a loss, with the state of the last replica."""
+    def _issue_first_weights(self, flats: list[Array]) -> None:
+        """Issue the first weights of all buckets: of the first rank, or after a loss of the last replica."""
         alike: Future[None] | None = None
         if self.group.size > 1:  # the comparison is issued before all that waits for weights
-            alike = self._alike()
-        broadcast = partial(self._broadcast, flats, alike, users_site())
+            alike = self._compare_params()
+        broadcast = partial(self._broadcast_weights, flats, alike, users_site())
         if self._replicas is not None and self.rank.epoch.number:
             self.steps = self.rank.epoch.step
             restored = self._replicas.restore(broadcast)
@@ -179,7 +180,7 @@ class Sharded(Bucketed[Scattered, Params]):
         for number, bucket in enumerate(self._buckets):
             bucket.begin(flats[number] if first is None else first[number])
 
-    async def _broadcast(self, flats: list[Array], alike: Future[None] | None, site: Site) -> list[Array]:
+    async def _broadcast_weights(self, flats: list[Array], alike: Future[None] | None, site: Site) -> list[Array]:
         """Return the weights of the first rank, once it is known that all ranks have the same parameters."""
         if alike is None:
             return flats
@@ -191,10 +192,11 @@ class Sharded(Bucketed[Scattered, Params]):
         ]
         return [await each for each in sent]
 
-    def _bucket(self, plan: BucketPlan) -> Scattered:
+    def _make_bucket(self, plan: BucketPlan) -> ScatteredBucket:
+        """Return a bucket; with order="forward" its priority is that of its first weight in forward."""
         depths = {name: depth for depth, name in enumerate(self._leaves)}
         priority = min(depths[name] for name in plan.names) if self._settings.order == "forward" else 0
-        return Scattered(
+        return ScatteredBucket(
             self._context,
             plan,
             priority=priority,
@@ -206,6 +208,7 @@ class Sharded(Bucketed[Scattered, Params]):
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _weight(self, name: str) -> Future[object]:
+        """Return a future of the newest weight; refuse it after its gradient was handed over."""
         bucket = self._home[name]
         if bucket.sent or name in bucket.handed:
             raise UsageError(
@@ -214,7 +217,8 @@ class Sharded(Bucketed[Scattered, Params]):
             )
         return self._gathering.visit(bucket)[name]
 
-    def _send(self, bucket: Scattered) -> None:
+    def _send_bucket(self, bucket: ScatteredBucket) -> None:
+        """Issue the scatter of a bucket, at most `in_flight` at once; under `no_sync`, the last one begins a round."""
         wire = self._on_the_wire
         before = wire.popleft() if len(wire) >= self._settings.in_flight else None
         bucket.send(self.steps + 1, before, keeps=not self._syncs)
@@ -241,11 +245,12 @@ class Sharded(Bucketed[Scattered, Params]):
                 self._end_round()
 
     def _end_round(self) -> None:
-        """Send the buckets of a micro-batch that have not been sent."""
+        """Send the buckets of this micro-batch that are not full, with zeros for missing gradients."""
         for bucket in self._queue.rest():
-            self._leave(bucket)
+            self._start_bucket(bucket)
 
-    def _shadow(self) -> None:
+    def _step_with_zeros(self) -> None:
+        """Take part in a step of the other ranks with zeros, in as many rounds as the step before had."""
         self._gathering.repeat()
         for _ in range(self._last_rounds):
             with super().no_sync():
@@ -253,28 +258,30 @@ class Sharded(Bucketed[Scattered, Params]):
         self.step()
 
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
+        """Issue the updates of all buckets, then gathers; return futures of the updated parts."""
         self._last_rounds, self._rounds = self._rounds, 0
-        self._gathering.ends()
+        self._gathering.end_step()
         for bucket in self._buckets:
             bucket.update(self.steps, factors)
         if self._replicas is not None:
             self._replicas.end_step(self.steps)
-        self._gathering.begins(self._buckets)
+        self._gathering.begin_step(self._buckets)
         return [bucket.updated for bucket in self._buckets]
 
-    def _with_other_parts(self) -> list[Group]:
+    def _norm_groups(self) -> list[Group]:
+        """Return the groups over which sums of squares are added: first the ranks that share the buckets."""
         others_parts = [self.group] if self.group.size > 1 else []
-        return others_parts + super()._with_other_parts()
+        return others_parts + super()._norm_groups()
 
     def _reorder(self, order: Sequence[str]) -> None:
-        """Let buckets travel in the order in which their last gradients come."""
+        """Sort the buckets by the place of their last gradient in `order`."""
         ranking = {name: number for number, name in enumerate(order)}
-        self._use(sorted(self._buckets, key=lambda bucket: max(ranking[name] for name in bucket.plan.names)))
+        self._set_buckets(sorted(self._buckets, key=lambda bucket: max(ranking[name] for name in bucket.plan.names)))
 
-    async def _whole(self) -> Params:
-        """In stage 3, that gathers the weights once more."""
+    async def _await_weights(self) -> Params:
+        """Wait for all updates, and gather the weights once more; return them."""
         leaves: dict[str, object] = {}
-        for whole in [self._gathering.all_of(bucket) for bucket in self._buckets]:
+        for whole in [self._gathering.gather_to_keep(bucket) for bucket in self._buckets]:
             leaves |= await whole
         return self._tree(leaves)
 
@@ -299,7 +306,7 @@ class Sharded(Bucketed[Scattered, Params]):
 
     def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
         """Go on from that step; see `Bucketed`."""
-        self._gathering.ends()  # gathered parameters are of other weights
+        self._gathering.end_step()  # gathered parameters are of other weights
         if self._replicas is not None:
             self._replicas.drop(steps)
             self._replicas.send(steps)
@@ -313,7 +320,7 @@ class Sharded(Bucketed[Scattered, Params]):
         if self.stage < 3:
             others = sum(bucket.plan.nbytes - bucket.weights.flat.nbytes for bucket in buckets)
         gradients = sum(bucket.grad.nbytes for bucket in buckets)
-        return memory_of([bucket.weights for bucket in buckets], gradients=gradients, others=others)
+        return measure_memory([bucket.weights for bucket in buckets], gradients=gradients, others=others)
 
     def expected_memory(self) -> ModelMemory:
         """Return the memory of this model, stage and group by the formula of ZeRO."""
@@ -325,7 +332,8 @@ class Sharded(Bucketed[Scattered, Params]):
         return expected_memory(self.stage, self.group.size, parameters=parameters, optimizer=kept)
 
 
-def _flat(rank: Rank, plan: BucketPlan, leaves: dict[str, Array]) -> Array:
+def _concatenate_weights(rank: Rank, plan: BucketPlan, leaves: dict[str, Array]) -> Array:
+    """Return the weights of a bucket side by side in new memory."""
     flat = rank.empty(plan.size, plan.dtype)
     if flat.flags.writeable:
         np.concatenate([leaves[name].reshape(-1) for name in plan.names], out=flat)

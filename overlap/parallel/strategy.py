@@ -17,7 +17,7 @@ from ..timeline.span import RoleName
 from .buckets.agreement import agreement
 from .buckets.gradients import check_gradient
 from .parameters import Parameters
-from .settings import group_of
+from .settings import resolve_group
 from .tree import Array, Names, Params, Site, flatten, rebuild
 from .weight import awaitable
 from .work import MemoryWork, users_frame
@@ -27,9 +27,9 @@ _STEPS = "overlap.parallel: steps"
 
 
 class Ahead:
-    """The result of `model.step()`: `await` it to wait until the program is only so many steps ahead.
+    """The result of `model.step()`: `await` waits until the program is at most `ahead` steps ahead of its futures.
 
-    It need not be awaited: it is for loops that would issue thousands of steps before the first has run.
+    Loops that would issue thousands of steps before the first has run should await it; short ones need not.
 
     Args:
         pending: Futures to wait for.
@@ -65,7 +65,7 @@ class Strategy(ABC, Generic[Params]):
     steps: int
 
     def __init__(self, rank: Rank, params: Params, group: Group | None, ahead: int) -> None:
-        self.rank, self.group, self.steps = rank, group_of(rank, group), 0
+        self.rank, self.group, self.steps = rank, resolve_group(rank, group), 0
         self._names, self._work = Names(params), MemoryWork(rank)
         self._leaves = {name: (leaf.shape, leaf.dtype) for name, leaf in flatten(params).items()}
         self._ahead = ahead
@@ -111,15 +111,15 @@ class Strategy(ABC, Generic[Params]):
     def _take(self, gradients: Mapping[str, object], site: Site) -> None:
         """Take over gradients by name, from that line of the program."""
 
-    def _second(self, name: str) -> UsageError:
+    def _duplicate_error(self, name: str) -> UsageError:
         """Return the error for a second gradient of a parameter in one step."""
         return UsageError(
             f"reduce: the gradient of {name!r} has been handed over in step {self.steps} already; of a weight "
             "that is used twice, add the gradients up and hand over the sum; or has model.step() been forgotten?"
         )
 
-    def _note_step(self) -> None:
-        """Note under `--survive` that steps are made; refuse the first one of a model that has lost those before.
+    def _note_first_step(self) -> None:
+        """Count steps under `--survive`; refuse to restart a model whose earlier steps were lost.
 
         Raises:
             UsageError: A process was lost, and the model has been made anew without a checkpoint.
@@ -141,7 +141,7 @@ class Strategy(ABC, Generic[Params]):
         """Let all weights make a step, once their gradients are there. Issues, and never waits."""
 
     def _limit(self, issued: Sequence[Future[object]]) -> Sequence[Future[object]]:
-        """Return the futures of the step that a program waits for which has issued these in its newest one."""
+        """Note the futures of the newest step, and return those of the step that the program now waits for."""
         self._issued_steps.append(issued)
         return self._issued_steps.popleft() if len(self._issued_steps) > self._ahead else []
 
@@ -155,16 +155,16 @@ class Strategy(ABC, Generic[Params]):
 
     # -- first weights -------------------------------------------------------------------------------------------------
 
-    def _alike(self) -> Future[None]:
-        """Compare the names, shapes and dtypes of the parameters of all ranks."""
+    def _compare_params(self) -> Future[None]:
+        """Issue a comparison of names, shapes and dtypes of the parameters of all ranks."""
         items = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
         return agreement(self._work, self.group, "params", items)
 
-    def _first_weights(self, parameters: Parameters, *, state: bool = False) -> list[Future[object]]:
-        """Give all ranks the weights of the first one, and its optimizer's state, after they compare parameters."""
+    def _broadcast_first_weights(self, parameters: Parameters, *, state: bool = False) -> list[Future[object]]:
+        """Issue the comparison of parameters, and broadcasts of the first rank's weights; with `state`, all arrays."""
         if self.group.size == 1:
             return []
-        issued: list[Future[object]] = [self._alike()]
+        issued: list[Future[object]] = [self._compare_params()]
         arrays = parameters.arrays() if state else [weights.flat for weights in parameters.weights.values()]
         name = RoleName("state for newcomers" if state else "first weights", "library")
         for flat in [array.view() for array in arrays]:

@@ -21,7 +21,7 @@ from ..runtime.memory.arrays import metadata
 from ..runtime.rank import Rank
 from ..survival.agreement import StepProgress
 from ..timeline.span import RoleName
-from .buckets.averaged import Averaged
+from .buckets.averaged import AveragedBucket
 from .buckets.plan import Hook
 from .parameters import Parameters
 from .work import MemoryWork
@@ -55,7 +55,7 @@ class SurvivingSteps:
             raise UsageError("--survive goes on with one DataParallel model in a program, and this is the second")
         self.rank, self.parameters = rank, parameters
         self._work, self._group, self._progress = work, group, StepProgress(rank.epoch.step)
-        self._means: list[tuple[Averaged, slice, Array]] = []  # of the step that was prepared last
+        self._means: list[tuple[AveragedBucket, slice, Array]] = []  # bucket, part and mean of the last prepared step
         self._factors: Sequence[float | None] = ()
         rank.epoch.survivor = self
 
@@ -66,8 +66,8 @@ class SurvivingSteps:
 
     # -- on the compute stream -----------------------------------------------------------------------------------------
 
-    def agree(self, buckets: Sequence[Averaged], factors: Sequence[Future[object]], step: int) -> Future[object]:
-        """Return a future that is done when all ranks have prepared a step; updates wait for it."""
+    def agree(self, buckets: Sequence[AveragedBucket], factors: Sequence[Future[object]], step: int) -> Future[object]:
+        """Issue the agreement on a step; the future ends when all ranks have its means, and updates wait for that."""
         parts = [(bucket, part) for bucket in buckets for part in bucket.parts]
         means = [mean for bucket in buckets for mean in bucket.arrived]
         prepare = partial(self._prepare, step, parts)
@@ -76,13 +76,15 @@ class SurvivingSteps:
         agreed = self._group.all_reduce(ready, op="min", stream=self.rank.stream(_STREAM), name=name)
         return self._work.compute(partial(self._agree, step), agreed, name=name, stream=_STREAM)
 
-    def _prepare(self, step: int, parts: Sequence[tuple[Averaged, slice]], *values: object) -> Array:
+    def _prepare(self, step: int, parts: Sequence[tuple[AveragedBucket, slice]], *values: object) -> Array:
+        """Keep the means and factors of a step, which is prepared on this rank; return its number."""
         means, self._factors = values[: len(parts)], values[len(parts) :]  # type: ignore[assignment]
         self._means = [(*place, mean) for place, mean in zip(parts, means, strict=True)]  # type: ignore[misc]
         self._progress.prepare(step)
         return metadata([step], np.int64)
 
     def _agree(self, step: int, _: object) -> None:
+        """Note that all ranks have prepared a step."""
         self._progress.agree(step)
 
     # -- after a loss --------------------------------------------------------------------------------------------------
@@ -103,17 +105,17 @@ class SurvivingSteps:
         if step != prepared:
             return
         for bucket, part, mean in self._means:
-            if bucket.applied.get(part.start, 0) < step and not bucket.apply(step, part, mean, *self._factors):
+            if bucket.applied.get(part.start, 0) < step and not bucket.update_part(step, part, mean, *self._factors):
                 raise OverlapError(
                     f"the mean gradient of step {step} is not finite, in a bucket with {bucket.plan.names[0]!r}"
                 )
         self._means = []
 
 
-def surviving(
+def make_surviving_steps(
     rank: Rank, work: MemoryWork, group: Group, parameters: Parameters, *, hook: Hook | None
 ) -> tuple[SurvivingSteps | None, Parameters]:
-    """Return the steps of a model under `--survive`, and its parameters: those of the epoch before, if it has trained.
+    """Return the steps of a model under `--survive`, else None, and its parameters: earlier ones after a loss.
 
     The parameters of a rank that has joined are new: they have no values until those of rank 0 have arrived.
 

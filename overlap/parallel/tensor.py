@@ -108,22 +108,23 @@ class _Linear(ABC):
         }
 
     def _compute(self, fn: Callable[..., object], *args: object, name: str | None = None) -> Future[object]:
+        """Issue a compute of the matrix's size, with its flops on the virtual clock."""
         return self.rank.compute(fn, *args, flops=self._flops, name=name, call_site=users_frame())
 
-    def _gathered(self, x: object, name: str) -> object:
-        """Issue the gather of rows; without `sequence`, the rows are whole already."""
+    def _gather_rows(self, x: object, name: str) -> object:
+        """Issue the gather of the rows of all ranks; without `sequence`, return `x`, which has them all."""
         if not self.sequence:
             return x
         return self.group.all_gather(cast("Array", x), name=f"gather {name}", call_site=users_frame())
 
-    def _summed(self, partial: object, name: str) -> object:
+    def _sum_over_group(self, partial: object, name: str) -> object:
         """Issue the sum over the group: of all rows, or of this rank's with `sequence`."""
         if self.sequence:
             return self.group.reduce_scatter(cast("Array", partial), name=f"scatter {name}", call_site=users_frame())
         return self.group.all_reduce(cast("Array", partial), name=f"sum {name}", call_site=users_frame())
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
-        """Issue both halves."""
+        """Issue the gradients of `x` and of the weights."""
         dx, needed = self.backward_input(w, kept, dy)
         return dx, self.backward_weights(w, needed)
 
@@ -149,13 +150,13 @@ class ColumnLinear(_Linear):
 
     def forward(self, w: object, x: object) -> Pair:
         """Issue the product: (..., inputs) to (..., outputs / t)."""
-        return self._compute(_product, w, self._gathered(x, "x"), name="column product"), x
+        return self._compute(_multiply, w, self._gather_rows(x, "x"), name="column product"), x
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the gradient of `x`, summed over the group."""
-        x = self._gathered(kept, "x again")
+        x = self._gather_rows(kept, "x again")
         partial = self._compute(_input_gradient, w, dy, name="column input gradient")
-        return self._summed(partial, "dx"), (x, dy)
+        return self._sum_over_group(partial, "dx"), (x, dy)
 
 
 class RowLinear(_Linear):
@@ -169,16 +170,17 @@ class RowLinear(_Linear):
 
     def forward(self, w: object, x: object) -> Pair:
         """Issue the product, and its sum: (..., inputs / t) to (..., outputs)."""
-        partial = self._compute(_product, w, x, self.group.rank == 0, name="row product")
-        return self._summed(partial, "y"), x
+        partial = self._compute(_multiply, w, x, self.group.rank == 0, name="row product")
+        return self._sum_over_group(partial, "y"), x
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the gradient of `x`, of which each rank has its columns."""
-        whole = self._gathered(dy, "dy")
+        whole = self._gather_rows(dy, "dy")
         return self._compute(_input_gradient, w, whole, name="row input gradient"), (kept, whole)
 
 
-def _product(w: Weights, x: Array, biased: bool = True) -> Array:
+def _multiply(w: Weights, x: Array, biased: bool = True) -> Array:
+    """Return x W, with the bias if `biased` and there is one; without data, an array of that shape."""
     if has_no_data(x):
         return np.broadcast_to(x.flat[0], (*x.shape[:-1], w["weight"].shape[1]))
     y: Array = x @ w["weight"]
@@ -188,6 +190,7 @@ def _product(w: Weights, x: Array, biased: bool = True) -> Array:
 
 
 def _input_gradient(w: Weights, dy: Array) -> Array:
+    """Return the gradient of x from that of y."""
     if has_no_data(dy):
         return np.broadcast_to(dy.flat[0], (*dy.shape[:-1], w["weight"].shape[0]))
     dx: Array = dy @ w["weight"].T
@@ -195,6 +198,7 @@ def _input_gradient(w: Weights, dy: Array) -> Array:
 
 
 def _weight_gradients(w: Weights, x: Array, dy: Array) -> dict[str, Array]:
+    """Return the gradients of weight and bias, summed over all rows."""
     if has_no_data(dy):
         return dict(w)
     rows = dy.reshape(-1, dy.shape[-1])
@@ -229,8 +233,8 @@ class VocabularyLoss:
         if words % group.size:
             raise UsageError(f"words: {words} do not divide by the {group.size} ranks of group '{group.name}'")
         self.rank, self.group, self.words = rank, group, words
-        self._work, self._each = MemoryWork(rank), words // group.size
-        self._moved_bytes = 2 * _FLOAT_BYTES * self._each * (tokens or 0)
+        self._work, self._words_per_rank = MemoryWork(rank), words // group.size
+        self._moved_bytes = 2 * _FLOAT_BYTES * self._words_per_rank * (tokens or 0)
 
     def issue(self, scores: object, target: object) -> Future[object]:
         """Issue the loss, and its gradient.
@@ -247,29 +251,30 @@ class VocabularyLoss:
         """
         group, moved_bytes = self.group, self._moved_bytes
         top: Future[Array] = self._work.compute(
-            self._top, scores, target, name="highest score", role="program", moved_bytes=moved_bytes
+            self._highest_scores, scores, target, name="highest score", role="program", moved_bytes=moved_bytes
         )
         if group.size > 1:
             top = group.all_reduce(top, op="max", name="highest scores", call_site=users_frame())
         sums: Future[Array] = self._work.compute(
-            self._sums, scores, target, top, name="sum of scores", role="program", moved_bytes=moved_bytes
+            self._exponential_sums, scores, target, top, name="sum of scores", role="program", moved_bytes=moved_bytes
         )
         if group.size > 1:
             sums = group.all_reduce(sums, name="sums of scores", call_site=users_frame())
         return cast(
             "Future[object]",
             self._work.compute(
-                self._both, scores, target, top, sums, name="loss", role="program", moved_bytes=moved_bytes
+                self._gradient_and_loss, scores, target, top, sums, name="loss", role="program", moved_bytes=moved_bytes
             ),
         )
 
     # -- on the compute stream ---------------------------------------------------------------------------------------
 
-    def _top(self, scores: Array, target: Array) -> Array:
-        if scores.shape[-1:] != (self._each,) or scores.shape[:-1] != np.shape(target):
+    def _highest_scores(self, scores: Array, target: Array) -> Array:
+        """Return the highest of this rank's scores for each token; refuse wrong shapes and unknown words."""
+        if scores.shape[-1:] != (self._words_per_rank,) or scores.shape[:-1] != np.shape(target):
             raise UsageError(
                 f"loss: scores have shape {scores.shape} and targets {np.shape(target)}; expected "
-                f"{(*np.shape(target), self._each)}"
+                f"{(*np.shape(target), self._words_per_rank)}"
             )
         if has_no_data(scores):
             return np.broadcast_to(scores.flat[0], scores.shape[:-1])
@@ -279,28 +284,29 @@ class VocabularyLoss:
         top: Array = scores.max(-1)
         return top
 
-    def _sums(self, scores: Array, target: Array, top: Array) -> Array:
-        """Return the sum of this rank's exponentials, and the score of the word that came if it is here: (2, ...)."""
+    def _exponential_sums(self, scores: Array, target: Array, top: Array) -> Array:
+        """Return by token the sum of exponentials here, and the target's score if it is here: (2, ...), less `top`."""
         if has_no_data(scores):
             return np.broadcast_to(scores.flat[0], (2, *scores.shape[:-1]))
-        here, word = self._here(target)
-        came = np.take_along_axis(scores, word[..., None], -1)[..., 0] - top
-        return np.stack([np.exp(scores - top[..., None]).sum(-1), np.where(here, came, scores.dtype.type(0))])
+        is_own, word = self._find_own_words(target)
+        target_score = np.take_along_axis(scores, word[..., None], -1)[..., 0] - top
+        return np.stack([np.exp(scores - top[..., None]).sum(-1), np.where(is_own, target_score, scores.dtype.type(0))])
 
-    def _both(self, scores: Array, target: Array, top: Array, sums: Array) -> tuple[Array, float]:
+    def _gradient_and_loss(self, scores: Array, target: Array, top: Array, sums: Array) -> tuple[Array, float]:
+        """Return the gradient of this rank's scores, (probability - one-hot target) / tokens, and the mean loss."""
         if has_no_data(scores):
             return scores, 0.0
-        total, came = sums
+        total, target_score = sums
         p = np.exp(scores - top[..., None])
         p /= total[..., None]
-        here, word = self._here(target)
-        at = (*np.nonzero(here), word[here])
-        p[at] -= 1
+        is_own, word = self._find_own_words(target)
+        at = (*np.nonzero(is_own), word[is_own])
+        p[at] -= 1  # probabilities less the wanted ones, which are 1 at the target
         p /= np.asarray(total.size, p.dtype)
-        return p, float((np.log(total) - came).mean())
+        return p, float((np.log(total) - target_score).mean())
 
-    def _here(self, target: Array) -> tuple[Array, Array]:
-        """Return which targets are this rank's, and their places here, 0 for the others."""
-        word = np.asarray(target) - self.group.rank * self._each
-        is_here = (word >= 0) & (word < self._each)
-        return is_here, np.where(is_here, word, 0)
+    def _find_own_words(self, target: Array) -> tuple[Array, Array]:
+        """Return which targets are words of this rank, and their columns here, 0 for the others."""
+        word = np.asarray(target) - self.group.rank * self._words_per_rank
+        is_own = (word >= 0) & (word < self._words_per_rank)
+        return is_own, np.where(is_own, word, 0)

@@ -16,7 +16,7 @@ from ..runtime.checked import Checked
 from ..runtime.future import Future
 from ..runtime.trees import futures_in, sequence_like
 from ..timeline.recording import call_site
-from .returned import described
+from .returned import describe
 from .work import MemoryWork
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def flatten(params: object) -> dict[str, Array]:
     if not isinstance(params, (Mapping, list, tuple)):
         raise UsageError(f"params: expected a dict, list or tuple of arrays, got {type(params).__name__}")
     arrays: dict[str, Array] = {}
-    for path in _paths(params, ()):
-        name, leaf = _joined(path), pick(params, path)
+    for path in _leaf_paths(params, ()):
+        name, leaf = _join_path(path), pick(params, path)
         if not isinstance(leaf, np.ndarray):
             raise UsageError(
                 f"params: {name!r} is of type {type(leaf).__name__}; every leaf must be a numpy array"
@@ -81,31 +81,32 @@ def rebuild(like: object, leaves: Mapping[str, object]) -> object:
     Raises:
         UsageError: If a name is missing.
     """
-    return _rebuilt(like, leaves, ())
+    return _rebuild_branch(like, leaves, ())
 
 
-def _rebuilt(like: object, leaves: Mapping[str, object], path: Path) -> object:
+def _rebuild_branch(like: object, leaves: Mapping[str, object], path: Path) -> object:
+    """Return the branch at `path` of the form of `like`, with leaves by their full names."""
     if not isinstance(like, (Mapping, list, tuple)):
-        name = _joined(path)
+        name = _join_path(path)
         if name not in leaves:
             raise UsageError(f"leaves: {name!r} is missing; expected one for each leaf of the tree")
         return leaves[name]
-    parts = {key: _rebuilt(value, leaves, (*path, key)) for key, value in _items(like)}
+    parts = {key: _rebuild_branch(value, leaves, (*path, key)) for key, value in _items(like)}
     return parts if isinstance(like, Mapping) else sequence_like(like, list(parts.values()))
 
 
-def mapped(function: Callable[[Any], object], tree: object) -> object:
+def map_leaves(function: Callable[[Any], object], tree: object) -> object:
     """Return the tree with `function` applied to each leaf; sequences become lists."""
     if isinstance(tree, Mapping):
-        return {key: mapped(function, branch) for key, branch in tree.items()}
+        return {key: map_leaves(function, branch) for key, branch in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return [mapped(function, branch) for branch in tree]
+        return [map_leaves(function, branch) for branch in tree]
     return function(tree)
 
 
 def leaves(tree: object) -> dict[str, Path]:
     """Return the paths of the leaves of a tree, by name; names are those of `flatten`, and futures are leaves."""
-    return {_joined(path): path for path in _paths(tree, ())}
+    return {_join_path(path): path for path in _leaf_paths(tree, ())}
 
 
 def pick(tree: object, path: Path) -> object:
@@ -120,19 +121,21 @@ def last_future(tree: object) -> Future[object] | None:
     return next(reversed(futures_in(tree)), None)
 
 
-def _paths(tree: object, above: Path) -> Iterator[Path]:
+def _leaf_paths(tree: object, above: Path) -> Iterator[Path]:
+    """Yield the paths of all leaves below a branch, whose own path is `above`."""
     if isinstance(tree, (Mapping, list, tuple)):
         for key, branch in _items(tree):
-            yield from _paths(branch, (*above, key))
+            yield from _leaf_paths(branch, (*above, key))
     else:
         yield above
 
 
 def _items(tree: object) -> Iterator[tuple[str | int, object]]:
+    """Return keys or indices of a branch, with their values."""
     return iter(tree.items()) if isinstance(tree, Mapping) else enumerate(cast("Sequence[object]", tree))
 
 
-def _joined(path: Path) -> str:
+def _join_path(path: Path) -> str:
     return ".".join(map(str, path))
 
 
@@ -153,14 +156,15 @@ class Names:
         self.form: object = rebuild(params, {name: name for name in flatten(params)})
         self._parts: dict[str, object] = {}
         self._top = [str(key) for key, _ in _items(params)]
-        self._read(self.form, ())
+        self._index_part(self.form, ())
 
-    def _read(self, node: object, path: Path) -> object:
+    def _index_part(self, node: object, path: Path) -> object:
+        """Note the names of a branch and of the branches in it; return it as dicts of parameter names."""
         part = node
         if isinstance(node, (Mapping, list, tuple)):
-            part = {key: self._read(value, (*path, key)) for key, value in _items(node)}
+            part = {key: self._index_part(value, (*path, key)) for key, value in _items(node)}
         if path:
-            self._parts[_joined(path)] = part
+            self._parts[_join_path(path)] = part
         return part
 
     def find(self, name: str, of_leaf: Callable[[str], object]) -> object:
@@ -169,7 +173,7 @@ class Names:
         Raises:
             UsageError: If there is no such part.
         """
-        return mapped(of_leaf, self._part(name))
+        return map_leaves(of_leaf, self._find_part(name))
 
     def pairs(self, name: str, value: object, site: Site) -> Iterator[tuple[str, object]]:
         """Yield each parameter of a part with its item of `value`, a tree of that form or a future of one.
@@ -182,9 +186,10 @@ class Names:
         Raises:
             UsageError: If there is no such part, or `value` has no such item; where it is used, if it is a future.
         """
-        yield from _pairs(self._part(name), value, name, site)
+        yield from _match_leaves(self._find_part(name), value, name, site)
 
-    def _part(self, name: str) -> object:
+    def _find_part(self, name: str) -> object:
+        """Return the part of the tree of that name: a parameter's name, or dicts of names."""
         if not isinstance(name, str):
             raise UsageError(f"name: expected a string, such as {next(iter(self._parts))!r}, got {name!r}")
         part = self._parts.get(name)
@@ -193,7 +198,8 @@ class Names:
         return part
 
 
-def _pairs(part: object, value: object, name: str, site: Site) -> Iterator[tuple[str, object]]:
+def _match_leaves(part: object, value: object, name: str, site: Site) -> Iterator[tuple[str, object]]:
+    """Yield each parameter of a part with its item of `value`, which may be a future of the tree."""
     if isinstance(part, str):
         yield part, value
         return
@@ -203,18 +209,18 @@ def _pairs(part: object, value: object, name: str, site: Site) -> Iterator[tuple
     else:
         _check_items(branches, name, None, value)
     for key, inner in branches.items():
-        yield from _pairs(inner, pick(value, (key,)), f"{name}.{key}", site)
+        yield from _match_leaves(inner, pick(value, (key,)), f"{name}.{key}", site)
 
 
 def _check_items(branches: Mapping[str | int, object], name: str, site: Site | None, value: object) -> None:
-    """Refuse a value that lacks an item; of a future's, the line that handed it over is told."""
+    """Refuse a value without an item for each branch; `site` is the program line that passed a future of it."""
     for key in branches:
         try:
             pick(value, (key,))
         except (TypeError, LookupError):
             its = f"reduce: what was handed over for {name!r}"
             where = f"; it was handed over at {call_site(*site)}" if site is not None else ""
-            raise UsageError(f"{its} has no item {key!r}: it is {described(value)}{where}") from None
+            raise UsageError(f"{its} has no item {key!r}: it is {describe(value)}{where}") from None
 
 
 # -- sums of gradients -----------------------------------------------------------------------------------------------
@@ -236,7 +242,7 @@ class RunningSum:
     def __init__(self, work: MemoryWork, like: object) -> None:
         self.count: int = 0
         self._work, self._moved_bytes = work, 3 * _nbytes(like)
-        self._form = _form(like)
+        self._strip_arrays = _strip_arrays(like)
         self._first: object = None
         self._own: object = None
         self._newest: object = None
@@ -249,39 +255,41 @@ class RunningSum:
         else:
             first, self._first = self._first, None
             self._newest = self._work.compute(
-                self._add, first, tree, name="add gradients", moved_bytes=self._moved_bytes, role="program"
+                self._add_tree, first, tree, name="add gradients", moved_bytes=self._moved_bytes, role="program"
             )
         return self._newest
 
-    def _add(self, first: object, tree: object) -> object:
+    def _add_tree(self, first: object, tree: object) -> object:
+        """Return the sum of all trees so far; the first addition makes new arrays, later ones write into them."""
         if first is not None or self._own is None:
-            self._own = _sum(first, tree, self._form)
+            self._own = _sum_trees(first, tree, self._strip_arrays)
         else:
             _add_into(self._own, tree)
         return self._own
 
 
-def _form(like: object) -> object:
-    """Return a tree without its arrays; None where there are none."""
-    return mapped(lambda leaf: leaf if leaf is None else True, like)
+def _strip_arrays(like: object) -> object:
+    """Return the form of a tree, with True for each array and None for each missing one."""
+    return map_leaves(lambda leaf: leaf if leaf is None else True, like)
 
 
-def _sum(first: Any, second: Any, form: object) -> object:
+def _sum_trees(first: Any, second: Any, form: object) -> object:
     """Return the sum of two trees of arrays as new arrays; arrays without data stay so."""
     if first is None and not form:
         return {}
     if isinstance(first, Mapping):
         parts = form if isinstance(form, Mapping) else {}
-        return {key: _sum(branch, second[key], parts.get(key)) for key, branch in first.items()}
+        return {key: _sum_trees(branch, second[key], parts.get(key)) for key, branch in first.items()}
     if isinstance(first, (list, tuple)):
         form = form if isinstance(form, list) and len(form) == len(first) else [None] * len(first)
-        return [_sum(*branches) for branches in zip(first, second, form, strict=True)]
+        return [_sum_trees(*branches) for branches in zip(first, second, form, strict=True)]
     if first is None or second is None:
         raise UsageError("backward: returned None for the gradient of weights; only a layer without weights may")
     return first if has_no_data(first) else first + second
 
 
 def _add_into(own: object, tree: object) -> None:
+    """Add a tree to another one in place; arrays without data stay."""
     if isinstance(own, (Mapping, list)):
         for key, branch in _items(own):
             _add_into(branch, pick(tree, (key,)))
@@ -290,12 +298,12 @@ def _add_into(own: object, tree: object) -> None:
 
 
 def has_no_data(array: Array) -> bool:
-    """Whether an array has one element for all its places, as arrays have in simulations without data."""
+    """Whether all elements of an array share one place in memory, as in simulations of shapes alone."""
     return array.size > 1 and not any(array.strides)
 
 
 def _nbytes(tree: object) -> int:
-    """Count the bytes of the arrays in a tree that have been computed."""
-    leaves = (pick(tree, path) for path in _paths(tree, ()))
+    """Return the bytes of all arrays in a tree; futures that are not done count 0."""
+    leaves = (pick(tree, path) for path in _leaf_paths(tree, ()))
     there = (each.result() if isinstance(each, Future) and each.done else each for each in leaves)
     return sum(int(getattr(each, "nbytes", 0)) for each in there)

@@ -43,6 +43,8 @@ CANDIDATES: tuple[tuple[Size, Literal["forward", "fifo"]], ...] = tuple(
 RECORDED = 5  # steps; the first two are warm-up
 _STEPS = 5  # replayed; the last two count
 _CHUNK_BYTES = 256 << 10  # after which something more urgent may overtake
+_SMALL_BYTES = 4096  # messages up to this size take the latency alone
+_NEAR_BEST = 1.01  # candidates within 1 % of the best count as equal, so that noise does not choose
 
 
 MakeModel: TypeAlias = Callable[..., TrainableModel]
@@ -77,12 +79,12 @@ class Choice:
         )
 
     def to_array(self) -> Array:
-        """Return it as an array, for other ranks."""
+        """Return the choice as numbers in an array, for a broadcast."""
         return metadata([self.candidate, self.step_s, self.default_s])
 
     @classmethod
     def from_array(cls, array: Array) -> Choice:
-        """Return the choice in an array of `to_array`."""
+        """Return the choice that `to_array` has put into an array."""
         candidate, step_s, default_s = map(float, array)
         return cls(candidate=int(candidate), step_s=step_s, default_s=default_s)
 
@@ -106,8 +108,8 @@ class Tuner:
         self._sizes = {name: (leaf.size, leaf.dtype.name) for name, leaf in leaves.items()}
         self._ready: list[list[tuple[str, int]]] = [[] for _ in range(RECORDED)]
 
-    def handed_over(self, step: int, name: str, gradient: object) -> None:
-        """Note when a gradient is there, in the first steps."""
+    def note_gradient(self, step: int, name: str, gradient: object) -> None:
+        """Note the moment at which a gradient is computed, in the first `RECORDED` steps."""
         if step >= RECORDED:
             return
         note, rank = self._ready[step].append, self._rank
@@ -117,13 +119,14 @@ class Tuner:
             note((name, rank.now_ns()))
 
     async def choose(self) -> Array:
-        """Replay the recording in a thread, as it has a clock of its own; return the choice."""
-        recording = read(self._rank.recorder.spans(), self._ready[1:], self._sizes)  # the first has other buckets
-        choice = await trio.to_thread.run_sync(best_of, recording, self._make)
+        """Replay the recording in a thread; return the choice as an array, for other ranks."""
+        later_steps = self._ready[1:]  # the first step has other buckets
+        recording = read_recording(self._rank.recorder.spans(), later_steps, self._sizes)
+        choice = await trio.to_thread.run_sync(choose_candidate, recording, self._make)
         return choice.to_array()
 
 
-def read(
+def read_recording(
     spans: Sequence[Span], ready: Sequence[Sequence[tuple[str, int]]], sizes: Mapping[str, tuple[int, str]]
 ) -> StepRecording:
     """Return the times of a step from a rank's spans.
@@ -140,12 +143,12 @@ def read(
     for before, step in pairwise(ready):
         at_ns = before[-1][1]
         for position, (name, ready_ns) in enumerate(step):
-            busy_ns = _busy(computed, at_ns, ready_ns)
+            busy_ns = _busy_ns(computed, at_ns, ready_ns)
             (waits.setdefault(name, []) if position else heads).append(busy_ns)
             at_ns = max(at_ns, ready_ns)
     backward = [(name, median(waits[name]) / 1e9) for name, _ in ready[-1][1:]]
     deepest_s = median([seconds for _, seconds in backward] or [0.0])  # taken to be like the others
-    latency_s, per_byte_s = _wire(spans, ready[0][-1][1])
+    latency_s, per_byte_s = _measure_wire(spans, ready[0][-1][1])
     return StepRecording(
         sizes=sizes,
         forward_s=max(0.0, median(heads) / 1e9 - deepest_s),
@@ -155,29 +158,32 @@ def read(
     )
 
 
-def _busy(computed: Merged, start_ns: int, end_ns: int) -> int:
+def _busy_ns(computed: Merged, start_ns: int, end_ns: int) -> int:
+    """Return how long computes ran between two moments."""
     return length(intersect(computed, merge([(start_ns, max(start_ns, end_ns))])))
 
 
-def _wire(spans: Sequence[Span], from_ns: int) -> tuple[float, float]:
+def _measure_wire(spans: Sequence[Span], from_ns: int) -> tuple[float, float]:
     """Return the latency of the wire, and its seconds for each byte, as `_Wire` takes them.
 
     The wire is busy from the end of the latency of a bucket to the end of the bucket; other buckets may wait meanwhile.
     """
-    moved = [(s.info, s.end_ns) for s in spans if s.kind == "comm" and s.info is not None and s.end_ns > from_ns]
-    if not moved:
+    transfers = [(s.info, s.end_ns) for s in spans if s.kind == "comm" and s.info is not None and s.end_ns > from_ns]
+    if not transfers:
         return 0.0, 0.0
-    small_ns = [s.info.transfer_ns for s in spans if s.kind == "comm" and s.info is not None and s.info.nbytes <= 4096]
+    small_ns = [
+        s.info.transfer_ns for s in spans if s.kind == "comm" and s.info is not None and s.info.nbytes <= _SMALL_BYTES
+    ]
     latency_ns = min(small_ns, default=0)
-    busy_ns = length(merge((min(info.met_ns + latency_ns, end_ns), end_ns) for info, end_ns in moved))
-    nbytes = sum(info.nbytes for info, _ in moved)
+    busy_ns = length(merge((min(info.met_ns + latency_ns, end_ns), end_ns) for info, end_ns in transfers))
+    nbytes = sum(info.nbytes for info, _ in transfers)
     return latency_ns / 1e9, busy_ns / 1e9 / max(1, nbytes)
 
 
-def best_of(recording: StepRecording, make: MakeModel) -> Choice:
-    """Replay all candidates and return the first one within 1 % of the best."""
+def choose_candidate(recording: StepRecording, make: MakeModel) -> Choice:
+    """Replay all candidates, and return the first one that is at most 1 % slower than the best."""
     times = [replay(recording, make, size, order) for size, order in CANDIDATES]
-    best = min(range(len(times)), key=lambda index: (times[index] > 1.01 * min(times), index))
+    best = min(range(len(times)), key=lambda index: (times[index] > _NEAR_BEST * min(times), index))
     return Choice(candidate=best, step_s=times[best], default_s=times[0])
 
 
@@ -191,29 +197,30 @@ def replay(recording: StepRecording, make: MakeModel, size: Size, order: str) ->
         order: "forward" or "fifo".
     """
     with ignoring_environment():
-        [times] = run(_replayed, recording, make, size, order, ranks=1, clock=Virtual(shapes_only=True))
+        [times] = run(_run_steps, recording, make, size, order, ranks=1, clock=Virtual(shapes_only=True))
     return float(times[-1] - times[-3]) / 2e9
 
 
-async def _replayed(rank: Rank, recording: StepRecording, make: MakeModel, size: Size, order: str) -> list[int]:
-    """Take some steps; return when the forward pass of each was over."""
+async def _run_steps(rank: Rank, recording: StepRecording, make: MakeModel, size: Size, order: str) -> list[int]:
+    """Take the steps of a recording on the virtual clock; return the ends of their forward passes, in ns."""
     wire = _Wire(recording)
     params = {name: rank.empty(count, dtype) for name, (count, dtype) in recording.sizes.items()}
     model = make(rank, params, bucket_bytes=size, order=order, hook=wire.carry)
     layer_s = recording.forward_s / len(params)
-    over: list[int] = []
+    forward_ends_ns: list[int] = []
     for _ in range(_STEPS):
         for name in params:
             rank.compute(nothing, model[name], seconds=layer_s)
-        rank.compute(lambda: over.append(rank.now_ns()), seconds=0.0)
+        rank.compute(lambda: forward_ends_ns.append(rank.now_ns()), seconds=0.0)
         for name, seconds in recording.backward_s:
-            model.reduce(name, rank.compute(_same, params[name], seconds=seconds))
+            model.reduce(name, rank.compute(_identity, params[name], seconds=seconds))
         model.step()
     await model.finish()
-    return over
+    return forward_ends_ns
 
 
-def _same(gradient: Array) -> Array:
+def _identity(gradient: Array) -> Array:
+    """Return the gradient; its compute takes the recorded time."""
     return gradient
 
 
@@ -223,29 +230,31 @@ class _Wire:
     def __init__(self, recording: StepRecording) -> None:
         self._latency_s, self._seconds_per_byte = recording.latency_s, recording.seconds_per_byte
         self._waiting: list[tuple[int, int, trio.Event]] = []
-        self._busy, self._asked = False, 0
+        self._busy_ns, self._asked = False, 0
 
     async def carry(self, bucket: GradientBucket) -> Array:
-        """Take as long as the reduction of a bucket takes."""
+        """Sleep for the time that the reduction of a bucket takes on this wire; return its buffer."""
         await trio.sleep(self._latency_s)
         remaining = bucket.buffer.nbytes
         self._asked += 1
         turn = bucket.priority, self._asked
         while remaining > 0:
-            await self._take(turn)
+            await self._acquire(turn)
             await trio.sleep(min(remaining, _CHUNK_BYTES) * self._seconds_per_byte)
             remaining -= _CHUNK_BYTES
-            self._give()
+            self._release()
         return bucket.buffer
 
-    async def _take(self, turn: tuple[int, int]) -> None:
-        if self._busy or self._waiting:
+    async def _acquire(self, turn: tuple[int, int]) -> None:
+        """Wait until the wire is free and no more urgent bucket waits for it."""
+        if self._busy_ns or self._waiting:
             event = trio.Event()
             heappush(self._waiting, (*turn, event))
             await event.wait()
-        self._busy = True
+        self._busy_ns = True
 
-    def _give(self) -> None:
-        self._busy = False
+    def _release(self) -> None:
+        """Free the wire, and wake the most urgent bucket that waits."""
+        self._busy_ns = False
         if self._waiting:
             heappop(self._waiting)[2].set()

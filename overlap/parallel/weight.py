@@ -45,7 +45,7 @@ class Weights(dict[str | int, object]):
 
 
 def awaitable(value: object) -> Any:
-    """Return a weight, a future of one, or a dict of these, so that it can be awaited."""
+    """Return a value that `await` turns into arrays: a weight, a future of one, or a dict of these."""
     if isinstance(value, dict):
         return Weights({key: awaitable(leaf) for key, leaf in value.items()})
     return value.view(Weight) if type(value) is np.ndarray else value

@@ -64,7 +64,7 @@ class MemoryWork:
 
 
 def nothing(*_: object) -> None:
-    """Do nothing: a compute of it is done when its arguments have arrived, and all computes before it are done."""
+    """Return None: the end of a compute of this function marks that all earlier computes have ended."""
 
 
 _HERE = os.path.dirname(__file__) + os.sep
@@ -72,7 +72,7 @@ _TASKS = tuple(os.path.dirname(str(each.__file__)) + os.sep for each in (trio, o
 
 
 def users_site() -> tuple[CodeType, int]:
-    """Return the line that `users_frame` is at now: a frame that runs on has another line later."""
+    """Return code and instruction of the line at `users_frame`, which stay when that frame continues."""
     frame = users_frame()
     return frame.f_code, frame.f_lasti
 

@@ -105,15 +105,16 @@ class TrainingStep:
         if kind is Kind.WEIGHT_GRADIENT:
             return self._stage_weight_gradients(stage, last)
         if kind is Kind.FORWARD:
-            y = self._forward_stage(stage, self._passing.take(kind, stage, i) if stage else self._shard)
+            y = self._forward_stage(stage, self._passing.receive(kind, stage, i) if stage else self._shard)
             self._weights.note_forward(stage)
             if stage == self._last_stage:
-                self._passing.give(Kind.BACKWARD, stage, i, y)
+                self._passing.deliver(Kind.BACKWARD, stage, i, y)
             else:
-                self._passing.give(kind, stage + 1, i, y)
+                self._passing.deliver(kind, stage + 1, i, y)
             return y
-        dx = self._backward_stage(stage, self._passing.take(Kind.BACKWARD, stage, i), last, whole=kind is Kind.BACKWARD)
-        self._passing.give(Kind.BACKWARD, stage - 1, i, dx)
+        received = self._passing.receive(Kind.BACKWARD, stage, i)
+        dx = self._backward_stage(stage, received, last, whole=kind is Kind.BACKWARD)
+        self._passing.deliver(Kind.BACKWARD, stage - 1, i, dx)
         return dx
 
     # -- forward and backward of a stage ---------------------------------------------------------------------------

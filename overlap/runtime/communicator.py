@@ -45,7 +45,7 @@ class BaseEngine(ABC):
 
         Args:
             communicator: Communicator of the operations.
-            call: The call that all ranks agree on; it is settled.
+            call: The call that all ranks agree on; it has all its values.
             operation: The first of them. Its own call may leave dtype and shape open. For a thread that checks whether
                 it may run it, it has no port yet, but such a check is never the first for a communicator.
         """
@@ -248,7 +248,7 @@ class Communicator(PutBack):
 
     def _start_settled_ends(self, match: Match) -> None:
         """Start all ends here that are not running, once any rank has given dtype and shape."""
-        if match.pattern is not None and match.pattern.settled:
+        if match.pattern is not None and match.pattern.has_all_values:
             for operation in match.ends:
                 if operation.scope is None and not operation.done:
                     self.start_end(match, operation)

@@ -177,7 +177,7 @@ class SpanningCommunicator(Communicator):
             self._compare(match, operation)
         for report in self._notices.early_calls(self.id, seq):
             self.compare_call(seq, report)
-        if operation.call.dtype is None and match.pattern is not None and not match.pattern.settled:
+        if operation.call.dtype is None and match.pattern is not None and not match.pattern.has_all_values:
             self._assume_or_ask(match, operation)
         # start it
         if match.error is None:
@@ -212,7 +212,7 @@ class SpanningCommunicator(Communicator):
         The event loop makes the first executor, because it opens the resources that ranks share.
         """
         call, cached = operation.call, bool(self._executors)
-        return cached and call.settled and self.calm and self.executor(call, operation).takes_threads()
+        return cached and call.has_all_values and self.calm and self.executor(call, operation).takes_threads()
 
     @property
     def calm(self) -> bool:

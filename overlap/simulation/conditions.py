@@ -147,8 +147,8 @@ class _SlowWirePlacement(Placement):
             bytes_per_s[wire] *= self._slow.bandwidth_share(self._placement, wire)
         return Wires(kind=wires.kind, latency_s=wires.latency_s, bytes_per_s=bytes_per_s)
 
-    def first_of(self, wires: Ints) -> int:
-        return self._placement.first_of(wires)
+    def first_wire(self, wires: Ints) -> int:
+        return self._placement.first_wire(wires)
 
     def describe(self, wire: int) -> str:
         return self._placement.describe(wire)

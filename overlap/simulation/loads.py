@@ -93,7 +93,7 @@ class Resources:
         # Ranks and their processors move by the ranks of a unit, memories by its devices, ways out by its blocks.
         shifted: Ints = resources + np.multiply.outer(units, step)
         servers = units * (nodes // self.cluster.servers or 1)
-        shifted[:, is_wire] = self.wires(self._numbering.shifted(resources[is_wire] - self._first_wire, servers))
+        shifted[:, is_wire] = self.wires(self._numbering.shift_to_units(resources[is_wire] - self._first_wire, servers))
         return shifted
 
 

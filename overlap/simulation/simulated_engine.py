@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from ..collectives.kinds import Collective
-from ..collectives.uneven import UnevenSchedule, slots_moved, uneven
+from ..collectives.uneven import UnevenSchedule, make_uneven, slots_moved
 from ..cost import Placed, Rounds, cost, rounds
 from ..cost.candidates import placed_on
 from ..cost.choice import Choices
@@ -220,5 +220,5 @@ class UnevenCosts:
         if table is None:
             if len(self._tables) >= _MOST_PRICES:
                 self._tables.clear()
-            table = self._tables[even, slices] = uneven(even.schedule(slices))
+            table = self._tables[even, slices] = make_uneven(even.schedule(slices))
         return table

@@ -39,10 +39,11 @@ def encode(tree: Tree) -> Iterator[bytes]:
         UsageError: A value cannot be kept; names its place.
     """
     arrays: list[Array] = []
-    shape = flattened(tree, arrays)
-    header = json.dumps({"tree": shape, "arrays": [[_name_of(array.dtype), array.shape] for array in arrays]}).encode()
+    form = to_json_form(tree, arrays)
+    array_forms = [[_dtype_name(array.dtype), array.shape] for array in arrays]
+    header = json.dumps({"tree": form, "arrays": array_forms}).encode()
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for chunk in (_MAGIC, _LENGTH.pack(len(header)), header, *map(_bytes_of, arrays)):
+    for chunk in (_MAGIC, _LENGTH.pack(len(header)), header, *map(_array_bytes, arrays)):
         digest.update(chunk)
         yield chunk
     yield digest.digest()
@@ -67,10 +68,11 @@ def decode(data: bytearray) -> Tree:
         header = json.loads(bytes(body[begin - length : begin]))
     except ValueError as error:
         raise DamagedStateError("its header is no JSON") from error
-    return restored(header["tree"], list(_arrays(body, begin, header["arrays"])))
+    return from_json_form(header["tree"], list(_read_arrays(body, begin, header["arrays"])))
 
 
-def _arrays(body: memoryview, begin: int, forms: list[tuple[str, list[int]]]) -> Iterator[Array]:
+def _read_arrays(body: memoryview, begin: int, forms: list[tuple[str, list[int]]]) -> Iterator[Array]:
+    """Yield the arrays of a file by their forms, as views of its bytes from `begin` on."""
     for name, shape in forms:
         dtype = dtype_of(name)
         size = dtype.itemsize * int(np.prod(shape, dtype=object))
@@ -78,15 +80,15 @@ def _arrays(body: memoryview, begin: int, forms: list[tuple[str, list[int]]]) ->
         begin += size
 
 
-def _bytes_of(array: Array) -> bytes:
-    """Return the memory of an array, which need not be copied for it if it is contiguous."""
+def _array_bytes(array: Array) -> bytes:
+    """Return the memory of an array, without a copy if it is contiguous."""
     return cast("bytes", np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 # -- the tree ------------------------------------------------------------------------------------------------------
 
 
-def flattened(tree: Tree, arrays: list[Array], path: str = "") -> object:
+def to_json_form(tree: Tree, arrays: list[Array], path: str = "") -> object:
     """Return a tree as JSON, with a number in the place of each array, which is appended to `arrays`.
 
     Raises:
@@ -95,9 +97,9 @@ def flattened(tree: Tree, arrays: list[Array], path: str = "") -> object:
     if tree is None or (isinstance(tree, (bool, int, float, str)) and not isinstance(tree, np.generic)):
         return {"value": tree}
     if isinstance(tree, dict):
-        return {"dict": [[_key(key, path), flattened(tree[key], arrays, f"{path}[{key!r}]")] for key in tree]}
+        return {"dict": [[_check_key(key, path), to_json_form(tree[key], arrays, f"{path}[{key!r}]")] for key in tree]}
     if isinstance(tree, (list, tuple)):
-        items = [flattened(item, arrays, f"{path}[{index}]") for index, item in enumerate(tree)]
+        items = [to_json_form(item, arrays, f"{path}[{index}]") for index, item in enumerate(tree)]
         return {"list" if isinstance(tree, list) else "tuple": items}
     try:
         arrays.append(as_input(tree))
@@ -109,22 +111,23 @@ def flattened(tree: Tree, arrays: list[Array], path: str = "") -> object:
     return {"scalar" if isinstance(tree, np.generic) else "array": len(arrays) - 1}
 
 
-def _key(key: object, path: str) -> str | int:
+def _check_key(key: object, path: str) -> str | int:
+    """Return a key of a dict; refuse anything but texts and integers."""
     if not isinstance(key, (str, int)) or isinstance(key, bool):
         raise UsageError(f"tree{path}: expected texts or integers as keys, got {key!r}")
     return key
 
 
-def restored(noted: Mapping[str, Any], arrays: Sequence[Array]) -> Tree:
-    """Return the tree that `flattened` was given, with these arrays."""
+def from_json_form(noted: Mapping[str, Any], arrays: Sequence[Array]) -> Tree:
+    """Return the tree of a form that `to_json_form` made, with arrays in the places of their numbers."""
     ((kind, value),) = noted.items()
     match kind:
         case "dict":
-            return {key: restored(item, arrays) for key, item in value}
+            return {key: from_json_form(item, arrays) for key, item in value}
         case "list":
-            return [restored(item, arrays) for item in value]
+            return [from_json_form(item, arrays) for item in value]
         case "tuple":
-            return tuple(restored(item, arrays) for item in value)
+            return tuple(from_json_form(item, arrays) for item in value)
         case "array":
             return arrays[value]
         case "scalar":
@@ -132,5 +135,6 @@ def restored(noted: Mapping[str, Any], arrays: Sequence[Array]) -> Tree:
     return value
 
 
-def _name_of(dtype: np.dtype[np.generic]) -> str:
+def _dtype_name(dtype: np.dtype[np.generic]) -> str:
+    """Return the name of a dtype in a header: numpy's short one, or that of a type of ml_dtypes."""
     return dtype.str if dtype.kind != "V" and np.dtype(dtype.str) == dtype else dtype.name

@@ -47,7 +47,7 @@ class Parts:
         Raises:
             OSError: If it cannot be written; it names the file, of which nothing is left.
         """
-        path = self._path(save, rank, ranks)
+        path = self._part_path(save, rank, ranks)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".writing-{os.getpid()}")
         try:
@@ -65,30 +65,30 @@ class Parts:
             sync_folder(folder)
 
     def read(self, save: Save, rank: int, ranks: int) -> bytearray:
-        """Return the part of a rank."""
-        with open(self._path(save, rank, ranks), "rb") as file:
+        """Return the bytes of a rank's part of a save."""
+        with open(self._part_path(save, rank, ranks), "rb") as file:
             data = bytearray(os.fstat(file.fileno()).st_size)
             file.readinto(data)
         return data
 
-    def found(self) -> dict[Save, dict[int, set[int]]]:
-        """Return the ranks of each save with parts as files here, by the number of ranks that saved.
+    def find_parts(self) -> dict[Save, dict[int, set[int]]]:
+        """Return for each save, by the number of ranks that saved it, the ranks whose parts are files here.
 
         Pipes, sockets, devices, folders and links that lead to no file are passed over: a pipe could not even be opened
         without a writer.
         """
         saves: dict[Save, dict[int, set[int]]] = {}
-        for save, folder in self._folders():
-            for name in _names(folder):
+        for save, folder in self._list_saves():
+            for name in _list_names(folder):
                 part = _FILE.fullmatch(name)
                 if part is not None and os.path.isfile(folder / name):
                     rank, ranks = map(int, part.groups())
                     saves.setdefault(save, {}).setdefault(ranks, set()).add(rank)
         return saves
 
-    def complete(self) -> list[tuple[Save, int]]:
-        """Return the saves of which all parts are seen here, the newest first, and how many ranks each has."""
-        whole = [(save, n) for save, parts in self.found().items() for n, here in parts.items() if len(here) == n]
+    def complete_saves(self) -> list[tuple[Save, int]]:
+        """Return the saves whose parts are all here, the newest first, and the number of ranks of each."""
+        whole = [(save, n) for save, parts in self.find_parts().items() for n, here in parts.items() if len(here) == n]
         return sorted(whole, reverse=True)
 
     def remove_before(self, newest: Sequence[Save]) -> None:
@@ -96,25 +96,29 @@ class Parts:
 
         Not the next save of the same attempt, which a rank that is ahead may be writing.
         """
-        for save, folder in self._folders():
+        for save, folder in self._list_saves():
             ahead = save.nonce == newest[-1].nonce and save.step > newest[0].step
             if save not in newest and not ahead:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _folders(self) -> list[tuple[Save, Path]]:
-        matches = [(name, _FOLDER.fullmatch(name)) for name in _names(self.folder)]
+    def _list_saves(self) -> list[tuple[Save, Path]]:
+        """Return the saves that have a folder here, with the folder; complete or not."""
+        matches = [(name, _FOLDER.fullmatch(name)) for name in _list_names(self.folder)]
         folders = [(Save(int(m[1]), int(m[2], 16)), self.folder / name) for name, m in matches if m is not None]
         return [(save, folder) for save, folder in folders if os.path.isdir(folder)]
 
-    def _path(self, save: Save, rank: int, ranks: int) -> Path:
-        return self.folder / _name(save) / f"part-{rank}-of-{ranks}.state"
+    def _part_path(self, save: Save, rank: int, ranks: int) -> Path:
+        """Return the path of a rank's part of a save."""
+        return self.folder / _folder_name(save) / f"part-{rank}-of-{ranks}.state"
 
 
-def _name(save: Save) -> str:
+def _folder_name(save: Save) -> str:
+    """Return the name of the folder of a save."""
     return f"step-{save.step:012}-{save.nonce:016x}"
 
 
-def _names(folder: Path) -> list[str]:
+def _list_names(folder: Path) -> list[str]:
+    """Return the names in a folder; none if there is no folder."""
     with suppress(FileNotFoundError, NotADirectoryError):
         return os.listdir(folder)
     return []

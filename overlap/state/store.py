@@ -53,7 +53,7 @@ class SavedState:
 
     @property
     def tree(self) -> Tree:
-        """The tree that this rank had saved.
+        """The tree that this rank saved.
 
         Raises:
             UsageError: If the world had another size: then the program must choose, with `part`.
@@ -142,15 +142,15 @@ class RankState:
             raise UsageError(f"step: expected more than the last saved step ({self._kept[-1].step}), got {step}")
         call_site = _users_site()
         if not self._real:
-            await self._together(call_site)
+            await self._wait_for_ranks(call_site)
             return
-        parts = self._folder()
+        parts = self._required_parts()
         if not self._looked:
             await self._check_unused(parts)
-        save = Save(int(step), await self._attempt(call_site))
+        save = Save(int(step), await self._draw_nonce_once(call_site))
         own_rank, ranks = self._world.rank, self._world.size
         await in_thread(lambda: parts.write(save, own_rank, ranks, encode(tree)))
-        await self._together(call_site)
+        await self._wait_for_ranks(call_site)
         self._kept = [*self._kept[-1:], save]
         self.note_kept(save.step)
         await in_thread(lambda: parts.remove_before(self._kept))
@@ -165,31 +165,32 @@ class RankState:
         """
         self._looked, call_site = True, _users_site()
         if not self._real:
-            await self._together(call_site, name="state.latest")
+            await self._wait_for_ranks(call_site, name="state.latest")
             return None
-        parts = self._folder()
-        offered = await in_thread(lambda: self._offers(parts))
-        for save, ranks in await self._common(offered, call_site):
+        parts = self._required_parts()
+        offered = await in_thread(lambda: self._usable_saves(parts))
+        for save, ranks in await self._common_saves(offered, call_site):
             own_rank = self._world.rank if ranks == self._world.size else None
-            own, trouble = await in_thread(lambda: _read(parts, save, own_rank, ranks))  # noqa: B023 (awaited at once)
-            if await self._all(not trouble, call_site):
+            own, trouble = await in_thread(lambda: _read_part(parts, save, own_rank, ranks))  # noqa: B023 (awaited at once)
+            if await self._all_ranks_agree(not trouble, call_site):
                 self._kept = [save]
                 return SavedState(parts, save, ranks, own, own_rank)
             if trouble:
                 notify(f"state: step {save.step} is passed over: the part of rank {own_rank} cannot be read: {trouble}")
         return None
 
-    def _folder(self) -> Parts:
+    def _required_parts(self) -> Parts:
+        """Return the files of the store; refuse a store without a folder."""
         if self._parts is None:
             raise UsageError("state: there is no folder for it; give --state-dir DIR or OVERLAP_STATE_DIR")
         return self._parts
 
-    def _offers(self, parts: Parts) -> list[tuple[Save, int]]:
-        """Return the saves that this rank could go on from: its own part is there, or all of another world's are."""
+    def _usable_saves(self, parts: Parts) -> list[tuple[Save, int]]:
+        """Return the newest saves that this rank can go on from: its own part is here, or the parts of all ranks."""
         rank, size = self._world.rank, self._world.size
         usable = [
             (save, ranks)
-            for save, found in parts.found().items()
+            for save, found in parts.find_parts().items()
             for ranks, here in found.items()
             if (ranks == size and rank in here) or len(here) == ranks
         ]
@@ -197,8 +198,8 @@ class RankState:
 
     # -- with the other ranks ------------------------------------------------------------------------------------------
 
-    async def _common(self, offered: list[tuple[Save, int]], call_site: Site | None) -> list[tuple[Save, int]]:
-        """Return the saves that all ranks offer, the newest first."""
+    async def _common_saves(self, offered: list[tuple[Save, int]], call_site: Site | None) -> list[tuple[Save, int]]:
+        """Return the saves that all ranks can go on from, the newest first, with their numbers of ranks."""
         table = np.full((1, _OFFERED, 3), -1, np.int64)
         for index, (save, ranks) in enumerate(offered):
             table[0, index] = (save.step, save.nonce, ranks)
@@ -208,14 +209,15 @@ class RankState:
         common = set.intersection(*({tuple(row) for row in of_one if row[2] > 0} for of_one in gathered.tolist()))
         return sorted(((Save(step, nonce), ranks) for step, nonce, ranks in common), reverse=True)
 
-    async def _attempt(self, site: Site | None) -> int:
+    async def _draw_nonce_once(self, site: Site | None) -> int:
+        """Return the random number of this attempt, which the first rank draws at the first save."""
         if self._nonce is None:
             self._nonce = await common_nonce(self._world, stream=self._stream, name="state.save begins", call_site=site)
         return self._nonce
 
     async def _check_unused(self, parts: Parts) -> None:
-        """Refuse to write over the state of a run that is not gone on with: it would be lost, or found instead."""
-        found = await in_thread(parts.complete)
+        """Refuse to save next to the state of another run, which would be removed or found in place of this one."""
+        found = await in_thread(parts.complete_saves)
         if found and not self._kept:
             raise UsageError(
                 f"state: {parts.folder} holds step {found[0][0].step} of another run; "
@@ -223,10 +225,12 @@ class RankState:
             )
         self._looked = True
 
-    async def _all(self, agrees: bool, site: Site | None) -> bool:
+    async def _all_ranks_agree(self, agrees: bool, site: Site | None) -> bool:
+        """Return whether `agrees` is true on all ranks."""
         return await all_agree(agrees, self._world, stream=self._stream, name="state.latest", call_site=site)
 
-    async def _together(self, site: Site | None, name: str = "state.save") -> None:
+    async def _wait_for_ranks(self, site: Site | None, name: str = "state.save") -> None:
+        """Wait until all ranks have arrived here."""
         await self._world.barrier(stream=self._stream, name=name, call_site=site)
 
 
@@ -236,8 +240,8 @@ def _users_site() -> Site | None:
     return None if is_of_tasks(frame.f_code) else (frame.f_code, frame.f_lasti)
 
 
-def _read(parts: Parts, save: Save, rank: int | None, ranks: int) -> tuple[Tree, str]:
-    """Return this rank's part if it has one, and why it cannot be read."""
+def _read_part(parts: Parts, save: Save, rank: int | None, ranks: int) -> tuple[Tree, str]:
+    """Return a rank's part, and why it cannot be read, or ""; None and "" if `rank` is None."""
     if rank is None:
         return None, ""
     try:
@@ -247,13 +251,13 @@ def _read(parts: Parts, save: Save, rank: int | None, ranks: int) -> tuple[Tree,
 
 
 async def all_agree(agrees: bool, group: Group, **options: Any) -> bool:
-    """Return whether all ranks of a group agree, on each of them."""
+    """Return whether `agrees` is true on all ranks of a group, the same on each of them."""
     least: Array = await group.all_reduce(metadata([agrees], np.int8), op="min", **options)
     return bool(least[0])
 
 
 async def common_nonce(group: Group, **options: Any) -> int:
-    """Return the number that the first rank of a group draws, on each of them."""
+    """Return a random number that the first rank draws, the same on all ranks of a group."""
     drawn = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
     return int((await group.broadcast(metadata([drawn], np.int64), **options))[0])
 

@@ -71,10 +71,10 @@ def guard_process(program: GuardedProgram) -> Iterator[None]:
     patches.replace(overlap, "run", _refuse(_RUNS))
     patches.replace(overlap, "run_async", _refuse(_RUNS))
     for module in (builtins, io):
-        patches.replace(module, "open", partial(_open, program))
-    patches.replace(torch, "save", partial(_save, program))
+        patches.replace(module, "open", partial(_open_and_note, program))
+    patches.replace(torch, "save", partial(_save_unless_full, program))
     patches.replace(signal, "signal", partial(_set_signal, program))
-    patches.replace(torch.multiprocessing, "spawn", _spawn)
+    patches.replace(torch.multiprocessing, "spawn", _spawn_in_place)
     patches.replace(torch.cuda, "is_available", lambda thread, original: False)
     patches.replace(torch.cuda.nccl, "version", lambda thread, original: (0, 0, 0))
     patches.replace(time, "sleep", program.sleep)
@@ -136,7 +136,7 @@ _CALLS_REMOTELY = (
 )
 
 
-def _open(
+def _open_and_note(
     program: GuardedProgram,
     thread: RankThread[Any],
     original: Callable[..., Any],
@@ -155,7 +155,7 @@ def _open(
     return stream
 
 
-def _save(
+def _save_unless_full(
     program: GuardedProgram,
     thread: RankThread[Any],
     original: Callable[..., Any],
@@ -182,7 +182,7 @@ def _set_signal(
     return program.set_handler(thread.rank.rank, handler) if number == signal.SIGTERM else None
 
 
-def _spawn(
+def _spawn_in_place(
     thread: RankThread[Any],
     original: Callable[..., Any],
     fn: Callable[..., Any],

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..errors import OverlapError, UsageError
 from ..runtime.rank import Rank
-from ..torch.tensors import view_of
+from ..torch.tensors import as_array
 from . import pytorch, torch_store
 from .folders import RunFolder
 from .guards import guard_process
@@ -99,7 +99,7 @@ class TestedProgram:
             is_silent = not (outcome.record.issues or torch_store.is_used())
             models = [models for _, models in self._watches.values()]
             run.weights = [_weight_arrays(watch) for watch in models]
-            synchronised = any(watch.synchronised for watch in models)
+            synchronised = any(watch.expects_same_weights for watch in models)
         verdicts = judge(
             outcome.record, outcome.error, synchronised=synchronised, shared_order=True, unused=outcome.unused
         )
@@ -116,7 +116,7 @@ class TestedProgram:
         self._views = [
             RankView(
                 rank, world.size, argv=self._argv, seed=self._setting.seed, folder=self._folder,
-                cwd=str(self._cwd.path), more=[pytorch.exchange],
+                cwd=str(self._cwd.path), more=[pytorch.save_torch_state],
             )
             for rank in range(world.size)
         ]  # fmt: skip
@@ -131,6 +131,8 @@ class TestedProgram:
         real_time = RealTime(self._setting.real_timeout_s)
 
         async def main(rank: Rank) -> Any:
+            """Run the program of a rank in a thread, which takes turns with those of the other ranks."""
+
             def compute_ns(cost_ns: int) -> int:
                 return plan.slow_ns(rank.rank, cost_ns)
 
@@ -278,7 +280,7 @@ def _weight_arrays(models: ModelWatch) -> dict[str, Any]:
     arrays = {}
     for name, tensor in models.weights().items():
         try:
-            arrays[name] = np.array(view_of(tensor.contiguous()))
+            arrays[name] = np.array(as_array(tensor.contiguous()))
         except ValueError:  # of a type that has no array
             continue
     return arrays

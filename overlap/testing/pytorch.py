@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UsageError
 from ..runtime.rank import Rank
 from ..torch import recording
-from ..torch.issuing import line_of, users_frame
+from ..torch.issuing import frame_line, users_frame
 from ..torch.process_group import ProcessGroup
 from ..torch.work import Work
 from .guards import Patches
@@ -149,7 +149,7 @@ def _new_group_helper(torch_rank: TorchRank, original: Callable[..., Any], *args
     if ranks:
         alone = bool(caller.f_locals.get("use_local_synchronization", False))
         torch_rank.record.group_calls.append(
-            GroupCall(rank=torch_rank.thread.rank.rank, ranks=tuple(ranks), line=line_of(users_frame()), alone=alone)
+            GroupCall(rank=torch_rank.thread.rank.rank, ranks=tuple(ranks), line=frame_line(users_frame()), alone=alone)
         )
     options.pop("backend_options", None)
     options.pop("device_id", None)
@@ -161,7 +161,7 @@ def _new_group_helper(torch_rank: TorchRank, original: Callable[..., Any], *args
     return group
 
 
-def _rank_of(torch_rank: TorchRank, original: Callable[[Rank | None], Rank], rank: Rank | None) -> Rank:
+def _find_rank(torch_rank: TorchRank, original: Callable[[Rank | None], Rank], rank: Rank | None) -> Rank:
     """Return the rank of the timeline: by default, of a program that has joined, the rank of its thread."""
     return torch_rank.thread.rank if rank is None and dist.is_initialized() else original(rank)
 
@@ -201,7 +201,7 @@ def torch_of_ranks() -> Iterator[None]:
         patches.replace(torch.autograd.profiler, "_prepare_profiler", profiler.start)
         patches.replace(torch.autograd.profiler, "_enable_profiler", profiler.start)
         patches.replace(torch.autograd.profiler, "_disable_profiler", profiler.stop)
-        patches.replace(recording, "rank_of", _rank_of)
+        patches.replace(recording, "find_rank", _find_rank)
         patches.replace(DistributedDataParallel, "__init__", _wrap_model)
         # issues all operations of the first update of a static graph, and waits for them, in one call of C++
         patches.replace(_distributed_c10d.Reducer, "_delay_all_reduce", _delay_all_reduce)
@@ -276,13 +276,14 @@ def _register_comm_hook(
         rank.models.wrapped = False
 
 
-def exchange() -> Callable[[], None]:
-    """Return a function that restores torch's random numbers, default type, `loss_parallel` and FSDP1's timing."""
+def save_torch_state() -> Callable[[], None]:
+    """Save torch's random numbers, default type, `loss_parallel` and FSDP1's timing; return the function to restore."""
     state, dtype = torch.default_generator.get_state(), torch.get_default_dtype()
     parallel = _has_parallel_loss()
     measured = set(sys.modules[_FSDP_TIMES].SimpleProfiler.profiling) if _FSDP_TIMES in sys.modules else set()
 
     def restore() -> None:
+        """Set torch's state as it was when `save_torch_state` was called."""
         torch.default_generator.set_state(state)
         torch.set_default_dtype(dtype)
         if _has_parallel_loss() != parallel:

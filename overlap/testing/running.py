@@ -100,7 +100,10 @@ def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: st
     """Run an async function on every rank, in virtual time."""
 
     def wrap(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
+        """Return the async function of a rank, which notes at its end that the rank has left."""
+
         async def main_and_note(rank: Rank) -> Any:
+            """Run the program of a rank, and note its end and its unfinished operations."""
             result = await (main(rank) if setting.steps is None else main(rank, steps=setting.steps))
             assert clock.shared is not None
             clock.record.left[rank.rank] = ""
@@ -158,6 +161,7 @@ def limit_real_time(seconds: float, progress: Callable[[], object]) -> Iterator[
     over, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
+        """Raise `RealTimeError` in the other thread once `progress` has been constant for `seconds`, plus 2 s."""
         before, since_s = progress(), time.monotonic()
         while not over.wait(min(1.0, seconds)):
             if (now := progress()) != before:
@@ -247,6 +251,7 @@ def shrink(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksF
     tries = 0
 
     def fails(candidate: Setting) -> Run | None:
+        """Return the run of a smaller setting if it fails for the same reason; otherwise None."""
         nonlocal tries
         tries += 1
         try:

@@ -16,7 +16,7 @@ import trio
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d as c10d
 
-from ..torch.issuing import line_of, users_frame
+from ..torch.issuing import frame_line, users_frame
 from .threads import RankThread, UntestableError
 from .torch_rank import RANKS, TorchRank
 
@@ -79,7 +79,7 @@ def submit(
         )
     future = SaveFuture()
     thread.start_thread(
-        partial(_save, RANKS[thread], line_of(users_frame()), future, partial(function, *args, **options))
+        partial(_save, RANKS[thread], frame_line(users_frame()), future, partial(function, *args, **options))
     )
     return future
 

@@ -50,7 +50,7 @@ class Meetings:
             self.of_rank[issue.rank].append(issue)
             self.of_key.setdefault(issue.key, {}).setdefault(issue.rank, []).append(issue)
 
-    def missing(self, issue: Issue) -> list[int]:
+    def missing_ranks(self, issue: Issue) -> list[int]:
         """Return the ranks that have not arrived at an operation."""
         ends = self.ends[issue.key, issue.seq]
         if issue.is_message and issue.peer is None:  # any other rank could send it
@@ -61,15 +61,15 @@ class Meetings:
             return [] if any(end.op == other for end in ends.values()) else [_other_end(issue)]
         return [rank for rank in issue.members if rank not in ends]
 
-    def blocked(self, rank: int) -> Issue | None:
+    def blocking_issue(self, rank: int) -> Issue | None:
         """Return the operation in which a rank waits for others: one that it awaits, else the oldest."""
         if rank in self.record.stopped:
             return None
-        unfinished = [issue for issue in self.of_rank[rank] if issue.unfinished and self.missing(issue)]
+        unfinished = [issue for issue in self.of_rank[rank] if issue.unfinished and self.missing_ranks(issue)]
         awaited = [issue for issue in unfinished if issue.awaited]
         return next(iter(awaited or unfinished), None)
 
-    def last(self, rank: int) -> Issue | None:
+    def last_issue(self, rank: int) -> Issue | None:
         """Return the operation that a rank has issued last."""
         return self.of_rank[rank][-1] if self.of_rank[rank] else None
 
@@ -89,7 +89,7 @@ _ONE_END = {"send": ("send without a receive", "received"), "recv": ("receive wi
 def why_stalled(record: Record) -> Verdict | None:
     """Return why ranks wait for ever: the cycle of their waits, or the rank that does not arrive."""
     meetings = Meetings(record)
-    blocked = {rank: issue for rank in range(record.size) if (issue := meetings.blocked(rank)) is not None}
+    blocked = {rank: issue for rank in range(record.size) if (issue := meetings.blocking_issue(rank)) is not None}
     for start in blocked:
         chain = _wait_chain(start, blocked, meetings)
         if chain[-1] in chain[:-1]:
@@ -98,7 +98,7 @@ def why_stalled(record: Record) -> Verdict | None:
             return skipped or _with_other_waits(_cycle_verdict(cycle, blocked, meetings), blocked)
     for start in blocked:
         chain = _wait_chain(start, blocked, meetings)
-        waiting = [rank for rank, issue in blocked.items() if chain[-1] in meetings.missing(issue)]
+        waiting = [rank for rank, issue in blocked.items() if chain[-1] in meetings.missing_ranks(issue)]
         return _absence_verdict(chain[-1], waiting, blocked, meetings)
     return None
 
@@ -107,7 +107,7 @@ def _wait_chain(start: int, blocked: dict[int, Issue], meetings: Meetings) -> li
     """Follow waits from a rank to one that is not blocked, or that the chain has already."""
     chain = [start]
     while chain[-1] in blocked:
-        missing = meetings.missing(blocked[chain[-1]])
+        missing = meetings.missing_ranks(blocked[chain[-1]])
         free = [rank for rank in missing if rank not in blocked]
         following = (free or missing)[0]
         chain.append(following)
@@ -176,7 +176,7 @@ def _skip_in_cycle(cycle: list[int], blocked: dict[int, Issue], meetings: Meetin
     for rank in cycle:
         issue = blocked[rank]
         if not issue.is_message:
-            for missing in meetings.missing(issue):
+            for missing in meetings.missing_ranks(issue):
                 skip = _first_skip(issue, missing, meetings)
                 if skip is not None and skip[0] is not issue:
                     return _skip_verdict(missing, skip, [rank], meetings)
@@ -221,7 +221,7 @@ def _skip_verdict(rank: int, skip: tuple[Issue, Issue | None], waiting: list[int
         f"issued at {skipped.line}; rank {rank} {went_on}; {rank_names(waiting)} wait{'s' * (len(waiting) == 1)} for it"
     )
     lines = [skipped.line] + ([instead.line] if instead is not None else [])
-    last = meetings.last(rank)
+    last = meetings.last_issue(rank)
     if instead is None and last is not None:
         lines.append(last.line)
     return Verdict(kind="skipped collective", text=text, ranks=(rank, *waiting), lines=tuple(dict.fromkeys(lines)))
@@ -231,7 +231,7 @@ def _later_action(rank: int, skipped: Issue, instead: Issue | None, meetings: Me
     """Describe the action of a rank after an operation that it skipped."""
     if instead is not None:
         return f"went on to {instead.title} instead"
-    last, ended = meetings.last(rank), meetings.record.left.get(rank)
+    last, ended = meetings.last_issue(rank), meetings.record.left.get(rank)
     at = meetings.record.places.get(rank)
     after = f" after {last.title}" if last is not None else " and issued nothing"
     if ended is not None:
@@ -263,7 +263,7 @@ def _unmatched_message(issue: Issue, rank: int, meetings: Meetings) -> Verdict:
     if near:
         text += f": it waits in {near[0].title}, whose tag is {near[0].tag}"
         return Verdict(kind="tags differ", text=text, ranks=(issue.rank, rank), lines=(issue.line, near[0].line))
-    last = meetings.last(rank)
+    last = meetings.last_issue(rank)
     ended = meetings.record.left.get(rank)
     after = f" after {last.title}" if last is not None else ""
     text += (

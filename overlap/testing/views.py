@@ -120,6 +120,7 @@ class RankView:
             restore()
 
         def leave() -> None:
+            """Save the state of this rank, and set the process to its state before `enter`."""
             self._argv, self._cwd = sys.argv, os.getcwd()
             self._python, self._numpy = random.getstate(), np.random.get_state()
             self._restoring = [exchange() for exchange in self._more]

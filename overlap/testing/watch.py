@@ -16,9 +16,9 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ..torch.issuing import line_of, users_frame
-from ..torch.operations import untraced
-from ..torch.tensors import view_of
+from ..torch.issuing import frame_line, users_frame
+from ..torch.operations import exclude_from_compiler
+from ..torch.tensors import as_array
 from .record import Issue, Record, Touch, WeightRecord
 from .threads import RankThread
 
@@ -63,10 +63,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: `untraced` keeps dynamo away, without a slow import of the compiler."""
+        """Return False: `exclude_from_compiler` keeps dynamo away, without a slow import of the compiler."""
         return False
 
-    @untraced
+    @exclude_from_compiler
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -116,7 +116,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
                 self._touched.add(issue.line)
                 self._record.touches.append(
                     Touch(
-                        rank=self.rank, issue=issue, line=line_of(users_frame()),
+                        rank=self.rank, issue=issue, line=frame_line(users_frame()),
                         how="written" if writes else "read", by=str(func.overloadpacket.__name__),
                     )
                     )  # fmt: skip
@@ -177,7 +177,7 @@ class ModelWatch:
         self.wrapped = False  # whether DistributedDataParallel keeps them alike
 
     @property
-    def synchronised(self) -> bool:
+    def expects_same_weights(self) -> bool:
         """Whether the program means its ranks to have the same weights."""
         return self.wrapped or self._sums
 
@@ -238,7 +238,7 @@ class ModelWatch:
         self._record.weights.append(
             WeightRecord(
                 rank=self.rank, step=self._updates, joins=self._joins, digests=digests, without_gradient=lacking,
-                line=line_of(users_frame()),
+                line=frame_line(users_frame()),
             )
         )  # fmt: skip
 
@@ -281,7 +281,7 @@ def _local_tensor(value: torch.Tensor) -> torch.Tensor:
 def _digest(tensor: torch.Tensor) -> str:
     """Return a digest of a tensor's bytes; "" for a dtype that numpy lacks."""
     try:
-        data = view_of(tensor.contiguous())
+        data = as_array(tensor.contiguous())
     except ValueError:  # of a type that has no array
         return ""
     return xxhash.xxh64_hexdigest(data.reshape(-1).view("u1").data)
@@ -291,22 +291,22 @@ def _digest(tensor: torch.Tensor) -> str:
 def watching(find: Callable[[], tuple[Watch | None, ModelWatch] | None]) -> Iterator[None]:
     """Record the modules, optimizers and wrappers of rank threads; `find` returns the watches of the calling one."""
 
-    def registered(module: torch.nn.Module, name: str, parameter: Any) -> None:
+    def note_module(module: torch.nn.Module, name: str, parameter: Any) -> None:
         if (watched := find()) is not None:
             watched[1].add_module(module)
 
     def before_update(optimizer: Any, *_: Any) -> None:
         if (watched := find()) is not None:
-            with _unwatched(watched[0]):
+            with _pause_watch(watched[0]):
                 watched[1].before_update(optimizer)
 
     def after_update(optimizer: Any, *_: Any) -> None:
         if (watched := find()) is not None:
-            with _unwatched(watched[0]):
+            with _pause_watch(watched[0]):
                 watched[1].after_update(optimizer)
 
     hooks = [
-        torch.nn.modules.module.register_module_parameter_registration_hook(registered),
+        torch.nn.modules.module.register_module_parameter_registration_hook(note_module),
         register_optimizer_step_pre_hook(before_update),
         register_optimizer_step_post_hook(after_update),
     ]
@@ -318,7 +318,7 @@ def watching(find: Callable[[], tuple[Watch | None, ModelWatch] | None]) -> Iter
 
 
 @contextmanager
-def _unwatched(watch: Watch | None) -> Iterator[None]:
+def _pause_watch(watch: Watch | None) -> Iterator[None]:
     """Do not price or check functions of torch within a block."""
     if watch is not None:
         watch.inside += 1

@@ -115,7 +115,8 @@ class TestedCommunicators(FaultyCommunicators):
         self.unfinished[id(operation)] = issue, operation
         _describe(issue, operation)
 
-        def ended() -> None:
+        def note_end() -> None:
+            """Note end, failure and wait of the operation; a withdrawn receive leaves the record."""
             self.unfinished.pop(id(operation), None)
             if issue.op == "recv" and operation.state is CANCELLED:  # nobody waits for its message
                 self.record.issues.remove(issue)
@@ -127,7 +128,7 @@ class TestedCommunicators(FaultyCommunicators):
             if issue.awaited:
                 issue.waited_ns = issue.ended_ns
 
-        call_when_done(operation, Onlooker(ended))
+        call_when_done(operation, Onlooker(note_end))
 
     def drop_withdrawn(self) -> None:
         """Drop receives with a cancelled await from the record: nobody waits for their messages."""
@@ -298,6 +299,7 @@ def simulate(
     result = WorldResult(record=record, faults=plan.happened)
 
     async def live() -> list[Any]:
+        """Run the world, and note at its end which operations no rank has awaited."""
         world = clock.world(size, placed, algorithm=None)
         shared = clock.shared
         assert shared is not None

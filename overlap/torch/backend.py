@@ -49,7 +49,7 @@ def world() -> Connection | None:
     return _JOINED[0] if _JOINED else None
 
 
-def rank_of(rank: Rank | None) -> Rank:
+def find_rank(rank: Rank | None) -> Rank:
     """Return the given rank; without one, that of the world under torch's default group, or raise a UsageError."""
     joined = world()
     if rank is None and joined is None:

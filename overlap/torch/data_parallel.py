@@ -16,7 +16,7 @@ from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from .issuing import users_frame
 from .model import OptimizerMaker, ParameterBucket, TrainedModule, Unused, frozen_settings
-from .tensors import view_of
+from .tensors import as_array
 
 
 class _Averaged(ParameterBucket):
@@ -91,7 +91,7 @@ class DataParallel(TrainedModule[_Averaged]):
                 mean.copy_(gradient)
         for parameter in bucket.parameters:
             parameter.grad = None
-        array = view_of(flat)
+        array = as_array(flat)
         bucket.reduced = self.group.all_reduce(
             array,
             "mean",

@@ -21,7 +21,7 @@ from ..runtime.mail import Mail, MailRequest
 from ..runtime.prepared import PreparedCall
 from . import private
 from .errors import CallError, backend_error
-from .tensors import Memory, copy_blocks, flat_input, is_plain, listed, same_kind
+from .tensors import Memory, copy_blocks, flat_input, is_plain, list_tensors, same_kind
 from .work import Handle, JoinedOperations
 
 Tensors = list[torch.Tensor]
@@ -117,7 +117,7 @@ class Issuing:
         try:
             operation = getattr(self._group, name)(*args, timeout_s=limit, call_site=site, **more)
         except UsageError as error:
-            raise CallError(f"{error} (called at {line_of(site)})") from error
+            raise CallError(f"{error} (called at {frame_line(site)})") from error
         except OverlapError as error:  # what a handler of signals raises meanwhile leaves as it is
             raise backend_error(error) from error
         self._seq += 1
@@ -131,7 +131,7 @@ class Issuing:
         try:
             request = issue(*memory, peer, tag, limit, site, *more)
         except UsageError as error:
-            raise CallError(f"{error} (called at {line_of(site)})") from error
+            raise CallError(f"{error} (called at {frame_line(site)})") from error
         except OverlapError as error:
             raise backend_error(error) from error
         self._seq += 1
@@ -140,13 +140,13 @@ class Issuing:
     def _reduction(self, opts: Any, timeout: timedelta | None, op: Any = None) -> tuple[tuple[str, Any], float]:
         """Return the operator and the time limit of a call."""
         operator = op if op is not None else dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-        return reduction(operator), self._limit(opts, timeout)
+        return parse_reduction(operator), self._limit(opts, timeout)
 
     def _limit(self, opts: Any, timeout: timedelta | None) -> float:
         """Return the time limit of a call, in seconds."""
         if isinstance(opts, timedelta):
             timeout = opts
-        return seconds(timeout if timeout is not None else getattr(opts, "timeout", None), self._timeout)
+        return limit_seconds(timeout if timeout is not None else getattr(opts, "timeout", None), self._timeout)
 
     def _check_count(self, tensors: Sequence[object], argument: str, *, per_rank: int = 1) -> None:
         """Check that a list has `per_rank` tensors for each rank."""
@@ -158,7 +158,7 @@ class Issuing:
 
     def _check_pairs(self, outs: Any, xs: Any, *, parts: str) -> tuple[Tensors, Tensors]:
         """Return outputs and inputs, after a check that the `parts` of each pair are one rank's share."""
-        outs, xs = listed(outs, "outputs"), listed(xs, "inputs")
+        outs, xs = list_tensors(outs, "outputs"), list_tensors(xs, "inputs")
         if len(outs) != len(xs):
             raise CallError(f"outputs: expected one for each of the {len(xs)} inputs, got {len(outs)}")
         for index, (out, x) in enumerate(zip(outs, xs, strict=True)):
@@ -179,16 +179,16 @@ class Issuing:
                 )
 
 
-def nested(tensors: Any, argument: str) -> Tensors:
+def list_parts(tensors: Any, argument: str) -> Tensors:
     """Return the one list of tensors, from a list of tensors or a list of one such list."""
     if isinstance(tensors, list | tuple) and len(tensors) == 1 and not isinstance(tensors[0], torch.Tensor):
-        return listed(tensors[0], argument)
+        return list_tensors(tensors[0], argument)
     if isinstance(tensors, list | tuple) and (not tensors or not isinstance(tensors[0], torch.Tensor)):
         raise CallError(f"{argument}: expected one list, for the one CPU of this rank, got {len(tensors)}")
-    return listed(tensors, argument)
+    return list_tensors(tensors, argument)
 
 
-def root_of(opts: Any, root: int | None, tensors: int = 1) -> int:
+def get_root(opts: Any, root: int | None, tensors: int = 1) -> int:
     """Return the root of a call: `root`, a number in place of c10d's options, the rank that they name, or 0."""
     if root is not None or opts is None:
         return root or 0
@@ -213,18 +213,18 @@ _NAMES = {
 }
 
 
-def reduction(op: Any) -> tuple[str, Any]:
+def parse_reduction(op: Any) -> tuple[str, Any]:
     """Return the name of a reduction, and the factor by which each rank multiplies first, or None."""
     kind = getattr(op, "op", op)
     name = _NAMES.get(kind)
     if name is not None:
         return name, None
-    if kind == _Op.PREMUL_SUM and (factor := private.factor_of(op)) is not None:
+    if kind == _Op.PREMUL_SUM and (factor := private.get_factor(op)) is not None:
         return "sum", factor
     raise CallError(f"op: backend 'overlap' reduces by {', '.join(sorted(k.name for k in _NAMES))}, got {kind}")
 
 
-def seconds(timeout: timedelta | None, default: timedelta) -> float:
+def limit_seconds(timeout: timedelta | None, default: timedelta) -> float:
     """Return a limit in seconds; a limit that is not positive means the default."""
     if timeout is None or timeout <= timedelta(0):
         timeout = default
@@ -254,6 +254,6 @@ def users_frame() -> FrameType:
         frame = frame.f_back
 
 
-def line_of(frame: FrameType) -> str:
-    """Return the line of a frame as "file:line"."""
+def frame_line(frame: FrameType) -> str:
+    """Return the line that a frame is at, as "file:line"."""
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -23,10 +23,10 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from . import private
-from .backend import rank_of
+from .backend import find_rank
 from .issuing import users_frame
 from .order import BucketOrder
-from .tensors import view_of
+from .tensors import as_array
 
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Unused = Literal["error", "zeros"]
@@ -90,7 +90,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         super().__init__()
         if unused not in ("error", "zeros"):
             raise UsageError(f"unused: expected 'error' or 'zeros', got {unused!r}")
-        self.module, self.rank = module, rank_of(rank)
+        self.module, self.rank = module, find_rank(rank)
         self.group: Group = group or self.rank.world
         self._unused, self._syncs = unused, True
         self._names = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -199,7 +199,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         site = users_frame()
         futures = [
             self.group.broadcast(view, out=view, name=RoleName("first weights", "library"), call_site=site)
-            for view in map(view_of, flat)
+            for view in map(as_array, flat)
         ]
         for future, tensor, source in zip(futures, tensors, flat, strict=True):
             future.result()
@@ -217,7 +217,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
 
     def _plan_buckets(self, bucket_bytes: int | None) -> list[B]:
         """Divide the parameters, in reverse order, into buckets of one dtype."""
-        kinds = {name: (tuple(p.shape), view_of(p).dtype) for name, p in self._names.items()}
+        kinds = {name: (tuple(p.shape), as_array(p).dtype) for name, p in self._names.items()}
         positions = {name: position for position, name in enumerate(kinds)}
         return [
             self._bucket(plan, [self._names[name] for name in plan.names], min(positions[name] for name in plan.names))

@@ -40,6 +40,7 @@ def operation(record: str, name: str) -> Callable[[_Method], _Method]:
     """
 
     def decorate(method: _Method) -> _Method:
+        """Return the method with c10d's keywords and recording."""
         parameters = method.__code__.co_varnames[: method.__code__.co_argcount]
         renamed = {
             theirs: ours for theirs, ours in _KEYWORDS.items() if theirs not in parameters and ours in parameters
@@ -47,19 +48,20 @@ def operation(record: str, name: str) -> Callable[[_Method], _Method]:
 
         @wraps(method)
         def call_by_our_names(self: Any, *args: Any, **more: Any) -> Any:
+            """Call the method with our names of keywords, recorded while torch's profiler runs."""
             if more:
                 more = {renamed.get(key, key): value for key, value in more.items()}
             if not private.profiler_enabled():
                 return method(self, *args, **more)
             return _call_recorded(f"c10d::{record}", f"overlap:{name}", self, lambda: method(self, *args, **more), args)
 
-        return cast(_Method, untraced(call_by_our_names, plain=method))
+        return cast(_Method, exclude_from_compiler(call_by_our_names, plain=method))
 
     return decorate
 
 
-def untraced(method: _Method, *, plain: Callable[..., Any] | None = None) -> _Method:
-    """Exclude a method from torch's compiler: C++ calls it within compiled frames, which would be traced.
+def exclude_from_compiler(method: _Method, *, plain: Callable[..., Any] | None = None) -> _Method:
+    """Exclude a method from torch's compiler, which would trace it where C++ calls it in compiled frames.
 
     `plain` is the same method without recording, for calls without keywords.
     """
@@ -67,6 +69,7 @@ def untraced(method: _Method, *, plain: Callable[..., Any] | None = None) -> _Me
 
     @wraps(method)
     def call(*args: Any, **keywords: Any) -> Any:
+        """Call the method: directly where nothing compiles, else through a wrapper that the compiler skips."""
         if not _skipped and "torch._dynamo" in modules and private.skip_code(cast(Any, call).__code__):
             _skipped.append(True)
         if private.compiler_callback() is None:
@@ -87,7 +90,7 @@ _skipped: list[bool] = []
 def _call_recorded(call: str, operation: str, group: Any, method: Callable[[], Any], args: Iterable[Any]) -> Any:
     """Call a method with two records of torch's profiler: one of the call, and one until the operation ends."""
     lists = list(_tensors(args))
-    with private.recorded(call, lists, _record_fields(group, operation, lists)):
+    with private.record_call(call, lists, _record_fields(group, operation, lists)):
         span = record_function(operation)
         span.__enter__()
         try:

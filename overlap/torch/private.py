@@ -60,7 +60,7 @@ def skip_code(code: CodeType) -> bool:
     return True
 
 
-def recorded(call: str, lists: Sequence[Any], described: Mapping[str, object]) -> AbstractContextManager[object]:
+def record_call(call: str, lists: Sequence[Any], described: Mapping[str, object]) -> AbstractContextManager[object]:
     """Record a call of c10d in torch's profile within a ``with``."""
     record = _find_private("_C._profiler._RecordFunctionFast")
     return nullcontext() if record is None else record(call, lists, described)
@@ -95,7 +95,7 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True
 
 
-def factor_of(op: Any) -> Any:
+def get_factor(op: Any) -> Any:
     """Return the factor by which each rank multiplies before a reduction; None if it cannot be found."""
     if hasattr(op, "factor"):  # versions later than 2.7
         return op.factor

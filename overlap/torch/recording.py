@@ -10,7 +10,7 @@ from torch import nn
 
 from ..runtime.rank import Rank
 from . import private
-from .backend import rank_of
+from .backend import find_rank
 
 
 def record(
@@ -34,7 +34,7 @@ def record(
     Raises:
         UsageError: If there is no world.
     """
-    recording = _Recording(rank_of(rank))
+    recording = _Recording(find_rank(rank))
     handles = [module.register_forward_pre_hook(lambda *_: recording.begin_step(module.training))]
     for name, part in module.named_modules():
         if not any(True for _ in part.children()):

@@ -12,14 +12,14 @@ import torch.distributed as dist
 
 from ..runtime.group import Group
 from .errors import CallError
-from .issuing import CallKey, Issuing, Tensors, nested, root_of, users_frame
+from .issuing import CallKey, Issuing, Tensors, get_root, list_parts, users_frame
 from .operations import operation
 from .tensors import (
     check_memory,
     copy_to,
     flat_input,
     flat_output,
-    listed,
+    list_tensors,
     one_tensor,
     overlaps,
     same_kind,
@@ -41,7 +41,7 @@ class Reductions(Issuing):
                 handle = self._issue_prepared(key, tensors[0], tensors[0], opts)
                 if handle is not None:
                     return Work(handle, tensors)
-        inputs = listed(tensors, "tensors")
+        inputs = list_tensors(tensors, "tensors")
         reduction, limit = self._reduction(opts, timeout, op)
         if len(inputs) > 1:
             same_kind(inputs, "tensors")
@@ -57,7 +57,7 @@ class Reductions(Issuing):
     @operation("allreduce_coalesced_", "all_reduce")
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
         """Combine several tensors of all ranks, each in place."""
-        tensors = listed(tensors, "tensors")
+        tensors = list_tensors(tensors, "tensors")
         same_kind(tensors, "tensors")
         check_memory(tensors)
         op, limit = self._reduction(opts, None)
@@ -84,7 +84,7 @@ class Reductions(Issuing):
         tensor = one_tensor(tensors, "tensors")
         opts = opts if opts is not None else None if hasattr(root, "__index__") else root
         (name, factor), limit = self._reduction(opts, timeout, op)
-        dst = root_of(root if opts is None else opts, None)
+        dst = get_root(root if opts is None else opts, None)
         key: CallKey | None = None
         if factor is not None:
             tensor.mul_(factor)
@@ -110,7 +110,7 @@ class Reductions(Issuing):
     ) -> Work:
         """Combine as many tensors of all ranks as there are ranks; rank r keeps the r-th."""
         output = one_tensor(output_tensors, "output_tensors")
-        parts = nested(input_tensors, "input_tensors")
+        parts = list_parts(input_tensors, "input_tensors")
         self._check_count(parts, "input_tensors")
         same_kind([output, *parts], "output, input_tensors")
         (name, factor), limit = self._reduction(opts, timeout, op)

@@ -17,7 +17,7 @@ from ..timeline.span import RoleName
 from . import private
 from .issuing import users_frame
 from .model import OptimizerMaker, ParameterBucket, TrainedModule, Unused, frozen_settings
-from .tensors import Array, view_of
+from .tensors import Array, as_array
 
 
 class _ShardedBucket(ParameterBucket):
@@ -75,7 +75,7 @@ class _ShardedBucket(ParameterBucket):
             self._resize(self.whole.numel() * self.whole.element_size())
             for parameter, view in zip(self.parameters, self.views(self.whole), strict=True):
                 parameter.data = view
-        return view_of(self.whole)
+        return as_array(self.whole)
 
     def _resize(self, n_bytes: int) -> None:
         """Resize the memory of the whole weights."""
@@ -156,9 +156,9 @@ class Sharded(TrainedModule[_ShardedBucket]):
             parameter.grad = None
         bucket.mean = torch.empty(bucket.rows, dtype=bucket.whole.dtype)
         bucket.update = self.group.reduce_scatter(
-            view_of(bucket.gradients),
+            as_array(bucket.gradients),
             "mean",
-            view_of(bucket.mean),
+            as_array(bucket.mean),
             priority=bucket.priority,
             stream=self._stream,
             name=RoleName(f"bucket {bucket.plan.index}", "bucket"),
@@ -191,7 +191,7 @@ class Sharded(TrainedModule[_ShardedBucket]):
         bucket.shard.grad = mean
         optimizer.step()  # passes over parameters without a gradient
         bucket.shard.grad = None
-        return view_of(bucket.shard)
+        return as_array(bucket.shard)
 
     def _wait_for_update(self) -> None:
         """Wait until every part has been updated."""
@@ -211,7 +211,7 @@ class Sharded(TrainedModule[_ShardedBucket]):
 
     def _gather(self, bucket: _ShardedBucket) -> None:
         """Issue the all-gather of a bucket's updated parts."""
-        part = bucket.update if bucket.update is not None else view_of(bucket.shard)
+        part = bucket.update if bucket.update is not None else as_array(bucket.shard)
         bucket.gathered = self.group.all_gather(
             part,
             bucket.allocate(),

@@ -15,7 +15,7 @@ from .errors import CallError
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
-def view_of(tensor: torch.Tensor) -> Array:
+def as_array(tensor: torch.Tensor) -> Array:
     """Return an array that is the tensor's memory, or raise a CallError with a conversion that helps."""
     try:
         return tensor_array(tensor)
@@ -29,7 +29,7 @@ def flat_input(tensor: torch.Tensor) -> Array:
     """Return the elements of a tensor in order: a view where they are in order in memory, else a copy."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    view = view_of(tensor)
+    view = as_array(tensor)
     return view.reshape(-1)
 
 
@@ -41,8 +41,8 @@ def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]
     """
     if tensor.is_neg() or tensor.is_conj():  # its memory holds the opposites or conjugates of its elements
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        return view_of(plain).reshape(-1), lambda: copy_to([tensor], plain)
-    view = view_of(tensor)
+        return as_array(plain).reshape(-1), lambda: copy_to([tensor], plain)
+    view = as_array(tensor)
     if view.flags.c_contiguous:
         return view.reshape(-1), None
     staged = np.ascontiguousarray(view).reshape(-1)
@@ -58,7 +58,7 @@ _NUMBERS = {getattr(torch, name): number for name, number in NUMBERS.items() if 
 
 def input_memory(tensor: torch.Tensor) -> Memory:
     """Return the memory of a tensor's elements in order: its own, or that of a copy."""
-    return _own_memory(tensor) or _memory_of(flat_input(tensor))
+    return _own_memory(tensor) or _array_memory(flat_input(tensor))
 
 
 def output_memory(tensor: torch.Tensor) -> tuple[Memory, Callable[[], None] | None]:
@@ -67,7 +67,7 @@ def output_memory(tensor: torch.Tensor) -> tuple[Memory, Callable[[], None] | No
     if own is not None:
         return own, None
     out, copy_back = flat_output(tensor)
-    return _memory_of(out), copy_back
+    return _array_memory(out), copy_back
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -89,12 +89,12 @@ def _own_memory(tensor: torch.Tensor) -> Memory | None:
     return tensor.data_ptr(), tensor.nbytes, number, tensor
 
 
-def _memory_of(array: Array) -> Memory:
+def _array_memory(array: Array) -> Memory:
     """Return the memory of a contiguous array."""
     return array.__array_interface__["data"][0], array.nbytes, NUMBERS[array.dtype.name], array
 
 
-def joined(tensors: list[torch.Tensor]) -> torch.Tensor | None:
+def join_adjacent(tensors: list[torch.Tensor]) -> torch.Tensor | None:
     """Return the flat tensor over tensors that follow each other in memory, as after `chunk`.
 
     Returns:
@@ -135,7 +135,7 @@ def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
 
 
-def listed(tensors: Any, argument: str) -> list[torch.Tensor]:
+def list_tensors(tensors: Any, argument: str) -> list[torch.Tensor]:
     """Return a list of tensors, from a list or a single tensor."""
     if isinstance(tensors, torch.Tensor):
         return [tensors]
@@ -150,16 +150,16 @@ def one_tensor(tensors: Any, argument: str) -> torch.Tensor:
     """Return a tensor, or the only one of a list: a process has one device, the CPU."""
     if type(tensors) is list and len(tensors) == 1 and isinstance(tensors[0], torch.Tensor):
         return tensors[0]
-    candidates = listed(tensors, argument)
+    candidates = list_tensors(tensors, argument)
     if len(candidates) != 1:
         raise CallError(f"{argument}: expected one tensor, for the one CPU of this rank, got {len(candidates)}")
     return candidates[0]
 
 
 def check_memory(tensors: Iterable[torch.Tensor]) -> None:
-    """Check the memory of each tensor, as `view_of` does, before an operation starts with the first."""
+    """Check the memory of each tensor, as `as_array` does, before an operation starts with the first."""
     for tensor in tensors:
-        view_of(tensor)
+        as_array(tensor)
 
 
 def same_kind(tensors: Iterable[torch.Tensor], argument: str) -> None:

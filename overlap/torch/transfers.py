@@ -10,24 +10,24 @@ import numpy as np
 import torch
 
 from .errors import CallError
-from .issuing import CallKey, Issuing, Tensors, nested, root_of, users_frame
+from .issuing import CallKey, Issuing, Tensors, get_root, list_parts, users_frame
 from .operations import operation
 from .tensors import (
     Array,
+    as_array,
     check_memory,
     copy_blocks,
     copy_to,
     flat_input,
     flat_output,
     input_memory,
-    joined,
-    listed,
+    join_adjacent,
+    list_tensors,
     one_tensor,
     output_memory,
     overlaps,
     same_kind,
     same_shape,
-    view_of,
 )
 from .work import Handle, JoinedOperations, Work
 
@@ -44,8 +44,8 @@ class Transfers(Issuing):
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int | None = None
     ) -> Work:
         """Copy the root's tensor to every rank; of several tensors, to each the one that the options name."""
-        inputs = listed(tensors, "tensors")
-        src, limit = root_of(opts, root, len(inputs)), self._limit(opts, timeout)
+        inputs = list_tensors(tensors, "tensors")
+        src, limit = get_root(opts, root, len(inputs)), self._limit(opts, timeout)
         if len(inputs) == 1:
             key = "broadcast", inputs[0].dtype, inputs[0].numel(), src
             x = inputs[0] if self._group.rank == src else None
@@ -73,14 +73,14 @@ class Transfers(Issuing):
 
         A rank may give several tensors of one size, and then takes as many lists, each of all tensors of all ranks.
         """
-        xs, limit = listed(input_tensors, "input_tensors"), self._limit(opts, timeout)
+        xs, limit = list_tensors(input_tensors, "input_tensors"), self._limit(opts, timeout)
         if len(xs) == 1:
             key = "all_gather", xs[0].dtype, xs[0].numel(), xs[0].dtype, xs[0].numel() * self._group.size
             whole = self._joined_parts(output_tensors, xs[0]) if timeout is None else None
             handle = None if whole is None else self._issue_prepared(key, xs[0], whole, opts)
-            parts = nested(output_tensors, "output_tensors")
+            parts = list_parts(output_tensors, "output_tensors")
             return Work(self._all_gather(parts, xs[0], limit, key) if handle is None else handle, parts)
-        lists = [listed(parts, "output_tensors") for parts in output_tensors]
+        lists = [list_tensors(parts, "output_tensors") for parts in output_tensors]
         if len(lists) != len(xs):
             raise CallError(f"output_tensors: expected one list for each of {len(xs)} input tensors, got {len(lists)}")
         for parts in lists:
@@ -99,9 +99,9 @@ class Transfers(Issuing):
     def allgather_coalesced(self, output_lists: Any, input_tensors: Any, opts: Any = None) -> Work:
         """Copy several tensors of all ranks to every rank: `output_lists[rank][i]` is tensor `i` of a rank."""
         self._check_count(output_lists, "output_lists")
-        xs, limit = listed(input_tensors, "input_list"), self._limit(opts, None)
+        xs, limit = list_tensors(input_tensors, "input_list"), self._limit(opts, None)
         for rank, outs in enumerate(output_lists):
-            if len(listed(outs, "output_lists")) != len(xs):
+            if len(list_tensors(outs, "output_lists")) != len(xs):
                 raise CallError(
                     f"output_lists: number {rank} must have {len(xs)} tensors, as the inputs, has {len(outs)}"
                 )
@@ -173,7 +173,7 @@ class Transfers(Issuing):
     ) -> Work:
         """Copy the tensors of all ranks to the root."""
         tensor = one_tensor(input_tensors, "input_tensors")
-        dst = root_of(opts, root)
+        dst = get_root(opts, root)
         limit, key, handle = self._limit(opts, timeout), ("gather", tensor.dtype, tensor.numel(), dst), None
         if self._group.rank != dst:
             if output_tensors and output_tensors != [[]]:
@@ -185,7 +185,7 @@ class Transfers(Issuing):
             return Work(handle, [])
         whole = self._joined_parts(output_tensors, tensor) if timeout is None else None
         handle = None if whole is None else self._issue_prepared(key, tensor, whole, opts)
-        parts = nested(output_tensors, "output_tensors")
+        parts = list_parts(output_tensors, "output_tensors")
         if handle is not None:
             return Work(handle, parts)
         self._check_count(parts, "output_tensors")
@@ -206,7 +206,7 @@ class Transfers(Issuing):
     ) -> Work:
         """Copy one of the root's tensors to each rank."""
         output = one_tensor(output_tensors, "output_tensors")
-        src = root_of(opts, root)
+        src = get_root(opts, root)
         limit, key = self._limit(opts, timeout), ("scatter", output.dtype, output.numel(), src)
         is_root = self._group.rank == src
         source = self._joined_parts(input_tensors, output) if is_root else None
@@ -216,7 +216,7 @@ class Transfers(Issuing):
                 return Work(handle, [output])
         out, copy_back = flat_output(output)
         if is_root:
-            parts = nested(input_tensors, "input_tensors")
+            parts = list_parts(input_tensors, "input_tensors")
             self._check_count(parts, "input_tensors")
             same_kind([output, *parts], "output, input_tensors")
             self._check_sizes(parts, output, "input_tensors")
@@ -240,7 +240,7 @@ class Transfers(Issuing):
         for part in parts:
             if not isinstance(part, torch.Tensor) or part.dtype is not dtype or part.numel() != count:
                 return None
-        return joined(parts)
+        return join_adjacent(parts)
 
     @operation("alltoall_base_", "all_to_all")
     def all_to_all_single(
@@ -268,7 +268,7 @@ class Transfers(Issuing):
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
         """Send tensor i of a list to rank i; tensor i of the outputs comes from rank i."""
-        outs, xs = listed(output_tensors, "output_tensors"), listed(input_tensors, "input_tensors")
+        outs, xs = list_tensors(output_tensors, "output_tensors"), list_tensors(input_tensors, "input_tensors")
         self._check_count(outs, "output_tensors")
         self._check_count(xs, "input_tensors")
         same_kind([*outs, *xs], "output_tensors, input_tensors")
@@ -347,8 +347,8 @@ class Transfers(Issuing):
 
 def _joined_array(parts: Tensors, other: torch.Tensor) -> Array | None:
     """Return tensors that follow each other in memory as one array; None: gaps, or the storage of `other`."""
-    whole = None if overlaps(parts[0], other) else joined(parts)
-    return None if whole is None else view_of(whole)
+    whole = None if overlaps(parts[0], other) else join_adjacent(parts)
+    return None if whole is None else as_array(whole)
 
 
 def _split_rows(tensor: torch.Tensor, sizes: Sequence[int], ranks: int, argument: str) -> Tensors:

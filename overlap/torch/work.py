@@ -21,7 +21,7 @@ from ..runtime.future import Future
 from ..runtime.waits import call_anywhere
 from . import typed
 from .errors import backend_error, timed_out
-from .operations import untraced
+from .operations import exclude_from_compiler
 
 # The end of a record takes microseconds in the thread that ends the operation; should that thread have ended before.
 _RECORD_S = 5.0
@@ -123,7 +123,7 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         self._future: torch.futures.Future[Any] | None = None
         self._recorded: threading.Event | None = None
 
-    @untraced
+    @exclude_from_compiler
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the end of the operation, and raise its error.
 
@@ -154,17 +154,17 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         """Wait for the end of the operation: the CPU has no streams that could wait instead."""
         self.wait()
 
-    @untraced
+    @exclude_from_compiler
     def is_completed(self) -> bool:
         """Return whether the operation has ended, well or badly."""
         return self._handle.done and (self._recorded is None or self._recorded.is_set())
 
-    @untraced
+    @exclude_from_compiler
     def is_success(self) -> bool:
         """Return whether the operation has ended well."""
         return self._handle.done and self._handle.exception(0) is None
 
-    @untraced
+    @exclude_from_compiler
     def exception(self) -> BaseException | None:
         """Return the error of the operation as `wait` raises it; None if it has none so far."""
         error = self._handle.exception(0) if self._handle.done else None
@@ -182,7 +182,7 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
 
     _source_rank = source_rank
 
-    @untraced
+    @exclude_from_compiler
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the written tensors; C++ sees its error, too."""
         if self._future is None and typed.needs_typed_future(self._tensors, 2):
@@ -208,11 +208,11 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         """
         recorded = self._recorded = threading.Event()
 
-        def ended(_: object) -> None:
+        def note_end(_: object) -> None:
             record()
             recorded.set()
 
-        call_at_end(self._handle, ended)
+        call_at_end(self._handle, note_end)
 
     def _value(self, _: object) -> object:
         """Wait for the end of the operation, and return its tensors, as the value of a future."""

@@ -10,8 +10,8 @@ from overlap.collectives.slicing import (
     SLICE_BYTES,
     in_slices,
     message_bytes,
+    slice_count,
     slice_rows,
-    slices_of,
 )
 
 from .executor import execute
@@ -82,7 +82,7 @@ def test_a_slice_is_passed_on_as_soon_as_it_has_come():
 def test_long_messages_from_which_something_follows_are_sliced():
     ring = generate("all_reduce", "ring", 4)
     assert message_bytes(ring, 4 * SLICE_BYTES) == SLICE_BYTES
-    assert [slices_of(ring, n * 4 * SLICE_BYTES) for n in (0, 1, 2, 3, 9)] == [1, 1, 2, 3, MOST_SLICES]
-    assert slices_of(ring, 4 * 25 * LONGEST_BYTES) == 25
-    assert slices_of(generate("all_gather", "ring", 2), 100 * SLICE_BYTES) == 1  # one message each, and that was all
-    assert slices_of(generate("all_reduce", "ring", 1), 100 * SLICE_BYTES) == 1
+    assert [slice_count(ring, n * 4 * SLICE_BYTES) for n in (0, 1, 2, 3, 9)] == [1, 1, 2, 3, MOST_SLICES]
+    assert slice_count(ring, 4 * 25 * LONGEST_BYTES) == 25
+    assert slice_count(generate("all_gather", "ring", 2), 100 * SLICE_BYTES) == 1  # one message each, and that was all
+    assert slice_count(generate("all_reduce", "ring", 1), 100 * SLICE_BYTES) == 1

@@ -6,7 +6,7 @@ import pytest
 from overlap.collectives import generate, verify
 from overlap.collectives.generators import GENERATORS, fits
 from overlap.collectives.schedule import Buffer
-from overlap.collectives.uneven import block_starts, slots_moved, uneven
+from overlap.collectives.uneven import block_starts, make_uneven, slots_moved
 from overlap.errors import ScheduleError
 
 SIZES = (1, 2, 3, 4, 6, 7, 8, 12)
@@ -21,7 +21,7 @@ def tables(kind, algorithm):
 @pytest.mark.parametrize(("kind", "algorithm"), ALL)
 def test_every_algorithm_carries_uneven_blocks_and_is_proved_again(kind, algorithm):
     for table in tables(kind, algorithm):
-        found = uneven(table)
+        found = make_uneven(table)
         verify(found)
         assert (found.algorithm, found.channels, found.steps) == (table.algorithm, table.channels, table.steps)
         assert all(len(held) <= found.blocks[Buffer.SCRATCH] for held in found.held)
@@ -30,7 +30,7 @@ def test_every_algorithm_carries_uneven_blocks_and_is_proved_again(kind, algorit
 @pytest.mark.parametrize(("kind", "algorithm"), ALL)
 def test_both_ends_of_every_row_agree_on_its_length(kind, algorithm):
     for table in tables(kind, algorithm):
-        found, size = uneven(table), table.size
+        found, size = make_uneven(table), table.size
         counts = tuple(np.random.default_rng(size).integers(0, 9, size * size if kind == "all_to_all" else size))
         starts = [block_starts(found, rank, counts, 5) for rank in range(size)]
         k = found.slots_per_block
@@ -50,13 +50,13 @@ def test_both_ends_of_every_row_agree_on_its_length(kind, algorithm):
 @pytest.mark.parametrize(("kind", "algorithm"), ALL)
 def test_equal_blocks_weigh_what_their_slots_count(kind, algorithm):
     for table in tables(kind, algorithm):
-        found, size = uneven(table), table.size
+        found, size = make_uneven(table), table.size
         counts = (3,) * (size * size if kind == "all_to_all" else size)
         np.testing.assert_allclose(slots_moved(found, counts), found.count, rtol=1e-12)
 
 
 def test_what_travels_weighs_as_much_as_the_blocks():
-    moved = slots_moved(uneven(generate("all_to_all", "mesh", 2)), (1, 2, 0, 1))
+    moved = slots_moved(make_uneven(generate("all_to_all", "mesh", 2)), (1, 2, 0, 1))
     assert sorted(moved.tolist()) == [0.0, 2 / 3, 2 / 3, 4 / 3]  # of 3 rows, which rank 0 gives and rank 1 gets
 
 
@@ -65,4 +65,4 @@ def test_a_table_that_adds_up_different_blocks_is_refused():
     wrong = np.flatnonzero((table.src != table.dst) & (table.op == 1))[0]
     table.sslot[wrong] = (table.sslot[wrong] + 1) % 3
     with pytest.raises(ScheduleError, match="blocks cannot differ in size"):
-        uneven(table)
+        make_uneven(table)

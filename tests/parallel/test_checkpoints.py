@@ -16,8 +16,8 @@ from safetensors import safe_open
 import overlap
 from overlap import parallel
 from overlap.parallel.checkpoints.files import complete_steps
-from overlap.parallel.checkpoints.names import packed, unpacked
-from overlap.parallel.checkpoints.pieces import Shard, divided
+from overlap.parallel.checkpoints.names import pack_state, unpack_state
+from overlap.parallel.checkpoints.pieces import Shard, share_pieces
 
 from .example_hooks import power_sgd, top_k
 from .programs import backward, forward, loss_gradient, samples, weights
@@ -230,11 +230,11 @@ def test_a_part_that_is_not_there_is_told_on_every_rank(tmp_path):
 def test_a_state_is_told_in_arrays_and_back():
     array = np.arange(3.0)
     state = {"calls": 3, "scale": 0.5, "on": True, "q": [array, np.ones((2, 2), np.float32)], "p": (), "none": None}
-    found = unpacked("x", packed("x", state))
+    found = unpack_state("x", pack_state("x", state))
     assert str(found) == str(state)
-    assert unpacked("y", packed("x", state)) is None
+    assert unpack_state("y", pack_state("x", state)) is None
     with pytest.raises(overlap.UsageError, match=r"tree\['a'\]\[0\]\['b'\]: cannot keep object"):
-        packed("x", {"a": [{"b": object()}]})
+        pack_state("x", {"a": [{"b": object()}]})
 
 
 def test_a_save_is_of_its_step_whatever_training_does_meanwhile(tmp_path, monkeypatch):
@@ -619,7 +619,7 @@ def test_every_element_is_in_one_share(ranks):
         Shard.whole(str(i), (n,), np.arange(n, dtype=kind))
         for i, (n, kind) in enumerate(zip(sizes, kinds, strict=True))
     ]
-    shares = [divided(pieces, rank, ranks) for rank in range(ranks)]
+    shares = [share_pieces(pieces, rank, ranks) for rank in range(ranks)]
     for i, size in enumerate(sizes):
         mine = [part for share in shares for part in share if part.tensor == str(i)]
         assert [at for part in mine for at in range(part.start, part.stop)] == list(range(size))

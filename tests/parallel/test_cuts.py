@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 import overlap
 from overlap import parallel
-from overlap.parallel.checkpoints.files import folder_of
+from overlap.parallel.checkpoints.files import step_folder
 
 ADAM = parallel.Adam(1e-2)
 LAYERS, WIDTH = 4, 8
@@ -135,7 +135,7 @@ def test_a_model_that_was_whole_is_cut_and_put_together(tmp_path):
 
 def test_a_whole_file_has_the_whole_model(tmp_path):
     _, expected = trained(4, tmp_path, {"pp": 2, "dp": 1, "tp": 2}, "sharded", 1, whole=True)
-    saved = load_file(folder_of(tmp_path, 1) / "model.safetensors")
+    saved = load_file(step_folder(tmp_path, 1) / "model.safetensors")
     assert {name: saved[name].tobytes() for name in expected} == expected
     assert saved["layer3.up.weight"].shape == (WIDTH, 2 * WIDTH)
 

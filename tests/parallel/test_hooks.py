@@ -8,7 +8,7 @@ import overlap
 from overlap import parallel
 from overlap.parallel.buckets.plan import GradientBucket
 from overlap.parallel.hooks import bfloat16, float16
-from overlap.parallel.hooks.half import stochastic
+from overlap.parallel.hooks.half import round_randomly
 from overlap.parallel.hooks.operations import scale_for
 
 BFLOAT16 = ml_dtypes.bfloat16
@@ -69,7 +69,7 @@ def test_bfloat16_rounds_once_before_and_once_after(ranks):
 @np.errstate(invalid="ignore")
 def test_stochastic_rounding_keeps_what_bfloat16_can_hold():
     values = np.arange(1 << 16, dtype=np.uint16).view(BFLOAT16)
-    found = stochastic(values.astype(np.float32), np.random.default_rng(0))
+    found = round_randomly(values.astype(np.float32), np.random.default_rng(0))
     same = np.isnan(values) | (found.view(np.uint16) == values.view(np.uint16))
     assert same.all()
     assert np.isnan(found[np.isnan(values)]).all()
@@ -77,22 +77,22 @@ def test_stochastic_rounding_keeps_what_bfloat16_can_hold():
 
 def test_stochastic_rounding_goes_to_a_neighbour_alike_for_both_signs():
     x = np.abs(np.random.default_rng(1).standard_normal(10_000)).astype(np.float32)
-    up = stochastic(x, np.random.default_rng(2)).view(np.uint16).astype(int)
-    down = stochastic(-x, np.random.default_rng(2)).view(np.uint16).astype(int)
+    up = round_randomly(x, np.random.default_rng(2)).view(np.uint16).astype(int)
+    down = round_randomly(-x, np.random.default_rng(2)).view(np.uint16).astype(int)
     assert set(np.unique(up - (x.view(np.uint32) >> 16))) == {0, 1}
     assert (down - up == 0x8000).all()
 
 
 def test_stochastic_rounding_makes_nothing_infinite():
     largest = np.full(100, np.finfo(np.float32).max)
-    assert np.isfinite(stochastic(largest, np.random.default_rng(0)).astype(np.float32)).all()
+    assert np.isfinite(round_randomly(largest, np.random.default_rng(0)).astype(np.float32)).all()
 
 
 def test_stochastic_rounding_is_right_on_average():
     """Five standard errors of 200,000 draws; to nearest, all of them would be 0.3 of a step too low."""
     step, draws, share = 2.0**-7, 200_000, 0.3
     x = np.full(draws, 1 + share * step, np.float32)
-    found = (stochastic(x, np.random.default_rng(3)).astype(np.float64).mean() - 1) / step
+    found = (round_randomly(x, np.random.default_rng(3)).astype(np.float64).mean() - 1) / step
     assert abs(found - share) < 5 * np.sqrt(share * (1 - share) / draws)
 
 

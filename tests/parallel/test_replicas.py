@@ -5,7 +5,7 @@ import pytest
 
 import overlap
 from overlap import parallel
-from overlap.parallel.buckets.agreement import odd_ones
+from overlap.parallel.buckets.agreement import minority_ranks
 
 from .programs import train, weights
 
@@ -88,7 +88,7 @@ def test_comparing_changes_no_bits():
     ("digests", "expected"), [([1], []), ([1, 1], []), ([2, 1, 1], [0]), ([1, 2], [1]), ([3, 1, 2, 1], [0, 2])]
 )
 def test_who_is_odd(digests, expected):
-    assert odd_ones(digests) == expected
+    assert minority_ranks(digests) == expected
 
 
 def test_a_number_that_cannot_be_meant_is_refused():

@@ -10,7 +10,7 @@ import pytest
 
 import overlap
 from overlap import parallel
-from overlap.parallel.buckets.scattered import Scattered
+from overlap.parallel.buckets.scattered import ScatteredBucket
 from overlap.timeline import Timeline
 
 from .programs import backward, forward, loss_gradient, samples, train, weights
@@ -118,7 +118,7 @@ def test_memory_is_told_beside_the_formula():
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_gathered_weights_are_freed_after_use(depth, clock, monkeypatch):
     """However far the program runs ahead of its computes: it issues all steps at once."""
-    layer, opened, alive, most = 6 * 6 * 8, Scattered._open, Counter(), Counter()
+    layer, opened, alive, most = 6 * 6 * 8, ScatteredBucket._name_parameters, Counter(), Counter()
 
     class Whole(dict):
         """Gathered parameters, which count while a compute holds them."""
@@ -130,7 +130,7 @@ def test_gathered_weights_are_freed_after_use(depth, clock, monkeypatch):
         weakref.finalize(gathered, alive.subtract, {rank: whole.nbytes})
         return gathered
 
-    monkeypatch.setattr(Scattered, "_open", counted)
+    monkeypatch.setattr(ScatteredBucket, "_name_parameters", counted)
 
     async def main(rank):
         model = sharded(3, depth=depth, bucket_bytes=1)(rank)

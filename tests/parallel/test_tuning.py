@@ -48,7 +48,7 @@ def test_a_step_is_read_off_its_spans():
         ready.append([("b", at + 26 * MS), ("a", at + 36 * MS)])
     small = ("all_gather", "ring", "world", 9, 64, "int64", 0)
     recorder.append(("comm", "comm", "compare", 0, 2 * MS, (small, 0, 0, "", 0, None)))
-    found = tuning.read(recorder.spans(), ready, {"a": (1, "float32"), "b": (1, "float32")})
+    found = tuning.read_recording(recorder.spans(), ready, {"a": (1, "float32"), "b": (1, "float32")})
     assert found.backward_s == (("b", 0.006), ("a", 0.006))
     assert found.forward_s == pytest.approx(0.010)  # forward, and b, less what b takes
     assert found.latency_s == 0.002
@@ -61,7 +61,7 @@ def test_computes_of_the_program_count_whatever_their_names(name):
     for step in range(2):
         recorder.append(("compute", "compute", name, 100 * MS * step + 20 * MS, 100 * MS * step + 26 * MS, step))
     ready = [[("a", 26 * MS)], [("a", 126 * MS)]]
-    assert tuning.read(recorder.spans(), ready, {"a": (1, "float32")}).forward_s == 0.006
+    assert tuning.read_recording(recorder.spans(), ready, {"a": (1, "float32")}).forward_s == 0.006
 
 
 @pytest.mark.parametrize("clock", ["real", "virtual"])
@@ -133,7 +133,7 @@ def test_the_wire_is_read_off_as_it_is():
                 nursery.start_soon(carried, rank, wire, seq, after_s)
 
     overlap.run(main, ranks=1, clock=overlap.Virtual())
-    found = tuning.read(recorder.spans(), [[("a", 5 * MS)], [("a", 6 * MS)]], {"a": (1, "float32")})
+    found = tuning.read_recording(recorder.spans(), [[("a", 5 * MS)], [("a", 6 * MS)]], {"a": (1, "float32")})
     assert found.latency_s == known.latency_s
     assert found.seconds_per_byte == pytest.approx(known.seconds_per_byte, rel=1e-12)
 
@@ -164,7 +164,7 @@ def test_the_replay_takes_what_can_be_worked_out_by_hand():
     ids=["latency", "bandwidth"],
 )
 def test_the_best_candidate_is_taken(known, size, order):
-    choice = tuning.best_of(known, make)
+    choice = tuning.choose_candidate(known, make)
     times = [tuning.replay(known, make, *candidate) for candidate in tuning.CANDIDATES]
     assert choice.step_s <= 1.01 * min(times)
     assert choice.default_s == times[0]

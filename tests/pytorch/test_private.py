@@ -21,9 +21,9 @@ import overlap  # noqa: E402
 from overlap.runtime.memory.foreign import changes  # noqa: E402
 from overlap.torch import private, record  # noqa: E402
 from overlap.torch.errors import CallError  # noqa: E402
-from overlap.torch.issuing import reduction  # noqa: E402
+from overlap.torch.issuing import parse_reduction  # noqa: E402
 from overlap.torch.model import frozen_settings  # noqa: E402
-from overlap.torch.operations import untraced  # noqa: E402
+from overlap.torch.operations import exclude_from_compiler  # noqa: E402
 
 from .test_profiler import recorded  # noqa: E402
 from .test_recording import computed  # noqa: E402
@@ -55,10 +55,10 @@ def test_without_its_callback_methods_are_called_as_they_are(
     frames = torch._C._dynamo.eval_frame
     monkeypatch.setattr(frames, "get_eval_frame_callback", lambda: "a compiler")
     reload(private)
-    assert untraced(abs_of)(-1) == 1
+    assert exclude_from_compiler(abs_of)(-1) == 1
     assert disabled == [abs_of]
     without(frames, "get_eval_frame_callback")
-    assert untraced(abs_of)(-2) == 2
+    assert exclude_from_compiler(abs_of)(-2) == 2
     assert (private.compiler_callback(), disabled) == (None, [abs_of])
 
 
@@ -145,12 +145,12 @@ def test_without_its_note_a_schedule_warns(monkeypatch: Monkeypatch) -> None:
 
 def test_a_factor_is_found_in_any_version_or_refused(monkeypatch: Monkeypatch) -> None:
     operator = dist._make_nccl_premul_sum(2.0)
-    assert reduction(operator) == ("sum", 2.0)
-    assert private.factor_of(OldOperator()) == 3.0
-    assert private.factor_of(object()) is None
-    monkeypatch.setattr(private, "factor_of", lambda op: None)
+    assert parse_reduction(operator) == ("sum", 2.0)
+    assert private.get_factor(OldOperator()) == 3.0
+    assert private.get_factor(object()) is None
+    monkeypatch.setattr(private, "get_factor", lambda op: None)
     with pytest.raises(CallError, match="op: backend 'overlap' reduces by AVG, BAND, "):
-        reduction(operator)
+        parse_reduction(operator)
 
 
 class OldOperator:

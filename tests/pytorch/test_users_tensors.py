@@ -22,7 +22,7 @@ from overlap.runtime.calls.objects import Objects  # noqa: E402
 from overlap.runtime.calls.reductions import ReductionCalls  # noqa: E402
 from overlap.torch import DataParallel, ProcessGroup, Sharded  # noqa: E402
 from overlap.torch.reductions import Reductions as TorchReductions  # noqa: E402
-from overlap.torch.tensors import view_of  # noqa: E402
+from overlap.torch.tensors import as_array  # noqa: E402
 from overlap.torch.transfers import Transfers  # noqa: E402
 
 from .pairs import connected, do  # noqa: E402
@@ -211,7 +211,7 @@ def test_strategies(worlds: list[overlap.Connection], kind: Callable[..., Any]) 
 
 def test_the_array_is_the_memory_of_the_storage_that_the_tensor_had() -> None:
     x = torch.arange(4.0)
-    array = view_of(x)
+    array = as_array(x)
     x.data = torch.zeros(4)  # frees the storage, unless the array refers to it
     del x
     torch.full((4,), 9.0)
@@ -233,7 +233,7 @@ def test_the_array_is_the_memory_of_the_storage_that_the_tensor_had() -> None:
 )
 def test_views_have_the_elements_of_their_tensors(dtype: Any, take: Callable[[Any], Any]) -> None:
     tensor = take(torch.arange(12).reshape(3, 4).to(dtype))
-    array = view_of(tensor)
+    array = as_array(tensor)
     assert array.dtype.name == str(dtype).removeprefix("torch.")
     assert array.shape == tensor.shape
     assert array.flags.writeable
@@ -254,7 +254,7 @@ def test_views_have_the_elements_of_their_tensors(dtype: Any, take: Callable[[An
 )
 def test_tensors_without_memory_of_numbers(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(Exception, match=message) as caught:
-        view_of(make())
+        as_array(make())
     assert type(caught.value).__name__ == "CallError"
 
 

@@ -108,7 +108,7 @@ def test_what_a_killed_attempt_has_left_is_removed_by_the_next_save(folder):
     Parts(folder).write(Save(2, 1000), 0, 2, [b"unfinished"])
     in_world(saves, [2, 3])
     assert folders(folder) == ["step-000000000002", "step-000000000003"]
-    assert {save.nonce for save, _ in Parts(folder).complete()} != {1000}
+    assert {save.nonce for save, _ in Parts(folder).complete_saves()} != {1000}
 
 
 def test_a_damaged_part_is_passed_over(folder, capsys):

@@ -74,14 +74,14 @@ def test_a_flipped_bit_is_refused(monkeypatch):
 
 
 def test_a_bit_that_is_flipped_on_the_way_leaves_the_replica_before(monkeypatch, capsys):
-    check = ShardReplicas._check
+    check = ShardReplicas._issue_check
 
     def flip(replicas, replica):
         if replica.step == 8 and replicas._group.rank == 2:
             replica.shards[1][100] ^= 1
         return check(replicas, replica)
 
-    monkeypatch.setattr(ShardReplicas, "_check", flip)
+    monkeypatch.setattr(ShardReplicas, "_issue_check", flip)
     worlds = {}
     digests = survive(noting, worlds, 3, ranks=3, kills=[(34, 0)])
     assert worlds == {0: (3, 0), 1: (2, 4)}
@@ -90,10 +90,10 @@ def test_a_bit_that_is_flipped_on_the_way_leaves_the_replica_before(monkeypatch,
 
 
 def test_the_neighbour_is_on_another_host():
-    assert replicated._distance([0, 0, 1, 1]) == 2
-    assert replicated._distance([0, 0, 0]) == 1
-    assert replicated._distance([0, 0, 1]) == 1
-    assert replicated._distance([0]) == 0
+    assert replicated._neighbour_distance([0, 0, 1, 1]) == 2
+    assert replicated._neighbour_distance([0, 0, 0]) == 1
+    assert replicated._neighbour_distance([0, 0, 1]) == 1
+    assert replicated._neighbour_distance([0]) == 0
     worlds = {}
     cluster = topology.cluster("local", nodes=4, ranks=8)
     digests = survive(noting, worlds, 3, ranks=8, cluster=cluster, kills=[(60, 2), (60, 3)])

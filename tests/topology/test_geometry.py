@@ -247,11 +247,11 @@ def test_paths_on_any_connected_graph_are_shortest(n, data):
     tree = [(data.draw(st.integers(0, d - 1)), d) for d in range(1, n)]
     more = data.draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda p: p[0] != p[1])))
     wires = topology.machine.WiringSpec(shape="links", pairs=tuple(tree + more), link="neuronlink")
-    wiring = Wiring.of(wires, n)
+    wiring = Wiring.from_spec(wires, n)
     a, b = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, n - 1))
     path = wiring.path(a, b)
     assert (path[0], path[-1]) == (a, b)
-    assert all(wiring.linked(p, q) for p, q in pairwise(path))
+    assert all(wiring.are_adjacent(p, q) for p, q in pairwise(path))
     assert len(path) - 1 == wiring.distance(a, b) == hops_from(a, wiring.adjacent)[b]
 
 

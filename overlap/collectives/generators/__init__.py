@@ -25,7 +25,7 @@ __all__ = ["GENERATORS", "Generator", "fits", "generate", "misfit"]
 Generator: TypeAlias = Callable[..., Schedule]
 
 
-def _reading(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
+def _make_reading(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
     """Return the generator of a collective and algorithm, which reads a pattern of the algorithm."""
 
     def generator(size: int, **options: object) -> Schedule:
@@ -34,7 +34,7 @@ def _reading(collective: str, algorithm: str, make: Callable[..., Pattern]) -> G
     return generator
 
 
-def _rooted(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
+def _make_rooted(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
     """Return the generator of a collective with a root, made from a pattern of broadcasts."""
     lower = read.broadcast if collective == "broadcast" else read.reduce
 
@@ -64,9 +64,11 @@ def _rdh_all_reduce(size: int, *, devices: Sequence[Sequence[int]] | None = None
 _BACKWARDS = {"scatter_all_gather": "reduce_scatter_gather"}
 
 GENERATORS: dict[str, dict[str, Generator]] = {
-    **{kind: {name: _reading(kind, name, make) for name, make in SPREADING.items()} for kind in READINGS},
-    "broadcast": {name: _rooted("broadcast", name, make) for name, make in FROM_ROOT.items()},
-    "reduce": {_BACKWARDS.get(n, n): _rooted("reduce", _BACKWARDS.get(n, n), make) for n, make in FROM_ROOT.items()},
+    **{kind: {name: _make_reading(kind, name, make) for name, make in SPREADING.items()} for kind in READINGS},
+    "broadcast": {name: _make_rooted("broadcast", name, make) for name, make in FROM_ROOT.items()},
+    "reduce": {
+        _BACKWARDS.get(n, n): _make_rooted("reduce", _BACKWARDS.get(n, n), make) for n, make in FROM_ROOT.items()
+    },
     "all_to_all": {"mesh": mesh.all_to_all, "pairwise": direct.pairwise, "bruck": bruck.all_to_all},
     "gather": {"mesh": mesh.gather, "binomial": tree.gather, "multi_ring": along_rings.gather},
     "scatter": {"mesh": mesh.scatter, "binomial": tree.scatter, "multi_ring": along_rings.scatter},
@@ -74,14 +76,16 @@ GENERATORS: dict[str, dict[str, Generator]] = {
 }
 for _name in ("binomial", "chain", "binary_tree"):
     GENERATORS["all_reduce"][_name] = _all_reduce_by_tree(_name)
-GENERATORS["all_reduce"]["double_binary_tree"] = _reading("all_reduce", "double_binary_tree", double_tree.over_all)
+GENERATORS["all_reduce"]["double_binary_tree"] = _make_reading("all_reduce", "double_binary_tree", double_tree.over_all)
 GENERATORS["all_reduce"]["recursive_doubling"] = doubling.recursive_doubling_all_reduce
 GENERATORS["all_reduce"]["rdh"] = _rdh_all_reduce
 GENERATORS["all_reduce"]["one_shot"] = direct.one_shot
 GENERATORS["all_reduce"]["rank_order"] = rank_order.all_reduce
-GENERATORS["all_reduce"]["rank_chain"] = _reading("all_reduce", "rank_chain", rank_order.chain)
+GENERATORS["all_reduce"]["rank_chain"] = _make_reading("all_reduce", "rank_chain", rank_order.chain)
 GENERATORS["reduce_scatter"]["rank_order"] = rank_order.reduce_scatter
-GENERATORS["all_gather"]["recursive_doubling"] = _reading("all_gather", "recursive_doubling", doubling.halving_doubling)
+GENERATORS["all_gather"]["recursive_doubling"] = _make_reading(
+    "all_gather", "recursive_doubling", doubling.halving_doubling
+)
 
 
 def generate(

@@ -46,13 +46,13 @@ def ring_scatter(size: int, root: int, rings: Rings | None = None) -> RingScatte
     Raises:
         ScheduleError: If a ring does not visit all ranks, or two rings visit different devices.
     """
-    paths = [_rotated(root, ring) for ring in rings or _default_rings(size)]
+    paths = [_rotate_ring(root, ring) for ring in rings or _default_rings(size)]
     for path in paths:
         if sorted(rank for device in path for rank in device) != list(range(size)):
             raise ScheduleError(f"a ring must visit each of the {size} ranks once, got {path}")
         if sorted(path) != sorted(paths[0]):
             raise ScheduleError(f"rings must visit the same devices, got {paths[0]} and {path}")
-    ways = [way for place, device in enumerate(paths[0]) for way in _ways(root, place, device, paths)]
+    ways = [way for place, device in enumerate(paths[0]) for way in _block_routes(root, place, device, paths)]
     steps = max((len(way) - 1 for way in ways), default=0)
     rows = [
         (steps + 1 - len(way) + hop, src, dst, way[-1]) for way in ways for hop, (src, dst) in enumerate(pairwise(way))
@@ -66,13 +66,13 @@ def _default_rings(size: int) -> Rings:
     return [ring, ring[::-1]]
 
 
-def _rotated(root: int, ring: Sequence[Sequence[int]]) -> list[_Device]:
-    """Return the devices of a ring, from the root's on."""
+def _rotate_ring(root: int, ring: Sequence[Sequence[int]]) -> list[_Device]:
+    """Return the devices of a ring in order, from the root on."""
     home = next((place for place, device in enumerate(ring) if root in device), 0)
     return [tuple(device) for device in (*ring[home:], *ring[:home])]
 
 
-def _ways(root: int, turn: int, device: _Device, paths: Sequence[list[_Device]]) -> list[list[int]]:
+def _block_routes(root: int, turn: int, device: _Device, paths: Sequence[list[_Device]]) -> list[list[int]]:
     """Return the route of each block of a device: all its ranks, from the root on."""
     hops = [path.index(device) for path in paths]
     soonest = sorted(range(len(paths)), key=lambda ring: hops[ring])[: -(-len(paths) // 2)]

@@ -16,7 +16,7 @@ from . import blockwise
 from .along_rings import Rings
 from .families import READINGS, SPREADING, Options, from_root, spreading
 from .hierarchical import compose, node_count, with_inner
-from .scattered import scatter_steps, scattered
+from .scattered import scatter_steps, two_level_broadcast
 
 _DEFAULTS = {
     **dict.fromkeys(READINGS, ("ring", "ring")),
@@ -72,7 +72,7 @@ PHASES: Mapping[str, tuple[Phase, ...]] = {
 Tables: TypeAlias = Callable[..., Schedule]
 
 
-def starts(collective: str, steps: Mapping[Scope, Sequence[int]]) -> list[int]:
+def phase_starts(collective: str, steps: Mapping[Scope, Sequence[int]]) -> list[int]:
     """Return the first step of each phase that has steps.
 
     Args:
@@ -98,7 +98,7 @@ def hierarchical(
     intra_options: Options | None = None,
     inter_options: Options | None = None,
 ) -> Schedule:
-    """Compose two levels.
+    """Return a schedule on two levels: one algorithm inside nodes, another between them, in slices.
 
     Args:
         table: Makes the table of a level, as `generate` does.
@@ -124,12 +124,12 @@ def hierarchical(
     inside = _LevelAlgorithm(intra or _DEFAULTS[collective][0], size // count, intra_options or {})
     between = _LevelAlgorithm(inter or _DEFAULTS[collective][1], count, inter_options or {})
     if collective in READINGS:
-        schedule, steps = _spread(table, collective, inside, between)
+        schedule, steps = _compose_spread(table, collective, inside, between)
     elif collective in _BLOCKWISE:
-        schedule, steps = _blockwise(table, collective, root, inside, between)
+        schedule, steps = _compose_blocks(table, collective, root, inside, between)
     else:
-        schedule, steps = _from_root(collective, root, scatter, rings, inside, between)
-    return pipeline(schedule, starts(collective, steps), slices)
+        schedule, steps = _compose_from_root(collective, root, scatter, rings, inside, between)
+    return pipeline(schedule, phase_starts(collective, steps), slices)
 
 
 _Staged: TypeAlias = tuple[Schedule, Mapping[Scope, Sequence[int]]]  # a schedule, and the steps of its phases
@@ -150,7 +150,7 @@ class _LevelAlgorithm:
         return spreading(self.algorithm)(self.size, **self.options)
 
 
-def _spread(table: Tables, collective: str, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Staged:
+def _compose_spread(table: Tables, collective: str, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Staged:
     """Return a composition of two levels for collectives that spread chunks, and the steps of each level."""
     within = inside.spreading()
     if collective == "all_reduce" and (between.algorithm not in SPREADING or between.folds):
@@ -163,7 +163,9 @@ def _spread(table: Tables, collective: str, inside: _LevelAlgorithm, between: _L
     return schedule, {Scope.INSIDE: (within.steps,), Scope.BETWEEN: both_ways}
 
 
-def _blockwise(table: Tables, collective: str, root: int, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Staged:
+def _compose_blocks(
+    table: Tables, collective: str, root: int, inside: _LevelAlgorithm, between: _LevelAlgorithm
+) -> _Staged:
     """Return a composition of two levels for collectives that move blocks, and the steps of each level."""
     home, place = divmod(root, inside.size)
     near = table(collective, inside.algorithm, inside.size, root=place, **inside.options)
@@ -172,14 +174,14 @@ def _blockwise(table: Tables, collective: str, root: int, inside: _LevelAlgorith
     return _BLOCKWISE[collective](near, far), steps
 
 
-def _from_root(
+def _compose_from_root(
     collective: str, root: int, scatter: str, rings: Rings | None, inside: _LevelAlgorithm, between: _LevelAlgorithm
 ) -> _Staged:
     """Return a composition of a scatter at the root, transfers between nodes, and a gather in each node."""
     within = inside.spreading()
     across = from_root(between.algorithm)(between.size, root // inside.size, **between.options)
     lower = read.reduce if collective == "reduce" else read.broadcast
-    schedule = lower("hierarchical", scattered(root, across, within, scatter=scatter, rings=rings), root)
+    schedule = lower("hierarchical", two_level_broadcast(root, across, within, scatter=scatter, rings=rings), root)
     return schedule, {
         Scope.HOME: (scatter_steps(inside.size, scatter, root % inside.size, rings),),
         Scope.BETWEEN: (across.steps,) if between.size > 1 else (),

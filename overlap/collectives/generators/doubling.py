@@ -18,7 +18,7 @@ def halving_doubling(size: int) -> Pattern:
     Cost: floor(log2(size)) steps, and 2 more if `size` is not a power of two; n (size - 1) / size bytes sent per rank,
     up to twice as much by a rank with a folded neighbour.
     """
-    heads, cube = _fold(size)
+    heads, cube = _folded_ranks(size)
     bounds = np.append(heads, size).astype(np.int32)
     folded = size > len(heads)
     rows: list[tuple[int, int, int, int, int]] = []
@@ -45,7 +45,7 @@ def folded_halving_doubling(size: int) -> Pattern:
     Cost: floor(log2(size)) steps, and 1 more if `size` is not a power of two, each way; n (h - 1) / h bytes sent by a
     rank among h that take part, and n more to, or by, the others.
     """
-    heads, cube = _fold(size)
+    heads, cube = _folded_ranks(size)
     rows = [
         (bit, int(head), int(heads[v ^ (1 << bit)]), v >> bit << bit, (v >> bit << bit) + (1 << bit))
         for bit in range(cube)
@@ -57,8 +57,8 @@ def folded_halving_doubling(size: int) -> Pattern:
     return spread(size, heads, table[row, 0], table[row, 1], table[row, 2], chunk)
 
 
-def _fold(size: int) -> tuple[Ints, int]:
-    """Return the ranks that take part, for 1 or 2 ranks each, and log2 of their number."""
+def _folded_ranks(size: int) -> tuple[Ints, int]:
+    """Return the number of ranks that take part, for 1 or 2 ranks each, a power of two, and its log2."""
     cube = size.bit_length() - 1
     heads = 1 << cube
     v = np.arange(heads, dtype=np.int32)
@@ -83,7 +83,7 @@ def recursive_doubling_all_reduce(size: int) -> Schedule:
     Cost: floor(log2(size)) steps, and 2 more if `size` is not a power of two; n bytes sent and added per rank and step.
     """
     table = TableWriter()
-    heads, cube = _fold(size)
+    heads, cube = _folded_ranks(size)
     pairs = np.arange(size - len(heads), dtype=np.int32) * 2
     # A rank with a folded neighbour starts from SCRATCH, the others straight from IN (but 1 rank has no other step).
     early = pairs if cube else heads
@@ -136,7 +136,7 @@ def all_to_all(size: int) -> Schedule:
         moving = np.flatnonzero(distance >> bit & 1).astype(np.int32)
         origin, packed = arrived[moving], np.arange(len(moving), dtype=np.int32)
         slot = np.where(origin < 0, (ranks + moving) % size, origin)
-        _local(table, bit, slot, np.where(origin < 0, Buffer.IN, Buffer.SCRATCH), Buffer.SCRATCH, packed)
+        _add_moves(table, bit, slot, np.where(origin < 0, Buffer.IN, Buffer.SCRATCH), Buffer.SCRATCH, packed)
         area = pack * (bit + 1)
         table.move(
             bit, ranks, (ranks + (1 << bit)) % size, (Buffer.SCRATCH, 0), (Buffer.SCRATCH, area), count=len(moving)
@@ -144,11 +144,11 @@ def all_to_all(size: int) -> Schedule:
         arrived[moving] = area + packed
     slot = np.where(arrived < 0, (ranks + distance) % size, arrived)
     source = np.where(arrived < 0, Buffer.IN, Buffer.SCRATCH)
-    _local(table, steps, slot, source, Buffer.OUT, (ranks - distance) % size)
+    _add_moves(table, steps, slot, source, Buffer.OUT, (ranks - distance) % size)
     return table.build("all_to_all", "bruck", size, scratch=pack * (steps + 1))
 
 
-def _local(table: TableWriter, step: int, slot: Ints, source: Column, target: Buffer, target_slot: Column) -> None:
+def _add_moves(table: TableWriter, step: int, slot: Ints, source: Column, target: Buffer, target_slot: Column) -> None:
     """Add local moves of single blocks, (size, blocks), joining neighbours."""
     rank = np.arange(len(slot), dtype=np.int32)[:, None]
     columns = np.broadcast_arrays(rank, np.asarray(source, np.uint8), slot, target_slot)

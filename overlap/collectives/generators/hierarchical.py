@@ -43,7 +43,7 @@ def _compose(inter: Pattern, intra: Pattern) -> Pattern:
     nodes, local_size = inter.size, intra.size
     size, parts = nodes * local_size, inter.parts * intra.parts
     lanes = int(inter.channel.max(initial=0)) + 1
-    outer, inner = _outer(inter, intra), _inner(inter, intra, lanes)
+    outer, inner = _edges_between_nodes(inter, intra), _edges_inside_nodes(inter, intra, lanes)
     columns = [np.concatenate(pair) for pair in zip(outer, inner, strict=True)]
     step, src, dst, chunk, channel, group = columns
     pattern = spread(size, owners(size, parts), step, src, dst, chunk, channel=channel, group=group)
@@ -54,7 +54,7 @@ def _compose(inter: Pattern, intra: Pattern) -> Pattern:
     return replace(pattern, steps=inter.steps + intra.steps, place=place)
 
 
-def _outer(inter: Pattern, intra: Pattern) -> list[Ints]:
+def _edges_between_nodes(inter: Pattern, intra: Pattern) -> list[Ints]:
     """Return the edges between nodes, for every local rank and every part that the inner level will need."""
     local_size, size = intra.size, inter.size * intra.size
     local = np.arange(local_size, dtype=np.int32)[:, None, None]
@@ -66,7 +66,7 @@ def _outer(inter: Pattern, intra: Pattern) -> list[Ints]:
     return flat_columns(inter.step, src, dst, chunk, inter.channel, group)
 
 
-def _inner(inter: Pattern, intra: Pattern, lanes: int) -> list[Ints]:
+def _edges_inside_nodes(inter: Pattern, intra: Pattern, lanes: int) -> list[Ints]:
     """Return the edges inside each node, for the chunks that came from every node."""
     local_size, size = intra.size, inter.size * intra.size
     node = np.arange(inter.size, dtype=np.int32)[:, None, None, None]

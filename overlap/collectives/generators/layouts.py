@@ -46,7 +46,7 @@ def _side_by_side(patterns: Sequence[Pattern]) -> Pattern:
 
 
 def relabel(pattern: Pattern, ranks: Sequence[int]) -> Pattern:
-    """Give the part of rank i to rank `ranks[i]`.
+    """Return the pattern in which rank `ranks[i]` does the work of rank i.
 
     Raises:
         ScheduleError: If `ranks` is not a permutation.

@@ -15,8 +15,8 @@ from ..tablewriter import TableWriter
 from .rank_order import scratch_block
 
 
-def _meeting(size: int) -> tuple[Ints, Ints]:
-    """Return (size - 1, size) senders and receivers, nearest first."""
+def _all_pairs(size: int) -> tuple[Ints, Ints]:
+    """Return all senders and receivers, (size - 1, size), by distance from near to far."""
     src = np.arange(size, dtype=np.int32)[None, :]
     dst = (src + np.arange(1, size, dtype=np.int32)[:, None]) % np.int32(size)
     return np.broadcast_to(src, dst.shape), dst
@@ -27,7 +27,7 @@ def mesh(size: int) -> Pattern:
 
     Cost: 1 step each way, n (size - 1) / size bytes per rank. Fan-in: size - 1 messages meet at every rank.
     """
-    src, dst = _meeting(size)
+    src, dst = _all_pairs(size)
     return spread(size, owners(size), 0, src, dst, src, group=src)
 
 
@@ -46,7 +46,7 @@ def all_to_all(size: int) -> Schedule:
     Cost: 1 step, n (size - 1) / size bytes per rank.
     """
     table = TableWriter()
-    ranks, (src, dst) = np.arange(size, dtype=np.int32), _meeting(size)
+    ranks, (src, dst) = np.arange(size, dtype=np.int32), _all_pairs(size)
     table.move(0, ranks, ranks, (Buffer.IN, ranks), (Buffer.OUT, ranks))
     table.move(0, src, dst, (Buffer.IN, dst), (Buffer.OUT, src))
     return table.build("all_to_all", "mesh", size)

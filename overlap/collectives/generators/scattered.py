@@ -40,10 +40,10 @@ def scatter_all_gather(
         ScheduleError: If there is no such `scatter`.
     """
     alone = spread(1, np.zeros(1, np.int32), *(np.empty(0, np.int32),) * 4)
-    return scattered(root, alone, gather, scatter=scatter, rings=rings)
+    return two_level_broadcast(root, alone, gather, scatter=scatter, rings=rings)
 
 
-def scattered(
+def two_level_broadcast(
     root: int, between: Pattern, inside: Pattern, *, scatter: str = "binomial", rings: Rings | None = None
 ) -> Pattern:
     """Scatter in the root's node, pass on between nodes, gather in every node.
@@ -80,9 +80,9 @@ def _scatter_and_gather(root: int, between: Pattern, inside: Pattern, scatter: s
     size, depth = nodes * local_size, inside.parts * len(between.owner)
     owner = np.full(local_size * depth, root, np.int32)
     start, lanes = scatter_steps(local_size, scatter, local_root, rings), int(between.channel.max(initial=0)) + 2
-    first = _from_root(home, local_root, local_size, depth, scatter, rings)
-    middle = _across(between, inside, local_root, start)
-    last = _gather_edges(between, inside, local_root, start + (between.steps if nodes > 1 else 0), lanes)
+    first = _edges_in_root(home, local_root, local_size, depth, scatter, rings)
+    middle = _edges_between_nodes(between, inside, local_root, start)
+    last = _edges_inside_nodes(between, inside, local_root, start + (between.steps if nodes > 1 else 0), lanes)
     # Ranks of the root's node that passed a chunk on have it already: it need not come again.
     has = np.zeros((size, len(owner)), np.bool_)
     has[root] = True
@@ -93,7 +93,7 @@ def _scatter_and_gather(root: int, between: Pattern, inside: Pattern, scatter: s
     return spread(size, owner, step, src, dst, chunk, channel=channel, group=group)
 
 
-def _from_root(home: int, root: int, local_size: int, depth: int, scatter: str, rings: Rings | None) -> list[Ints]:
+def _edges_in_root(home: int, root: int, local_size: int, depth: int, scatter: str, rings: Rings | None) -> list[Ints]:
     """Return the edges inside the root's node. Chunks are in the order of ranks from the root on."""
     if scatter == "binomial":
         step, parent, child, count = subtrees(local_size)
@@ -112,7 +112,7 @@ def _from_root(home: int, root: int, local_size: int, depth: int, scatter: str, 
     return flat_columns(step[row], src, dst, chunk, 0, -1)
 
 
-def _across(between: Pattern, inside: Pattern, root: int, start: int) -> list[Ints]:
+def _edges_between_nodes(between: Pattern, inside: Pattern, root: int, start: int) -> list[Ints]:
     """Return the edges between nodes: ranks of one local rank pass their own chunks on."""
     local_size, width = inside.size, len(between.owner)
     local = np.arange(local_size, dtype=np.int32)[:, None, None]
@@ -124,7 +124,7 @@ def _across(between: Pattern, inside: Pattern, root: int, start: int) -> list[In
     return flat_columns(between.step[:, None] + start, src, dst, chunk, between.channel[:, None] + 1, group)
 
 
-def _gather_edges(between: Pattern, inside: Pattern, root: int, start: int, lanes: int) -> list[Ints]:
+def _edges_inside_nodes(between: Pattern, inside: Pattern, root: int, start: int, lanes: int) -> list[Ints]:
     """Return the edges inside nodes: local ranks exchange the chunks that came to them."""
     local_size, width = inside.size, len(between.owner)
     node = np.arange(between.size, dtype=np.int32)[:, None, None]

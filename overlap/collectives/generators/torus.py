@@ -35,7 +35,7 @@ def bucket(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
         ScheduleError: If `dims` do not multiply to `size`.
     """
     sides = squarest(size) if dims is None else tuple(dims)
-    forwards, backwards = (_copies(size, sides, _bucket_waves, first=sign) for sign in (1, -1))
+    forwards, backwards = (_copy_waves(size, sides, _bucket_waves, first=sign) for sign in (1, -1))
     return replace(forwards, mate=backwards)
 
 
@@ -58,7 +58,7 @@ def swing(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
     sides = (size,) if dims is None else tuple(dims)
     if not all(fits("swing", side) for side in sides):
         raise ScheduleError(f"swing needs even sides, got {sides}; 'bucket' takes any")
-    return _copies(size, sides, _swing_waves)
+    return _copy_waves(size, sides, _swing_waves)
 
 
 def squarest(size: int) -> tuple[int, int]:
@@ -67,10 +67,10 @@ def squarest(size: int) -> tuple[int, int]:
     return size // side, side
 
 
-def _copies(
+def _copy_waves(
     size: int, sides: Sequence[int], waves: Callable[[Ints, Sequence[int], int, int], Iterable[Wave]], *, first: int = 1
 ) -> Pattern:
-    """Run the waves once for each dimension to start with, in both directions, `first` being that of even copies."""
+    """Return a pattern of parts that each start with another axis and direction; even parts go `first`, 1 or -1."""
     if prod(sides) != size or min(sides, default=1) < 1:
         raise ScheduleError(f"a torus of sides {sides} does not have {size} ranks; pass sides with that product")
     ranks = np.arange(size, dtype=np.int32).reshape(tuple(sides))

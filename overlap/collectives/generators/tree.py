@@ -17,7 +17,7 @@ def binomial(size: int, root: int = 0) -> Pattern:
     Cost: ceil(log2(size)) steps; n bytes per edge, up to n log2(size) sent by the root.
     """
     parent = [(step, v, v + (1 << step)) for step in range((size - 1).bit_length()) for v in range(1 << step)]
-    step, src, dst = _columns([edge for edge in parent if edge[2] < size])
+    step, src, dst = _edge_columns([edge for edge in parent if edge[2] < size])
     return _from_root(size, root, 1, step, src, dst, 0)
 
 
@@ -45,7 +45,7 @@ def binary_tree(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
     return _from_root(size, root, slices, step, (dst - 1) // 2, dst, slice_)
 
 
-def _columns(edges: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:
+def _edge_columns(edges: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:
     table = np.asarray(edges, np.int32).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2]
 
@@ -65,7 +65,7 @@ def subtrees(size: int) -> tuple[Ints, Ints, Ints, Ints]:
         for v in range(0, size, 2 << bit)
         if v + (1 << bit) < size
     ]
-    step, parent, child = _columns(edges)
+    step, parent, child = _edge_columns(edges)
     return step, parent, child, np.minimum(np.int32(1) << (steps - 1 - step), size - child)
 
 
@@ -144,7 +144,7 @@ def from_root(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
     """
     # Node 0 is the root, the others are places 1, 2, ... in the order of ranks.
     trees = [{node: max(parent, 0) for node, parent in tree.items()} for tree in _two_trees(size - 1)]
-    return _pattern(size, trees, np.full(2, root, np.int32), root, slices)
+    return _join_trees(size, trees, np.full(2, root, np.int32), root, slices)
 
 
 def over_all(size: int, *, slices: int = 8) -> Pattern:
@@ -162,7 +162,7 @@ def over_all(size: int, *, slices: int = 8) -> Pattern:
         top = next(node for node, parent in tree.items() if not parent)
         trees.append({node - 1: parent - 1 for node, parent in tree.items() if node != top})
         tops.append(top - 1)
-    return _pattern(size, trees, np.asarray(tops, np.int32), 0, slices)
+    return _join_trees(size, trees, np.asarray(tops, np.int32), 0, slices)
 
 
 def _two_trees(places: int) -> tuple[_Tree, _Tree]:
@@ -181,14 +181,14 @@ def _parent(place: int, places: int) -> int:
     return above if above <= places else place ^ lowest
 
 
-def _pattern(size: int, trees: Sequence[_Tree], owners: Ints, root: int, slices: int) -> Pattern:
+def _join_trees(size: int, trees: Sequence[_Tree], owners: Ints, root: int, slices: int) -> Pattern:
     """Return both trees with times such that a rank receives and sends one message a step."""
-    turn = _turns(trees)
+    turn = _edge_turns(trees)
     edges = []
     for which, tree in enumerate(trees):
         when: dict[int, int] = {}
         for node in tree:
-            _arrival(node, tree, which, turn, when)
+            _arrival_steps(node, tree, which, turn, when)
         edges += [(when[node], parent, node, which) for node, parent in tree.items()]
     step, src, dst, half = np.asarray(edges, np.int32).reshape(-1, 4).T
     slice_ = np.arange(slices, dtype=np.int32)[:, None]
@@ -197,17 +197,17 @@ def _pattern(size: int, trees: Sequence[_Tree], owners: Ints, root: int, slices:
     return spread(size, np.repeat(owners, slices), step + 2 * slice_, src, dst, chunk, channel=half)
 
 
-def _arrival(node: int, tree: _Tree, which: int, turn: dict[tuple[int, int], int], when: dict[int, int]) -> int:
+def _arrival_steps(node: int, tree: _Tree, which: int, turn: dict[tuple[int, int], int], when: dict[int, int]) -> int:
     """Return the step in which a node gets the first slice; -1 for a top, which has it."""
     if node not in tree:
         return -1
     if node not in when:
-        next_step = _arrival(tree[node], tree, which, turn, when) + 1
+        next_step = _arrival_steps(tree[node], tree, which, turn, when) + 1
         when[node] = next_step + (next_step + turn[which, node]) % 2
     return when[node]
 
 
-def _turns(trees: Sequence[_Tree]) -> dict[tuple[int, int], int]:
+def _edge_turns(trees: Sequence[_Tree]) -> dict[tuple[int, int], int]:
     """Return for each edge (its tree and its lower end) whether it works in even or in odd steps.
 
     Edges that leave one node, or end in one node, must differ. Each edge has at most one of either kind to differ from,

@@ -83,7 +83,7 @@ def agreement(work: MemoryWork, group: Group, subject: str, items: Sequence[str]
 
 
 def compare_replicas(work: MemoryWork, group: Group, views: Mapping[str, Array], step: int) -> Future[None]:
-    """Issue the comparison, behind all computes that have been issued; nothing waits for it.
+    """Issue a comparison of the weights of all ranks, behind all computes so far; nothing waits for it.
 
     Cost: one pass over the weights, at 10 GB/s and more, and 8 bytes of each parameter on a stream of its own.
 
@@ -97,32 +97,34 @@ def compare_replicas(work: MemoryWork, group: Group, views: Mapping[str, Array],
         A future that fails on every rank, with a `ReplicaError`, if they differ.
     """
     nbytes = sum(view.nbytes for view in views.values())
-    digest = partial(_digests, views) if work.real else partial(metadata, np.zeros(len(views), np.int64))
+    digest = partial(_digest_weights, views) if work.real else partial(metadata, np.zeros(len(views), np.int64))
     digested = work.compute(digest, name="digest of weights", moved_bytes=nbytes)
     stream, name = work.rank.stream(f"replicas of {group.name}"), RoleName("compare replicas", "library")
     gathered = group.all_gather(digested, stream=stream, name=name, call_site=users_frame())
-    check = partial(_check, tuple(views), group.ranks, step)
+    check = partial(_check_replicas, tuple(views), group.ranks, step)
     return work.compute(check if work.real else nothing, gathered, name="compare replicas")
 
 
-def odd_ones(digests: Sequence[int]) -> list[int]:
+def minority_ranks(digests: Sequence[int]) -> list[int]:
     """Return the ranks in the minority; of two halves, the one without the first rank.
 
-    >>> odd_ones([7, 7, 5, 7])
+    >>> minority_ranks([7, 7, 5, 7])
     [2]
     """
     usual = Counter(digests).most_common(1)[0][0]  # of several that are as common, the first
     return [index for index, digest in enumerate(digests) if digest != usual]
 
 
-def _digests(views: Mapping[str, Array]) -> Array:
+def _digest_weights(views: Mapping[str, Array]) -> Array:
+    """Return a digest of 64 bits of each weight, in the order of `views`."""
     hashes = [xxhash.xxh3_64_intdigest(view.reshape(-1).view(np.uint8).data) for view in views.values()]
     return metadata(np.array(hashes, np.uint64).view(np.int64))
 
 
-def _check(names: Sequence[str], ranks: Sequence[int], step: int, gathered: NDArray[np.int64]) -> None:
+def _check_replicas(names: Sequence[str], ranks: Sequence[int], step: int, gathered: NDArray[np.int64]) -> None:
+    """Compare the digests of all ranks, and raise a `ReplicaError` for the first parameter with a minority."""
     table = gathered.reshape(len(ranks), -1)
     for name, digests in zip(names, table.T.tolist(), strict=True):
-        odd = odd_ones(digests)
+        odd = minority_ranks(digests)
         if odd:
             raise ReplicaError(ranks=[ranks[index] for index in odd], of=len(ranks), parameter=name, step=step)

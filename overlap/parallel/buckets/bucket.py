@@ -1,4 +1,4 @@
-"""One bucket at work: gradients come in, are packed side by side, and their mean over the group comes back."""
+"""One bucket: takes gradients, packs them into one flat array, and issues their mean over the group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...runtime.rank import Rank
 from ...timeline.span import RoleName
 from ..work import MemoryWork
 from .gradients import check_gradient, is_finite, not_finite
-from .hooked import Hooked
+from .hooked import BucketHook
 from .plan import BucketPlan, Hook
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class Bucket(ABC):
         self.site: Site | None = None
         self._sites: dict[str, Site] = {}
         self.views: dict[str, Array] = {} if buffer is None else plan.views(buffer)
-        self.hooked: Hooked | None = None
+        self.hooked: BucketHook | None = None
         if context.hook is not None:
-            self.hooked = Hooked(context.hook, context.rank, context.group, plan, priority=priority, counts=counts)
+            self.hooked = BucketHook(context.hook, context.rank, context.group, plan, priority=priority, counts=counts)
         self._context, self._group, self._work = context, context.group, context.work
         self._priority, self._buffer = priority, buffer
         self._alone = len(plan.slots) == 1 and context.hook is None  # then the gradient need not be copied
@@ -83,11 +83,11 @@ class Bucket(ABC):
 
     @property
     def full(self) -> bool:
-        """Whether all gradients of this step are there."""
+        """Whether all gradients of this step were handed over."""
         return len(self.handed) == len(self.plan.slots)
 
-    def _free(self) -> object:
-        """Return a future that is done when the buffer may be written; None if the order of computes sees to that."""
+    def _buffer_free(self) -> object:
+        """Return a future that ends when the buffer may be written; None if the order of computes ensures that."""
         return None
 
     @abstractmethod
@@ -95,22 +95,23 @@ class Bucket(ABC):
         """Yield the means of the step that was sent last, and the names and places of the parameters in each."""
 
     def hand_over(self, name: str, gradient: object, site: Site) -> None:
-        """Take a gradient of this step."""
+        """Keep a gradient of this step, or a future of one, and the program line `site` that passed it."""
         self.handed[name], self._sites[name] = gradient, site
 
     def add(self, name: str, gradient: object, step: int) -> None:
-        """Add a gradient to the buffer, to be sent with later ones."""
-        add, slot = partial(self._add, name, name in self._added, step, self.site), self.views[name]
+        """Issue the addition of a gradient to the buffer; it is sent with the gradients of a later micro-batch."""
+        add, slot = partial(self._add_gradient, name, name in self._added, step, self.site), self.views[name]
         self._added.add(name)
-        self._work.compute(add, self._free(), gradient, name="add", moved_bytes=3 * slot.nbytes)
+        self._work.compute(add, self._buffer_free(), gradient, name="add", moved_bytes=3 * slot.nbytes)
 
-    def _add(self, name: str, added: bool, step: int, site: Site | None, _: object, gradient: Array) -> None:
+    def _add_gradient(self, name: str, added: bool, step: int, site: Site | None, _: object, gradient: Array) -> None:
+        """Add a gradient to its place in the buffer; the first one of a step is written there instead."""
         view = self.views[name]
         check_gradient(name, gradient, view.shape, view.dtype, step, site)
         if self._work.real:
-            _fill(view, gradient, add=added)
+            _write_gradient(view, gradient, add=added)
 
-    def _pack(self, step: int, after: object, form: Callable[[Array], object]) -> Future[Any]:
+    def _issue_packing(self, step: int, after: object, form: Callable[[Array], object]) -> Future[Any]:
         """Issue the packing of the gradients of this step, with zeros for missing ones.
 
         Args:
@@ -123,11 +124,11 @@ class Bucket(ABC):
         gradients = [self.handed.pop(name, None) for name in self.plan.names]
         self._added.clear()
         self.sent = True
-        pack = partial(self._packed, step, sites, added, form)
+        pack = partial(self._pack_gradients, step, sites, added, form)
         moved_bytes = 0 if self._alone and not added else 2 * self.plan.nbytes
         return self._work.compute(pack, after, *gradients, name="pack", role="pack", moved_bytes=moved_bytes)
 
-    def _reduce(
+    def _issue_mean(
         self, packed: Future[Any], step: int, collective: Callable[..., Future[Array]], name: str, **options: Any
     ) -> Future[Array]:
         """Issue the mean over the group: by the hook, if there is one, or by this collective."""
@@ -147,7 +148,7 @@ class Bucket(ABC):
 
     # -- on the compute stream -------------------------------------------------------------------------------------
 
-    def _packed(
+    def _pack_gradients(
         self,
         step: int,
         sites: Mapping[str, Site],
@@ -156,26 +157,28 @@ class Bucket(ABC):
         _: object,
         *gradients: Array | None,
     ) -> object:
+        """Check the gradients of one step, put them side by side, and return `form` of the flat array."""
         for slot, gradient in zip(self.plan.slots, gradients, strict=True):
             if slot.name in sites:
                 check_gradient(slot.name, gradient, slot.shape, self.plan.dtype, step, sites[slot.name])
         if self._shape_only is not None:
             return form(self._shape_only)
-        flat = self._as_it_lies(gradients[0]) if self._alone and not added else None
+        flat = self._flat_without_copy(gradients[0]) if self._alone and not added else None
         if flat is None:
-            flat = self._side_by_side(added, gradients)
-        self._look(flat, step)
+            flat = self._copy_into_buffer(added, gradients)
+        self._check_finite(flat, step)
         return form(flat)
 
-    def _as_it_lies(self, gradient: Array | None) -> Array | None:
-        """Return the only gradient of the bucket, flat, if it can be sent without a copy."""
+    def _flat_without_copy(self, gradient: Array | None) -> Array | None:
+        """Return the bucket's only gradient, flat, to be sent from where it is; None if it must be copied."""
         if not isinstance(gradient, np.ndarray) or not gradient.flags.c_contiguous or gradient.dtype != self.plan.dtype:
             return None
-        if any(_is_same(gradient, view) for view in self.views.values()):  # then it is in the buffer already
+        if any(_is_same_memory(gradient, view) for view in self.views.values()):  # then it is in the buffer already
             return None
         return gradient.reshape(-1)
 
-    def _side_by_side(self, added: frozenset[str], gradients: Iterable[Array | None]) -> Array:
+    def _copy_into_buffer(self, added: frozenset[str], gradients: Iterable[Array | None]) -> Array:
+        """Return a flat array with all gradients: the buffer, or new memory; missing gradients are zeros."""
         buffer, views = self._buffer, self.views
         if buffer is None:
             buffer = np.empty(self.plan.size, self.plan.dtype)
@@ -184,18 +187,18 @@ class Bucket(ABC):
             if gradient is not None and self._buffer is None:
                 views[name][...] = gradient
             elif gradient is not None:
-                _fill(views[name], gradient, add=name in added)
+                _write_gradient(views[name], gradient, add=name in added)
             elif name not in added:
                 views[name].fill(0)
         return buffer
 
-    def _look(self, flat: Array, step: int) -> None:
+    def _check_finite(self, flat: Array, step: int) -> None:
         """Refuse gradients that are not finite."""
         if not is_finite(flat):
             raise not_finite(self.plan.views(flat), rank=self._context.rank.rank, step=step, site=self.site)
 
 
-def scaled(gradient: Array, factors: Iterable[float | None]) -> Array:
+def scale_gradient(gradient: Array, factors: Iterable[float | None]) -> Array:
     """Return a flat gradient times all factors; None counts as 1."""
     for factor in factors:
         if factor not in (None, 1.0):
@@ -203,15 +206,16 @@ def scaled(gradient: Array, factors: Iterable[float | None]) -> Array:
     return gradient
 
 
-def _fill(view: Array, gradient: Array, *, add: bool) -> None:
+def _write_gradient(view: Array, gradient: Array, *, add: bool) -> None:
+    """Write a gradient to its place in the buffer, or add it; one that lies there already is not copied."""
     if add:
         np.add(view, gradient, out=view, casting="unsafe")
-    elif not _is_same(gradient, view):
+    elif not _is_same_memory(gradient, view):
         view[...] = gradient
 
 
-def _is_same(gradient: Array, view: Array) -> bool:
-    """Whether a gradient lies in its place already."""
+def _is_same_memory(gradient: Array, view: Array) -> bool:
+    """Whether a gradient is already in its place in the buffer."""
     return (
         gradient.__array_interface__["data"] == view.__array_interface__["data"]
         and gradient.strides == view.strides

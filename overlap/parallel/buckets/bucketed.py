@@ -23,7 +23,7 @@ from ..strategy import Ahead, Strategy
 from ..tree import Params, Site
 from ..work import users_frame
 from .agreement import agreement
-from .bucket import Bucket, BucketContext, scaled
+from .bucket import Bucket, BucketContext, scale_gradient
 from .gradients import Part, clip_factor, square_sums
 from .queue import BucketQueue
 
@@ -53,36 +53,36 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         self._context = BucketContext(
             rank=rank, group=self.group, hook=settings.hook, exact=settings.exact, work=self._work
         )
-        self._copies = self._copies_of(settings)
+        self._copies = self._count_copies(settings)
         self._uneven = settings.uneven and self.group.size > 1
         rebuilds = settings.rebuild_buckets and settings.unused == "error" and not settings.uneven
         self._observed: list[str] | None = [] if rebuilds else None
         self._seen: Sequence[str] = ()  # the order of the first step, once it is known
-        self._use([])
+        self._set_buckets([])
         self._syncs, self._sample_weight = True, 1.0
         self._joins = False  # whether this rank only takes part in the others' steps
         self._active: Future[Array] | None = None  # how many ranks have samples in this step
         self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
 
-    def _copies_of(self, settings: Settings) -> dict[str, int]:
-        """Return how many ranks of the clip group have each parameter, where that is more than one."""
+    def _count_copies(self, settings: Settings) -> dict[str, int]:
+        """Return by parameter the number of ranks in the clip group with the same values, from `clip_copies`."""
         copied: dict[str, int] = {}
         for name, copies in (settings.clip_copies or {}).items():
             self._names.find(name, lambda leaf, copies=copies: copied.__setitem__(leaf, copies))  # type: ignore[misc]
         return copied
 
-    def _use(self, buckets: list[B]) -> None:
-        """Take these buckets from now on, in the order in which they travel."""
+    def _set_buckets(self, buckets: list[B]) -> None:
+        """Use these buckets from now on, in the order in which they travel."""
         self._queue = BucketQueue(buckets)
         self._buckets, self._home = buckets, self._queue.home
 
     # -- for each strategy ----------------------------------------------------------------------------------------
 
-    def _prepare(self, bucket: B) -> None:
-        """Let a bucket be ready for the gradients of the next step."""
+    def _prepare_bucket(self, bucket: B) -> None:
+        """Issue the work that must precede the first gradient of a step in a bucket; by default none."""
 
     @abstractmethod
-    def _send(self, bucket: B) -> None:
+    def _send_bucket(self, bucket: B) -> None:
         """Send a bucket, with zeros for gradients that nobody has handed over."""
 
     @abstractmethod
@@ -95,18 +95,18 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
 
     @abstractmethod
     def _reorder(self, order: Sequence[str]) -> None:
-        """Let buckets fit gradients that come in that order."""
+        """Rearrange buckets for gradients that arrive in this order of names."""
 
     @abstractmethod
-    async def _whole(self) -> Params:
+    async def _await_weights(self) -> Params:
         """Wait for all updates; return the weights."""
 
-    def _shadow(self) -> None:
-        """Take part in a step of the other ranks, with zeros."""
+    def _step_with_zeros(self) -> None:
+        """Take part in a step of the other ranks with zeros, as this rank has no more samples."""
         self.step()
 
-    def _after_step(self) -> Callable[[], Coroutine[object, object, None]] | None:
-        """Return the work for the await of the step that was made last, if there is any."""
+    def _work_after_step(self) -> Callable[[], Coroutine[object, object, None]] | None:
+        """Return an async function that the await of the last step runs; None if there is nothing to do."""
         return None
 
     # -- the loop ------------------------------------------------------------------------------------------------
@@ -133,36 +133,39 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         self._sample_weight = count * size / batch
         return slice(start, start + count)
 
-    def _weighted(self, name: str, gradient: object) -> object:
+    def _weigh_by_samples(self, name: str, gradient: object) -> object:
+        """Return the gradient times (this rank's samples / mean samples of a rank); unchanged if these are equal."""
         if self._sample_weight == 1.0:
             return gradient
         shape, dtype = self._leaves[name]
-        weigh, moved_bytes = partial(_scaled, self._sample_weight), 2 * prod(shape) * dtype.itemsize
+        weigh, moved_bytes = partial(_scale_one, self._sample_weight), 2 * prod(shape) * dtype.itemsize
         return self._work.compute(weigh, gradient, name="weigh by samples", moved_bytes=moved_bytes)
 
     def _take(self, gradients: Mapping[str, object], site: Site) -> None:
-        gradients = {name: self._weighted(name, gradient) for name, gradient in gradients.items()}
+        """Hand gradients to their buckets, and start each bucket that is full and the next to travel."""
+        gradients = {name: self._weigh_by_samples(name, gradient) for name, gradient in gradients.items()}
         for name, gradient in gradients.items():
             bucket = self._home[name]
             bucket.site = site
             if not bucket.handed:
-                self._prepare(bucket)
+                self._prepare_bucket(bucket)
             if not self._syncs and bucket.views:
                 bucket.add(name, gradient, self.steps + 1)
                 continue
             if bucket.sent or name in bucket.handed:
-                raise self._second(name)
+                raise self._duplicate_error(name)
             bucket.hand_over(name, gradient, site)
             if self._observed is not None:
                 self._observed.append(name)
         for bucket in self._queue.due():
-            self._leave(bucket)
+            self._start_bucket(bucket)
 
-    def _leave(self, bucket: B) -> None:
+    def _start_bucket(self, bucket: B) -> None:
+        """Send a bucket; with uneven ranks, count first how many ranks have samples in this step."""
         if self._uneven and self._active is None:
-            self._active = self._count(1.0)
-        self._prepare(bucket)
-        self._send(bucket)
+            self._active = self._count_active_ranks(1.0)
+        self._prepare_bucket(bucket)
+        self._send_bucket(bucket)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -191,14 +194,14 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
                 f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}; "
                 "hand it over, or pass unused='zeros'"
             )
-        self._note_step()
+        self._note_first_step()
         for bucket in self._queue.rest():
-            self._leave(bucket)
+            self._start_bucket(bucket)
         self.steps += 1
         self._queue.begin()
-        issued = self._end_step((*self._mean_factor(), *self._clip(), *self._agreed))
-        self._rebuild()
-        return Ahead(self._limit(issued), self._after_step())
+        issued = self._end_step((*self._mean_factor(), *self._clip_factor(), *self._agreed))
+        self._rebuild_buckets()
+        return Ahead(self._limit(issued), self._work_after_step())
 
     async def finish(self) -> Params:
         """Wait until all updates are done; then go on, if you like.
@@ -207,12 +210,12 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             The weights, in a tree like `params`.
         """
         if self._uneven:
-            await self._join()
-        return await self._whole()
+            await self._join_remaining_steps()
+        return await self._await_weights()
 
     # -- ranks with fewer samples --------------------------------------------------------------------------------
 
-    def _count(self, samples: float) -> Future[Array]:
+    def _count_active_ranks(self, samples: float) -> Future[Array]:
         """Issue the count of the ranks that have samples in this step; this rank counts as `samples`, 0 or 1."""
         stream = self.rank.stream(f"samples of {self.group.name}")
         site = users_frame()
@@ -220,19 +223,19 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             np.array([samples]), stream=stream, name=RoleName("ranks with samples", "library"), call_site=site
         )
 
-    async def _join(self) -> None:
+    async def _join_remaining_steps(self) -> None:
         """Take part, with zeros, in the steps of ranks that have more samples."""
         self._joins = True
         while True:
-            active = self._count(0.0)
+            active = self._count_active_ranks(0.0)
             if (await active)[0] == 0:
                 break
             self._active = active
-            self._shadow()
+            self._step_with_zeros()
         self._joins = False
 
     def _mean_factor(self) -> tuple[Future[object], ...]:
-        """Return the factor from the mean over all ranks to the mean over the ranks that have samples."""
+        """Return a future of the number of ranks over the number with samples, in a tuple; empty if ranks are even."""
         active, self._active = self._active, None
         if active is None:
             return ()
@@ -242,8 +245,8 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
 
     # -- the norm ------------------------------------------------------------------------------------------------
 
-    def _clip(self) -> tuple[Future[object], ...]:
-        """Return the factor that limits the norm of all gradients."""
+    def _clip_factor(self) -> tuple[Future[object], ...]:
+        """Return a future of the factor that limits the norm of all gradients, in a tuple; empty without a limit."""
         limit, stream = self._settings.clip_norm, self._update_stream
         if limit is None or not self._work.real:
             return ()
@@ -256,12 +259,12 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         squares: Future[Array] = self._work.compute(
             partial(square_sums, parts), *reduced, name="norm", moved_bytes=nbytes, stream=stream
         )
-        for group in self._with_other_parts():
+        for group in self._norm_groups():
             squares = group.all_reduce(squares, exact=True, name=RoleName("norm", "library"), call_site=site)
         return (self._work.compute(partial(clip_factor, limit), squares, name="norm", stream=stream),)
 
-    def _with_other_parts(self) -> list[Group]:
-        """Return the groups with other gradients than this rank's, after the means."""
+    def _norm_groups(self) -> list[Group]:
+        """Return the groups over which the sums of squares are added: ranks that have other parts of the model."""
         clip_group = self._settings.clip_group
         return [] if clip_group is None or clip_group.size == 1 else [clip_group]
 
@@ -277,7 +280,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     def own(self) -> dict[str, Array]:
         """Return the state of this rank's hooks."""
         hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
-        return {name: array for hook in hooked for name, array in hook.own().items()}
+        return {name: array for hook in hooked for name, array in hook.state_arrays().items()}
 
     def resume(self, steps: int, notes: Mapping[str, object], arrays: Own | None) -> str:
         """Go on from that step: weights and the optimizer's state have been written into place.
@@ -307,7 +310,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
 
     # -- the order -----------------------------------------------------------------------------------------------
 
-    def _rebuild(self) -> None:
+    def _rebuild_buckets(self) -> None:
         """Rebuild the buckets in the order in which the gradients of the first step arrived."""
         order, self._observed = self._observed, None
         if order is None:
@@ -318,5 +321,6 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         self._reorder(order)
 
 
-def _scaled(weight: float, gradient: Array) -> Array:
-    return scaled(gradient, [weight])
+def _scale_one(weight: float, gradient: Array) -> Array:
+    """Return a gradient times a factor."""
+    return scale_gradient(gradient, [weight])

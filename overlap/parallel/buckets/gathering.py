@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...runtime.future import Future
-from .scattered import Scattered
+from .scattered import ScatteredBucket
 
 if TYPE_CHECKING:
     from ..tree import Array
@@ -18,26 +18,26 @@ class Gathering:
     """Stages 1 and 2: whole parameters stay, and are gathered in place after each update."""
 
     def __init__(self) -> None:
-        self._whole: dict[Scattered, Future[Array]] = {}
-        self._open: dict[Scattered, Future[dict[str, Array]]] = {}
+        self._whole: dict[ScatteredBucket, Future[Array]] = {}
+        self._open: dict[ScatteredBucket, Future[dict[str, Array]]] = {}
 
-    def visit(self, bucket: Scattered) -> Future[dict[str, Array]]:
+    def visit(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
         """Return the parameters of a bucket by name, for the computes that are issued next."""
         found = self._open.get(bucket)
         if found is None:
-            found = self._open[bucket] = bucket.opened(self._whole.get(bucket, bucket.updated))
+            found = self._open[bucket] = bucket.parameters_by_name(self._whole.get(bucket, bucket.updated))
         return found
 
-    def all_of(self, bucket: Scattered) -> Future[dict[str, Array]]:
-        """Return the parameters of a bucket by name, to be kept."""
+    def gather_to_keep(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
+        """Return the parameters of a bucket by name, for a caller that keeps them."""
         return self.visit(bucket)
 
-    def ends(self) -> None:
-        """Note that a step ends, and that the updates of all buckets are issued next."""
+    def end_step(self) -> None:
+        """Forget the parameters of this step: the updates of all buckets are issued next."""
         self._open.clear()
 
-    def begins(self, buckets: Sequence[Scattered]) -> None:
-        """Note that the updates have been issued, in that order of buckets."""
+    def begin_step(self, buckets: Sequence[ScatteredBucket]) -> None:
+        """Gather all buckets in this order, after their updates were issued."""
         for bucket in buckets:
             self._whole[bucket] = bucket.gather()
 
@@ -60,23 +60,23 @@ class Prefetched(Gathering):
     def __init__(self, depth: int) -> None:
         super().__init__()
         self._depth = depth
-        self._expected: list[Scattered] = []
-        self._visits: list[Scattered] = []
-        self._ahead: deque[tuple[Scattered, Future[Array]]] = deque()
-        self._current: tuple[Scattered, Future[dict[str, Array]]] | None = None
+        self._expected: list[ScatteredBucket] = []
+        self._visits: list[ScatteredBucket] = []
+        self._ahead: deque[tuple[ScatteredBucket, Future[Array]]] = deque()
+        self._current: tuple[ScatteredBucket, Future[dict[str, Array]]] | None = None
 
-    def visit(self, bucket: Scattered) -> Future[dict[str, Array]]:
+    def visit(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
         """Return the parameters of a bucket by name, for the computes that are issued next."""
         if self._current is not None and self._current[0] is bucket:
             return self._current[1]
         self._visits.append(bucket)
         if self._ahead and self._ahead[0][0] is bucket:
             whole = self._ahead.popleft()[1]
-            self._look_ahead(len(self._visits) - 1 + self._depth)
+            self._prefetch(len(self._visits) - 1 + self._depth)
         else:
-            self._forget()
+            self._drop_prefetched()
             whole = bucket.gather(when=True)
-        self._current = bucket, bucket.opened(whole)
+        self._current = bucket, bucket.parameters_by_name(whole)
         return self._current[1]
 
     def repeat(self) -> None:
@@ -88,30 +88,32 @@ class Prefetched(Gathering):
         if not self._expected:
             raise UsageError("finish: with uneven=True, stage 3 needs at least one step of every rank")
         for bucket in self._expected:
-            bucket.unused.append(bucket.passed(self.visit(bucket)))
+            bucket.unused.append(bucket.drop_gathered(self.visit(bucket)))
 
-    def all_of(self, bucket: Scattered) -> Future[dict[str, Array]]:
-        """Return the parameters of a bucket by name, to be kept."""
-        self._forget()
-        return bucket.opened(bucket.gather())
+    def gather_to_keep(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
+        """Return the parameters of a bucket by name, for a caller that keeps them."""
+        self._drop_prefetched()
+        return bucket.parameters_by_name(bucket.gather())
 
-    def ends(self) -> None:
-        """Note that a step ends, and that the updates of all buckets are issued next."""
-        self._forget()
+    def end_step(self) -> None:
+        """Forget the parameters of this step: the updates of all buckets are issued next."""
+        self._drop_prefetched()
         self._current = None
         self._expected, self._visits = self._visits, []
 
-    def begins(self, buckets: Sequence[Scattered]) -> None:
-        """Note that the updates have been issued, in that order of buckets."""
+    def begin_step(self, buckets: Sequence[ScatteredBucket]) -> None:
+        """Gather the first `depth` buckets that are expected, after the updates were issued."""
         for bucket in self._expected[: self._depth]:
             self._ahead.append((bucket, bucket.gather()))
 
-    def _look_ahead(self, visit: int) -> None:
+    def _prefetch(self, visit: int) -> None:
+        """Issue the gather for a visit of this step, by its number; nothing after the last expected visit."""
         if visit < len(self._expected):
             bucket = self._expected[visit]
             self._ahead.append((bucket, bucket.gather(when=True)))
 
-    def _forget(self) -> None:
+    def _drop_prefetched(self) -> None:
+        """Give up gathers that are ahead; their buckets are not updated before those end."""
         for bucket, whole in self._ahead:
             bucket.unused.append(whole)
         self._ahead.clear()

@@ -79,7 +79,7 @@ def not_finite(views: Mapping[str, Array], *, rank: int, step: int, site: Site |
         site: The line that handed a gradient over last.
     """
     name, view = next((name, view) for name, view in views.items() if first_not_finite(view) is not None)
-    return _error(name, view, _seen(view), rank, step, site)
+    return _not_finite_error(name, view, _find_not_finite(view), rank, step, site)
 
 
 def blame(group: Group, name: str, gradient: Array | None, view: Array, step: int, site: Site | None) -> None:
@@ -99,17 +99,17 @@ def blame(group: Group, name: str, gradient: Array | None, view: Array, step: in
         NonFiniteError: The same on every rank, if a rank had such a gradient.
         UsageError: If none had: the sum was too large.
     """
-    seen = _FINITE if gradient is None else _seen(gradient)
+    seen = _FINITE if gradient is None else _find_not_finite(gradient)
     rows = group.all_gather(np.array(seen, np.int64)).result().reshape(-1, 3)
     for rank, (count, index, kind) in zip(group.ranks, rows.tolist(), strict=True):
         if count:
-            raise _error(name, view, (count, index, kind), rank, step, site)
+            raise _not_finite_error(name, view, (count, index, kind), rank, step, site)
     message = f"reduce: the gradients of {name!r} in step {step - 1} are finite, but their sum over the ranks is not"
     raise mark_agreed(UsageError(f"{message}; scale the loss down"))
 
 
-def _seen(array: Array) -> tuple[int, int, int]:
-    """Return the number of elements that are not finite, the place of the first, and its kind."""
+def _find_not_finite(array: Array) -> tuple[int, int, int]:
+    """Return how many elements are not finite, the flat index of the first one, and its index in `_KINDS`."""
     at = first_not_finite(array)
     if at is None:
         return _FINITE
@@ -118,9 +118,10 @@ def _seen(array: Array) -> tuple[int, int, int]:
     return int(count), at, _KINDS.index(str(value))
 
 
-def _error(
+def _not_finite_error(
     name: str, array: Array, seen: tuple[int, int, int], rank: int, step: int, site: Site | None
 ) -> NonFiniteError:
+    """Return the error for a gradient, from the count, place and kind of its elements that are not finite."""
     count, index, kind = seen
     return NonFiniteError(
         rank=rank,

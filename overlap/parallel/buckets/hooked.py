@@ -11,14 +11,14 @@ from ...errors import UsageError
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
-from ..checkpoints.names import Own, packed, unpacked
+from ..checkpoints.names import Own, pack_state, unpack_state
 from .plan import BucketPlan, GradientBucket, Hook
 
 if TYPE_CHECKING:
     from ..tree import Array, Site
 
 
-class Hooked:
+class BucketHook:
     """A hook at work on one bucket, with a stream of the bucket's own.
 
     Args:
@@ -50,28 +50,29 @@ class Hooked:
         self._counts = None if counts is None else tuple(counts)
 
     def start(self, packed: Future[Array], step: int, site: Site | None) -> Future[Array]:
-        """Return a future of the mean: of all of it, or of this rank's part."""
-        return self._rank.spawn(self._run, packed, step, site, name=f"hook of bucket {self._plan.index}")
+        """Return a future of the hook's mean of packed gradients: all of it, or this rank's part with `counts`."""
+        return self._rank.spawn(self._call_hook, packed, step, site, name=f"hook of bucket {self._plan.index}")
 
     @property
     def unsavable(self) -> str:
         """The part of the state that checkpoints cannot hold, for people to read; empty if there is none."""
         try:
-            self._packed()
+            self._pack_state()
         except UsageError as error:
             return f"the state of a hook is not in it: {error}"
         return ""
 
-    def own(self) -> dict[str, Array]:
-        """Return the state for a checkpoint; none if there is none."""
-        return {} if not self.state or self.unsavable else self._packed()
+    def state_arrays(self) -> dict[str, Array]:
+        """Return the hook's state as arrays for a checkpoint; empty if there is none, or none that can be saved."""
+        return {} if not self.state or self.unsavable else self._pack_state()
 
-    def _packed(self) -> dict[str, Array]:
-        return packed(self._name, {"names": self._plan.names, "state": self.state})
+    def _pack_state(self) -> dict[str, Array]:
+        """Return the state of the hook and the names of its gradients, as arrays by name."""
+        return pack_state(self._name, {"names": self._plan.names, "state": self.state})
 
     def resume(self, own: Own) -> bool:
-        """Take the state of a checkpoint over; False if it is that of another bucket, or of an earlier version."""
-        saved = unpacked(self._name, own)
+        """Adopt the state of a checkpoint; return False if that is of another bucket or an earlier version."""
+        saved = unpack_state(self._name, own)
         if saved is None:
             return not any(name.startswith(f"{self._name}:") for name in own)
         if saved["names"] != self._plan.names:
@@ -79,7 +80,8 @@ class Hooked:
         self.state = saved["state"]
         return True
 
-    async def _run(self, packed: Future[Array], step: int, site: Site | None) -> Array:
+    async def _call_hook(self, packed: Future[Array], step: int, site: Site | None) -> Array:
+        """Call the hook for one step of its bucket, and return this rank's part of the mean that it made."""
         buffer, index = await packed, self._plan.index
         bucket = GradientBucket(
             rank=self._rank,
@@ -102,10 +104,10 @@ class Hooked:
         reduced = await reduced if isinstance(reduced, Future) else reduced
         if not isinstance(reduced, np.ndarray):
             raise UsageError(f"hook: its result for bucket {index} is of type {type(reduced).__name__}, not an array")
-        return self._part(reduced, buffer)
+        return self._rank_part(reduced, buffer)
 
-    def _part(self, reduced: Array, buffer: Array) -> Array:
-        """Return this rank's part of the hook's result."""
+    def _rank_part(self, reduced: Array, buffer: Array) -> Array:
+        """Return this rank's part of the hook's result, flat; refuse another size or dtype."""
         part = slice(0, buffer.size)
         if self._counts is not None:
             start = sum(self._counts[: self._group.rank])

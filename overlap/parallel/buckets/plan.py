@@ -41,12 +41,12 @@ class BucketPlan:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements of all gradients."""
         return self.slots[-1].stop
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """Number of bytes of all gradients."""
         return self.size * self.dtype.itemsize
 
     @property
@@ -86,6 +86,7 @@ def plan_buckets(
     open_: dict[np.dtype[np.generic], list[str]] = {}
 
     def nbytes(names: Sequence[str]) -> int:
+        """Return the bytes of some gradients."""
         return sum(prod(gradients[name][0]) * gradients[name][1].itemsize for name in names)
 
     for name in order:
@@ -98,7 +99,7 @@ def plan_buckets(
         if nbytes(names) >= (bucket_bytes if closed else min(first_bytes, bucket_bytes)):
             closed.append((dtype, open_.pop(dtype)))
     closed += open_.items()
-    return tuple(_plan(index, dtype, names, gradients) for index, (dtype, names) in enumerate(closed))
+    return tuple(_plan_bucket(index, dtype, names, gradients) for index, (dtype, names) in enumerate(closed))
 
 
 def plan_by_size(
@@ -118,12 +119,13 @@ def plan_by_dtype(
     return plan_buckets(gradients, order, bucket_bytes=limit, first_bytes=limit, alone_bytes=None)
 
 
-def _plan(
+def _plan_bucket(
     index: int,
     dtype: np.dtype[np.generic],
     names: Sequence[str],
     gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]],
 ) -> BucketPlan:
+    """Return the plan of one bucket: its gradients side by side, in the order of `names`."""
     slots, start = [], 0
     for name in names:
         shape = gradients[name][0]

@@ -49,13 +49,13 @@ class BucketQueue(Generic[B]):
         return self.buckets[self.sent :]
 
     def due(self) -> Iterator[B]:
-        """Yield each bucket that is full and has none before it, to be sent now."""
+        """Yield full buckets, as long as all buckets before them have left; each counts as sent."""
         while self.sent < len(self.buckets) and self.buckets[self.sent].full:
             self.sent += 1
             yield self.buckets[self.sent - 1]
 
     def rest(self) -> Iterator[B]:
-        """Yield all buckets that have not left, to be sent now."""
+        """Yield all buckets that have not left in this step; each counts as sent."""
         for bucket in self.waiting:  # as they are now: the last of them may begin the next round
             self.sent += 1
             yield bucket

@@ -11,7 +11,7 @@ from ...timeline.span import RoleName
 from ..optimizers import Optimizer
 from ..parameters import FlatWeights, Stage
 from ..work import nothing
-from .bucket import Bucket, BucketContext, scaled
+from .bucket import Bucket, BucketContext, scale_gradient
 from .plan import BucketPlan
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def shares(size: int, ranks: int) -> tuple[int, ...]:
-    """Return how many of `size` elements each rank has: as even as can be, the first ones have one more."""
+    """Return the number of elements of each rank: equal parts of `size`, with one more for the first ranks."""
     return tuple(size // ranks + (rank < size % ranks) for rank in range(ranks))
 
 
-class Scattered(Bucket):
+class ScatteredBucket(Bucket):
     """A bucket's parameters, gradients and optimizer state, as far as a stage of ZeRO leaves them on this rank.
 
     Updates have a compute stream of their own, "optimizer": the update of a layer that is far behind backward runs
@@ -72,26 +72,26 @@ class Scattered(Bucket):
         self.unused: list[Future[Any]] = []
         self._optimizer, self._shared = optimizer, shared
         self._counts = None if len(set(counts)) == 1 else counts
-        self._collects = False  # whether `grad` holds a mean that has not been in an update
-        self._views = None if self.whole is None else self._read_only(self.whole)
+        self._accumulates = False  # whether `grad` holds a mean that has not been in an update
+        self._views = None if self.whole is None else self._read_only_views(self.whole)
         self._scatters = rank.stream(f"scatters of {group.name}")
         self._gathers = rank.stream(f"gathers of {group.name}")
 
     # -- operations ------------------------------------------------------------------------------------------------
 
     def begin(self, first: Array | Future[Array]) -> None:
-        """Take over the parameters that all ranks begin with."""
+        """Issue the copy of the first parameters into place."""
         self.updated = self._work.compute(
             self.fill, first, name="first weights", moved_bytes=2 * self.plan.nbytes, stream="optimizer"
         )
 
     def begin_empty(self) -> None:
-        """Wait for parameters and state that are written into place."""
+        """Set `updated` without a copy, for parameters and state that a checkpoint writes into place."""
         self.updated = self._work.compute(lambda: self.newest, name="first weights", stream="optimizer")
 
     @property
     def newest(self) -> Array:
-        """A new view of the parameters that are kept here."""
+        """A new view of the parameters on this rank: all of them in stages 1 and 2, else this rank's part."""
         return self.weights.flat[:] if self.whole is None else self.whole[:]
 
     async def gather_whole(self) -> None:
@@ -99,7 +99,7 @@ class Scattered(Bucket):
         assert self.whole is not None
         await self._gather(self.weights.flat[:])
 
-    def _free(self) -> object:
+    def _buffer_free(self) -> object:
         return self.updated
 
     def send(self, step: int, after: Future[Array] | None, *, keeps: bool) -> None:
@@ -112,11 +112,11 @@ class Scattered(Bucket):
             after: A future to wait for.
             keeps: Whether, in stages 2 and 3, the mean is added to those of more micro-batches before the update.
         """
-        added, self._collects = self._collects, keeps
-        packed = self._pack(step, [after, self._free()], lambda flat: flat[:])
+        added, self._accumulates = self._accumulates, keeps
+        packed = self._issue_packing(step, [after, self._buffer_free()], lambda flat: flat[:])
         if added or keeps:
             self.reduced = self._work.compute(
-                partial(self._collect, added),
+                partial(self._accumulate, added),
                 self._scatter(step, packed, None),
                 name="add",
                 moved_bytes=3 * self.grad.nbytes,
@@ -127,15 +127,16 @@ class Scattered(Bucket):
             self.reduced = self._scatter(step, packed, self.grad[:] if keeps_part else None)
 
     def _scatter(self, step: int, packed: Future[Array], out: Array | None) -> Future[Array]:
+        """Issue the mean over the group, and return a future of this rank's part, in `out` if that is given."""
         scatter = self._group.reduce_scatter
-        return self._reduce(
+        return self._issue_mean(
             packed, step, scatter, "scatter bucket", out=out, counts=self._counts, stream=self._scatters
         )
 
     def update(self, step: int, factors: Sequence[Future[object]]) -> None:
         """Let the optimizer make a step with the gradient that was sent last, times these factors."""
         self.updated = self._work.compute(
-            partial(self._update, step),
+            partial(self._update_part, step),
             self.reduced,
             list(factors),
             *self.unused,
@@ -156,14 +157,15 @@ class Scattered(Bucket):
         part = self.updated
         if when:
             run = self._work.compute(lambda: self.weights.flat[:], name="room")
-            part = run if part.done else self._work.compute(_last, run, part, name="room", stream="room")
+            part = run if part.done else self._work.compute(_second_argument, run, part, name="room", stream="room")
         return self._gather(part)
 
-    def passed(self, parameters: Future[dict[str, Array]]) -> Future[None]:
-        """Return a future that is done when parameters have been gathered, without holding them."""
+    def drop_gathered(self, parameters: Future[dict[str, Array]]) -> Future[None]:
+        """Return a future that is done when a gather is, and does not hold its result."""
         return self._work.compute(nothing, parameters, name="room")
 
     def _gather(self, part: Array | Future[Array]) -> Future[Array]:
+        """Issue the gather of all parameters, flat, from this rank's part; in a group of one, return the part."""
         if isinstance(part, Future) and self._group.size == 1:
             return part
         return self._group.all_gather(
@@ -177,9 +179,9 @@ class Scattered(Bucket):
             call_site=self.site,
         )
 
-    def opened(self, whole: Future[Array]) -> Future[dict[str, Array]]:
-        """Return the parameters by name, once they are there and all that was issued before has run."""
-        return self._work.compute(self._open, whole, name="open")
+    def parameters_by_name(self, whole: Future[Array]) -> Future[dict[str, Array]]:
+        """Issue a compute that returns gathered parameters by name, behind all computes that were issued before."""
+        return self._work.compute(self._name_parameters, whole, name="open")
 
     def means(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
         """Yield this rank's part of the mean, and the names and places of the parameters in it."""
@@ -195,8 +197,8 @@ class Scattered(Bucket):
             newest[:] = flat[self.weights.part] if self.whole is None else flat
         return newest
 
-    def _collect(self, added: bool, part: Array) -> Array:
-        """Keep the mean gradient of this rank's part, or add it to the kept one."""
+    def _accumulate(self, added: bool, part: Array) -> Array:
+        """Write this rank's part of the mean into `grad`, or add it if `added`; return `grad`."""
         if not self._work.real:
             return self.grad
         kept = self.grad[:]
@@ -206,24 +208,27 @@ class Scattered(Bucket):
             kept[:] = part
         return kept
 
-    def _update(self, step: int, gradient: Array, factors: Sequence[float | None], *_: Array) -> Array:
+    def _update_part(self, step: int, gradient: Array, factors: Sequence[float | None], *_: Array) -> Array:
+        """Let the optimizer make a step on this rank's part, and return its parameters."""
         flat = self.weights.flat[:]
         if self._work.real and flat.size:
-            self._optimizer.update(flat, scaled(gradient, factors), self.weights.state, step)
+            self._optimizer.update(flat, scale_gradient(gradient, factors), self.weights.state, step)
         return flat
 
-    def _open(self, whole: Array) -> dict[str, Array]:
+    def _name_parameters(self, whole: Array) -> dict[str, Array]:
+        """Return the gathered parameters by name: of `whole` in stages 1 and 2, of the given array in stage 3."""
         if self._views is not None:
             return self._views
-        return self._read_only(whole)
+        return self._read_only_views(whole)
 
-    def _read_only(self, flat: Array) -> dict[str, Array]:
+    def _read_only_views(self, flat: Array) -> dict[str, Array]:
+        """Return the parameters in a flat array by name, as read-only views."""
         views = self.plan.views(flat)
         for view in views.values():
             view.setflags(write=False)
         return views
 
 
-def _last(_: object, part: Array) -> Array:
-    """Return the second argument, once both are there."""
+def _second_argument(_: object, part: Array) -> Array:
+    """Return `part`: a compute of this function waits for both of its arguments."""
     return part

@@ -22,12 +22,12 @@ from ...runtime.rank import Rank
 from ...state.store import all_agree, common_nonce, in_thread
 from ...timeline.recording import call_site
 from ...timeline.span import RoleName
-from ..replicated import reason_of
-from ..settings import check_count, check_is_rank, group_of
+from ..replicated import replica_loss_reason
+from ..settings import check_count, check_is_rank, resolve_group
 from ..work import users_site
-from .files import DamagedError, check_types, complete_steps, folder_of, read_manifest
-from .names import Naming, Own, difference_of
-from .pieces import Cut, Shard, Tensors, copied
+from .files import DamagedError, check_types, complete_steps, read_manifest, step_folder
+from .names import Naming, Own, describe_difference
+from .pieces import Cut, Shard, Tensors, copy_pieces
 from .reader import Reader
 from .writer import commit, merge, write_part
 
@@ -145,7 +145,7 @@ class Checkpoints:
         if path is None and rank.state.real:
             raise UsageError("folder: no folder for checkpoints is known; pass one, or give --state-dir DIR")
         self._folder = Path(path or ".")
-        self._rank, self._group, self._whole, self._keep = rank, group_of(rank, group), whole, keep
+        self._rank, self._group, self._whole, self._keep = rank, resolve_group(rank, group), whole, keep
         self._naming = Naming(part, cuts)
         self._part = part if cuts is None else f"rank {self._group.rank} {self._naming.digest}"
         self._stream = rank.stream(_STREAM)
@@ -170,18 +170,18 @@ class Checkpoints:
         site = users_site()
         _check_savable(model)
         check_types(model.tensors())
-        self._naming.check(model.tensors())
+        self._naming.check_cuts(model.tensors())
         await self.finish()
         await model.settle()
-        pieces = [self._naming.placed(piece) for piece in model.kept()] + self._own(model)
+        pieces = [self._naming.rename_piece(piece) for piece in model.kept()] + self._own_pieces(model)
         moved = 2 * sum(piece.data.nbytes for piece in pieces)
         copies = await self._rank.compute(
-            partial(copied, pieces), name=RoleName("copy for a checkpoint", "library"), bytes_moved=moved
+            partial(copy_pieces, pieces), name=RoleName("copy for a checkpoint", "library"), bytes_moved=moved
         )
         name = f"checkpoint of step {model.steps}"
         notes = {self._part: dict(model.notes())}
         self._under_way[self._group.ranks] = self._rank.spawn(
-            self._write,
+            self._write_checkpoint,
             site,
             model.steps,
             copies,
@@ -196,7 +196,8 @@ class Checkpoints:
     def _own_prefix(self) -> str:
         return f"{self._naming.prefix}{_OWN}{self._group.rank}:"
 
-    def _own(self, model: Checkpointed) -> list[Shard]:
+    def _own_pieces(self, model: Checkpointed) -> list[Shard]:
+        """Return the arrays that this rank alone has, as pieces with names that contain its number."""
         own = model.own()
         check_types({name: (array.dtype.name, array.shape) for name, array in own.items()})
         return [Shard.whole(f"{self._own_prefix}{name}", array.shape, array.reshape(-1)) for name, array in own.items()]
@@ -229,7 +230,7 @@ class Checkpoints:
         _check_savable(model)
         lost = ""
         if model.steps and model.steps == self._rank.epoch.step:  # under --survive, it goes on from memory
-            lost = await reason_of(self._rank)
+            lost = await replica_loss_reason(self._rank)
             if not lost:
                 return Restored(step=model.steps, ranks=self._group.size, exact=True)
         elif model.steps:
@@ -238,33 +239,36 @@ class Checkpoints:
         await model.settle()
         steps = await self._saved_steps(site)
         for step in steps:
-            manifest = await self._checked(step, site)
+            manifest = await self._checked_manifest(step, site)
             if manifest is not None:
                 if lost and self._group.rank == 0:
                     notify(f"{lost.partition(';')[0]}; going on from the checkpoint of step {step}")
-                return await self._go_on(model, step, manifest, site)
+                return await self._load_checkpoint(model, step, manifest, site)
         if steps:
             raise UsageError(f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read")
         if lost:
             raise UsageError(f"{lost}; there is no checkpoint in {self._folder}")
         return None
 
-    async def _go_on(self, model: Checkpointed, step: int, manifest: Mapping[str, Any], site: Site) -> Restored:
-        """Load a checkpoint into a model."""
-        reader, notes = Reader(folder_of(self._folder, step), manifest), manifest["notes"]
-        await self._check_model(folder_of(self._folder, step), reader.tensors, model.tensors(), site)
+    async def _load_checkpoint(
+        self, model: Checkpointed, step: int, manifest: Mapping[str, Any], site: Site
+    ) -> Restored:
+        """Read a checkpoint into the memory of a model, and let the model go on from its step."""
+        reader, notes = Reader(step_folder(self._folder, step), manifest), manifest["notes"]
+        await self._check_model(step_folder(self._folder, step), reader.tensors, model.tensors(), site)
         same_rank = manifest["ranks"] == self._group.size and self._part in notes
-        same = await self._all(same_rank, site)
-        own = await in_thread(partial(self._read, reader, model.wanted()))
+        same = await self._all_ranks_agree(same_rank, site)
+        own = await in_thread(partial(self._read_pieces, reader, model.wanted()))
         part_notes = notes[self._part] if self._part in notes else next(iter(notes.values()))
         difference = model.resume(step, part_notes, own if same else None)
-        return self._restored(step, manifest, difference, same=same)
+        return self._report_restored(step, manifest, difference, same=same)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    async def _write(
+    async def _write_checkpoint(
         self, site: Site, step: int, pieces: Sequence[Shard], notes: Mapping[str, object], extra: Mapping[str, object]
     ) -> None:
+        """Write this rank's pieces of a checkpoint in the background; errors name the line that called `save`."""
         try:
             await self._write_parts(site, step, pieces, notes, extra)
         except OSError as error:  # which no line of the program has raised
@@ -275,31 +279,34 @@ class Checkpoints:
     async def _write_parts(
         self, site: Site, step: int, pieces: Sequence[Shard], notes: Mapping[str, object], extra: Mapping[str, object]
     ) -> None:
+        """Write the files of all ranks to a temporary folder, which the first rank then renames to its final name."""
         group = self._group
         if not self._rank.state.real:
-            await self._together(site)
+            await self._wait_for_ranks(site)
             return
         nonce = await common_nonce(group, stream=self._stream, name="checkpoint begins", call_site=site)
         written = self._folder / f".checkpoint-{step:012}-{nonce:016x}"
         await in_thread(partial(write_part, written, group.rank, group.size, pieces, notes))
-        await self._together(site)
+        await self._wait_for_ranks(site)
         if group.rank == 0:
             if self._whole:
                 await in_thread(partial(merge, written, group.size))
             await in_thread(partial(commit, written, self._folder, step, group.size, extra, keep=self._keep))
-        await self._together(site)
+        await self._wait_for_ranks(site)
         self._rank.state.note_kept(step)
 
-    async def _together(self, site: Site) -> None:
+    async def _wait_for_ranks(self, site: Site) -> None:
+        """Wait until all ranks of the group have arrived here."""
         await self._group.barrier(stream=self._stream, name="checkpoint", call_site=site)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def _all(self, agrees: bool, site: Site) -> bool:
+    async def _all_ranks_agree(self, agrees: bool, site: Site) -> bool:
+        """Return whether `agrees` is true on all ranks of the group."""
         return await all_agree(agrees, self._group, stream=self._stream, name="restore", call_site=site)
 
     async def _saved_steps(self, site: Site) -> list[int]:
-        """Return the steps that the first rank finds, the newest first; in virtual time there are none."""
+        """Return the steps with a checkpoint in the first rank's folder, the newest first; none in virtual time."""
         if not self._rank.state.real:
             return []
         steps = await in_thread(partial(complete_steps, self._folder)) if self._group.rank == 0 else []
@@ -307,30 +314,30 @@ class Checkpoints:
         count = await broadcast(metadata([len(steps)], np.int64))
         return [int(step) for step in await broadcast(metadata(steps or [0] * int(count[0]), np.int64))]
 
-    async def _checked(self, step: int, site: Site) -> Mapping[str, Any] | None:
-        """Return a checkpoint's manifest, if all ranks together find its files as they were written."""
-        manifest, trouble = await in_thread(partial(self._look_at, step))
-        fine = await self._all(not trouble, site)
+    async def _checked_manifest(self, step: int, site: Site) -> Mapping[str, Any] | None:
+        """Return the manifest of a step if the files pass the checks of all ranks; else None, with a notice."""
+        manifest, trouble = await in_thread(partial(self._check_files, step))
+        fine = await self._all_ranks_agree(not trouble, site)
         if trouble:
             notify(f"checkpoint of step {step} is passed over: {trouble}")
         return manifest if fine else None
 
-    def _look_at(self, step: int) -> tuple[Mapping[str, Any], str]:
-        """Read the manifest, and compare this rank's share of the files with it."""
-        folder = folder_of(self._folder, step)
+    def _check_files(self, step: int) -> tuple[Mapping[str, Any], str]:
+        """Return the manifest of a step, and why this rank's share of its files is damaged; empty if it is not."""
+        folder = step_folder(self._folder, step)
         try:
             manifest = read_manifest(folder)
             reader = Reader(folder, manifest)
             reader.check_pieces()
             for name in list(reader.files)[self._group.rank :: self._group.size]:
-                reader.check(name)
+                reader.check_file(name)
         except (OSError, DamagedError) as error:
             return {}, str(error)
         return manifest, ""
 
     async def _check_model(self, folder: Path, saved_tensors: Tensors, tensors: Tensors, site: Site) -> None:
-        """Refuse the checkpoint of another model; tensors without elements are in none."""
-        self._naming.check(tensors)
+        """Refuse a checkpoint whose tensors are not the model's; tensors without elements do not count."""
+        self._naming.check_cuts(tensors)
         prefix = self._naming.prefix
         saved = {
             name: (dtype, tuple(shape))
@@ -344,18 +351,19 @@ class Checkpoints:
             parts = await self._group.all_gather_object(expected, stream=self._stream, name="restore", call_site=site)
             for part in parts:
                 expected |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in part.items()}
-        wrong = difference_of(saved, expected, prefix)
+        wrong = describe_difference(saved, expected, prefix)
         if wrong:
             raise UsageError(f"model: {folder} is of another model: {wrong}")
 
-    def _read(self, reader: Reader, wanted: Sequence[Shard]) -> Own:
+    def _read_pieces(self, reader: Reader, wanted: Sequence[Shard]) -> Own:
         """Read the wanted pieces into the model's memory; return the arrays that this rank alone had."""
         for piece in wanted:
-            reader.fill(self._naming.placed(piece))
+            reader.fill(self._naming.rename_piece(piece))
         own = self._own_prefix
         return {name.removeprefix(own): reader.whole(name) for name in reader.tensors if name.startswith(own)}
 
-    def _restored(self, step: int, manifest: Mapping[str, Any], difference: str, *, same: bool) -> Restored:
+    def _report_restored(self, step: int, manifest: Mapping[str, Any], difference: str, *, same: bool) -> Restored:
+        """Return the `Restored` of a checkpoint; if later bits will differ, the first rank prints the reasons."""
         ranks, now, reasons = int(manifest["ranks"]), self._group.size, [difference] if difference else []
         if ranks != now:
             reasons.append(
@@ -370,6 +378,7 @@ class Checkpoints:
 
 
 def _check_savable(model: object) -> None:
+    """Refuse a value that is no model of this package."""
     if not hasattr(model, "tensors"):
         raise UsageError(
             f"model: expected one of overlap.parallel, such as DataParallel, got {type(model).__name__}; "

@@ -46,8 +46,8 @@ class DamagedError(ValueError):
     """A file with other contents than were written."""
 
 
-def folder_of(parent: Path, step: int) -> Path:
-    """Return where the checkpoint of a step is."""
+def step_folder(parent: Path, step: int) -> Path:
+    """Return the folder of the checkpoint of a step."""
     return parent / f"checkpoint-{step:012}"
 
 
@@ -57,7 +57,7 @@ def complete_steps(parent: str | os.PathLike[str]) -> list[int]:
     with suppress(FileNotFoundError, NotADirectoryError):
         names = os.listdir(parent)
     steps = [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
-    return sorted((step for step in steps if (folder_of(Path(parent), step) / MANIFEST).exists()), reverse=True)
+    return sorted((step for step in steps if (step_folder(Path(parent), step) / MANIFEST).exists()), reverse=True)
 
 
 def check_types(tensors: Tensors) -> None:
@@ -80,14 +80,14 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def sealed(manifest: Mapping[str, Any]) -> str:
-    """Return a manifest as text that has its own checksum."""
+def add_checksum(manifest: Mapping[str, Any]) -> str:
+    """Return a manifest as JSON, with a checksum of its other keys under `_SEAL`."""
     text = json.dumps(json.loads(json.dumps(manifest)))  # as it will be read
     return json.dumps(json.loads(text) | {_SEAL: xxhash.xxh3_128(text.encode()).hexdigest()})
 
 
-def _unsealed(path: Path) -> dict[str, Any]:
-    """Return the contents of a manifest; one without a checksum is of an earlier version, and is trusted."""
+def _read_sealed(path: Path) -> dict[str, Any]:
+    """Return a manifest without its checksum, which must fit; a manifest of an earlier version has none."""
     try:
         manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
         seal = manifest.pop(_SEAL, None)
@@ -126,7 +126,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         DamagedError: If that cannot be understood.
     """
     try:
-        manifest = _unsealed(folder / MANIFEST)
+        manifest = _read_sealed(folder / MANIFEST)
         if manifest["format"] != FORMAT:
             raise DamagedError(f"{folder}: its format is {manifest['format']}, known is {FORMAT}")
         msgspec.convert(manifest, _TYPE)
@@ -137,7 +137,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def header_of(path: Path) -> tuple[dict[str, Any], int]:
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return a safetensors file's header, and where its data begin: 8 bytes of length, JSON, data."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")

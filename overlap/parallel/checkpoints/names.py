@@ -11,8 +11,8 @@ import numpy as np
 import xxhash
 
 from ...errors import UsageError
-from ...state.encoding import flattened, restored
-from .pieces import Cut, Shard, Tensors, of_weight, renamed
+from ...state.encoding import from_json_form, to_json_form
+from .pieces import Cut, Shard, Tensors, rename_tensor, weight_name
 
 if TYPE_CHECKING:
     from ..tree import Array
@@ -47,10 +47,10 @@ class Naming:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a checkpoint is of the whole model, of which this rank has blocks."""
+        """Whether this rank has blocks of the whole model's tensors, not tensors of a part by itself."""
         return self._cuts is not None
 
-    def check(self, tensors: Tensors) -> None:
+    def check_cuts(self, tensors: Tensors) -> None:
         """Refuse cuts that do not fit a model.
 
         Raises:
@@ -62,26 +62,26 @@ class Naming:
             if cut.of > 1 and cut.axis >= len(tensors[name][1]):
                 raise UsageError(f"cuts: {name!r} has shape {tuple(tensors[name][1])} and no axis {cut.axis}")
 
-    def cut_of(self, tensor: str) -> Cut:
-        """Return where a tensor of the model lies, an optimizer's where its weight does."""
-        found = (self._cuts or {}).get(of_weight(tensor))
-        return Cut(tensor) if found is None else replace(found, name=renamed(tensor, found.name))
+    def find_cut(self, tensor: str) -> Cut:
+        """Return the place of a tensor in the whole model; an optimizer's state has the place of its weight."""
+        found = (self._cuts or {}).get(weight_name(tensor))
+        return Cut(tensor) if found is None else replace(found, name=rename_tensor(tensor, found.name))
 
-    def placed(self, piece: Shard) -> Shard:
+    def rename_piece(self, piece: Shard) -> Shard:
         """Return a piece of the model under the name that it has in a checkpoint."""
-        cut = self.cut_of(piece.tensor)
+        cut = self.find_cut(piece.tensor)
         return replace(piece, tensor=self.prefix + cut.name, cut=cut if cut.of > 1 else None)
 
     def tensors(self, tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return dtype and shape of the whole model's tensors of which this rank has blocks."""
         found = {}
         for name, (dtype, shape) in tensors.items():
-            cut = self.cut_of(name)
+            cut = self.find_cut(name)
             found[self.prefix + cut.name] = (dtype, cut.whole(shape))
         return found
 
 
-def difference_of(saved: Tensors, expected: Tensors, prefix: str = "") -> str:
+def describe_difference(saved: Tensors, expected: Tensors, prefix: str = "") -> str:
     """Return the first difference between the models of a checkpoint and of this process; empty without one.
 
     Args:
@@ -90,14 +90,14 @@ def difference_of(saved: Tensors, expected: Tensors, prefix: str = "") -> str:
         prefix: Prefix of all names, left out of the text.
     """
     for name in [*expected, *saved]:
-        before, now, short = saved.get(name), expected.get(name), name.removeprefix(prefix)
-        if before == now:
+        saved_form, model_form, short_name = saved.get(name), expected.get(name), name.removeprefix(prefix)
+        if saved_form == model_form:
             continue
-        if before is None:
-            return f"it has no {short!r}"
-        if now is None:
-            return f"it has {short!r}, which this one has not"
-        return f"{short!r} is {' '.join(map(str, before))} there and {' '.join(map(str, now))} here"
+        if saved_form is None:
+            return f"it has no {short_name!r}"
+        if model_form is None:
+            return f"it has {short_name!r}, which this one has not"
+        return f"{short_name!r} is {' '.join(map(str, saved_form))} there and {' '.join(map(str, model_form))} here"
     return ""
 
 
@@ -107,7 +107,7 @@ Own: TypeAlias = "Mapping[str, Array]"
 _FORM = "tree"
 
 
-def packed(name: str, state: object) -> dict[str, Array]:
+def pack_state(name: str, state: object) -> dict[str, Array]:
     """Return the arrays in a state, named after `name`, and one of bytes that tells where they are in it.
 
     Args:
@@ -118,15 +118,15 @@ def packed(name: str, state: object) -> dict[str, Array]:
         UsageError: It has something else.
     """
     arrays: list[Array] = []
-    form = json.dumps(flattened(state, arrays)).encode()
+    form = json.dumps(to_json_form(state, arrays)).encode()
     named = {f"{name}:{index}": array for index, array in enumerate(arrays)}
     return named | {f"{name}:{_FORM}": np.frombuffer(form, np.uint8)}
 
 
-def unpacked(name: str, own: Own) -> Any:
-    """Return the state that `packed` has been given, with the arrays themselves; None if there is none."""
+def unpack_state(name: str, own: Own) -> Any:
+    """Return the state that `pack_state` was given, with the arrays themselves; None if there is none."""
     form = own.get(f"{name}:{_FORM}")
     arrays: list[Array] = []
     while (key := f"{name}:{len(arrays)}") in own:
         arrays.append(own[key])
-    return None if form is None else restored(json.loads(form.tobytes()), arrays)
+    return None if form is None else from_json_form(json.loads(form.tobytes()), arrays)

@@ -33,7 +33,7 @@ class Shard:
 
     @property
     def key(self) -> str:
-        """The name of the tensor, or of this block of it."""
+        """Name of the tensor, with the axis and number of the block if this is a block of it."""
         cut = self.cut
         return self.tensor if cut is None else f"{self.tensor}|{cut.axis}:{cut.index}/{cut.of}"
 
@@ -44,11 +44,11 @@ class Shard:
 
     @classmethod
     def whole(cls, tensor: str, shape: tuple[int, ...], data: Array) -> Shard:
-        """Return all of a tensor."""
+        """Return the shard that has all elements of a tensor."""
         return cls(tensor=tensor, shape=shape, start=0, stop=prod(shape), data=data)
 
     def between(self, start: int, stop: int) -> Shard:
-        """Return the elements of it that are from `start` on and before `stop`, counted in the tensor; maybe none."""
+        """Return the elements of this piece from `start` to `stop`, counted in the whole tensor; maybe none."""
         first = min(max(start, self.start), self.stop)
         last = max(first, min(stop, self.stop))
         return replace(self, start=first, stop=last, data=self.data[first - self.start : last - self.start])
@@ -59,22 +59,23 @@ def state_name(key: str, weight: str) -> str:
     return f"optimizer:{key}:{weight}"
 
 
-def of_weight(tensor: str) -> str:
-    """Return the weight that a tensor is, or that an optimizer keeps it of."""
+def weight_name(tensor: str) -> str:
+    """Return the name of the weight of a tensor, which is the weight itself or an optimizer's state of it."""
     return tensor.split(":", 2)[2] if tensor.startswith("optimizer:") else tensor
 
 
-def renamed(tensor: str, weight: str) -> str:
-    """Return the name that a tensor has if its weight has that name."""
+def rename_tensor(tensor: str, weight: str) -> str:
+    """Return the name of a tensor after its weight has another name."""
     return state_name(tensor.split(":", 2)[1], weight) if tensor.startswith("optimizer:") else weight
 
 
-def divided(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
-    """Return a rank's share, in bytes, of pieces that all ranks have alike: every element is one rank's."""
+def share_pieces(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
+    """Return a rank's share of pieces that all ranks have: equal bytes for each, and no element twice."""
     sizes = [piece.data.nbytes for piece in pieces]
     total, share = sum(sizes), []
     for piece, before in zip(pieces, accumulate(sizes, initial=0), strict=False):
         size = piece.dtype.itemsize
+        # Shares begin and end at bytes; an element belongs to the share with its first byte, so quotients round up.
         first, last = (-(-max(0, total * at // ranks - before) // size) for at in (rank, rank + 1))
         part = piece.between(piece.start + first, piece.start + last)
         if part.stop > part.start:
@@ -82,8 +83,8 @@ def divided(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
     return share
 
 
-def copied(pieces: Iterable[Shard]) -> list[Shard]:
-    """Return pieces with memory of their own."""
+def copy_pieces(pieces: Iterable[Shard]) -> list[Shard]:
+    """Return the pieces with copies of their data."""
     return [replace(piece, data=piece.data.copy()) for piece in pieces]
 
 
@@ -110,7 +111,7 @@ class Cut:
             raise UsageError(f"index: expected less than the {self.of} blocks of {self.name!r}, got {self.index}")
 
     def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the whole weight, from that of this block."""
+        """Return the shape of the whole weight, given the shape of a block."""
         return tuple(size * self.of if axis == self.axis else size for axis, size in enumerate(shape))
 
     def block(self, whole: Array) -> Array:

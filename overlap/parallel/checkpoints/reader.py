@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...runtime.forms import dtype_of
-from .files import DTYPES, DamagedError, checksum, header_of
+from .files import DTYPES, DamagedError, checksum, read_header
 from .pieces import Cut, Shard
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Reader:
                 self._stored_pieces.setdefault(tensor, []).append((start, stop, file["name"], key))
         self._headers: dict[str, tuple[dict[str, Any], int]] = {}
 
-    def check(self, name: str) -> None:
+    def check_file(self, name: str) -> None:
         """Compare a file with its size and checksum in the manifest.
 
         Raises:
@@ -57,7 +57,7 @@ class Reader:
         if not path.is_file() or path.stat().st_size != nbytes or checksum(path) != written:
             raise DamagedError(f"{path} is not what was written")
         try:
-            header, _ = header_of(path)
+            header, _ = read_header(path)
             for key, found in self._stored_pieces.items():
                 itemsize = dtype_of(self._stored[key][0]).itemsize
                 for start, stop, file, entry in found:
@@ -68,7 +68,7 @@ class Reader:
             raise DamagedError(f"{path}: {error}") from error
 
     def check_pieces(self) -> None:
-        """See that the pieces lie within their tensors, and leave out nothing.
+        """Refuse stored pieces that exceed their tensors, or leave out elements.
 
         Raises:
             DamagedError: If they do not.
@@ -92,14 +92,14 @@ class Reader:
             UsageError: If the tensor does not divide into the blocks of the piece.
         """
         if piece.key in self._stored:
-            self._fill(piece.key, piece)
+            self._fill_piece(piece.key, piece)
         else:
             whole = self.whole(piece.tensor)
             block = whole if piece.cut is None else piece.cut.block(whole)
             piece.data[...] = block.reshape(-1)[piece.start : piece.stop]
 
     def whole(self, name: str) -> Array:
-        """Return a tensor in memory of its own.
+        """Return all of a tensor in new memory, from its pieces or blocks.
 
         Raises:
             DamagedError: If not all of it is there.
@@ -108,33 +108,35 @@ class Reader:
         whole = np.empty(shape, dtype_of(dtype))
         blocks = self._blocks.get(name)
         if blocks is None:
-            self._fill(name, Shard.whole(name, tuple(shape), whole.reshape(-1)))
+            self._fill_piece(name, Shard.whole(name, tuple(shape), whole.reshape(-1)))
             return whole
         if {cut.index for cut in blocks.values()} != set(range(next(iter(blocks.values())).of)):
             raise DamagedError(f"{self._folder}: blocks of {name!r} are in no file")
         for key, cut in blocks.items():
-            cut.block(whole)[...] = self._block(key)
+            cut.block(whole)[...] = self._read_block(key)
         return whole
 
-    def _block(self, key: str) -> Array:
+    def _read_block(self, key: str) -> Array:
+        """Return a stored block of a tensor in new memory."""
         dtype, shape = self._stored[key]
         block = np.empty(shape, dtype_of(dtype))
-        self._fill(key, Shard.whole(key, tuple(shape), block.reshape(-1)))
+        self._fill_piece(key, Shard.whole(key, tuple(shape), block.reshape(-1)))
         return block
 
-    def _fill(self, key: str, piece: Shard) -> None:
+    def _fill_piece(self, key: str, piece: Shard) -> None:
         """Read a piece of a stored tensor; elements that several ranks have saved are read once."""
         at = piece.start
         for start, stop, name, entry in sorted(self._stored_pieces.get(key, [])):
             part = piece.between(max(at, start), stop)
             if start <= at and part.stop > part.start:
-                self._read(name, entry, part.start - start, part.data)
+                self._read_elements(name, entry, part.start - start, part.data)
                 at = part.stop
         if at < piece.stop:
             raise DamagedError(f"{self._folder}: {piece.stop - at} elements of {key!r} are in no file")
 
-    def _read(self, name: str, key: str, first: int, target: Array) -> None:
-        header, begin = self._headers.get(name) or self._headers.setdefault(name, header_of(self._folder / name))
+    def _read_elements(self, name: str, key: str, first: int, target: Array) -> None:
+        """Read as many elements as `target` has from an entry of a file, from element `first` on."""
+        header, begin = self._headers.get(name) or self._headers.setdefault(name, read_header(self._folder / name))
         entry = header[key]
         dtype = dtype_of(DTYPES[entry["dtype"]])
         begin += entry["data_offsets"][0] + first * dtype.itemsize

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ...state.parts import sync_folder
-from .files import FORMAT, MANIFEST, WHOLE, checksum, complete_steps, folder_of, header_of, sealed
+from .files import FORMAT, MANIFEST, WHOLE, add_checksum, checksum, complete_steps, read_header, step_folder
 from .pieces import Shard
 from .reader import Reader
 
@@ -41,46 +41,47 @@ def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Shard], not
     parts = [[key, piece.key, piece.start, piece.stop] for key, piece in zip(tensors, pieces, strict=True)]
     cuts = {piece.key: list(astuple(piece.cut)) for piece in pieces if piece.cut}
     header = {"tensors": shapes, "pieces": parts, "cuts": cuts, "notes": notes}
-    _write(folder / f"rank-{rank}-of-{ranks}.safetensors", tensors, header)
+    _write_file(folder / f"rank-{rank}-of-{ranks}.safetensors", tensors, header)
 
 
 def merge(folder: Path, ranks: int) -> None:
-    """Make one file of the files of all ranks, which has each tensor in its shape, under its name."""
-    manifest = _manifest_of(folder, ranks, 0, {})
+    """Replace the files of all ranks by one file, with each whole tensor under its name."""
+    manifest = _make_manifest(folder, ranks, 0, {})
     reader = Reader(folder, manifest)
     tensors = {name: reader.whole(name) for name in reader.tensors}
     parts = [[name, name, 0, array.size] for name, array in tensors.items()]
     header = {"tensors": dict(reader.tensors), "pieces": parts, "cuts": {}, "notes": manifest["notes"]}
-    _write(folder / WHOLE, tensors, header)
+    _write_file(folder / WHOLE, tensors, header)
     for name in reader.files:
         (folder / name).unlink()
 
 
 def commit(written: Path, parent: Path, step: int, ranks: int, extra: Mapping[str, object], *, keep: int) -> None:
-    """Let a written folder appear as the checkpoint of its step; remove older checkpoints and unfinished folders.
+    """Rename a written folder to the checkpoint of its step; remove older checkpoints and unfinished folders.
 
     Raises:
         UsageError: If the part of a rank is not seen here.
         OSError: If it cannot be written.
     """
     with open(written / MANIFEST, "w", encoding="utf-8") as file:
-        file.write(sealed(_manifest_of(written, ranks, step, extra)))
+        file.write(add_checksum(_make_manifest(written, ranks, step, extra)))
         file.flush()
         os.fsync(file.fileno())
     sync_folder(written)
-    final = folder_of(parent, step)
+    final = step_folder(parent, step)
     if final.exists():  # of an earlier attempt
         os.rename(final, written.with_suffix(".old"))
     os.rename(written, final)
     sync_folder(parent)
     for old in complete_steps(parent)[keep:]:
-        shutil.rmtree(folder_of(parent, old), ignore_errors=True)
+        shutil.rmtree(step_folder(parent, old), ignore_errors=True)
     for name in os.listdir(parent):
         if name.startswith(".checkpoint-"):  # which somebody was killed at
             shutil.rmtree(parent / name, ignore_errors=True)
 
 
-def _write(path: Path, tensors: Mapping[str, Array], header: Mapping[str, object]) -> None:
+def _write_file(path: Path, tensors: Mapping[str, Array], header: Mapping[str, object]) -> None:
+    """Write tensors and the header of a checkpoint as a safetensors file, and flush it to the disk."""
     from safetensors import SafetensorError, TensorSpec, serialize_file  # needed to save only
 
     arrays = {key: np.ascontiguousarray(array) for key, array in tensors.items()}
@@ -97,7 +98,8 @@ def _write(path: Path, tensors: Mapping[str, Array], header: Mapping[str, object
     sync_folder(path.parent)
 
 
-def _manifest_of(folder: Path, ranks: int, step: int, extra: Mapping[str, object]) -> dict[str, Any]:
+def _make_manifest(folder: Path, ranks: int, step: int, extra: Mapping[str, object]) -> dict[str, Any]:
+    """Return the manifest of the files in a folder, from their headers and checksums."""
     names = [WHOLE] if (folder / WHOLE).exists() else [f"rank-{rank}-of-{ranks}.safetensors" for rank in range(ranks)]
     files, tensors, notes, cuts = [], {}, {}, {}
     for rank, name in enumerate(names):
@@ -107,7 +109,7 @@ def _manifest_of(folder: Path, ranks: int, step: int, extra: Mapping[str, object
                 f"checkpoint: rank 0 does not see what rank {rank} has written to {folder.parent}; "
                 "name a folder that all ranks see"
             )
-        header = json.loads(header_of(path)[0]["__metadata__"]["overlap"])
+        header = json.loads(read_header(path)[0]["__metadata__"]["overlap"])
         tensors.update(header["tensors"])
         notes.update(header["notes"])
         cuts.update(header["cuts"])

@@ -13,15 +13,15 @@ from ...errors import UsageError
 from .operations import (
     Floats,
     Values,
-    beside,
+    add_padding,
     check_floats,
-    cut,
     mean,
     mean_of_pieces,
+    run_aside,
     scale_for,
-    scaled,
+    scale_values,
     shared_largest,
-    unscaled,
+    unscale_values,
 )
 
 if TYPE_CHECKING:
@@ -49,20 +49,23 @@ def bfloat16(
         raise UsageError(f"rounding: expected 'nearest' or 'stochastic', got {rounding!r}")
 
     async def hook(bucket: GradientBucket) -> Values:
+        """Return the mean of a bucket that travels as bfloat16, in the bucket's dtype."""
         check_floats(bucket, "bfloat16")
         values, random = bucket.buffer, bucket.rng
         if rounding == "nearest":
-            sent = await beside(bucket, _nearest, values, name="to bfloat16")
+            sent = await run_aside(bucket, _round_to_nearest, values, name="to bfloat16")
             means = await mean(bucket, sent)
         else:
-            sent = await beside(bucket, lambda: cut(bucket, stochastic(values, random)), name="to bfloat16")
+            sent = await run_aside(
+                bucket, lambda: add_padding(bucket, round_randomly(values, random)), name="to bfloat16"
+            )
             means = await mean_of_pieces(bucket, sent, partial(_stochastic_mean, random=random))
-        return await beside(bucket, _widened, means[: values.size], values.dtype, name="from bfloat16")
+        return await run_aside(bucket, _cast_values, means[: values.size], values.dtype, name="from bfloat16")
 
     return hook
 
 
-def stochastic(values: Values, random: np.random.Generator) -> Values:
+def round_randomly(values: Values, random: np.random.Generator) -> Values:
     """Round to one of the two neighbours in bfloat16, to the nearer one more often: the mean error is 0.
 
     Args:
@@ -84,18 +87,19 @@ def stochastic(values: Values, random: np.random.Generator) -> Values:
 
 
 def _stochastic_mean(pieces: Values, random: np.random.Generator) -> Values:
+    """Return the mean of pieces that was added in float32, rounded at random to bfloat16."""
     total: Floats = pieces[0].astype(np.float32)
     for piece in pieces[1:]:
         total += piece.astype(np.float32)
     total /= np.float32(len(pieces))
-    return stochastic(total, random)
+    return round_randomly(total, random)
 
 
-def _nearest(values: Values) -> Values:
+def _round_to_nearest(values: Values) -> Values:
     return values.astype(ml_dtypes.bfloat16)
 
 
-def _widened(values: Values, dtype: np.dtype[np.generic]) -> Values:
+def _cast_values(values: Values, dtype: np.dtype[np.generic]) -> Values:
     return values.astype(dtype)
 
 
@@ -111,18 +115,21 @@ def float16() -> Callable[[GradientBucket], Awaitable[Values]]:
     """
 
     async def hook(bucket: GradientBucket) -> Values:
+        """Return the mean of a bucket that travels as float16 with one scale, in the bucket's dtype."""
         check_floats(bucket, "float16")
         largest = await shared_largest(bucket)
-        sent = await beside(bucket, _narrow, bucket.buffer, largest, name="to float16")
+        sent = await run_aside(bucket, _scale_values, bucket.buffer, largest, name="to float16")
         means = await mean(bucket, sent)
-        return await beside(bucket, _widen, means, largest, bucket.buffer.dtype, name="from float16")
+        return await run_aside(bucket, _unscale_values, means, largest, bucket.buffer.dtype, name="from float16")
 
     return hook
 
 
-def _narrow(values: Values, largest: Values) -> Values:
-    return scaled(values, scale_for(largest, _TOP)).astype(np.float16)
+def _scale_values(values: Values, largest: Values) -> Values:
+    """Return the values as float16, scaled so that the largest one of all ranks fits."""
+    return scale_values(values, scale_for(largest, _TOP)).astype(np.float16)
 
 
-def _widen(values: Values, largest: Values, dtype: np.dtype[np.generic]) -> Values:
-    return unscaled(values.astype(np.float32), scale_for(largest, _TOP), dtype)
+def _unscale_values(values: Values, largest: Values, dtype: np.dtype[np.generic]) -> Values:
+    """Return received values without their scale, in the bucket's dtype."""
+    return unscale_values(values.astype(np.float32), scale_for(largest, _TOP), dtype)

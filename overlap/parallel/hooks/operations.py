@@ -22,7 +22,7 @@ T = TypeVar("T")
 _STREAM = "hooks"
 
 
-async def beside(bucket: GradientBucket, fn: Callable[..., T], *args: object, passes: int = 2, name: str) -> T:
+async def run_aside(bucket: GradientBucket, fn: Callable[..., T], *args: object, passes: int = 2, name: str) -> T:
     """Compute beside the backward pass; arrays among the arguments are read-only meanwhile.
 
     They are there, and not futures: all buckets of a rank share one stream, in which none may wait for another's wires.
@@ -36,6 +36,7 @@ async def beside(bucket: GradientBucket, fn: Callable[..., T], *args: object, pa
     """
 
     def quietly(*args: object) -> T:
+        """Call the function without numpy's warnings."""
         with np.errstate(all="ignore"):  # an infinite gradient is the program's business, not a warning of ours
             return fn(*args)
 
@@ -59,8 +60,8 @@ def check_floats(bucket: GradientBucket, hook: str) -> None:
         raise UsageError(f"hook: {hook} takes gradients of floats, bucket {bucket.index} has {bucket.buffer.dtype}")
 
 
-def cut(bucket: GradientBucket, values: Values) -> Values:
-    """Return the values as they can be cut in a piece for each rank: with zeros behind, unless pieces may differ."""
+def add_padding(bucket: GradientBucket, values: Values) -> Values:
+    """Return the values with zeros behind, so that ranks get equal pieces; as they are if `counts` allows others."""
     missing = -len(values) % bucket.group.size if bucket.counts is None else 0
     return values if not missing else np.concatenate([values, np.zeros(missing, values.dtype)])
 
@@ -82,7 +83,7 @@ async def mean_of_pieces(bucket: GradientBucket, sent: Values, add: Callable[[Va
         sent, counts=table, priority=priority, name=RoleName("pieces", "bucket"), call_site=bucket.place
     )
     shape = group.size, len(sent) // group.size if counts is None else counts[group.rank]
-    mean = await beside(bucket, lambda: add(pieces.reshape(shape)), name="add pieces")
+    mean = await run_aside(bucket, lambda: add(pieces.reshape(shape)), name="add pieces")
     return (
         mean
         if counts is not None
@@ -106,7 +107,7 @@ _POWERS = 126  # float32 has 2**126 and 2**-126 among its normal numbers
 
 async def shared_largest(bucket: GradientBucket) -> Values:
     """Find the largest magnitude in the bucket on any rank: (1,) float64; one collective of 8 bytes."""
-    largest = await beside(bucket, _largest, bucket.buffer, passes=1, name="largest")
+    largest = await run_aside(bucket, _largest_magnitude, bucket.buffer, passes=1, name="largest")
     return await bucket.group.all_reduce(
         largest, op="max", priority=bucket.priority, name=RoleName("largest of all", "bucket"), call_site=bucket.place
     )
@@ -125,18 +126,19 @@ def scale_for(largest: Values, top: float) -> float:
     return ldexp(1.0, max(-_POWERS, min(power, _POWERS)))
 
 
-def scaled(values: Values, scale: float) -> Floats:
-    """Return float32 times a power of two."""
+def scale_values(values: Values, scale: float) -> Floats:
+    """Return the values as float32, times a power of two."""
     return values.astype(np.float32) * np.float32(scale)
 
 
-def unscaled(values: Floats, scale: float, dtype: np.dtype[np.generic]) -> Values:
+def unscale_values(values: Floats, scale: float, dtype: np.dtype[np.generic]) -> Values:
     """Return scaled values without the scale, in the type of the bucket; `values` may be overwritten."""
     values *= np.float32(1.0 / scale)
     return values.astype(dtype, copy=False)
 
 
-def _largest(values: Values) -> Values:
+def _largest_magnitude(values: Values) -> Values:
+    """Return the largest absolute value, (1,) float64: infinite if one is NaN, 0 of no values."""
     if not values.size:
         return np.zeros(1)
     largest = max(float(values.max()), -float(values.min()))

@@ -23,7 +23,7 @@ def gpipe(ranks: int, microbatches: int) -> PipelineSchedule:
 
     Idle: (p-1)(F+B). Every rank holds all m microbatches.
     """
-    _check(ranks=ranks, microbatches=microbatches)
+    _check_counts(ranks=ranks, microbatches=microbatches)
     rows = [[Action(r, kind, i) for kind in (F, B) for i in range(microbatches)] for r in range(ranks)]
     return PipelineSchedule("gpipe", rows)
 
@@ -33,8 +33,8 @@ def one_f_one_b(ranks: int, microbatches: int) -> PipelineSchedule:
 
     Idle: (p-1)(F+B), as GPipe. Rank r holds min(m, p-r) microbatches.
     """
-    _check(ranks=ranks, microbatches=microbatches)
-    rows = [[Action(r, kind, i) for kind, i in _one_one(ranks - 1 - r, microbatches, B)] for r in range(ranks)]
+    _check_counts(ranks=ranks, microbatches=microbatches)
+    rows = [[Action(r, kind, i) for kind, i in _alternate(ranks - 1 - r, microbatches, B)] for r in range(ranks)]
     return PipelineSchedule("1f1b", rows)
 
 
@@ -44,7 +44,7 @@ def zb_h1(ranks: int, microbatches: int) -> PipelineSchedule:
     Idle: (p-1)(F+I-W), for m >= p and a W that takes no longer than F or I; for any, by replay, (p-1) max(F+I-W, F, I).
     Every rank holds up to p microbatches, until their W.
     """
-    _check(ranks=ranks, microbatches=microbatches)
+    _check_counts(ranks=ranks, microbatches=microbatches)
     rows = [list(_zero_bubble_row(r, ranks - 1 - r, r, microbatches)) for r in range(ranks)]
     return PipelineSchedule("zb-h1", rows)
 
@@ -55,7 +55,7 @@ def zb_h2(ranks: int, microbatches: int) -> PipelineSchedule:
     A rank is idle for (p-1)(F+I-2W) between its first action and its last, at least 0, for m >= 2p-1; from the first
     start anywhere to the last end, by replay, (p-1) max(F+I-2W, F, I). Every rank holds up to 2p-1 microbatches.
     """
-    _check(ranks=ranks, microbatches=microbatches)
+    _check_counts(ranks=ranks, microbatches=microbatches)
     rows = [list(_zero_bubble_row(r, 2 * (ranks - 1 - r), 2 * r, microbatches)) for r in range(ranks)]
     return PipelineSchedule("zb-h2", rows)
 
@@ -70,7 +70,7 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> Pipeline
     Raises:
         UsageError: If the microbatches do not divide into the rounds.
     """
-    _check(ranks=ranks, microbatches=microbatches, chunks=chunks)
+    _check_counts(ranks=ranks, microbatches=microbatches, chunks=chunks)
     rounds = max(1, microbatches // ranks)
     if microbatches % rounds:
         raise UsageError(
@@ -81,7 +81,8 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> Pipeline
     return PipelineSchedule("interleaved-1f1b", rows)
 
 
-def _one_one(warm_up: int, microbatches: int, backward: Kind) -> Iterator[tuple[Kind, int]]:
+def _alternate(warm_up: int, microbatches: int, backward: Kind) -> Iterator[tuple[Kind, int]]:
+    """Yield `warm_up` forwards, then one forward and one backward in turn, then the remaining backwards."""
     ahead = min(microbatches, warm_up)
     yield from ((F, i) for i in range(ahead))
     for i in range(microbatches):
@@ -91,7 +92,8 @@ def _one_one(warm_up: int, microbatches: int, backward: Kind) -> Iterator[tuple[
 
 
 def _zero_bubble_row(rank: int, ahead: int, lag: int, microbatches: int) -> Iterator[Action]:
-    for kind, i in _one_one(ahead, microbatches, I):
+    """Yield a rank's actions: 1F1B with I for B, and the W of a microbatch `lag` of them later."""
+    for kind, i in _alternate(ahead, microbatches, I):
         yield Action(rank, kind, i)
         if kind is I and i >= lag:
             yield Action(rank, W, i - lag)
@@ -99,11 +101,12 @@ def _zero_bubble_row(rank: int, ahead: int, lag: int, microbatches: int) -> Iter
 
 
 def _interleaved_row(rank: int, ranks: int, microbatches: int, chunks: int, size: int) -> Iterator[Action]:
+    """Yield a rank's actions: 1F1B over its chunks, in rounds of `size` microbatches."""
     total = microbatches * chunks
     ahead = min((chunks - 1) * size + 2 * (ranks - 1 - rank), total)
 
     def nth(kind: Kind, n: int) -> Action:
-        """The n-th of a kind: rounds of `size` microbatches over the chunks, upwards or downwards."""
+        """Return the n-th action of a kind: `size` microbatches on each chunk in turn, backward from the last chunk."""
         chunk = n // size % chunks
         microbatch = n // (size * chunks) * size + n % size
         return Action(rank + ranks * (chunk if kind is F else chunks - 1 - chunk), kind, microbatch)
@@ -127,11 +130,13 @@ class Family:
     folded: bool = False  # Whether they go down the ranks and up again
 
 
-def _alike(t: Durations) -> bool:
+def _equal_durations(t: Durations) -> bool:
+    """Whether F, I and W take the same time."""
     return t.forward == t.input_gradient == t.weight_gradient
 
 
 def _fill_and_drain(p: int, m: int, t: Durations) -> int:
+    """Return the idle time while a pipeline of p ranks fills and drains: (p-1)(F+B)."""
     return (p - 1) * (t.of(F) + t.of(B))
 
 
@@ -155,13 +160,13 @@ FAMILIES = {
         make=lambda p, m, v: zb_v(p, m),
         chunks=2,
         folded=True,
-        bubble=lambda p, m, t: (p - 1) * t.of(F) if m >= 2 * p - 1 and _alike(t) else None,
+        bubble=lambda p, m, t: (p - 1) * t.of(F) if m >= 2 * p - 1 and _equal_durations(t) else None,
     ),
     "dualpipe-v": Family(
         make=lambda p, m, v: dualpipe_v(p, m),
         chunks=2,
         folded=True,
-        bubble=lambda p, m, t: (p - 1) * t.of(F) if _alike(t) else None,
+        bubble=lambda p, m, t: (p - 1) * t.of(F) if _equal_durations(t) else None,
     ),
 }
 """Every published schedule that there is, by name."""
@@ -185,11 +190,12 @@ def make(name: str, *, ranks: int, microbatches: int, chunks: int | None = None)
     if chunks not in (None, family.chunks) and family.chunks is not None:
         stages = "one stage" if family.chunks == 1 else f"{family.chunks} stages"
         raise UsageError(f"chunks: {name} has {stages} on each rank, got {chunks}; interleaved-1f1b has several")
-    _check(ranks=ranks, microbatches=microbatches)
+    _check_counts(ranks=ranks, microbatches=microbatches)
     return family.make(ranks, microbatches, 2 if chunks is None else chunks)
 
 
-def _check(**counts: int) -> None:
+def _check_counts(**counts: int) -> None:
+    """Refuse counts that are no whole numbers from 1."""
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise UsageError(f"{name}: expected a whole number from 1, got {count!r}")

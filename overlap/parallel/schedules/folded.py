@@ -55,8 +55,8 @@ class _Row:
         self._counts: dict[tuple[int, Kind], int] = {}
         self._weights: deque[Action] = deque()
 
-    def add(self, stage: int, *kinds: Kind) -> None:
-        """Append the next of each kind."""
+    def add_next(self, stage: int, *kinds: Kind) -> None:
+        """Append the next microbatch of each kind at a stage; after the last one, only count."""
         for kind in kinds:
             number = self.count(stage, kind)
             self._counts[stage, kind] = number + 1
@@ -64,70 +64,70 @@ class _Row:
                 self.actions.append(Action(stage, kind, number))
 
     def count(self, stage: int, kind: Kind) -> int:
-        """Return how many there are, including the ones that were not appended."""
+        """Return the number of actions of a kind at a stage so far, including those after the last microbatch."""
         return self._counts.get((stage, kind), 0)
 
-    def back(self, stage: int, *, split: bool) -> None:
-        """Append the next backward; of a split one, the weights' gradient waits."""
+    def add_backward(self, stage: int, *, split: bool) -> None:
+        """Append the next backward of a stage; of a split one, the W is kept for `add_weight_gradients`."""
         number = self.count(stage, B)
         self._counts[stage, B] = number + 1
         self.actions.append(Action(stage, I if split else B, number))
         if split:
             self._weights.append(Action(stage, W, number))
 
-    def weight(self, times: int = 1) -> None:
-        """Append the weights' gradients that have waited longest."""
+    def add_weight_gradients(self, times: int = 1) -> None:
+        """Append the oldest `times` weight gradients that `add_backward` has kept."""
         self.actions += [self._weights.popleft() for _ in range(times)]
 
 
 def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    """The order of torch's ScheduleZBVZeroBubble: for at least 2p-1 microbatches, without the surplus."""
+    """Return a rank's row of ZB-V, as torch's ScheduleZBVZeroBubble makes it, for any number of microbatches."""
     row, whole = _Row(rank, ranks, microbatches), max(microbatches, 2 * ranks - 1)
-    down, up, rest = row.down, row.up, ranks - rank
-    row.add(down, *[F] * (2 * rest - 1))
+    down, up, remaining_ranks = row.down, row.up, ranks - rank
+    row.add_next(down, *[F] * (2 * remaining_ranks - 1))
     for _ in range(rank):
-        row.add(up, F)
-        row.add(down, F)
-    for _ in range(rest):
-        row.add(up, F, I, W)
+        row.add_next(up, F)
+        row.add_next(down, F)
+    for _ in range(remaining_ranks):
+        row.add_next(up, F, I, W)
     while min(row.count(down, F), row.count(up, F)) < whole:
-        row.add(down, *[F] * (row.count(down, F) < whole), I, W)
-        row.add(up, F, I, W)
+        row.add_next(down, *[F] * (row.count(down, F) < whole), I, W)
+        row.add_next(up, F, I, W)
     for _ in range(rank):
-        row.add(down, I)
-        row.add(up, I)
-    for _ in range(rest):
-        row.add(down, I, W)
-    row.add(up, *[W] * (whole - row.count(up, W)))
-    row.add(down, *[W] * (whole - row.count(down, W)))
+        row.add_next(down, I)
+        row.add_next(up, I)
+    for _ in range(remaining_ranks):
+        row.add_next(down, I, W)
+    row.add_next(up, *[W] * (whole - row.count(up, W)))
+    row.add_next(down, *[W] * (whole - row.count(down, W)))
     return row.actions
 
 
 def _dualpipe_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    """The eight phases of deepseek-ai/DualPipe, dualpipev.py."""
-    row, rest, turn = _Row(rank, ranks, microbatches), ranks - rank - 1, rank + 1
+    """Return a rank's row of DualPipe-V, in the eight phases of deepseek-ai/DualPipe (dualpipev.py)."""
+    row, ranks_below, turn = _Row(rank, ranks, microbatches), ranks - rank - 1, rank + 1
     down, up = row.down, row.up
-    row.add(down, *[F] * (2 * rest))
+    row.add_next(down, *[F] * (2 * ranks_below))
     for _ in range(turn):
-        row.add(down, F)
-        row.add(up, F)
-    for _ in range(rest):
-        row.back(up, split=True)
-        row.weight()
-        row.add(up, F)
+        row.add_next(down, F)
+        row.add_next(up, F)
+    for _ in range(ranks_below):
+        row.add_backward(up, split=True)
+        row.add_weight_gradients()
+        row.add_next(up, F)
     for _ in range(microbatches - 2 * ranks + turn):
-        row.add(down, F)
-        row.back(up, split=False)
-        row.add(up, F)
-        row.back(down, split=False)
-    for _ in range(rest):
-        row.back(up, split=False)
-        row.add(up, F)
-        row.back(down, split=False)
+        row.add_next(down, F)
+        row.add_backward(up, split=False)
+        row.add_next(up, F)
+        row.add_backward(down, split=False)
+    for _ in range(ranks_below):
+        row.add_backward(up, split=False)
+        row.add_next(up, F)
+        row.add_backward(down, split=False)
     for number in range(2 * turn):  # the second half of them without weights' gradients, which follow later
-        row.back(down if number % 2 else up, split=number >= turn)
-    for _ in range(rest):
-        row.weight()
-        row.back(down, split=True)
-    row.weight(turn)
+        row.add_backward(down if number % 2 else up, split=number >= turn)
+    for _ in range(ranks_below):
+        row.add_weight_gradients()
+        row.add_backward(down, split=True)
+    row.add_weight_gradients(turn)
     return row.actions

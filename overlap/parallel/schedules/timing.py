@@ -42,34 +42,34 @@ class Timing:
 
 def replay(rows: Rows, owners: tuple[int, ...], durations: Durations) -> Timing:
     """Run a proved schedule on paper: each rank in its own order, each action when its inputs are there."""
-    starts = starts_of(rows, owners, durations)
+    starts = replay_starts(rows, owners, durations)
     busy = tuple(sum(durations.of(action.kind) for action in row) for row in rows)
     ends = [start + durations.of(action.kind) for action, start in starts.items()]
     return Timing(starts=starts, makespan=max(ends), busy=busy)
 
 
-def starts_of(rows: Rows, owners: tuple[int, ...], durations: Durations) -> dict[Action, int]:
-    """Return the start of each action; an action that waits without end is missing."""
+def replay_starts(rows: Rows, owners: tuple[int, ...], durations: Durations) -> dict[Action, int]:
+    """Return the start of each action; actions that wait for each other without end are missing."""
     starts: dict[Action, int] = {}
     ends: dict[Action, int] = {}
     heads, free = [0] * len(rows), [0] * len(rows)
-    moved = True
-    while moved:
-        moved = False
+    progressed = True
+    while progressed:
+        progressed = False
         for rank, row in enumerate(rows):
             while heads[rank] < len(row):
                 action = row[heads[rank]]
-                ready = _ready(action, rank, ends, owners, durations.hop)
+                ready = _ready_time(action, rank, ends, owners, durations.hop)
                 if ready is None:
                     break
                 starts[action] = max(ready, free[rank])
                 ends[action] = free[rank] = starts[action] + durations.of(action.kind)
-                heads[rank], moved = heads[rank] + 1, True
+                heads[rank], progressed = heads[rank] + 1, True
     return starts
 
 
-def _ready(action: Action, rank: int, ends: dict[Action, int], owners: tuple[int, ...], hop: int) -> int | None:
-    """Return when all inputs of an action are there; None if that is not known yet."""
+def _ready_time(action: Action, rank: int, ends: dict[Action, int], owners: tuple[int, ...], hop: int) -> int | None:
+    """Return when all inputs of an action are on its rank; None if one has not run yet."""
     ready = 0
     for either in action.needs(len(owners) - 1):
         over = [ends[each] + hop * (owners[each.stage] != rank) for each in either if each in ends]
@@ -92,7 +92,7 @@ def time_grid(rows: Rows, timing: Timing, durations: Durations, *, width: int | 
         width: Characters in a line; the rest goes into further blocks below. By default all is one block.
     """
     plain = all(len({action.stage for action in row}) == 1 for row in rows)
-    table = [_cells(row, timing, durations, plain=plain) for row in rows]
+    table = [_draw_row(row, timing, durations, plain=plain) for row in rows]
     column = max(len(cell) for cells in table for cell in cells)
     column = max(column, len(str(timing.makespan - 1)))
     margin = max(len("rank"), len(str(len(rows) - 1)))
@@ -101,12 +101,13 @@ def time_grid(rows: Rows, timing: Timing, durations: Durations, *, width: int | 
     for begin in range(0, timing.makespan, each):
         end = min(begin + each, timing.makespan)
         lines += [""] if begin else []
-        lines.append(_line("time", [str(at) for at in range(begin, end)], column, margin))
-        lines += [_line(str(rank), cells[begin:end], column, margin) for rank, cells in enumerate(table)]
+        lines.append(_draw_line("time", [str(at) for at in range(begin, end)], column, margin))
+        lines += [_draw_line(str(rank), cells[begin:end], column, margin) for rank, cells in enumerate(table)]
     return lines
 
 
-def _cells(row: Sequence[Action], timing: Timing, durations: Durations, *, plain: bool) -> list[str]:
+def _draw_row(row: Sequence[Action], timing: Timing, durations: Durations, *, plain: bool) -> list[str]:
+    """Return the cells of a rank's row, one for each unit of time."""
     cells = ["."] * timing.makespan
     for action in row:
         start = timing.starts[action]
@@ -117,5 +118,6 @@ def _cells(row: Sequence[Action], timing: Timing, durations: Durations, *, plain
     return cells
 
 
-def _line(head: str, cells: list[str], column: int, margin: int) -> str:
+def _draw_line(head: str, cells: list[str], column: int, margin: int) -> str:
+    """Return a line of the grid: its head, then cells of `column` characters."""
     return " ".join([head.rjust(margin), "", *(cell.ljust(column) for cell in cells)]).rstrip()

@@ -22,7 +22,7 @@ from ...collectives.proof import verify
 from ...collectives.reduce import Array, reducer
 from ...collectives.schedule import Buffer, Schedule
 from ...collectives.slicing import in_slices
-from ...collectives.uneven import UnevenSchedule, block_starts, uneven
+from ...collectives.uneven import UnevenSchedule, block_starts, make_uneven
 from ...cost.choice import Choices
 from ...cost.select import size_class
 from ..operation import Operation
@@ -89,7 +89,7 @@ class Compiler:
         """Return the table for the blocks of a call, which may differ in size, or be worth slicing."""
         if not call.counts:
             return in_slices(schedule, size_class(call.nbytes)) if self.far(members) else schedule
-        table = uneven(schedule)
+        table = make_uneven(schedule)
         verify(table)
         return table
 
