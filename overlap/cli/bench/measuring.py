@@ -65,7 +65,7 @@ class ProcessLayout:
         """Return the layout in words."""
         if self.processes == 1:
             return "ranks in one process"
-        return f"ranks in {self.processes} processes of this host ({self._cluster}) joined by {self._wires()}"
+        return f"ranks in {self.processes} processes of this host ({self._cluster}) joined by {self._describe_wires()}"
 
     @property
     def _cluster(self) -> str:
@@ -78,7 +78,8 @@ class ProcessLayout:
         plain = not self.tcp and self.rails in (None, "1") and self.peer_direct and self.checksums is None
         return self.transport == "shared_memory" or (self.transport == "auto" and plain)
 
-    def _wires(self) -> str:
+    def _describe_wires(self) -> str:
+        """Return the transport between processes in words, with its options: `TCP over 4 connections`."""
         if self.transport == "mpi":
             return "MPI"
         if self.shares_memory:
@@ -132,7 +133,7 @@ def measure_cases(
     options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
     assignment = Assignment(cases=cases, sampling=sampling, check=check)
     for case, row in zip(cases, read_json_lines([start(options, [MEMBER, assignment.to_json()])]), strict=True):
-        yield summarised(case, sampling, row["told"], check=check)
+        yield summarize(case, sampling, row["told"], check=check)
 
 
 def measure(
@@ -147,11 +148,11 @@ def measure(
     with imposed(RunConfig()):  # the settings of a launcher would change the result
         told = run(on_rank, case, sampling, check, clock_ns, ranks=case.ranks, algorithm=algorithm)[0]
     assert told is not None, "rank 0 gathers the samples"
-    return summarised(case, sampling, told, check=check)
+    return summarize(case, sampling, told, check=check)
 
 
-def summarised(case: Case, sampling: Sampling, told: RankSamples, *, check: bool) -> Result:
-    """Summarise the samples that rank 0 has gathered."""
+def summarize(case: Case, sampling: Sampling, told: RankSamples, *, check: bool) -> Result:
+    """Summarise the samples of all ranks into a row; without `check`, the number of wrong elements is None."""
     times = slowest([samples for _, *samples in told], batch=sampling.batch(case.size_bytes))
     return Result(case=case, times=times, wrong=sum(wrong for wrong, *_ in told) if check else None)
 

@@ -32,7 +32,7 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
     op = redop_named(args.op, dtype) if operation.kind.traits.reduces else "sum"
     if args.in_place and not operation.in_place:
         raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads; leave it out")
-    sizes = _sizes(args) if operation.name != "barrier" else [0]
+    sizes = _sizes_bytes(args) if operation.name != "barrier" else [0]
     return [
         [
             Case(
@@ -122,19 +122,20 @@ def _check_one_process(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')}: concerns what joins processes; give --processes 2 too")
 
 
-def _sizes(args: argparse.Namespace) -> list[int]:
-    low, high = _ends(args)
+def _sizes_bytes(args: argparse.Namespace) -> list[int]:
+    """Return the sizes of `--minbytes` to `--maxbytes`; raise `UsageError` for an empty range or too many sizes."""
+    low, high = _size_range(args)
     if low < 1 or high < low:
         raise UsageError(f"--minbytes, --maxbytes: expected 1 <= minbytes <= maxbytes, got {low} and {high}")
     if not args.stepfactor > 1:
         raise UsageError("--stepfactor: sizes must grow; give a factor above 1")
-    sizes = list(_steps(low, high, args.stepfactor))
+    sizes = list(_growing_sizes(low, high, args.stepfactor))
     if len(sizes) == _MOST_ROWS:
         raise UsageError(f"--stepfactor: {_MOST_ROWS} sizes or more; take a larger one")
     return sizes
 
 
-def _ends(args: argparse.Namespace) -> tuple[int, int]:
+def _size_range(args: argparse.Namespace) -> tuple[int, int]:
     """Return the smallest and the largest size; the smallest one alone is the only size."""
     low = DEFAULT_MIN_BYTES if args.minbytes is None else parse_bytes(args.minbytes, argument="--minbytes")
     if args.maxbytes is not None:
@@ -142,7 +143,8 @@ def _ends(args: argparse.Namespace) -> tuple[int, int]:
     return (low, DEFAULT_MAX_BYTES) if args.minbytes is None else (low, low)
 
 
-def _steps(low: int, high: int, factor: float) -> Iterator[int]:
+def _growing_sizes(low: int, high: int, factor: float) -> Iterator[int]:
+    """Yield sizes from `low` to `high`, each `factor` times the previous one and at least 1 larger."""
     size = low
     for _ in range(_MOST_ROWS):
         if size > high:

@@ -63,7 +63,7 @@ def page(calibration: Calibration) -> list[str]:
     return [
         *lines,
         "",
-        f"on {cluster.name}: {_launch(fit.launches)}, {shares}",
+        f"on {cluster.name}: {_launch_text(fit.launches)}, {shares}",
         *accuracy_lines(fit),
         "Other sizes, ranks and collectives than these are extrapolated.",
         *([_CROSSING] if all(crosses(row.sample, cluster) for row in fit.rows) else []),
@@ -73,7 +73,8 @@ def page(calibration: Calibration) -> list[str]:
 _CROSSING = "All rows cross nodes: nothing was measured of groups inside one."
 
 
-def _launch(launches: Launches) -> str:
+def _launch_text(launches: Launches) -> str:
+    """Return the time to launch a collective in words: inside a node, and the extra time between nodes, where known."""
     inside_s, between_s = launches.inside_s, launches.between_s
     told = [] if inside_s is None else [format_s(inside_s)]
     if between_s is not None:

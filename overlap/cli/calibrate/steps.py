@@ -25,13 +25,14 @@ def show_steps(args: argparse.Namespace) -> int:
     judged = judge(rows)
     if args.record:
         print(f"wrote {record(judged).name}")
-    print_result(args, lambda: {"steps": [_described(row) for row in judged]}, lambda: _page(judged))
+    print_result(args, lambda: {"steps": [_json_step(row) for row in judged]}, lambda: _page_lines(judged))
     return 0
 
 
-def _page(judged: Sequence[Judged]) -> Iterator[str]:
+def _page_lines(judged: Sequence[Judged]) -> Iterator[str]:
+    """Yield the page: a table of steps, their notes, and a table of errors by class."""
     heads = ("published step", "class", "measured", "predicted", "error", "left out", "fits")
-    yield from columns(heads, [_row(row) for row in judged], width=120, words=[0, 1])
+    yield from columns(heads, [_step_cells(row) for row in judged], width=120, words=[0, 1])
     yield ""
     for row in judged:
         if row.of.noted:
@@ -39,23 +40,26 @@ def _page(judged: Sequence[Judged]) -> Iterator[str]:
     yield ""
     classes = {of: [row for row in judged if row.of.of == of] for of in dict.fromkeys(row.of.of for row in judged)}
     totals = ("class", "rows", "median", "worst", "left out: median", "worst")
-    yield from columns(totals, [_figures(*one) for one in (*classes.items(), ("all", judged))], width=120, words=[0])
+    yield from columns(
+        totals, [_class_cells(*one) for one in (*classes.items(), ("all", judged))], width=120, words=[0]
+    )
     yield ""
     yield from wrapped("left out: each step predicted with the share `sustained` fitted to all others.", rest="  ")
 
 
-def _row(row: Judged) -> tuple[str, ...]:
+def _step_cells(row: Judged) -> tuple[str, ...]:
     fits = {True: "yes", False: "NO", None: "unknown"}[row.fits]
     measured, predicted = format_s(row.of.measured_s), format_s(row.predicted_s)
     return row.of.id, row.of.of, measured, predicted, f"{row.error:+.1%}", f"{row.unseen:+.1%}", fits
 
 
-def _figures(of: str, rows: Sequence[Judged]) -> tuple[str, ...]:
+def _class_cells(of: str, rows: Sequence[Judged]) -> tuple[str, ...]:
     errors = [abs(row.error) for row in rows], [abs(row.unseen) for row in rows]
     return of, str(len(rows)), *(f"{figure(sizes):.1%}" for sizes in errors for figure in (median, max))
 
 
-def _described(row: Judged) -> dict[str, object]:
+def _json_step(row: Judged) -> dict[str, object]:
+    """Return a step for JSON: seconds, and errors as shares of the measured time."""
     return {
         "id": row.of.id,
         "source": row.of.source,

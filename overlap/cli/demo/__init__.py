@@ -21,7 +21,7 @@ from ...units import integer, parse_bytes
 from ..console import Console
 from ..options import add_options, check_width, shared
 from ..output import output_path
-from .report import drawings, gain, introduction, judged, progress, summary
+from .report import drawings, gain, gain_verdict, introduction, progress, summary
 from .training import Task, compare, fitting_bandwidth
 
 __all__ = ["fill", "main"]
@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
     for line in drawings(comparison, gained, width=console.width, ascii=ascii, color=color):
         console.print(line)
     console.print(summary(comparison, gained), soft_wrap=True)
-    console.print(judged(comparison, gained, width=console.width), soft_wrap=True)
+    console.print(gain_verdict(comparison, gained, width=console.width), soft_wrap=True)
     return 0 if comparison.identical else 1
 
 

@@ -76,7 +76,7 @@ class DemoComparison:
         return len({digest for pair in self.digests for digest in pair}) == 1
 
 
-def _issued(
+def _issue_forward(
     rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels
 ) -> tuple[Future[object], Iterator[tuple[str, Future[object]]]]:
     """Issue the forward pass; return the loss, and backward: gradients by name, each issued when it is asked for."""
@@ -88,6 +88,7 @@ def _issued(
     loss_and_grad = rank.compute(cross_entropy, x, labels, name="loss")
 
     def backward() -> Iterator[tuple[str, Future[object]]]:
+        """Issue the blocks' backward passes from the last to the first, one for each gradient that is taken."""
         grad = loss_and_grad[0]
         for name, block in reversed(net.blocks.items()):
             back = rank.compute(block.backward, model[name], seen.pop(name), grad, name="backward")
@@ -99,7 +100,7 @@ def _issued(
 
 async def step_without(rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels) -> float:
     """Take one step in which communication starts when the backward pass is over, all buckets at once."""
-    loss, backward = _issued(rank, net, model, images, labels)
+    loss, backward = _issue_forward(rank, net, model, images, labels)
     gradients = dict(backward)
     for name in gradients:
         await gradients[name]
@@ -112,7 +113,7 @@ async def step_without(rank: Rank, net: Classifier, model: DataParallel, images:
 
 async def step_with(rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels) -> float:
     """Take one step in which each bucket starts to travel when it exists, under the rest of the backward pass."""
-    loss, backward = _issued(rank, net, model, images, labels)
+    loss, backward = _issue_forward(rank, net, model, images, labels)
     for name, gradient in backward:
         model.reduce(name, gradient)
     model.step()
@@ -148,6 +149,7 @@ def compare(task: Task, progress: Progress) -> DemoComparison:
     images, recorders = windows(learnt.images), []
 
     async def main(rank: Rank) -> tuple[list[tuple[str, str]], int] | None:
+        """Train on one rank; return on rank 0 every rank's two digests, and the number of images classified right."""
         recorders.append(rank.recorder)
         without, overlapped = await train(rank, task, images, learnt.labels, progress)
         digests = bytes.fromhex(without.digest() + overlapped.digest())
