@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a `UsageError`; for an unknown option it names the one that was probably meant."""
-        meant = self._meant(message.partition("unrecognized arguments: ")[2])
+        meant = self._suggest_option(message.partition("unrecognized arguments: ")[2])
         if not meant and "--json-file" in self.flags() and _JSON_FILE.search(message):
             meant = "; --json prints the result on stdout, --json-file FILE writes it to a file"
         raise UsageError(f"{self.prog.removeprefix('overlap ')}: {message}{meant} (`{self.prog} --help` explains)")
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         whole.description = whole.epilog = None  # they may name options of others
         return set(re.findall(r"(?<!\S)--[a-z-]+", whole.format_help()))
 
-    def _meant(self, words: str) -> str:
+    def _suggest_option(self, words: str) -> str:
         """Return "; did you mean --ranks?" for the first of some words, or nothing."""
         option = words.partition(" ")[0].partition("=")[0]
         option = option.replace("_", "-")
@@ -109,7 +109,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         groups = groupby(text.splitlines(), key=lambda line: bool(line) and not line.startswith(" "))
-        return "\n".join(indent + line for prose, lines in groups for line in _fitted(list(lines), width, prose))
+        return "\n".join(indent + line for prose, lines in groups for line in _fit_paragraph(list(lines), width, prose))
 
 
 class FullHelpFormatter(HelpFormatter):
@@ -162,17 +162,18 @@ def is_rare(action: argparse.Action) -> bool:
     return getattr(action, "rare", False)
 
 
-def _fitted(lines: list[str], width: int, prose: bool) -> Iterator[str]:
+def _fit_paragraph(lines: list[str], width: int, prose: bool) -> Iterator[str]:
+    """Yield the lines of a paragraph in `width` columns: prose is wrapped, examples get their explanation below."""
     if all(len(line) <= width for line in lines):
         yield from lines
     elif prose:
         yield from wrapped(" ".join(lines), width)
     else:
         for line in lines:
-            yield from _below(line, width)
+            yield from _split_example(line, width)
 
 
-def _below(line: str, width: int) -> Iterator[str]:
+def _split_example(line: str, width: int) -> Iterator[str]:
     """Yield the parts of an indented line, each explanation below its example."""
     if len(line) <= width:
         yield line

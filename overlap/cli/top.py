@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"--every: {args.every:g} s; expected 0.1 to 3600")
     watches = args.once or args.every is not None or args.job is not None
     if args.list or args.json or not watches:
-        return _list(args)
+        return _list_worlds(args)
     if args.job is not None and ":" in args.job:
         host = args.job.rpartition(":")[0]
         raise UsageError(f"{args.job}: the ranks of a job are seen on the host where they run: ssh {host} overlap top")
@@ -95,8 +95,9 @@ def main(args: argparse.Namespace) -> int:
 # -- the list ----------------------------------------------------------------------------------------------------------
 
 
-def _list(args: argparse.Namespace) -> int:
-    entries = _here()
+def _list_worlds(args: argparse.Namespace) -> int:
+    """Print all worlds of the user on this host, as a table or as JSON, and return the exit code 0."""
+    entries = _read_entries()
     if args.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2, sort_keys=True))
     elif not entries:
@@ -107,10 +108,11 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _here() -> list[_Entry]:
+def _read_entries() -> list[_Entry]:
+    """Return the entries of all worlds that run on this host, and close their records."""
     worlds = running()
     try:
-        return [_entry(world) for world in worlds]
+        return [_describe_world(world) for world in worlds]
     finally:
         for world in worlds:
             world.close()
@@ -130,7 +132,8 @@ class _Entry:
     pids: Sequence[int]
 
 
-def _entry(world: RunningWorld) -> _Entry:
+def _describe_world(world: RunningWorld) -> _Entry:
+    """Return the entry of a world; its step is the one of the rank that is furthest behind, None before the first."""
     steps = [table.last_step for process in world.processes for table in process.ranks() if table.last_step >= 0]
     return _Entry(
         job=world.job,

@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     if args.mcp:
         serve(sys.stdin, sys.stdout, why)
         return 0
-    tests = [_parsed(test, comparing=args.compare is not None) for test in args.fail_if or ()]
+    tests = [_parse_condition(test, comparing=args.compare is not None) for test in args.fail_if or ()]
     report = explanation(args.paths, step=args.step, progress=_progress, whole=bool(args.all))
     comparison = None if args.compare is None else compare(report, explanation([args.compare], progress=_progress))
     if args.json:
@@ -82,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
         print(*([f"**{comparison.sentence}**", ""] if comparison else []), markdown(report), sep="\n", end="")
     else:
         print(*([comparison.sentence, ""] if comparison else []), *text(report), sep="\n")
-    failed = [sentence for test in tests if (sentence := _failure(test, report, comparison))]
+    failed = [sentence for test in tests if (sentence := _failure_text(test, report, comparison))]
     for sentence in failed:
         notify(f"why: --fail-if: {sentence}")
     return 1 if failed else 0
@@ -95,8 +95,8 @@ def _progress(done: int, count: int) -> None:
         print(f"reading file {done + 1} of {count}", end=end, file=sys.stderr, flush=True)
 
 
-def _parsed(test: str, *, comparing: bool) -> Limit | None:
-    """Return a condition on a figure; None for `regression`.
+def _parse_condition(test: str, *, comparing: bool) -> Limit | None:
+    """Return the condition of `--fail-if`, a limit on a figure; None for `regression`.
 
     Raises:
         UsageError: It is neither, or nothing is compared.
@@ -108,7 +108,7 @@ def _parsed(test: str, *, comparing: bool) -> Limit | None:
     return None
 
 
-def _failure(limit: Limit | None, report: Why, comparison: Comparison | None) -> str:
+def _failure_text(limit: Limit | None, report: Why, comparison: Comparison | None) -> str:
     """Return how a condition is met; "" if it is not."""
     if limit is None:
         return comparison.sentence if comparison and comparison.judgement == REGRESSION else ""

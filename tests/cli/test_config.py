@@ -9,7 +9,7 @@ import pytest
 
 import overlap
 from overlap import UsageError, trace_files
-from overlap.cli.options import add_settings, flag_of, given
+from overlap.cli.options import add_settings, given, option_flag
 from overlap.config import RunConfig, imposed, requested, unknown_variables
 from overlap.processes.place import member_variables
 from overlap.settings import option
@@ -297,7 +297,7 @@ def test_the_help_lists_every_option_and_every_variable(overlap):
     out = overlap("run", "--help-all")[1]
     for name, one in RunConfig.options().items():
         if one.read is not None and not one.hidden:
-            assert f" {flag_of(name, one)}" in out
+            assert f" {option_flag(name, one)}" in out
             assert one.variable is (f"OVERLAP_{name.upper()}" in out)
 
 

@@ -26,8 +26,8 @@ from ...units import count, integer, number, parse_bytes, switch
 from ..options import add_options, check_width, shared, values
 from ..output import output_path, print_result
 from ..parser import HelpAll, Parser
-from ..simulate.setting import PARAMETERS, checked, revised
-from .page import described, page, search_page
+from ..simulate.setting import PARAMETERS, check_setting, revise_config
+from .page import describe, page, search_page
 
 EFFICIENCY = 0.5
 """Share of the peak that computes reach by default, as in good implementations of large models."""
@@ -150,13 +150,13 @@ def main(args: argparse.Namespace) -> int:
     check_width(args.width)
     args.json_file, args.trace = output_path(args.json_file, option="--json-file"), output_path(args.trace)
     setting = values(args, _ASSUMED)
-    cluster, virtual, algorithm = _where(setting)
+    cluster, virtual, algorithm = _simulated_machine(setting)
     # Shares of the peak that the user sets replace the measured rates of the device.
     has_own_rates = {"efficiency", "memory_efficiency"} & set(setting)
     device = None if has_own_rates else Device.of(cluster)
     model = load(args.model, values(args, _FIGURES))
-    names = _names(args)
-    layout = _layout(args, cluster, virtual.dtype, names)
+    names = _searched_names(args)
+    layout = _read_layout(args, cluster, virtual.dtype, names)
     if args.within is not None and (args.search is None or not args.within > 0):
         raise UsageError(f"--within: expected a positive number, and --search next to it, got {args.within!r}")
     _check_size(model, layout, cluster, searched=bool(names))
@@ -183,21 +183,21 @@ def main(args: argparse.Namespace) -> int:
         width = Console(width=args.width).width
         return [*(search_page(*searched, width=width) if searched else []), *page(step, wall_s, width)]
 
-    is_written = print_result(args, lambda: described(step, searched), lines)
+    is_written = print_result(args, lambda: describe(step, searched), lines)
     return EXIT_INTERRUPTED if interrupted else 0 if is_written else EXIT_FAILED
 
 
-def _where(setting: dict[str, Any]) -> tuple[Cluster, Virtual, str | None]:
+def _simulated_machine(setting: dict[str, Any]) -> tuple[Cluster, Virtual, str | None]:
     """Return the cluster, the assumptions, and the only algorithm, if there is one."""
     if "cluster" not in setting:
         raise UsageError('--cluster: expected a cluster, such as "trn2.48xlarge x16"')
-    request = revised(checked({"efficiency": EFFICIENCY, **setting}), RunConfig())
+    request = revise_config(check_setting({"efficiency": EFFICIENCY, **setting}), RunConfig())
     assert isinstance(request.cluster, Cluster)
     assert request.virtual is not None
     return request.cluster, request.virtual, request.algorithm
 
 
-def _names(args: argparse.Namespace) -> list[str]:
+def _searched_names(args: argparse.Namespace) -> list[str]:
     """Return the names to search for, with `dp` unless it is given: it gets the ranks that the others leave."""
     if args.search is None:
         return []
@@ -207,7 +207,8 @@ def _names(args: argparse.Namespace) -> list[str]:
     return names if args.dp is not None or "dp" in names else [*names, "dp"]
 
 
-def _layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[str]) -> Layout:
+def _read_layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[str]) -> Layout:
+    """Return the layout that the options ask for: `dp` and the global batch are chosen where they are not given."""
     options = values(args, _LAYOUT)
     if twice := [name for name in names if name in options]:
         raise UsageError(f"--search: {twice[0]} is given, and cannot be searched for too")

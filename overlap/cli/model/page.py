@@ -18,18 +18,19 @@ _LISTED = 8  # rows of each table
 
 def page(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
     """Yield the lines of a page."""
-    yield from _head(step, width)
+    yield from _head_lines(step, width)
     yield ""
-    yield from _dimensions(step, width)
+    yield from _dimension_table(step, width)
     yield ""
-    yield from _operations(step, width)
+    yield from _operation_table(step, width)
     yield ""
-    yield from _path(step, width)
+    yield from _critical_path_table(step, width)
     yield ""
-    yield from _verdict(step, wall_s, width)
+    yield from _verdict_lines(step, wall_s, width)
 
 
-def _head(step: Estimate, width: int) -> Iterator[str]:
+def _head_lines(step: Estimate, width: int) -> Iterator[str]:
+    """Yield the lines about the model, its layout, the assumptions, and the memory of the fullest rank."""
     model, layout, virtual = step.model, step.layout, step.virtual
     active = f", {_number(model.active_parameters)} active" if model.experts else ""
     ranks = f"{layout.world_size} rank{'s' * (layout.world_size > 1)}"
@@ -37,7 +38,7 @@ def _head(step: Estimate, width: int) -> Iterator[str]:
         f"{model.name} ({_number(model.parameters)} parameters{active}) on {step.cluster.name}, {ranks}, virtual time"
     )
     yield from wrapped(title, width)
-    yield from _field("layout", _laid_out(layout, model.sequence), width)
+    yield from _field("layout", _layout_text(layout, model.sequence), width)
     sway = f"computes reach {virtual.efficiency:.4g} of the {layout.dtype} peak"
     if step.device is not None:
         sway = f"products, attention and memory as measured of {step.cluster.machine.chip.name}"
@@ -53,7 +54,8 @@ def _head(step: Estimate, width: int) -> Iterator[str]:
     )
 
 
-def _laid_out(layout: Layout, sequence: int) -> str:
+def _layout_text(layout: Layout, sequence: int) -> str:
+    """Return a layout in words: its degrees, pipeline, batch, ZeRO, checkpointing and buckets."""
     zero = f"ZeRO-{layout.zero}" if layout.zero else "every rank updates all weights"
     zero += f" within each of {layout.replicate} groups" if layout.replicate > 1 else ""
     zero += ", gathering under the next step" if layout.overlap_gather else ""
@@ -63,7 +65,8 @@ def _laid_out(layout: Layout, sequence: int) -> str:
     return f"{layout}, axes {layout.order}; {pipeline}{batch}; {zero}; {again}; {buckets}"
 
 
-def _dimensions(one: Estimate, width: int) -> list[str]:
+def _dimension_table(one: Estimate, width: int) -> list[str]:
+    """Return the table of a step: compute, exposed communication by parallel dimension, idle time, and their sum."""
     parts = one.parts
 
     def row(name: str, ns: float, wire: str = "", waiting: str = "", busy: str = "") -> tuple[str, ...]:
@@ -78,7 +81,7 @@ def _dimensions(one: Estimate, width: int) -> list[str]:
     return columns(heads, rows, width=width, words=[0])
 
 
-def _operations(one: Estimate, width: int) -> list[str]:
+def _operation_table(one: Estimate, width: int) -> list[str]:
     """Return the table of operations of all stages, the most exposed first."""
     merged: dict[tuple[str, str, int, int, Band], Amount] = {}
     for operation, amount in one.parts.operations.items():
@@ -102,18 +105,21 @@ def _operations(one: Estimate, width: int) -> list[str]:
     return [*lines, *wrapped(note, width)]
 
 
-def _path(one: Estimate, width: int) -> list[str]:
+def _critical_path_table(one: Estimate, width: int) -> list[str]:
     path = sorted(one.parts.path.items(), key=lambda each: (-each[1], each[0]))
     total_ns = sum(ns for _, ns in path) or 1.0
-    rows = [(_done(doing, name), _ms(ns), f"{ns / total_ns:.1%}") for (doing, name), ns in path[:_LISTED] if ns]
+    rows = [
+        (_activity_text(doing, name), _ms(ns), f"{ns / total_ns:.1%}") for (doing, name), ns in path[:_LISTED] if ns
+    ]
     return columns(("on the critical path", "ms", "share"), rows, width=width, words=[0])
 
 
-def _done(doing: str, name: str) -> str:
+def _activity_text(doing: str, name: str) -> str:
     return {"compute": f"compute {name}", "wire": name, "waiting": f"waiting in {name}"}.get(doing, "program")
 
 
-def _verdict(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
+def _verdict_lines(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
+    """Yield the simulated part, the throughput, and the last sentence: the step, its likely error, and its shares."""
     layout, parts = step.layout, step.parts
     few = (
         f"{step.simulated} of {layout.microbatches} microbatches"
@@ -132,7 +138,7 @@ def _verdict(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
     band = band_of_step(step.cluster, layout, parts)
     exposed = sum(amount.exposed_ns for amount in parts.operations.values())
     most = max(parts.by_dimension().items(), key=lambda each: each[1].exposed_ns, default=None)
-    mostly = f", mostly {_reason(most)}" if most is not None and exposed else ""
+    mostly = f", mostly {_exposure_text(most)}" if most is not None and exposed else ""
     fits = " DOES NOT FIT: the fullest rank needs more memory than there is." if step.fits is False else ""
     yield from wrapped(
         f"step {format_ns(parts.step_ns)} (+-{band.typical:.0%} typical, +-{band.covering:.0%} in {COVERED:.0%} of "
@@ -143,7 +149,7 @@ def _verdict(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
     )
 
 
-def _reason(most: tuple[str, Amount]) -> str:
+def _exposure_text(most: tuple[str, Amount]) -> str:
     dimension, amount = most
     if amount.waiting_ns < amount.wire_ns:
         return f"{dimension} on wires"
@@ -195,7 +201,7 @@ def _field(name: str, text: str, width: int) -> list[str]:
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def described(step: Estimate, searched: tuple[list[str], SearchResult] | None) -> dict[str, object]:
+def describe(step: Estimate, searched: tuple[list[str], SearchResult] | None) -> dict[str, object]:
     """Return the step for JSON: integers of nanoseconds, bytes, shares from 0 to 1."""
     parts = step.parts
     band = band_of_step(step.cluster, step.layout, parts)
@@ -214,7 +220,7 @@ def described(step: Estimate, searched: tuple[list[str], SearchResult] | None) -
             name: {"wire_ns": round(a.wire_ns), "waiting_ns": round(a.waiting_ns), "moving_ns": round(a.busy_ns)}
             for name, a in parts.by_dimension().items()
         },
-        "operations": _described_operations(step),
+        "operations": _describe_operations(step),
         "critical_path": [
             {"doing": doing, "name": name, "ns": round(ns)}
             for (doing, name), ns in sorted(parts.path.items(), key=lambda each: -each[1])
@@ -227,11 +233,12 @@ def described(step: Estimate, searched: tuple[list[str], SearchResult] | None) -
         "simulated_microbatches": step.simulated,
         "folded": step.folded,
         "device": None if step.device is None else asdict(step.device),
-        "search": None if searched is None else _searched(*searched),
+        "search": None if searched is None else _describe_search(*searched),
     }
 
 
-def _described_operations(step: Estimate) -> list[dict[str, object]]:
+def _describe_operations(step: Estimate) -> list[dict[str, object]]:
+    """Return the operations of all stages for JSON, with the sums of their times and their likely errors."""
     return [
         {
             "dimension": operation.dimension,
@@ -249,7 +256,8 @@ def _described_operations(step: Estimate) -> list[dict[str, object]]:
     ]
 
 
-def _searched(names: list[str], result: SearchResult) -> dict[str, object]:
+def _describe_search(names: list[str], result: SearchResult) -> dict[str, object]:
+    """Return a search for JSON: simulated layouts with their steps in nanoseconds, and counts of others by reason."""
     return {
         "names": names,
         "tried": result.tried,

@@ -55,9 +55,9 @@ def show(op: str, options: Mapping[str, Any]) -> int:
     if options.get("json"):
         print(as_json(describe(chosen)), end="")
         return 0
-    print(
-        "\n".join([*_summary(machine, chosen), *_advice(machine, chosen), "", *_others(chosen, options.get("top", 8))])
-    )
+    alternatives = _alternative_lines(chosen, options.get("top", 8))
+    lines = [*_summary_lines(machine, chosen), *_advice_lines(machine, chosen), "", *alternatives]
+    print("\n".join(lines))
     return 0
 
 
@@ -90,20 +90,21 @@ def describe(chosen: Plan) -> dict[str, object]:
         "busiest_link": asdict(chosen.busiest) if chosen.busiest else None,
         "reason": chosen.reason,
         "library": chosen.library,
-        "proposals": list(map(_described, chosen.proposals)),
+        "proposals": list(map(_describe_option, chosen.proposals)),
         "levels": [asdict(option) | {"bytes": option.share * chosen.nbytes} for option in chosen.levels],
-        "alternatives": [_described(option) for option in chosen.alternatives if option.predicted_s is not None],
+        "alternatives": [_describe_option(option) for option in chosen.alternatives if option.predicted_s is not None],
         "not_applicable": [
             {"algorithm": option.algorithm, "why": option.why_not} for option in chosen.alternatives if option.why_not
         ],
     }
 
 
-def _described(option: Alternative) -> dict[str, object]:
+def _describe_option(option: Alternative) -> dict[str, object]:
     return {"algorithm": option.algorithm, "detail": option.detail, "predicted_s": option.predicted_s}
 
 
-def _advice(machine: Cluster, chosen: Plan) -> list[str]:
+def _advice_lines(machine: Cluster, chosen: Plan) -> list[str]:
+    """Return the rules of the machine that advise against the group of ranks, each with its severity."""
     return [
         line
         for each in machine.judge(chosen.ranks)
@@ -111,7 +112,8 @@ def _advice(machine: Cluster, chosen: Plan) -> list[str]:
     ]
 
 
-def _summary(machine: Cluster, chosen: Plan) -> list[str]:
+def _summary_lines(machine: Cluster, chosen: Plan) -> list[str]:
+    """Return the chosen algorithm as lines: its predicted time, the reason, and where time and bytes go."""
     sliced = f", in {chosen.slices} slices" if chosen.slices > 1 else ""
     spent = [f"{format_s(value)} {NAMES[term]}" for term, value in asdict(chosen.breakdown).items() if value > 0]
     hops = ", ".join(f"{count} {kind}" for kind, count in chosen.hops) or "none"
@@ -123,24 +125,28 @@ def _summary(machine: Cluster, chosen: Plan) -> list[str]:
             rest="  ",
         ),
         "",
-        f"  {_name(chosen.algorithm, chosen.detail)}{sliced}",
-        *_field("predicted", format_s(chosen.predicted_s) + _extrapolated(machine, chosen)),
+        f"  {_algorithm_text(chosen.algorithm, chosen.detail)}{sliced}",
+        *_field("predicted", format_s(chosen.predicted_s) + _extrapolation_text(machine, chosen)),
         *(_field("library", f"{chosen.library} carries it out") if chosen.library else []),
-        *_forced(machine, chosen),
+        *_forced_lines(machine, chosen),
         *_field("why", chosen.reason),
         *_field("time goes to", ", ".join(spent) or "nothing"),
         *_field("steps", str(chosen.steps)),
         *_field("bytes", f"{format_bytes(chosen.bytes_per_rank)} sent by the busiest rank"),
         *_field("hops", f"{hops}, on the longest way of every step"),
-        *(line for each in chosen.levels for line in _field(f"out of a {each.level}", _crossed(each, chosen.nbytes))),
+        *(
+            line
+            for each in chosen.levels
+            for line in _field(f"out of a {each.level}", _crossing_text(each, chosen.nbytes))
+        ),
         *_field(
             "busiest link", f"{busiest.kind} {busiest.name}, {format_s(busiest.busy_s)} of bytes" if busiest else "none"
         ),
     ]
 
 
-def _extrapolated(machine: Cluster, chosen: Plan) -> str:
-    """Return beside the price whether anything of that shape was measured, and of which sizes."""
+def _extrapolation_text(machine: Cluster, chosen: Plan) -> str:
+    """Return " (extrapolated)", with the measured sizes of the shape if there are any; "" inside their range."""
     if not chosen.extrapolated:
         return ""
     known = known_sizes(machine, len(chosen.ranks), chosen.op, chosen.dtype)
@@ -150,7 +156,8 @@ def _extrapolated(machine: Cluster, chosen: Plan) -> str:
     return f" (extrapolated: measured {f'from {least} to {most}' if least != most else f'at {least} only'})"
 
 
-def _forced(machine: Cluster, chosen: Plan) -> list[str]:
+def _forced_lines(machine: Cluster, chosen: Plan) -> list[str]:
+    """Return a line about stronger collectives that the library would finish earlier; nothing if there are none."""
     found = forced(chosen, machine)
     if found is None:
         return []
@@ -163,34 +170,35 @@ def _field(name: str, text: str) -> list[str]:
     return field(name, text, label=14)
 
 
-def _crossed(crossing: Crossing, nbytes: int) -> str:
+def _crossing_text(crossing: Crossing, nbytes: int) -> str:
     amount, all_of = format_bytes(round(crossing.busiest * nbytes)), format_bytes(round(crossing.share * nbytes))
     return f"{amount} of the busiest, {all_of} of all, {format_s(crossing.s_per_byte * nbytes)} on the way out"
 
 
-def _others(chosen: Plan, limit: int) -> Iterator[str]:
+def _alternative_lines(chosen: Plan, limit: int) -> Iterator[str]:
     """Yield slower algorithms, algorithms that do not apply, and faster ones of this package alone."""
     priced = [option for option in chosen.alternatives if option.predicted_s is not None]
     yield "alternatives:" if chosen.alternatives else "no alternatives"
-    yield from _listed(chosen, priced, limit, "slower ones")
+    yield from _list_options(chosen, priced, limit, "slower ones")
     for option in chosen.alternatives:
         if option.why_not:
             yield from wrapped(f"{option.algorithm} does not apply: {option.why_not}", first="  ", rest="    ")
     if chosen.proposals:  # this package could run them; they are no promise to users of the library
         yield ""
         yield f"proposals, which {chosen.library} lacks:"
-        yield from _listed(chosen, chosen.proposals, limit, "more")
+        yield from _list_options(chosen, chosen.proposals, limit, "more")
 
 
-def _listed(chosen: Plan, options: Sequence[Alternative], limit: int, rest: str) -> Iterator[str]:
+def _list_options(chosen: Plan, options: Sequence[Alternative], limit: int, rest: str) -> Iterator[str]:
+    """Yield a line for each of the first `limit` options: its time, how much longer it takes, its name."""
     for option in options[:limit]:
         assert option.predicted_s is not None
         more = f"{option.predicted_s / chosen.predicted_s - 1:+.0%}" if chosen.predicted_s else ""
         head = f"  {format_s(option.predicted_s):>8}  {more:>7}  "
-        yield from wrapped(_name(option.algorithm, option.detail), first=head, rest=" " * 21)
+        yield from wrapped(_algorithm_text(option.algorithm, option.detail), first=head, rest=" " * 21)
     if len(options) > limit:
         yield f"  and {len(options) - limit} {rest} (--top {len(options)})"
 
 
-def _name(algorithm: str, detail: str) -> str:
+def _algorithm_text(algorithm: str, detail: str) -> str:
     return f"{algorithm} ({detail})" if detail else algorithm
