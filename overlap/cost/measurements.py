@@ -20,7 +20,7 @@ Unit = Literal["us", "algbw GB/s", "nw_bw MB/s"]
 _MACHINES = Path(__file__).with_name("machines")
 
 
-def cluster_of(machine: str, *, strict: bool | None = None) -> Cluster:
+def measured_cluster(machine: str, *, strict: bool | None = None) -> Cluster:
     """Return the cluster of a measurement.
 
     Args:
@@ -119,31 +119,31 @@ class PublishedFigure:
     source: str  # place of publication
 
 
-def _figures(row: dict[str, Any], key: str) -> Iterator[tuple[int, float, str]]:
+def _numbered_figures(row: dict[str, Any], key: str) -> Iterator[tuple[int, float, str]]:
     """Yield each size, or number key ranks, key a row key the file, with its figure and the figure that it fits."""
     fits = row.pop("fits", {})
     for number, figure in row.pop(key).items():
         yield int(number), float(figure), fits.get(number, "")
 
 
-def _measurements(row: dict[str, Any]) -> Iterator[Measurement]:
+def _read_measurements(row: dict[str, Any]) -> Iterator[Measurement]:
     scale, beyond, group = row.pop("scale", 1), row.pop("beyond", 0), tuple(row.pop("group", ()))
-    for size, figure, fits in _figures(row, "figures"):
+    for size, figure, fits in _numbered_figures(row, "figures"):
         nbytes, beyond_bytes = size * scale, beyond * scale
         yield Measurement(**row, nbytes=nbytes, beyond_bytes=beyond_bytes, group=group, figure=figure, fits=fits)
 
 
-def _knees(row: dict[str, Any]) -> Iterator[Knee]:
+def _read_knees(row: dict[str, Any]) -> Iterator[Knee]:
     for collective in row.pop("collectives"):
         yield Knee(**row, collective=collective)
 
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
-COLLECTIVES = tuple(measurement for row in _FILE["collectives"] for measurement in _measurements(row))
+COLLECTIVES = tuple(measurement for row in _FILE["collectives"] for measurement in _read_measurements(row))
 """Collectives with a published time or bandwidth and configuration."""
 
-KNEES = tuple(each for row in _FILE["knees"] for each in _knees(row))
+KNEES = tuple(each for row in _FILE["knees"] for each in _read_knees(row))
 """Sizes at which documents and measurements see one algorithm take over from another."""
 
 TRAINING = Training(**_FILE["training"])

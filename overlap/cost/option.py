@@ -122,7 +122,7 @@ class AlgorithmOption(ABC):
         """
         return self.make(slices)
 
-    def narrowed(self, collective: str, root: int) -> AlgorithmOption:
+    def narrow(self, collective: str, root: int) -> AlgorithmOption:
         """Return this option of a wider collective for one rank alone; its price, the same, is an upper bound."""
         option = copy(self)
         option.algorithm, option.detail = NARROWED, f"{self.label} of {collective}, for the root alone"
@@ -219,20 +219,20 @@ class Flat(AlgorithmOption):
             return best
         hopeless = max(whole.total_s(0), whole.model.busiest_s_per_byte() * nbytes) >= below_s
         while slices <= _MOST_SLICES and not hopeless:
-            more = Price(total_s=self._part(slices).total_s(nbytes), slices=slices)
+            more = Price(total_s=self._sliced_phase(slices).total_s(nbytes), slices=slices)
             if more.total_s >= best.total_s:
                 break
             best, slices = more, 2 * slices
         return best
 
     def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        return self._part(slices).breakdown(nbytes)
+        return self._sliced_phase(slices).breakdown(nbytes)
 
     def phases(self, slices: int) -> tuple[PricedPhase, ...]:
         """Return its only phase, with the data cut in slices."""
-        return (self._part(slices),)
+        return (self._sliced_phase(slices),)
 
-    def _part(self, slices: int) -> PricedPhase:
+    def _sliced_phase(self, slices: int) -> PricedPhase:
         if slices not in self._phases:
             assert self._sliced is not None, f"{self.algorithm} sends no slices"
             self._phases[slices] = PricedPhase(self._sliced(slices))
@@ -271,10 +271,10 @@ class Phased(AlgorithmOption):
 
     def _price(self, nbytes: float, below_s: float) -> Price:
         """Return the cost with the best number of slices, of equal ones the smallest."""
-        prices = (self._price_of(slices, nbytes) for slices in self._counts(nbytes))
+        prices = (self._price_in_slices(slices, nbytes) for slices in self._slice_counts(nbytes))
         return min(prices, key=lambda price: price.total_s * (1 + _ROUNDING * price.slices))
 
-    def _counts(self, nbytes: float) -> Iterator[int]:
+    def _slice_counts(self, nbytes: float) -> Iterator[int]:
         """Yield the numbers of slices that are worth a look: all small ones, then powers of two."""
         yield 1
         least, slices = self._parameters.slice_bytes, 2
@@ -282,7 +282,7 @@ class Phased(AlgorithmOption):
             yield slices
             slices += 1 if slices < _FEW else slices
 
-    def _price_of(self, slices: int, nbytes: float) -> Price:
+    def _price_in_slices(self, slices: int, nbytes: float) -> Price:
         phases_s = [part.total_s(nbytes / slices) for part in self.parts]
         return Price(total_s=self._parameters.launch_s + self.in_slices_s(phases_s, slices), slices=slices)
 
@@ -356,6 +356,7 @@ class Formula(AlgorithmOption):
         return Price(total_s=sum(self._terms(nbytes)))
 
     def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
+        """Return the terms of the formula for `nbytes`; the time to fill its pipeline counts as latency."""
         terms = self._terms(nbytes)
         return CostBreakdown(
             waiting_s=0.0,

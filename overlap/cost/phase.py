@@ -83,14 +83,14 @@ class PricedPhase:
         return parameters.launch_s + busy_s
 
     def breakdown(self, nbytes: float) -> CostBreakdown:
-        """Return the terms of the time."""
+        """Return the terms of the time; the excess over the clocks is of wires, memory or processors."""
         breakdown = cost(self.model, self.share * nbytes, explain=True).breakdown
         assert breakdown is not None
         total_s = sum(getattr(breakdown, term.name) for term in fields(breakdown))
-        wire_s = _beyond(self._least_wire_s(nbytes), total_s)
-        memory_s = _beyond(self._least_s(nbytes), total_s + wire_s)
+        wire_s = _excess_s(self._least_wire_s(nbytes), total_s)
+        memory_s = _excess_s(self._least_s(nbytes), total_s + wire_s)
         # Excess time of shared processors: their time without bytes counts as starts of messages, the rest as memory.
-        rest_s = _beyond(self._processors_s(nbytes), total_s + wire_s + memory_s)
+        rest_s = _excess_s(self._processors_s(nbytes), total_s + wire_s + memory_s)
         start_s = min(rest_s, self._processors_s(0.0) - self.model.parameters.launch_s)
         return replace(
             breakdown,
@@ -100,7 +100,7 @@ class PricedPhase:
         )
 
 
-def _beyond(bound_s: float, counted_s: float) -> float:
+def _excess_s(bound_s: float, counted_s: float) -> float:
     """Return the part of a bound beyond the counted time; clocks have ticks of a picosecond."""
     return bound_s - counted_s if bound_s - counted_s > _TICK_S else 0.0
 

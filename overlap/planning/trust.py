@@ -8,8 +8,8 @@ from functools import cache
 
 from topology import Cluster
 
-from ..cost.parameters import measured
-from ..cost.validation import Accuracy, Class, classes_of
+from ..cost.parameters import is_measured
+from ..cost.validation import Accuracy, Class, accuracy_classes
 from .layout import Layout
 from .parts import MESSAGE, StepOperation, StepParts
 from .validation import StepBand, class_band
@@ -32,14 +32,14 @@ def band_of(cluster: Cluster, operation: StepOperation) -> Band:
     found = _nearest(cluster.machine.name.split()[0], f"{cluster.machine.chip.name}, {where}", operation.dtype)
     size, inside = operation.nbytes, False
     if operation.op != MESSAGE:
-        inside = measured(cluster, len(operation.ranks), operation.op, size, operation.dtype)
+        inside = is_measured(cluster, len(operation.ranks), operation.op, size, operation.dtype)
     return _joined(found, inside)
 
 
 @cache
 def _nearest(machine: str, name: str, dtype: str) -> list[Class]:
     """Return the classes of a name and dtype; where nothing is known, of any dtype, then any chip, then all."""
-    own = [each for each in classes_of(machine) if each.name == name and each.unseen.rows]
+    own = [each for each in accuracy_classes(machine) if each.name == name and each.unseen.rows]
     if own:
         return [each for each in own if each.dtype == dtype] or own
     return _of_place(name.split(", ")[1]) or _of_place(None)
@@ -47,7 +47,7 @@ def _nearest(machine: str, name: str, dtype: str) -> list[Class]:
 
 @cache
 def _of_place(place: str | None) -> list[Class]:
-    return [each for each in classes_of(place=place) if each.unseen.rows]
+    return [each for each in accuracy_classes(place=place) if each.unseen.rows]
 
 
 def _joined(classes: Sequence[Class], inside: bool) -> Band:

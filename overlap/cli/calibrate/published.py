@@ -179,6 +179,7 @@ def _accuracy_table(validation: Validation) -> list[str]:
 
 
 def _accuracy_row(of: Class) -> list[str]:
+    """Return the cells of a class of rows: its errors without and with fitted rows, and whether the aim is met."""
     asked = f"{of.asked.median:.0%}, {of.asked.worst:.0%}: {'met' if of.as_asked else 'MISSED'}"
     return [
         of.name,

@@ -106,6 +106,7 @@ def _operation_table(one: Estimate, width: int) -> list[str]:
 
 
 def _critical_path_table(one: Estimate, width: int) -> list[str]:
+    """Return the table of the parts of the critical path, the longest first, with their shares of its time."""
     path = sorted(one.parts.path.items(), key=lambda each: (-each[1], each[0]))
     total_ns = sum(ns for _, ns in path) or 1.0
     rows = [

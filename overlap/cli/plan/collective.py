@@ -8,7 +8,7 @@ from typing import Any
 
 from topology import Cluster, cluster, format_ranks, parse_ranks
 
-from ...cost.forced import forced
+from ...cost.forced import faster_collectives
 from ...cost.levels import Crossing
 from ...cost.parameters import itemsize_of, known_sizes
 from ...cost.select import NAMES, Alternative, Plan, plan
@@ -158,7 +158,7 @@ def _extrapolation_text(machine: Cluster, chosen: Plan) -> str:
 
 def _forced_lines(machine: Cluster, chosen: Plan) -> list[str]:
     """Return a line about stronger collectives that the library would finish earlier; nothing if there are none."""
-    found = forced(chosen, machine)
+    found = faster_collectives(chosen, machine)
     if found is None:
         return []
     instead, verb = " and ".join(found.collectives), "take" if len(found.collectives) > 1 else "takes"

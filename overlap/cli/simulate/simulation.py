@@ -11,7 +11,7 @@ from typing import Any
 from topology import Cluster, TopologyError
 
 from ...config import RunConfig, imposed, overriding
-from ...cost.parameters import measured
+from ...cost.parameters import is_measured
 from ...cost.select import plan, size_class
 from ...errors import ScheduleError, UsageError
 from ...timeline.measure.metrics import Breakdown, breakdowns, issued_in, median_step, of_steps, windows_of
@@ -152,7 +152,7 @@ def _transfer_ns(infos: Iterable[CollectiveInfo]) -> int:
 
 
 def _is_measured(cluster: Cluster, shape: Shape) -> bool:
-    return measured(cluster, shape.ranks, shape.op, shape.nbytes, shape.dtype)
+    return is_measured(cluster, shape.ranks, shape.op, shape.nbytes, shape.dtype)
 
 
 # -- running ---------------------------------------------------------------------------------------------------------
