@@ -41,7 +41,7 @@ class Show:
         self._ascii = ascii or self._console.plain
 
     def once(self) -> None:
-        """Print one picture, in as many rows as the screen has."""
+        """Print one picture of the world, in as many rows as the screen has."""
         height = self._console.height if self._console.is_terminal else 1 << 30
         self._console.print(self._draw_picture(height - 1))
 

@@ -21,13 +21,13 @@ _HIDDEN = argparse.SUPPRESS
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
     """Return a reader for argparse, which reports its `UsageError` with the name of the option."""
 
-    def reading(text: str) -> T:
+    def read_argument(text: str) -> T:
         try:
             return read(text)
         except UsageError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    return reading
+    return read_argument
 
 
 # -- options that several commands have ------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def add_options(
 
 
 def values(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
-    """Return the values of the given options by name."""
+    """Return the values of those options that the command line gives, by name."""
     every = {name: getattr(args, name) for name, one in options.items() if one.read is not None}
     return {name: value for name, value in every.items() if value is not None}
 

@@ -72,6 +72,7 @@ def try_to_write(write: Callable[[], object], path: str, *, option: str) -> bool
 
 
 def _error_text(error: OSError | UsageError) -> str:
+    """Return the system's reason of an error, or its message where it has none."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return (cause.strerror if isinstance(cause, OSError) else None) or str(error)
 

@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
         sys.stdout.write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
-        """Raise a `UsageError`; for an unknown option it names the one that was probably meant."""
+        """Raise a `UsageError` with the message of argparse; for an unknown option it names the most similar one."""
         meant = self._suggest_option(message.partition("unrecognized arguments: ")[2])
         if not meant and "--json-file" in self.flags() and _JSON_FILE.search(message):
             meant = "; --json prints the result on stdout, --json-file FILE writes it to a file"
@@ -108,6 +108,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().add_usage(usage, shown, groups, prefix)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Lay out paragraphs: lines without indent are prose, all others are examples (called by argparse)."""
         groups = groupby(text.splitlines(), key=lambda line: bool(line) and not line.startswith(" "))
         return "\n".join(indent + line for prose, lines in groups for line in _fit_paragraph(list(lines), width, prose))
 
@@ -158,7 +159,7 @@ def mark_rare(action: argparse.Action, *, rare: bool = True) -> None:
 
 
 def is_rare(action: argparse.Action) -> bool:
-    """Whether only `--help-all` shows an option."""
+    """Return whether only `--help-all` shows an option."""
     return getattr(action, "rare", False)
 
 

@@ -122,11 +122,11 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
             spares=config.spares or 0,
         )
         kills_before = oom_kills()
-        outcome = _run_again(spec, config) if config.max_restarts else trio.run(launch, spec)
+        outcome = _run_with_restarts(spec, config) if config.max_restarts else trio.run(launch, spec)
     return _report_end(outcome, oom_kills() - kills_before, config)
 
 
-def _run_again(spec: LaunchSpec, config: RunConfig) -> LaunchOutcome:
+def _run_with_restarts(spec: LaunchSpec, config: RunConfig) -> LaunchOutcome:
     from .restarts import run_again  # not at the top: every process would load it
 
     return run_again(spec, config)
@@ -142,13 +142,13 @@ def _report_end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
     if guilty is None:
         return 0
     silent = guilty.status is None or guilty.accuser is not None
-    signs = _last_signs(guilty.pid, config) if silent else []
+    signs = _last_records(guilty.pid, config) if silent else []
     host = socket.gethostname() if config.node_rank is not None else ""
     write_stderr("\n".join([*card(guilty, oom_kills=killed, signs=signs, host=host), ""]))
     return exit_code(guilty)
 
 
-def _last_signs(pid: int, config: RunConfig) -> list[str]:
+def _last_records(pid: int, config: RunConfig) -> list[str]:
     from ..flight.autopsy import last_signs_of  # of runs that fail
 
     return last_signs_of(pid, config.flight_dir)

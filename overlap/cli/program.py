@@ -65,6 +65,7 @@ def _script_program(path: str | None, args: list[str], command: str) -> Program:
 
 
 def _module_program(words: list[str], command: str) -> Program:
+    """Return a function that runs a module as `__main__`, with the words behind its name as arguments."""
     if not words:
         raise UsageError(f"{command}: -m needs a MODULE")
     name, *args = words
@@ -146,7 +147,7 @@ def _with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str, ob
 
 @contextmanager
 def as_main() -> Iterator[None]:
-    """Restore argv and the import path after a program."""
+    """Let a program change argv and the import path within the block, and restore both after it."""
     argv, path = sys.argv[:], sys.path[:]
     try:
         yield
@@ -207,6 +208,7 @@ def _relative_path(path: str | os.PathLike[str] | None) -> str:
 
 
 def _print_note(text: str) -> None:
+    """Print a note on stderr, after all output of the program."""
     with suppress(OSError, ValueError):  # the end of the command reports a full or closed stdout
         sys.stdout.flush()  # output of the program comes first, also when both streams go to one file
     notify(text)

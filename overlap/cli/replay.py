@@ -173,13 +173,14 @@ def _fit_to_cluster(timeline: Timeline, tape: Tape, wanted: RunConfig, names: Se
 
 
 def _some_steps(timeline: Timeline, most_spans: int) -> Timeline:
-    """Return the steps around the median one that have so many spans, if all have more."""
+    """Return the steps around the median one, so many that they have at most `most_spans` spans; all if these fit."""
     if len(timeline.spans) <= most_spans:
         return timeline
     return around(timeline, median_step(timeline), most_spans=most_spans, steps=len(timeline.steps()))
 
 
 def _read_factor(text: str | None) -> float:
+    """Return the factor of `--compute`, such as 2x; 1 without the option."""
     match = _FACTOR.fullmatch(text or "1x")
     if match is None:
         raise UsageError(f"--compute: {text!r} is not a factor; write a number and x, as in 2x or 0.5x")

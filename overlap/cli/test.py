@@ -141,12 +141,13 @@ def _ending_by_force(seconds: float) -> Iterator[None]:
     """
     over = threading.Event()
 
-    def hold_off() -> None:
+    def postpone_end() -> None:
+        """Postpone the end by `seconds` once a second, as long as Python code can run."""
         while not over.wait(1.0):
             faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # sys.stderr may be a rank's
         faulthandler.cancel_dump_traceback_later()
 
-    thread = threading.Thread(target=hold_off, name="overlap hold off", daemon=True)
+    thread = threading.Thread(target=postpone_end, name="overlap hold off", daemon=True)
     thread.start()
     try:
         yield

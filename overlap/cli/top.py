@@ -103,7 +103,7 @@ def _list_worlds(args: argparse.Namespace) -> int:
     elif not entries:
         print("no world of yours runs on this host")
     else:
-        rows = [_row(entry) for entry in entries]
+        rows = [_entry_cells(entry) for entry in entries]
         print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], uncut=[0])))
     return 0
 
@@ -150,7 +150,8 @@ def _describe_world(world: RunningWorld) -> _Entry:
 _HEADS = ("job", "program", "ranks", "processes", "step", "for/s", "process ids")
 
 
-def _row(entry: _Entry) -> list[str]:
+def _entry_cells(entry: _Entry) -> list[str]:
+    """Return the cells of a world, with its processes on this host if others are elsewhere."""
     here = str(entry.processes) if entry.here == entry.processes else f"{entry.here} of {entry.processes}"
     step, pids = "" if entry.step is None else str(entry.step), ", ".join(map(str, entry.pids))
     return [entry.job, entry.script or "?", str(entry.ranks), here, step, str(entry.age_s), pids]

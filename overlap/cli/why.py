@@ -71,8 +71,10 @@ def main(args: argparse.Namespace) -> int:
         serve(sys.stdin, sys.stdout, why)
         return 0
     tests = [_parse_condition(test, comparing=args.compare is not None) for test in args.fail_if or ()]
-    report = explanation(args.paths, step=args.step, progress=_progress, whole=bool(args.all))
-    comparison = None if args.compare is None else compare(report, explanation([args.compare], progress=_progress))
+    report = explanation(args.paths, step=args.step, progress=_print_progress, whole=bool(args.all))
+    comparison = (
+        None if args.compare is None else compare(report, explanation([args.compare], progress=_print_progress))
+    )
     if args.json:
         document = report.as_dict()
         if comparison is not None:
@@ -88,7 +90,7 @@ def main(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _progress(done: int, count: int) -> None:
+def _print_progress(done: int, count: int) -> None:
     """Show on a terminal how many files are read."""
     if sys.stderr.isatty() and count > 1:
         end = "\r" if done < count else "\n"

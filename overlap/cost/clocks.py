@@ -30,7 +30,7 @@ class Resolution:
     rounding: Literal["nearest", "down"] = "nearest"
 
     def ticks(self, duration_s: Floats) -> Ints:
-        """Return durations in ticks."""
+        """Return durations in seconds as whole ticks, rounded."""
         exact = duration_s * self.ticks_per_s
         return (np.rint(exact) if self.rounding == "nearest" else np.floor(exact)).astype(np.int64)
 
@@ -116,8 +116,8 @@ class _Step:
         self.transfer: Ints = np.maximum(np.maximum(self.wire, memory), 0 if apart else reducing)
         self.copies = np.maximum(moving - self.wire, 0)
         self.busy = self.start + self.transfer
-        self.local = _of_ranks(tick(placed_round.local_s_per_byte * slot_bytes), placed.lanes)
-        self.beside = _of_ranks(tick(placed_round.beside_s_per_byte * slot_bytes), placed.lanes)
+        self.local = _for_all_lanes(tick(placed_round.local_s_per_byte * slot_bytes), placed.lanes)
+        self.beside = _for_all_lanes(tick(placed_round.beside_s_per_byte * slot_bytes), placed.lanes)
 
     def terms(self) -> Ints:
         """Return (terms, messages) the terms of the time for which each message's sender is busy."""
@@ -126,7 +126,7 @@ class _Step:
         return np.stack([none, none, self.start, none, self.wire, self.copies, rest])
 
 
-def _of_ranks(duration: Ints, lanes: int) -> Ints | None:
+def _for_all_lanes(duration: Ints, lanes: int) -> Ints | None:
     """Return a duration of each rank for every clock, None if all are 0."""
     return np.tile(duration, lanes) if duration.any() else None
 
@@ -230,7 +230,7 @@ class _Clocks:
         self._now = replace(now, left=np.where(last, done, now.left))
 
     def _update_terms(self, step: _Step, start: Ints, leaves: Ints, arrives: Ints) -> None:
-        """Update the terms of all clocks."""
+        """Add the terms of a step to all clocks: each clock inherits the terms of the clock that it waited for."""
         now, terms = self._now, self._terms
         assert terms is not None
         started = np.where(now.free > now.ready, terms.free, terms.ready)[:, step.src]

@@ -97,17 +97,17 @@ class _Levels:
 
     @property
     def has_one_level(self) -> bool:
-        """Whether there is one level only."""
+        """Whether all ranks are in one node, so that no phase runs between nodes."""
         return len(self.nodes) == 1
 
     @property
     def places(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of the same place in every node."""
+        """Group ranks by their place in their node: one tuple for each place, with a rank of every node."""
         return tuple(zip(*self.nodes, strict=True))
 
     @property
     def home(self) -> tuple[int, int]:
-        """The root's node, and its place there."""
+        """Number of the root's node, and the root's place in that node."""
         return divmod(self.request.root, len(self.nodes[0]))
 
     @cached_property
@@ -135,7 +135,7 @@ class _Levels:
         )
 
     def options(self) -> list[Phased]:
-        """Return every combination of algorithms."""
+        """Return an option for every combination of algorithms on the levels."""
         algorithm = _ON_ONE_LEVEL[self.request.collective] if self.has_one_level else "hierarchical"
         return [
             Phased(
@@ -162,6 +162,7 @@ class _Levels:
                 yield names, tuple(part for part in parts if part is not None)
 
     def _detail_text(self, names: _Names) -> str:
+        """Return the names of the algorithms of a combination in words, by level."""
         if self.has_one_level:
             return ", ".join(names[phase.level] for phase in self.phases)
         inside = " and ".join(name for level, name in names.items() if level is not Scope.BETWEEN)
@@ -212,7 +213,7 @@ class _Levels:
             yield from ((name, part, False) for name, part in parts.items())
 
     def _price_by_unit(self, phase: Phase, algorithm: str, alike: Rounds, share: float) -> PricedPhase:
-        """Put one unit's part of a phase between nodes on the machine."""
+        """Price the phase between nodes by one unit, which represents all: its messages come back to itself."""
         unit = self.equal_nodes.unit
         places = list(zip(*unit.groups, strict=True))
         model = self._place_rounds(unit.placement, alike.copy_to_groups(places, unit.placement.size))

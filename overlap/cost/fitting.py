@@ -126,6 +126,7 @@ def fit(cluster: Cluster, samples: Sequence[Sample]) -> MachineFit:
     kinds = _wire_kinds(cluster, samples)
 
     def loss(shares: Mapping[str, float]) -> float:
+        """Return the loss of a machine with these shares, and the launches that suit them best."""
         times_s = _predicted_s(cluster, seen, shares)
         return _loss(seen, np.array(_add_launches_s(cluster, seen, times_s, _fit_launches(cluster, seen, times_s))))
 
@@ -169,7 +170,7 @@ def _fit_launches(cluster: Cluster, samples: Sequence[Sample], without_s: Floats
 
 
 def _add_launches_s(cluster: Cluster, samples: Sequence[Sample], without_s: Floats, launches: Launches) -> list[float]:
-    """Return predictions with the launches added."""
+    """Return predictions in seconds with a launch added to each, and a second one if it crosses nodes."""
     figure = cluster.machine.collectives.usual.launch_s
     inside_s = launches.inside_s if launches.inside_s is not None else figure.value if figure else 0.0
     return [
@@ -205,5 +206,6 @@ def _fit_launch_s(samples: Sequence[Sample], without_s: Floats) -> float:
 
 
 def _loss(samples: Sequence[Sample], predicted_s: Floats) -> float:
+    """Return the sum of squared logarithms of predicted over measured times."""
     measured_s = np.array([sample.time_s for sample in samples])
     return float((np.log(np.maximum(predicted_s, 1e-12) / measured_s) ** 2).sum())

@@ -43,7 +43,7 @@ class PlanRequest:
     exact: bool = False  # whether to consider only algorithms that reduce in the order of ranks
 
     def considers(self, algorithm: str) -> bool:
-        """Return whether the request includes an algorithm."""
+        """Return whether the request allows an algorithm: any, unless it names one."""
         if self.exact and algorithm not in IN_RANK_ORDER:
             return False
         return self.algorithm == algorithm or (self.algorithm is None and (self.exact or algorithm not in _FOR_ORDER))

@@ -98,11 +98,12 @@ class Geometry:
         return self._group_indices(self.cluster.ring_order(self.ranks))
 
     def _group_indices(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return the group ranks of world ranks."""
         index_of = {rank: index for index, rank in enumerate(self.ranks)}
         return tuple(index_of[rank] for rank in ranks)
 
     def grid(self) -> Grid | None:
-        """Return the sides that single ranks on devices fill in group order, None if they fill none."""
+        """Return the sides of a torus that the group fills in order, one rank on each device; None if there is none."""
         alone = len(self.devices) == self.size and list(self.ranks) == sorted(self.ranks)
         return self.cluster.grid(self.ranks) if alone else None
 

@@ -102,12 +102,12 @@ class _Group:
         return None
 
     def carries(self, protocol: Protocol) -> bool:
-        """Tell whether a protocol runs over the wires of the group."""
+        """Return whether a protocol runs over the wires of the group."""
         allowed = self.library.protocols_between
         return self.nodes == 1 or not allowed or protocol.kind in allowed
 
     def way(self, model: LibraryAlgorithm, protocol: Protocol) -> Way:
-        """Return the time of an algorithm with a protocol."""
+        """Return the way of an algorithm with a protocol over the group: its steps, loads on wires, and times."""
         ranks, nodes, local = self.geometry.size, self.nodes, self.on_a_node
         far_s = protocol.between_s + protocol.waits * self._network_s
         depth = ceil(log2(nodes))
@@ -241,12 +241,13 @@ def _wire_loads(g: Geometry, way: Way) -> Rounds:
 
 
 def _messages_in_nodes(g: Geometry, load: float) -> tuple[Ints, Floats]:
+    """Return messages from each rank to the next in its node, in a ring, with `load` bytes per byte of the vector."""
     pairs = [pair for node in g.nodes if len(node) > 1 for pair in zip(node, (*node[1:], node[0]), strict=True)]
     return np.array(pairs, np.int64).reshape(-1, 2), np.full(len(pairs), load)
 
 
 def _messages_between_nodes(g: Geometry, load: float) -> tuple[Ints, Floats]:
-    """Return the messages from each node to the next, spread over all its ranks."""
+    """Return the messages from each node to the next, `load` bytes in all, spread over all its ranks."""
     pairs, sent = [], []
     if len(g.nodes) > 1:
         for senders, receivers in zip(g.nodes, (*g.nodes[1:], g.nodes[0]), strict=True):

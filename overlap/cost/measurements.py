@@ -75,7 +75,7 @@ class Measurement:
 _BYTES_PER_S: Mapping[str, float] = {"algbw GB/s": 1e9, "nw_bw MB/s": 1e6}
 
 
-def of_version(cluster: Cluster, version: str) -> Cluster:
+def at_library_version(cluster: Cluster, version: str) -> Cluster:
     """Return a cluster with another version of its machine's library."""
     machine = cluster.machine
     assert machine.collectives.library is not None
@@ -127,6 +127,7 @@ def _numbered_figures(row: dict[str, Any], key: str) -> Iterator[tuple[int, floa
 
 
 def _read_measurements(row: dict[str, Any]) -> Iterator[Measurement]:
+    """Yield a measurement for each size of a row of the file; sizes are in units of `scale` bytes."""
     scale, beyond, group = row.pop("scale", 1), row.pop("beyond", 0), tuple(row.pop("group", ()))
     for size, figure, fits in _numbered_figures(row, "figures"):
         nbytes, beyond_bytes = size * scale, beyond * scale

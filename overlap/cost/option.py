@@ -144,7 +144,7 @@ class AlgorithmOption(ABC):
 
     @property
     def label(self) -> str:
-        """Name and detail as text."""
+        """Name and detail of the algorithm in words."""
         return f"{self.algorithm} ({self.detail})" if self.detail else self.algorithm
 
     @property
@@ -233,6 +233,7 @@ class Flat(AlgorithmOption):
         return (self._sliced_phase(slices),)
 
     def _sliced_phase(self, slices: int) -> PricedPhase:
+        """Return the phase with the data in slices; its rounds are made once for each number of slices."""
         if slices not in self._phases:
             assert self._sliced is not None, f"{self.algorithm} sends no slices"
             self._phases[slices] = PricedPhase(self._sliced(slices))
@@ -283,6 +284,7 @@ class Phased(AlgorithmOption):
             slices += 1 if slices < _FEW else slices
 
     def _price_in_slices(self, slices: int, nbytes: float) -> Price:
+        """Return the price with the data in `slices` slices, with the launch."""
         phases_s = [part.total_s(nbytes / slices) for part in self.parts]
         return Price(total_s=self._parameters.launch_s + self.in_slices_s(phases_s, slices), slices=slices)
 

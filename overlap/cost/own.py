@@ -137,7 +137,7 @@ def _fitted_figure(value: float) -> Figure:
 
 
 def _start_value(machine: Machine, name: str, *, between: bool = False) -> float:
-    """Return the figure of the file, or the starting point of the search."""
+    """Return the machine's present figure as the start of the search, or a fixed one where it has none."""
     overheads: Overheads | None = machine.collectives.between_nodes if between else machine.collectives.usual
     assert overheads is not None, "the plain machine has figures between processes"
     network = machine.network.link if machine.network else "none"
@@ -159,6 +159,7 @@ def _improve_figures(
 
 
 def _loss(samples: Sequence[Sample], machine: Machine) -> float:
+    """Return the sum of the absolute logarithms of predicted over measured times."""
     errors = np.array([log(_predicted_s(sample, machine) / sample.time_s) for sample in samples])
     return float(np.abs(errors).sum())  # other programs spoil single rows, so a fit of squares would follow them
 

@@ -69,6 +69,7 @@ class PricedPhase:
         return self._times_s[nbytes]
 
     def _least_s(self, nbytes: float) -> float:
+        """Return the lower bound of the time: by the launch and the busiest reducer, memory or wire."""
         memory_s = self.model.parameters.launch_s + self._least_s_per_byte * self.share * nbytes
         return max(memory_s, self._least_wire_s(nbytes))
 

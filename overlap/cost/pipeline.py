@@ -18,7 +18,7 @@ _DIGITS = 9
 
 
 def apart(phases: int) -> Uses:
-    """Return the uses of phases that share nothing."""
+    """Return the uses of phases that share no resource: each has one of its own."""
     return tuple(tuple(float(row == column) for column in range(phases)) for row in range(phases))
 
 

@@ -35,7 +35,7 @@ class Rows:
         return Rows(src=self.src[order], dst=self.dst[order], count=self.count[order], far=self.far[order])
 
     def key(self) -> bytes:
-        """Return bytes that are equal exactly for equal rows."""
+        """Return bytes that two steps share exactly if all their messages are equal."""
         return b"".join(column.tobytes() for column in (self.src, self.dst, self.count, self.far))
 
 
@@ -61,14 +61,14 @@ class Unit:
         self._ring, self._own = np.asarray(ring, np.int64), np.arange(len(ring))
 
     def no_messages(self) -> Rows:
-        """Return no message."""
-        return self._rows(self._own[:0], self._own[:0])
+        """Return rows without any message."""
+        return self._make_rows(self._own[:0], self._own[:0])
 
     def every_pair(self) -> Rows:
         """Return a message from every rank to every other, in one row if they go to the same place of other units."""
         src, dst = (grid.reshape(-1) for grid in np.meshgrid(self._own, self._own))
         others = src != dst
-        near, far = self._rows(src[others], dst[others]), self._rows(src, dst + self.places)
+        near, far = self._make_rows(src[others], dst[others]), self._make_rows(src, dst + self.places)
         elsewhere = self.size // self.places - 1
         if not elsewhere:
             return near
@@ -81,17 +81,18 @@ class Unit:
 
     def ahead(self, distance: int) -> Rows:
         """Return a message from every rank to the rank at a distance; the ranks form a circle."""
-        return self._rows(self._own, self._own + distance)
+        return self._make_rows(self._own, self._own + distance)
 
     def opposite(self, distance: int) -> Rows:
         """Return a message from every rank across one edge of a cube; the ranks are a power of two."""
-        return self._rows(self._own, self._own ^ distance)
+        return self._make_rows(self._own, self._own ^ distance)
 
     def following(self) -> Rows:
         """Return a message from every rank to the next one of the ring."""
-        return self._rows(self._ring, np.append(self._ring[1:], self._ring[0] + self.places))
+        return self._make_rows(self._ring, np.append(self._ring[1:], self._ring[0] + self.places))
 
-    def _rows(self, src: Ints, to: Ints) -> Rows:
+    def _make_rows(self, src: Ints, to: Ints) -> Rows:
+        """Return messages from ranks of this unit; a rank `to` beyond its end belongs to another unit."""
         other, dst = np.divmod(to, self.places)
         far = other % (self.size // self.places) != 0
         return Rows(src=src, dst=dst, count=np.ones(len(src)), far=far).in_order()
@@ -153,6 +154,7 @@ def _doubling_steps(unit: Unit) -> tuple[list[Round], list[Round]]:
 
 
 def _ring_steps(unit: Unit) -> tuple[Round, Round]:
+    """Return the steps of a ring that reduce, and the steps that spread the sums."""
     rows, steps = unit.following(), unit.size - 1
     back = _make_round(unit, rows, 1, repeat=steps, added=1, adding=3, passed_on=True)
     return back, _make_round(unit, rows, 1, repeat=steps, moving=2)
@@ -165,12 +167,14 @@ def _copy_own_block(unit: Unit, rounds: Iterable[Round]) -> list[Round]:
 
 
 def _one_shot_rounds(unit: Unit) -> _SlotsAndRounds:
+    """Return the rounds of an all-reduce in which every rank sends all data to all others, and adds up what arrives."""
     size = unit.size
     adding = _make_round(unit, repeat=size - 1, local_added=1, local=3)
     return 1, [_make_round(unit, unit.every_pair(), 1, moving=size), adding]
 
 
 def _recursive_doubling_rounds(unit: Unit) -> _SlotsAndRounds:
+    """Return the rounds of an all-reduce that exchanges all data across each edge of a cube."""
     steps = (unit.opposite(1 << bit) for bit in range(unit.size.bit_length() - 1))
     return 1, [_make_round(unit, rows, 1, repeat=times, added=1, adding=3) for rows, times in _join_equal_steps(steps)]
 
@@ -191,6 +195,7 @@ def _direct_rounds(unit: Unit) -> _SlotsAndRounds:
 
 
 def _pairwise_rounds(unit: Unit) -> _SlotsAndRounds:
+    """Return the rounds of an all-to-all that sends one block in each step, to ranks ever further ahead."""
     steps = (unit.ahead(distance) for distance in range(1, unit.size))
     rounds = (_make_round(unit, rows, 1, repeat=times, moving=2) for rows, times in _join_equal_steps(steps))
     return unit.size, _copy_own_block(unit, rounds)
@@ -207,6 +212,7 @@ def _chunk_collectives(name: str) -> Iterator[tuple[tuple[str, str], Callable[[U
     """Yield the three collectives that a pattern gives, in which every rank owns a chunk."""
 
     def both_steps(unit: Unit) -> tuple[list[Round], list[Round]]:
+        """Return the steps that reduce, and the steps that spread, each a list."""
         if name == "rdh":
             return _doubling_steps(unit)
         back, forth = _mesh_steps(unit) if name == "mesh" else _ring_steps(unit)

@@ -126,6 +126,7 @@ class Plan:
 
 @lru_cache(maxsize=64)
 def _prove(option: AlgorithmOption, slices: int) -> Schedule:
+    """Return the table of an option in slices, after its proof."""
     schedule = option.schedule(slices)
     verify(schedule)
     return schedule
@@ -311,6 +312,7 @@ def _total_s(priced: tuple[Price, AlgorithmOption]) -> float:
 
 
 def _choice_reason(winner: CostBreakdown, others: Sequence[tuple[Price, AlgorithmOption]], nbytes: int) -> str:
+    """Return why the winner is the fastest, as a sentence that compares it with the next best."""
     if not others:
         return "nothing else applies"
     price, option = others[0]

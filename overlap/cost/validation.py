@@ -21,8 +21,8 @@ from .measurements import (
     Knee,
     Measurement,
     Training,
+    at_library_version,
     measured_cluster,
-    of_version,
 )
 from .select import plan
 
@@ -87,12 +87,12 @@ class Accuracy:
 
     @classmethod
     def of(cls, rows: Sequence[ValidationRow]) -> Accuracy:
-        """Take the errors of some rows."""
+        """Return the absolute errors of some rows."""
         return cls(errors=tuple(abs(row.error) for row in rows))
 
     @classmethod
     def together(cls, parts: Iterable[Accuracy]) -> Accuracy:
-        """Join the rows of several."""
+        """Return the errors of several accuracies as one."""
         return cls(errors=tuple(error for part in parts for error in part.errors))
 
     @property
@@ -242,6 +242,8 @@ def _predict_collective(row: Measurement) -> ValidationRow:
 
 
 def _have_equal_shape(one: Measurement, other: Measurement) -> bool:
+    """Return whether two rows differ only in their size and figure."""
+
     def shape(row: Measurement) -> tuple[object, ...]:
         return row.machine, row.ranks, row.group, row.collective, row.dtype, row.peer_direct
 
@@ -249,6 +251,7 @@ def _have_equal_shape(one: Measurement, other: Measurement) -> bool:
 
 
 def _predicted_s(row: Measurement) -> float:
+    """Return the planned time of a row; for a published difference of two sizes, the difference of their times."""
     whole_s = _planned_s(row, row.nbytes)
     return whole_s - _planned_s(row, row.beyond_bytes) if row.beyond_bytes else whole_s
 
@@ -256,7 +259,7 @@ def _predicted_s(row: Measurement) -> float:
 def _planned_s(row: Measurement, nbytes: int) -> float:
     """Return the price of the planner's choice, among the library's algorithms if they are known."""
     group, machine = row.group or None, measured_cluster(row.machine, strict=False)
-    machine = of_version(machine, row.version) if row.version else machine
+    machine = at_library_version(machine, row.version) if row.version else machine
     return plan(row.collective, nbytes, machine, group, dtype=row.dtype, peer_direct=row.peer_direct).predicted_s
 
 
@@ -301,4 +304,5 @@ _BY_SIZE = ("one_shot", "mesh", "rdh", "kangaring")
 
 
 def _wins_before(algorithm: str, knee: Knee) -> bool:
+    """Return whether an algorithm belongs to sizes below a knee, by the order `_BY_SIZE`."""
     return algorithm in _BY_SIZE[: _BY_SIZE.index(knee.above)]

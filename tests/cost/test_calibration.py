@@ -15,7 +15,7 @@ from overlap.cost.composed import two_level_options
 from overlap.cost.flat import PlanRequest, flat_options
 from overlap.cost.geometry import Geometry
 from overlap.cost.library import library_options
-from overlap.cost.measurements import COLLECTIVES, measured_cluster, of_version
+from overlap.cost.measurements import COLLECTIVES, at_library_version, measured_cluster
 from overlap.cost.parameters import is_measured, itemsize_of
 from overlap.cost.select import plan
 from overlap.errors import UsageError
@@ -41,7 +41,7 @@ def scaled(figures):
 def priced_s(row, change=None):
     """Return the best time of what the machine's library has, with one figure of the model changed."""
     machine = measured_cluster(row.machine)
-    machine = of_version(machine, row.version) if row.version else machine
+    machine = at_library_version(machine, row.version) if row.version else machine
     ranks = row.group or tuple(range(row.ranks))
     spans = len({machine.place(rank).node for rank in ranks}) > 1
     known = parameters(machine, peer_direct=row.peer_direct, networked=spans)

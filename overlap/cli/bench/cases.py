@@ -31,7 +31,7 @@ class Case:
 
     @property
     def size_bytes(self) -> int:
-        """The larger of input and result."""
+        """Bytes of the input or of the result of one rank, whichever has more: the size in the table."""
         return self.count * self.operation.blocks(self.ranks) * self.dtype.itemsize
 
     @property

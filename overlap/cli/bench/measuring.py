@@ -104,7 +104,7 @@ class Result:
 
     @property
     def algbw_bytes_per_s(self) -> float:
-        """Size divided by time."""
+        """Algorithm bandwidth: size of the case divided by its median time."""
         return self.times.bytes_per_s(self.case.size_bytes)
 
     @property
@@ -193,6 +193,7 @@ def main(text: str) -> None:
 
 
 async def _measure_all(rank: Rank, assignment: Assignment) -> None:
+    """Measure every case in turn; rank 0 prints one line of JSON with the samples of all ranks for each."""
     for case in assignment.cases:
         told = await on_rank(rank, case, assignment.sampling, assignment.check)
         if told is not None:

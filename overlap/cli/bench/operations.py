@@ -30,7 +30,7 @@ class BenchOperation:
 
     @property
     def name(self) -> str:
-        """The long name."""
+        """Long name of the operation, as in the table: all_reduce."""
         return self.names[0]
 
     def blocks(self, ranks: int) -> int:
@@ -43,6 +43,7 @@ def _ring(ranks: int) -> list[tuple[int, int]]:
 
 
 def _send_recv(rank: Rank, x: Array, out: Array | None, op: str, root: int) -> tuple[Future[object], ...]:
+    """Send to the next rank of a circle, and receive from the previous one."""
     assert out is not None
     ahead, behind = (rank.rank + 1) % rank.world_size, (rank.rank - 1) % rank.world_size
     return rank.send(x, ahead), rank.recv(out, behind)

@@ -41,7 +41,7 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
                 count=_count(size, operation, ranks, dtype.itemsize),
                 dtype=dtype,
                 op=op,
-                root=_root(args.root, ranks),
+                root=_check_root(args.root, ranks),
                 in_place=bool(args.in_place),
             )
             for size in sizes
@@ -117,6 +117,7 @@ def _ranks(args: argparse.Namespace) -> str:
 
 
 def _check_one_process(args: argparse.Namespace) -> None:
+    """Raise `UsageError` if an option about the transport between processes is given, as there is only one process."""
     for name in ("tcp", "rails", "peer_direct", "checksums", "transport"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')}: concerns what joins processes; give --processes 2 too")
@@ -158,7 +159,8 @@ def _count(size: int, operation: BenchOperation, ranks: int, itemsize: int) -> i
     return max(1, size // (itemsize * operation.blocks(ranks))) if size else 0
 
 
-def _root(root: int, ranks: int) -> int:
+def _check_root(root: int, ranks: int) -> int:
+    """Return the root if it is one of `ranks` ranks; raise `UsageError` if not."""
     if not 0 <= root < ranks:
         raise UsageError(f"--root: expected a rank from 0 to {ranks - 1}, got {root}")
     return root

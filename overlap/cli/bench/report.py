@@ -100,7 +100,7 @@ def header() -> str:
 
 
 def row(measured: Result) -> str:
-    """Return one line of the table."""
+    """Return the line of the table for a measured case."""
     case, times = measured.case, measured.times
     return _align_columns(
         [
@@ -108,7 +108,7 @@ def row(measured: Result) -> str:
             str(case.count),
             str(case.ranks),
             *(number(value_ns / 1e3) for value_ns in (times.median_ns, times.p10_ns, times.p90_ns)),
-            *_bandwidths(measured),
+            *_bandwidth_cells(measured),
             "N/A" if measured.wrong is None else str(measured.wrong),
         ]
     )
@@ -127,7 +127,8 @@ def number(value: float) -> str:
     return f"{value:.2f}" if value < 99.995 else f"{value:.1f}" if value < 9999.95 else f"{value:.0f}"
 
 
-def _bandwidths(measured: Result) -> tuple[str, str]:
+def _bandwidth_cells(measured: Result) -> tuple[str, str]:
+    """Return algbw and busbw in GB/s; dashes for a barrier, which carries no data."""
     if measured.case.operation.kind is Collective.BARRIER:
         return "-", "-"
     return f"{measured.algbw_bytes_per_s / 1e9:.3f}", f"{measured.busbw_bytes_per_s / 1e9:.3f}"

@@ -61,7 +61,7 @@ def calibrate_here(args: argparse.Namespace) -> int:
     shared = between == "shared_memory"
     busyness = Busyness(os.cpu_count() or cores)
     busyness.look()
-    samples = list(_samples(_worlds(BETWEEN[between])))
+    samples = list(_samples(_measured_worlds(BETWEEN[between])))
     busyness.look()
     found = fit_own(samples, cores=cores, shared_memory=shared)
     print("\n".join([*_page_lines(found, between), *busy_lines(found, busyness)]))
@@ -69,7 +69,8 @@ def calibrate_here(args: argparse.Namespace) -> int:
     return deliver_machine(text, args.output, collective_bytes="1M")
 
 
-def _worlds(transport: str) -> list[_World]:
+def _measured_worlds(transport: str) -> list[_World]:
+    """Return the worlds to measure: two and four ranks in this process, and two processes over `transport`."""
     own, apart = ProcessLayout(), ProcessLayout(processes=2, transport=transport)
     return [_World(ranks=2, layout=own), _World(ranks=4, layout=own), _World(ranks=2, layout=apart)]
 

@@ -107,6 +107,7 @@ def _group_lines(rows: Sequence[ValidationRow]) -> list[str]:
 
 
 def _row_cells(row: ValidationRow) -> list[str]:
+    """Return the cells of one collective: size, times, error, and whether a figure was fitted to it."""
     size = format_bytes(_measurement(row).nbytes)
     used = f"fits {row.fits}" if row.fits else "predicted" + (", extrapolated" if row.extrapolated else "")
     return [size, format_s(row.measured), format_s(row.predicted), f"{row.error:+.1%}", used]

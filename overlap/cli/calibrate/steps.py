@@ -48,12 +48,14 @@ def _page_lines(judged: Sequence[Judged]) -> Iterator[str]:
 
 
 def _step_cells(row: Judged) -> tuple[str, ...]:
+    """Return the cells of a training step: its times, its errors, and whether it fits into memory."""
     fits = {True: "yes", False: "NO", None: "unknown"}[row.fits]
     measured, predicted = format_s(row.of.measured_s), format_s(row.predicted_s)
     return row.of.id, row.of.of, measured, predicted, f"{row.error:+.1%}", f"{row.unseen:+.1%}", fits
 
 
 def _class_cells(of: str, rows: Sequence[Judged]) -> tuple[str, ...]:
+    """Return the cells of a class of steps: number of rows, and median and worst errors, seen and left out."""
     errors = [abs(row.error) for row in rows], [abs(row.unseen) for row in rows]
     return of, str(len(rows)), *(f"{figure(sizes):.1%}" for sizes in errors for figure in (median, max))
 

@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
     with progress(console, steps=2 * task.steps, ascii=ascii) as advance:
         comparison = compare(task, advance)
     gained = gain(comparison)
-    _write(comparison.timeline, args.trace, console)
+    _write_trace(comparison.timeline, args.trace, console)
     console.print()
     for line in drawings(comparison, gained, width=console.width, ascii=ascii, color=color):
         console.print(line)
@@ -96,7 +96,8 @@ def main(args: argparse.Namespace) -> int:
     return 0 if comparison.identical else 1
 
 
-def _write(timeline: Timeline, path: str | None, console: Console) -> None:
+def _write_trace(timeline: Timeline, path: str | None, console: Console) -> None:
+    """Write the trace if a path is given, and print how to draw it."""
     if path:
         write_trace(timeline, path)
         console.print(f"\nwrote {path}; `overlap timeline {path}` draws it", soft_wrap=True)

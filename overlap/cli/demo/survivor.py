@@ -91,18 +91,19 @@ def replay_digest(history: Sequence[tuple[Sequence[int], int]], steps: int) -> s
 
 
 def main(steps: int, folder: str) -> None:
-    """Train as one process."""
+    """Train as one process of the job up to `steps` steps, print the digest, and write the trace to `folder`."""
     member = int(os.environ["OVERLAP_NODE_RANK"])
     seen: list[Timeline] = []
 
-    async def begin(rank: Rank) -> str:
+    async def train_when_ready(rank: Rank) -> str:
+        """Train as soon as a spare waits, or without one after `_READY_S`; return the digest of the weights."""
         with trio.move_on_after(_READY_S):  # without a spare it goes on alone, and the story tells that
             while not _has_spare():  # noqa: ASYNC110  another process makes it true
                 await trio.sleep(0.01)
         return await train(rank, steps, _print, _STEP_S)
 
     with overriding(watcher=seen.append):
-        digests = run(begin)
+        digests = run(train_when_ready)
     _print({"digest": digests[0]})
     columns = [replace(each.columns, rank=np.full_like(each.columns.rank, member)) for each in seen]
     timeline = Timeline.of_columns(SpanColumns.joined(columns), world_size=seen[0].world_size)

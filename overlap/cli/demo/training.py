@@ -56,7 +56,7 @@ class Task:
         return sum(map(parameter_count, self.widths))
 
     def speed(self, src: int, dst: int) -> LinkSpeed:
-        """Return the speed from a rank to a rank."""
+        """Return the speed of the link between two ranks, which is the same for all pairs."""
         return LinkSpeed(latency_s=LATENCY_S, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
 
 
@@ -144,7 +144,7 @@ async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress
 
 
 def compare(task: Task, progress: Progress) -> DemoComparison:
-    """Train both ways on the ranks of this process."""
+    """Train both models on the ranks of this process, and return the results of both."""
     learnt, test = digits().split()
     images, recorders = windows(learnt.images), []
 

@@ -123,7 +123,7 @@ def _shared_memory_findings() -> Iterator[CheckResult]:
 
 
 def engine_finding(built: bool) -> CheckResult:
-    """Return the finding about the engine of this host."""
+    """Return the finding about the C engine for shared memory, which is slow if it is not `built`."""
     if built:
         text = "is compiled: it carries messages and collectives between processes of this host"
         return CheckResult(subject="host engine", state="good", text=text)
@@ -133,6 +133,7 @@ def engine_finding(built: bool) -> CheckResult:
 
 
 def _yama_scope() -> int:
+    """Return the kernel's rule for reading other processes' memory: 0 all of the user, 1 only children, above less."""
     with suppress(OSError, ValueError):
         return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
     return 0

@@ -72,7 +72,7 @@ def rails(interfaces: Sequence[str], folder: Path) -> CheckResult:
         interfaces: Their names, without the loopback interface.
         folder: Where the system describes them.
     """
-    links = [f"{name}{_speed_text(folder / name)}" for name in interfaces if _state(folder / name) != "down"]
+    links = [f"{name}{_speed_text(folder / name)}" for name in interfaces if _link_state(folder / name) != "down"]
     if not links:
         return CheckResult(
             subject="rails", state="note", text="no interface but loopback: other machines are out of reach"
@@ -81,7 +81,8 @@ def rails(interfaces: Sequence[str], folder: Path) -> CheckResult:
     return CheckResult(subject="rails", state="good", text=", ".join(links) + more)
 
 
-def _state(interface: Path) -> str:
+def _link_state(interface: Path) -> str:
+    """Return the state of an interface, such as `up` or `down`; "" if the system does not know it."""
     with suppress(OSError):
         return (interface / "operstate").read_text(encoding="ascii").strip()
     return ""

@@ -255,6 +255,7 @@ def _search(
     """Search for the best layout, and return whether Ctrl-C came before the end."""
 
     def print_candidate(number: int, candidate: Candidate) -> None:
+        """Print the next layout and the best one so far, if stderr is a terminal."""
         best = f"; best so far {result.best.step_s * 1e3:.1f} ms: {result.best.layout}" if result.best else ""
         if sys.stderr.isatty():
             write_stderr(f"{number + 1}: {candidate.layout}, at least {candidate.bound_s * 1e3:.1f} ms{best}\n")
@@ -287,6 +288,7 @@ def _search(
 
 
 def _is_interrupt(error: BaseException) -> bool:
+    """Return whether an error is Ctrl-C, or a group that contains one."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_interrupt, error.exceptions))
     return isinstance(error, KeyboardInterrupt)

@@ -151,6 +151,7 @@ def _verdict_lines(step: Estimate, wall_s: float, width: int) -> Iterator[str]:
 
 
 def _exposure_text(most: tuple[str, Amount]) -> str:
+    """Return where exposed communication mostly comes from: wires, waiting for ranks, or the pipeline's bubble."""
     dimension, amount = most
     if amount.waiting_ns < amount.wire_ns:
         return f"{dimension} on wires"
@@ -171,7 +172,7 @@ def search_page(names: Sequence[str], result: SearchResult, *, width: int) -> It
     best_s = ordered[0][1]
     shown = list(dict.fromkeys((*_DEGREES, *names)))
     rows = [
-        (_ms(s * 1e9), f"{s / best_s - 1:+.1%}", *(_value(layout, name) for name in shown))
+        (_ms(s * 1e9), f"{s / best_s - 1:+.1%}", *(_value_text(layout, name) for name in shown))
         for layout, s in ordered[:_LISTED]
     ]
     heads = [{"bucket_bytes": "bucket"}.get(name, name) for name in shown]
@@ -182,7 +183,7 @@ def search_page(names: Sequence[str], result: SearchResult, *, width: int) -> It
 _DEGREES = ("tp", "pp", "dp")
 
 
-def _value(layout: Layout, name: str) -> str:
+def _value_text(layout: Layout, name: str) -> str:
     value = getattr(layout, name)
     return format_bytes(value) if name == "bucket_bytes" else str(value)
 

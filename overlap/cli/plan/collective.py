@@ -171,6 +171,7 @@ def _field(name: str, text: str) -> list[str]:
 
 
 def _crossing_text(crossing: Crossing, nbytes: int) -> str:
+    """Return the bytes that leave the blocks of a level in words: of the busiest block, of all, and their time."""
     amount, all_of = format_bytes(round(crossing.busiest * nbytes)), format_bytes(round(crossing.share * nbytes))
     return f"{amount} of the busiest, {all_of} of all, {format_s(crossing.s_per_byte * nbytes)} on the way out"
 

@@ -40,7 +40,7 @@ def show(name: str, options: Mapping[str, Any]) -> int:
         TopologyError: If the machine is unknown, numbers do not fit it, or (without `--json`) a group is illegal.
     """
     size = {key: options[key] for key in ("nodes", "lnc", "edition") if key in options}
-    machine = cluster(name, ranks=_ranks(options), **size)
+    machine = cluster(name, ranks=_read_ranks(options), **size)
     if "group" in options:
         return _check_group(machine, parse_ranks(options["group"]), json=bool(options.get("json")))
     if options.get("json"):
@@ -55,7 +55,8 @@ def show(name: str, options: Mapping[str, Any]) -> int:
     return 0
 
 
-def _ranks(options: Mapping[str, Any]) -> int | None:
+def _read_ranks(options: Mapping[str, Any]) -> int | None:
+    """Return the number that `--ranks` gives, None without it; raise `UsageError` if it is no number."""
     try:
         return count(options["ranks"]) if "ranks" in options else None
     except UsageError as error:

@@ -115,6 +115,7 @@ class MeasuredGoodput:
 
 
 def _range_text(values: Any) -> str:
+    """Return the smallest and the largest of numbers or seconds in words; one of them if both are equal."""
     write: Callable[[Any], str] = str if isinstance(next(iter(values)), int) else format_s
     low, high = write(min(values)), write(max(values))
     return low if low == high else f"{low} to {high}"
@@ -184,7 +185,7 @@ class _Measurement:
 
     @property
     def unit(self) -> str:
-        """Name of a unit."""
+        """Name of the unit that is lost at once, for the page: a rank, or a node of so many ranks."""
         return "rank" if self._each == 1 else f"node of {self._each} ranks"
 
     def measure_speed(self, units: int) -> float:

@@ -24,7 +24,7 @@ _LISTED = 4  # shapes that are named
 
 
 def page(outcome: StepSummary, request: RunConfig, wall_s: float) -> list[str]:
-    """Return the figures as lines."""
+    """Return the page of a simulated run: its assumptions, the times of its median step, and its communication."""
     row = outcome.longest
     step = f"the median one of {outcome.steps} (step {outcome.step})" if outcome.steps else "the whole run"
     ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
@@ -46,6 +46,7 @@ def page(outcome: StepSummary, request: RunConfig, wall_s: float) -> list[str]:
 
 
 def _machine_text(request: RunConfig) -> str:
+    """Return the name of the cluster, with its setting `lnc` if the chip has several."""
     cluster = request.cluster
     assert isinstance(cluster, Cluster)
     lnc = f" lnc={cluster.lnc}" if len(cluster.machine.chip.lnc) > 1 else ""
@@ -76,7 +77,7 @@ def assumptions(request: RunConfig) -> list[str]:
         *([f"things go wrong as {virtual.faults} wants it"] if virtual.faults else []),
         str(virtual.interference),
         *(["shapes only"] if virtual.shapes_only else []),
-        *_alike(virtual.alike),
+        *_alike_text(virtual.alike),
     ]
 
 
@@ -90,7 +91,8 @@ def _dtype_warnings(outcome: StepSummary, request: RunConfig) -> list[str]:
     return [f"arrays are {' and '.join(others)}: --dtype {others[-1]} takes the peak of that"]
 
 
-def _alike(alike: AlikeBy) -> list[str]:
+def _alike_text(alike: AlikeBy) -> list[str]:
+    """Return the assumption that ranks are alike in words; nothing if every rank runs."""
     if not alike:
         return []
     who = "ranks of a class" if callable(alike) else "all ranks" if alike == 1 else f"ranks of each of {alike} blocks"
@@ -98,6 +100,7 @@ def _alike(alike: AlikeBy) -> list[str]:
 
 
 def _busiest_text(busiest: Busiest) -> str:
+    """Return the operation that takes most time in words: shape, algorithms, count, and times."""
     waited = f" after {format_ns(busiest.wait_ns)} of waiting for the last rank" if busiest.wait_ns else ""
     times = "once" if busiest.count == 1 else f"{busiest.count} times"
     how = f", {', '.join(busiest.algorithms)}" if any(busiest.algorithms) else ""
@@ -133,7 +136,7 @@ def exact(duration_ns: int) -> str:
 
 
 def drawing(timeline: Timeline, outcome: StepSummary, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
-    """Draw the step, and give the verdict."""
+    """Draw the median step lane by lane, and then give the verdict on it."""
     from rich.text import Text
 
     view = TimelineView(timeline, step=outcome.step)

@@ -24,6 +24,7 @@ COMPUTE_CLASSES = ("flops", "memory", "seconds", ALL)
 
 
 def _read_factor(text: str) -> tuple[str, float]:
+    """Read a pair such as `all_reduce=1.2`."""
     name, equals, factor = text.rpartition("=")
     if not equals or not name:
         raise UsageError(f"expected NAME=FACTOR, such as all_reduce=1.2, got {text!r}")
@@ -31,6 +32,7 @@ def _read_factor(text: str) -> tuple[str, float]:
 
 
 def _read_slowdown(text: str) -> tuple[str, float]:
+    """Read a pair of a class of computes and its factor; raise `UsageError` for an unknown class."""
     name, factor = _read_factor(text)
     if name not in COMPUTE_CLASSES:
         raise UsageError(f"{name!r} is no class of computes; known are {', '.join(COMPUTE_CLASSES)}")

@@ -50,7 +50,7 @@ class SweepAxis:
 
     @property
     def option(self) -> str:
-        """The argument by which a program gets a value."""
+        """Argument that passes a value to the program: `--name=value`."""
         return self.name if self.name.startswith("-") else "--" + self.name.replace("_", "-")
 
 
@@ -124,7 +124,7 @@ class SweepRow:
 
     @property
     def outcome(self) -> StepSummary | None:
-        """The measures of the run; None if it failed."""
+        """Measures of the point's run; None if it failed."""
         return self.run.outcome if self.run else None
 
 
@@ -270,6 +270,7 @@ def _bar(value_ns: int, longest_ns: int, *, cells: int, ascii: bool) -> str:
 
 
 def _best_lines(winner: SweepRow | None) -> list[str]:
+    """Return the line that names the best point, by throughput if it is known; nothing without a best one."""
     if winner is None or winner.outcome is None:
         return []
     why = "shortest step" if winner.outcome.samples_per_s is None else "highest throughput"
